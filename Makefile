@@ -1,0 +1,57 @@
+# make demo   set up .venv and generate from the bundled model
+# make test   set up .venv and run what CI runs: lint, types, tests
+#
+# Options:  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
+#           PIP_FLAGS="..."     more arguments for every pip install
+
+.DEFAULT_GOAL := demo
+.PHONY: demo test clean
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+VENV := .venv
+PY := $(VENV)/bin/python
+
+# A stamp's name carries the checksum of all that the installation depends on, the folder included, so that a
+# changed pin or a moved checkout installs again and nothing else does.
+KEY := $(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | cut -d' ' -f1)
+INSTALLED := $(VENV)/.installed-$(KEY)
+INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
+# ensurepip mends a .venv whose creation was interrupted.
+INSTALL := { $(PY) -m pip --version || $(PY) -m ensurepip; } >/dev/null 2>&1; \
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
+
+demo: $(INSTALLED)
+	@$(VENV)/bin/pronk generate --stats --max-tokens 96 --prompt-file examples/prompt.txt
+
+test: $(INSTALLED_DEV)
+	$(PY) -m ruff check --quiet .
+	$(PY) -m ruff format --quiet --check .
+	$(PY) -m mypy
+	$(PY) -m pytest
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+
+$(INSTALLED): | $(PY)
+	@echo "Installing pronk into $(VENV) (the first time fetches torch, about 200 MB) ..." >&2
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(INSTALLED_DEV): | $(PY)
+	@echo "Installing pronk and its development tools into $(VENV) (the first time fetches torch, about 200 MB) ..." >&2
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@ $(INSTALLED)
+
+$(PY):
+	@set -e; \
+	suits() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }; \
+	for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python); do \
+		if suits "$$python"; then \
+			"$$python" -m venv --clear $(VENV) && exit 0; \
+			rm -rf $(VENV); \
+			echo "make: $$python -m venv failed (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; \
+		fi; \
+	done; \
+	echo "make: expected Python 3.11 or newer, found $$(python3 --version 2>&1 | tail -n 1);" \
+		"install one or name it: make PYTHON=/path/to/python3.11" >&2; exit 1

@@ -1,0 +1,1 @@
+"""The paged KV cache: blocks, tables and the tensors behind them."""

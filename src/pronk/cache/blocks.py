@@ -1,0 +1,155 @@
+"""Which blocks of the KV cache are whose.
+
+Blocks are numbered places for ``block_size`` tokens each. A request owns a :class:`BlockTable`; several tables may
+share a block, which is counted. The allocator prefers runs of consecutive blocks, because a table whose blocks follow
+each other is read as a view and needs no gathering.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from pronk.errors import CacheFullError
+
+__all__ = ["BlockAllocator", "BlockTable"]
+
+
+@dataclass
+class BlockTable:
+    """The blocks of one request, in the order of its tokens.
+
+    Token ``p`` is in ``blocks[p // block_size - released]`` at offset ``p % block_size``. For example, with blocks of
+    16, ``released = 2`` and ``blocks = [7, 8]``: tokens 0-31 have left the window, token 37 is in block 7 at offset 5,
+    which is slot ``7 * 16 + 5 = 117``.
+
+    Attributes:
+        blocks: block numbers.
+        released: how many leading blocks have been given back.
+        length: committed tokens whose keys and values are in the cache; what lies beyond is a draft.
+        in_run: whether the blocks are consecutive.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    released: int = 0
+    length: int = 0
+    in_run: bool = True
+
+    @property
+    def first(self) -> int | None:
+        """Where block 0 of the request would be, if its blocks lie in one run; else ``None``."""
+        return self.blocks[0] - self.released if self.blocks and self.in_run else None
+
+    def check_run(self) -> None:
+        """Look again whether the blocks are consecutive."""
+        self.in_run = all(b - a == 1 for a, b in pairwise(self.blocks))
+
+
+class BlockAllocator:
+    """Hands out blocks and counts who refers to them."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.references = [0] * num_blocks
+        self.num_free = num_blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that ``tokens`` tokens need."""
+        return -(-tokens // self.block_size)
+
+    def grow(self, table: BlockTable, tokens: int) -> None:
+        """Give ``table`` places for its first ``tokens`` tokens.
+
+        Raises:
+            CacheFullError: not enough free blocks; the table is as before.
+        """
+        wanted = self.blocks_for(tokens) - table.released - len(table.blocks)
+        if wanted <= 0:
+            return
+        if wanted > self.num_free:
+            msg = (
+                f"KV cache is full: {wanted} blocks of {self.block_size} tokens needed, {self.num_free} of "
+                f"{self.num_blocks} free; raise kv_memory, or lower max_tokens or the number of requests"
+            )
+            raise CacheFullError(msg)
+        for missing in range(wanted, 0, -1):
+            table.blocks.append(self._take(self._next_block(table, missing)))
+        table.check_run()
+
+    def fork(self, table: BlockTable, tokens: int) -> BlockTable:
+        """A second table over the blocks of the first ``tokens`` tokens."""
+        count = max(0, self.blocks_for(tokens) - table.released)
+        blocks = table.blocks[:count]
+        for block in blocks:
+            self.references[block] += 1
+        return BlockTable(blocks, table.released, tokens, table.in_run)
+
+    def shared(self, block: int) -> bool:
+        """Whether more than one table refers to ``block``: it must be copied before it is written."""
+        return self.references[block] > 1
+
+    def replace(self, table: BlockTable, index: int) -> tuple[int, int]:
+        """Swap the shared block at ``index`` of ``table`` for one of its own: ``(old, new)``; the caller copies."""
+        old = table.blocks[index]
+        if not self.num_free:
+            msg = f"KV cache is full: no free block to copy a shared one into, of {self.num_blocks}; raise kv_memory"
+            raise CacheFullError(msg)
+        new = table.blocks[index] = self._take(self._longest_run(1))
+        self.references[old] -= 1
+        table.check_run()
+        return old, new
+
+    def release_before(self, table: BlockTable, token: int) -> list[int]:
+        """Give back the blocks that hold only tokens before ``token``; returns those that are free now."""
+        count = max(0, token // self.block_size - table.released)
+        gone, table.blocks = table.blocks[:count], table.blocks[count:]
+        table.released += len(gone)
+        if gone and not table.in_run:
+            table.check_run()
+        return self._drop(gone)
+
+    def release(self, table: BlockTable) -> list[int]:
+        """Give all blocks back; returns those that are free now."""
+        gone, table.blocks = table.blocks, []
+        table.length = table.released = 0
+        table.in_run = True
+        return self._drop(gone)
+
+    def _drop(self, blocks: list[int]) -> list[int]:
+        freed = []
+        for block in blocks:
+            if self.references[block] <= 0:
+                msg = f"block {block} was released twice"
+                raise AssertionError(msg)
+            self.references[block] -= 1
+            if not self.references[block]:
+                freed.append(block)
+        self.num_free += len(freed)
+        return freed
+
+    def _take(self, block: int) -> int:
+        self.references[block] = 1
+        self.num_free -= 1
+        return block
+
+    def _next_block(self, table: BlockTable, missing: int) -> int:
+        """The block after the table's last one if it is free, or else the start of a run for all that are missing."""
+        if table.blocks:
+            after = table.blocks[-1] + 1
+            if after < self.num_blocks and not self.references[after]:
+                return after
+        return self._longest_run(missing)
+
+    def _longest_run(self, enough: int) -> int:
+        """Start of the first run of ``enough`` free blocks, or of the longest one."""
+        best, best_length, start = 0, 0, 0
+        for block in range(self.num_blocks + 1):
+            if block < self.num_blocks and not self.references[block]:
+                continue
+            if block - start > best_length:
+                best, best_length = start, block - start
+            if best_length >= enough:
+                break
+            start = block + 1
+        return best

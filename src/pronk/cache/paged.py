@@ -1,0 +1,149 @@
+"""Keys and values of all requests, in one preallocated pool addressed by slot.
+
+Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
+
+    slot      0       16      32            16·B          16·B + 512
+              | block 0 | block 1 | … | block B-1 | margin            |
+
+A request's token ``p`` has slot ``block · 16 + p % 16``. The margin is never owned: the last row of it takes the rows that
+pad a pass, and a view may read past the end of a request into it, or into a neighbour's blocks, under the mask. Whatever is
+there has to be finite, because a masked place is multiplied by an exact zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pronk.cache.blocks import BlockAllocator, BlockTable
+from pronk.model.config import ModelConfig
+
+__all__ = ["KV_ALIGNMENT", "PagedCache"]
+
+# The block of keys that torch's CPU attention kernel sums at a time. Reading whole blocks, aligned to the first token,
+# makes a token's sums independent of how many tokens follow it (design: bit-equality).
+KV_ALIGNMENT = 512
+
+
+class PagedCache:
+    """The pool, its allocator, and the moves that commit and roll back.
+
+    Attributes:
+        keys: one ``[kv_heads, slots, head_dim]`` tensor per layer.
+        values: likewise.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        poison: float | None = None,
+    ) -> None:
+        """``poison`` is written over freed blocks; tests use it to prove that nothing reads them."""
+        self.allocator = BlockAllocator(num_blocks, block_size)
+        self.block_size = block_size
+        self.num_slots = num_blocks * block_size + KV_ALIGNMENT
+        self.poison = poison
+        shape = (config.num_kv_heads, self.num_slots, config.head_dim)
+        self.keys = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+
+    @property
+    def spare_slot(self) -> int:
+        """Where rows that only pad a pass are written."""
+        return self.num_slots - 1
+
+    def prepare(self, table: BlockTable, tokens: int) -> None:
+        """Make the places of tokens ``table.length .. tokens - 1`` writable: allocated, and not shared.
+
+        Raises:
+            CacheFullError: the pool has too few free blocks.
+        """
+        self.allocator.grow(table, tokens)
+        first = table.length // self.block_size - table.released
+        for index in range(first, len(table.blocks)):
+            if self.allocator.shared(table.blocks[index]):
+                old, new = self.allocator.replace(table, index)
+                size = self.block_size
+                for pool in (*self.keys, *self.values):
+                    pool[:, new * size : (new + 1) * size] = pool[:, old * size : (old + 1) * size]
+
+    def slots(self, table: BlockTable, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Slots of tokens ``start .. stop - 1``; places that the table does not hold get slot 0."""
+        tokens = np.arange(start, stop, dtype=np.int64)
+        if table.first is not None:
+            base = table.first * self.block_size
+            if base + start >= 0 and base + stop <= self.num_slots:
+                return tokens + base
+        blocks = np.asarray(table.blocks, dtype=np.int64)
+        index = tokens // self.block_size - table.released
+        held = (index >= 0) & (index < len(blocks))
+        return np.where(held, blocks[np.where(held, index, 0)] * self.block_size + tokens % self.block_size, 0)
+
+    def where(self, table: BlockTable, start: int, stop: int) -> slice | Tensor:
+        """How to read tokens ``start .. stop - 1`` of a layer's ``[kv_heads, slots, head_dim]``: a view if they lie in a
+        run, or else an index.
+
+        Places beyond what the table holds are readable and meaningless: mask them.
+        """
+        slots = self.slots(table, start, stop)
+        if slots[-1] - slots[0] == stop - start - 1 and (table.first is not None):
+            return slice(int(slots[0]), int(slots[-1]) + 1)
+        return torch.from_numpy(slots).to(self.keys[0].device)
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store rows ``[rows, kv_heads, head_dim]`` of a pass at ``slots`` ``[rows]``."""
+        self.keys[layer].index_copy_(1, slots, k.transpose(0, 1))
+        self.values[layer].index_copy_(1, slots, v.transpose(0, 1))
+
+    def commit(self, table: BlockTable, offsets: Sequence[int]) -> None:
+        """Keep the drafted rows at ``table.length + offset``, in this order, as the next committed tokens.
+
+        Rows that are already in their place are not moved. ``commit(table, range(n))`` therefore costs nothing.
+        """
+        moves = [(offset, place) for place, offset in enumerate(offsets) if offset != place]
+        if moves:
+            length = table.length
+            held = torch.from_numpy(self.slots(table, length, length + max(offsets) + 1)).to(self.keys[0].device)
+            source = held[torch.tensor([offset for offset, _ in moves])]
+            target = held[torch.tensor([place for _, place in moves])]
+            for pool in (*self.keys, *self.values):
+                pool[:, target] = pool[:, source]
+        table.length += len(offsets)
+
+    def rollback(self, table: BlockTable, length: int) -> None:
+        """Forget everything after the first ``length`` tokens."""
+        table.length = length
+
+    def fork(self, table: BlockTable, tokens: int) -> BlockTable:
+        """A table of the first ``tokens`` tokens that shares their blocks; whoever writes first gets a copy."""
+        return self.allocator.fork(table, tokens)
+
+    def release_before(self, table: BlockTable, token: int) -> None:
+        """Give back the blocks whose tokens all lie before ``token``: no later token sees them."""
+        self._poison(self.allocator.release_before(table, token))
+
+    def release(self, table: BlockTable) -> None:
+        """Give back all blocks of a request."""
+        self._poison(self.allocator.release(table))
+
+    def _poison(self, blocks: Sequence[int]) -> None:
+        if self.poison is not None:
+            for block in blocks:
+                for pool in (*self.keys, *self.values):
+                    pool[:, block * self.block_size : (block + 1) * self.block_size] = self.poison
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory only once they are written, where the system can do that."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,146 @@
+"""The target's choice at one node: the request's processors, then the coupled choice of :mod:`pronk.sampling`.
+
+Order: repetition, frequency and presence penalties; bias; bans (bad words, ends before ``min_tokens``);
+temperature; top-k; top-p; min-p; noise; argmax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pronk.sampling import SamplingParams, gumbel_noise
+
+__all__ = ["Chooser", "token_logprobs"]
+
+
+class Chooser:
+    """Chooses one request's tokens, in the context of the tokens it was told about.
+
+    The walk advances it along the target's own choices, and takes back what was not committed, so that penalties and
+    bans always see the true context.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        vocab_size: int,
+        *,
+        ends: Sequence[int] = (),
+        bad_words: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete."""
+        self.params = params
+        self.seed = seed
+        self.context = list(prompt)
+        self.num_prompt = len(prompt)
+        self.ends = torch.tensor(list(ends), dtype=torch.int64)
+        self.bad_words = [list(word) for word in bad_words]
+        bias = params.logit_bias or {}
+        self.bias_ids = torch.tensor(list(bias.keys()), dtype=torch.int64)
+        self.bias = torch.tensor(list(bias.values()), dtype=torch.float32)
+        penalized = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
+        self.counts = torch.zeros(vocab_size, dtype=torch.int32) if penalized else None
+        self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
+        if penalized:
+            self.in_prompt[torch.tensor(self.context)] = True
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the choice is the plain argmax of the logits, whatever the context."""
+        return self.params.greedy and not self.params.shapes_logits
+
+    @property
+    def num_chosen(self) -> int:
+        """Output tokens so far."""
+        return len(self.context) - self.num_prompt
+
+    def advance(self, token: int) -> None:
+        """``token`` follows the context."""
+        self.context.append(token)
+        if self.counts is not None:
+            self.counts[token] += 1
+
+    def rollback(self, count: int) -> None:
+        """Take the last ``count`` tokens back."""
+        for _ in range(count):
+            token = self.context.pop()
+            if self.counts is not None:
+                self.counts[token] -= 1
+
+    def choose(self, logits: Tensor) -> int:
+        """The target's token after the context; ``logits`` ``[vocab]``, any float dtype, left as they are."""
+        if self.params.shapes_logits:
+            logits = self._shape(logits.float())
+        if self.params.greedy:
+            return int(logits.argmax())
+        scores, ids = self._truncate(logits.float() / self.params.temperature)
+        noise = gumbel_noise(self.seed, len(self.context), ids)
+        return int(ids[(scores.double() + noise).argmax()])
+
+    def _shape(self, logits: Tensor) -> Tensor:
+        p = self.params
+        if self.counts is not None:
+            counts = self.counts
+            if p.repetition_penalty != 1.0:
+                penalized = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
+                logits = torch.where(self.in_prompt | (counts > 0), penalized, logits)
+            logits = logits - p.frequency_penalty * counts - p.presence_penalty * (counts > 0)
+        if len(self.bias):
+            logits = logits.index_add(0, self.bias_ids, self.bias)
+        banned = self._banned()
+        return logits.index_fill(0, banned, -math.inf) if len(banned) else logits
+
+    def _banned(self) -> Tensor:
+        banned = [
+            word[-1]
+            for word in self.bad_words
+            if len(word) == 1 or self.context[-len(word) + 1 :] == word[:-1]
+        ]
+        ids = torch.tensor(banned, dtype=torch.int64)
+        return torch.cat((ids, self.ends)) if self.num_chosen < self.params.min_tokens else ids
+
+    def _truncate(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens that top-k, top-p and min-p leave: their scores and ids."""
+        p = self.params
+        if 0 < p.top_k < len(scores):
+            scores, ids = scores.topk(p.top_k)
+        elif p.top_p < 1.0:
+            scores, ids = scores.sort(descending=True, stable=True)
+        else:
+            ids = torch.arange(len(scores))
+        if p.top_p < 1.0:
+            probs = scores.softmax(0)
+            # The token that crosses top_p is kept, so at least one stays.
+            keep = probs.cumsum(0) - probs < p.top_p
+            scores, ids = scores[keep], ids[keep]
+        if p.min_p > 0.0:
+            keep = scores >= scores.max() + math.log(p.min_p)
+            scores, ids = scores[keep], ids[keep]
+        return scores, ids
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[dict[int, float]]:
+    """Log-probabilities before any processor.
+
+    Args:
+        logits: ``[rows, vocab]``.
+        tokens: the token to report for each row.
+        top: how many of the likeliest to report beside it.
+
+    Returns:
+        One ``{token id: log-probability}`` per row, the chosen token first.
+    """
+    logprobs = logits.float().log_softmax(-1)
+    values, ids = logprobs.topk(min(top, logits.shape[-1]), dim=-1)
+    reports = []
+    for row, token in enumerate(tokens):
+        report = {token: float(logprobs[row, token])}
+        report.update(zip(ids[row].tolist(), values[row].tolist(), strict=True))
+        reports.append(report)
+    return reports

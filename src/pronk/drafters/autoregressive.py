@@ -1,0 +1,32 @@
+"""No guesses: one token per pass. The tree is the root alone.
+
+The reference that every other drafter is compared with, and the plain path when guessing does not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pronk.drafters.base import DraftContext, Drafter, Outcome
+from pronk.tree import TokenTree
+
+__all__ = ["Autoregressive"]
+
+
+@dataclass(frozen=True)
+class Autoregressive(Drafter[None]):
+    """Plain decoding."""
+
+    name: ClassVar[str] = "autoregressive"
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """No state."""
+
+    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+        """The root alone."""
+        return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome[None]]) -> None:
+        """Nothing to learn."""

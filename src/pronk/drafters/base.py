@@ -1,0 +1,117 @@
+"""The contract between the engine and whoever guesses tokens.
+
+A drafter has two verbs. ``propose`` turns what is known of some requests into one tree each; ``observe`` tells it what the
+target said. It may keep a state per request, which must depend on the committed tokens alone: whatever was guessed and
+rejected leaves no trace, so that a request can be replayed. Nothing a drafter does changes the text, only how
+many passes it takes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from pronk.cache.paged import PagedCache
+from pronk.model.decoder import Decoder
+from pronk.sampling import SamplingParams
+from pronk.tree import TokenTree
+
+__all__ = ["DraftContext", "Drafter", "Needs", "Outcome", "Target"]
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter reads of the target's pass.
+
+    Attributes:
+        hidden: numbers of layers whose output it wants at every node: 1 is the first layer's, before the final norm.
+        logits: whether it wants the logits of every node, those that may not be accepted included.
+    """
+
+    hidden: tuple[int, ...] = ()
+    logits: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model that a drafter guesses for; given once, when both are brought together."""
+
+    decoder: Decoder
+    cache: PagedCache
+
+
+@dataclass(frozen=True)
+class DraftContext(Generic[State]):
+    """One request, as a drafter sees it before a step.
+
+    Attributes:
+        state: what :meth:`Drafter.start` returned for the request.
+        tokens: the text so far; the last token is the root of the tree to propose. The final
+            ``len(tokens) - committed`` tokens are the target's own choices too, but provisional.
+        committed: how many of ``tokens`` are certain.
+        max_depth: a guess deeper than this is of no use.
+        max_nodes: no more guesses than this.
+        params: the request's options.
+        seed: the request's seed, for drafters that sample with the target's noise.
+    """
+
+    state: State
+    tokens: Sequence[int]
+    committed: int
+    max_depth: int
+    max_nodes: int
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[State]):
+    """What the target said of one tree.
+
+    Attributes:
+        state: the request's state.
+        tree: the tree as it was verified (the proposal, cut to the limits).
+        path: its accepted nodes, from the first below the root on.
+        committed: the tokens that became certain in this step; not only tokens of this tree, and not yet those that are
+            provisional.
+        logits: ``[nodes, vocab]`` of the tree if the drafter needs them.
+        hidden: layer number to ``[nodes, hidden]`` for the layers that the drafter needs.
+    """
+
+    state: State
+    tree: TokenTree
+    path: tuple[int, ...]
+    committed: tuple[int, ...]
+    logits: Tensor | None = None
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+class Drafter(ABC, Generic[State]):
+    """Base of all drafters; a subclass is one file and one line in the registry."""
+
+    name: ClassVar[str]
+    needs: Needs = Needs()
+
+    def bind(self, target: Target) -> None:  # noqa: B027 - most drafters need nothing from the target
+        """Meet the target. Raises :class:`~pronk.errors.OptionError` if the two do not fit."""
+
+    @abstractmethod
+    def start(self, prompt: Sequence[int]) -> State:
+        """The state of a new request."""
+
+    @abstractmethod
+    def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
+        """One tree per context, rooted at its last token."""
+
+    @abstractmethod
+    def observe(self, outcomes: Sequence[Outcome[State]]) -> None:
+        """Learn from a step; every context of the last ``propose`` has one outcome."""
+
+    def stop(self, state: State) -> None:  # noqa: B027 - most states are plain values
+        """The request has ended; give back what its state holds."""

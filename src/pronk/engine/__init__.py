@@ -1,0 +1,1 @@
+"""The engine: schedule, propose, forward, verify, commit."""

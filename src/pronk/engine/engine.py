@@ -1,0 +1,250 @@
+"""The decode loop: schedule, propose, forward, verify, commit.
+
+**Certain and provisional.** On a CPU the logits at a node of the tree's main chain are bit-equal to those of plain decoding,
+because its keys lie in the order in which plain decoding would have put them. A node off the main chain has the same keys
+in other places, so its sums may differ in the last bit. The engine therefore commits what was chosen at main-chain
+nodes, and keeps what was chosen further down as *provisional*: those tokens go first in the next pass, as its main chain, and
+what that pass chooses is certain. It costs a few rows and no extra pass, and the output is that of plain decoding to the
+bit. On devices whose kernels make no such promise (``exact=False``) every choice is final and the accepted rows are moved
+into place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from pronk.cache.paged import PagedCache
+from pronk.choice import token_logprobs
+from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
+from pronk.engine.request import Request
+from pronk.engine.runner import Job, PassResult, Runner
+from pronk.engine.scheduler import Scheduler, Turn
+from pronk.model.attention import Segment
+from pronk.model.decoder import Decoder
+from pronk.tree import TokenTree
+from pronk.verify import Walk, walk
+
+__all__ = ["Engine"]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One request's part of a step: ``lead`` certain and provisional tokens, the last of them the root of ``draft``."""
+
+    turn: Turn
+    draft: TokenTree
+    tree: TokenTree
+    job: Job
+
+    @property
+    def start(self) -> int:
+        """The node of the last certain token in ``tree``."""
+        return self.turn.count - 1
+
+    @property
+    def above(self) -> int:
+        """Nodes of ``tree`` above the root of ``draft``."""
+        return len(self.tree) - len(self.draft)
+
+
+class Engine:
+    """Advances any number of requests, one pass at a time."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: PagedCache,
+        *,
+        max_batch: int = 16,
+        prefill_chunk: int = 512,
+        max_tree: int = 128,
+        exact: bool | None = None,
+    ) -> None:
+        """``exact`` keeps choices off the main chain provisional; the default is to do so on a CPU."""
+        self.runner = Runner(decoder, cache)
+        self.cache = cache
+        self.window = decoder.config.window
+        self.scheduler = Scheduler(cache, self.window, max_batch, prefill_chunk, max_tree)
+        self.max_tree = max_tree
+        self.exact = self.runner.device.type == "cpu" if exact is None else exact
+        self.target = Target(decoder, cache)
+
+    def add(self, request: Request) -> None:
+        """Take a request in."""
+        request.began = perf_counter()
+        self.scheduler.add(request)
+        request.draft_state = request.drafter.start(request.prompt)
+
+    def abort(self, request: Request) -> None:
+        """Stop a request and free what it holds; harmless if it has ended."""
+        self._leave(request)
+
+    def step(self) -> None:
+        """One pass for every request that takes part."""
+        turns = self.scheduler.schedule()
+        plans = self._propose(turns)
+        result = self._forward(plans)
+        outcomes: dict[Drafter[Any], list[Outcome[Any]]] = defaultdict(list)
+        for index, plan in enumerate(plans):
+            outcome = self._verify(plan, result, index)
+            if outcome is not None:
+                outcomes[plan.turn.request.drafter].append(outcome)
+        for drafter, batch in outcomes.items():
+            drafter.observe(batch)
+        for plan in plans:
+            if plan.turn.request.finish_reason:
+                self._leave(plan.turn.request)
+
+    def _propose(self, turns: Sequence[Turn]) -> list[_Plan]:
+        """Ask each drafter once, for all its requests that decode; a prompt's own tokens need no guesses."""
+        groups: dict[Drafter[Any], list[Request]] = defaultdict(list)
+        drafts: dict[Request, TokenTree] = {}
+        for turn in turns:
+            if turn.request.num_pending == 1:
+                groups[turn.request.drafter].append(turn.request)
+        for drafter, requests in groups.items():
+            began = perf_counter()
+            contexts = [self._context(request) for request in requests]
+            trees = drafter.propose(contexts)
+            seconds = perf_counter() - began
+            for request, context, tree in zip(requests, contexts, trees, strict=True):
+                drafts[request] = tree.limit(context.max_depth, context.max_nodes)
+                request.stats.draft_seconds += seconds
+        return [self._plan(turn, drafts.get(turn.request)) for turn in turns]
+
+    def _context(self, request: Request) -> DraftContext[Any]:
+        provisional = len(request.provisional)
+        return DraftContext(
+            request.draft_state,
+            request.tokens + request.provisional,
+            len(request.tokens),
+            max(0, request.remaining - provisional - 1),
+            self.max_tree - 1 - provisional,
+            request.params,
+            request.seed,
+        )
+
+    def _plan(self, turn: Turn, draft: TokenTree | None) -> _Plan:
+        request = turn.request
+        held = request.table.length
+        lead = request.tokens[held : held + turn.count]
+        if turn.decodes:
+            lead = lead + request.provisional
+        draft = draft or TokenTree.chain(lead[-1:])
+        tree = draft.hang_below(lead[:-1])
+        self.cache.prepare(request.table, held + len(tree))
+        first = len(tree) if not turn.decodes else turn.count - 1
+        if _reports_prompt(request):
+            first = 0
+        job = Job(Segment(request.table, tree), range(first, len(tree)), len(request.prompt))
+        return _Plan(turn, draft, tree, job)
+
+    def _forward(self, plans: Sequence[_Plan]) -> PassResult:
+        layers = frozenset(layer for plan in plans for layer in plan.turn.request.drafter.needs.hidden)
+        result = self.runner.forward([plan.job for plan in plans], layers)
+        for plan in plans:
+            plan.turn.request.stats.target_seconds += result.seconds
+        return result
+
+    def _verify(self, plan: _Plan, result: PassResult, index: int) -> Outcome[Any] | None:
+        """Walk one request's tree and commit what the target chose. ``None`` while its prompt is not through."""
+        request, logits = plan.turn.request, result.logits[index]
+        self._report_prompt(plan, logits)
+        if not plan.turn.decodes:
+            self._commit_rows(request, range(plan.turn.count))
+            return None
+        logits = logits[plan.start - plan.job.wanted.start :]
+        found = self._walk(plan, logits)
+        keep = found.certain if self.exact else len(found.tokens)
+        request.chooser.rollback(len(found.tokens) - keep)
+        committed = self._commit_tokens(plan, found, keep, logits)
+        self._commit_rows(request, [*range(plan.start + 1), *found.path[: keep - 1]])
+        self._keep_provisional(plan, found, keep)
+        return self._outcome(plan, found, committed, result, index)
+
+    def _walk(self, plan: _Plan, logits: Tensor) -> Walk:
+        """The target's choices from the last certain token on; ``logits`` has a row per node from there."""
+        chooser, start = plan.turn.request.chooser, plan.start
+        best: list[int] | None = logits.argmax(-1).tolist() if chooser.is_argmax else None
+
+        def choose(node: int, _: int) -> int:
+            token = chooser.choose(logits[node - start]) if best is None else best[node - start]
+            chooser.advance(token)
+            return token
+
+        return walk(plan.tree, choose, start)
+
+    def _commit_tokens(self, plan: _Plan, found: Walk, keep: int, logits: Tensor) -> tuple[int, ...]:
+        request, above = plan.turn.request, plan.above
+        reports: list[dict[int, float]] | None = None
+        visited = (plan.start, *found.path)
+        if request.params.logprobs is not None:
+            rows = logits[[node - plan.start for node in visited[:keep]]]
+            reports = token_logprobs(rows, found.tokens[:keep], request.params.logprobs)
+        if not request.stats.generated_tokens:
+            request.stats.ttft = perf_counter() - request.began
+        for count, token in enumerate(found.tokens[:keep]):
+            report = reports[count] if reports else None
+            if not request.append(token, guessed=self._was_guess(plan, found, count), logprobs=report):
+                return found.tokens[: count + 1]
+        return found.tokens[:keep]
+
+    def _was_guess(self, plan: _Plan, found: Walk, count: int) -> bool:
+        """Whether the walk's token number ``count`` was in a drafter's tree, in this pass or the one before."""
+        if count >= len(found.path):
+            return False
+        carried = plan.turn.request.provisional_guessed
+        return carried[count] if count < len(carried) else found.path[count] > plan.above
+
+    def _commit_rows(self, request: Request, offsets: Sequence[int]) -> None:
+        self.cache.commit(request.table, offsets)
+        if self.window is not None:
+            self.cache.release_before(request.table, request.table.length - self.window + 1)
+
+    def _keep_provisional(self, plan: _Plan, found: Walk, keep: int) -> None:
+        """What was chosen off the main chain goes first in the next pass, but no more than can still be used."""
+        request = plan.turn.request
+        stop = min(len(found.tokens), keep + max(0, request.remaining - 1))
+        guessed = [self._was_guess(plan, found, count) for count in range(keep, stop)]
+        request.provisional, request.provisional_guessed = list(found.tokens[keep:stop]), guessed
+        request.stats.carried += len(guessed)
+
+    def _report_prompt(self, plan: _Plan, logits: Tensor) -> None:
+        """Log-probabilities of the prompt's tokens that follow this pass's nodes."""
+        request, top = plan.turn.request, plan.turn.request.params.prompt_logprobs
+        if top is None or not _reports_prompt(request):
+            return
+        held = request.table.length
+        following = request.prompt[held + 1 : held + 1 + plan.turn.count]
+        if not held:
+            request.prompt_logprobs.append(None)
+        request.prompt_logprobs.extend(token_logprobs(logits[: len(following)], following, top))
+
+    def _outcome(
+        self, plan: _Plan, found: Walk, committed: tuple[int, ...], result: PassResult, index: int
+    ) -> Outcome[Any]:
+        request, draft, above = plan.turn.request, plan.draft, plan.above
+        path = tuple(node - above for node in found.path if node > above)
+        depths = [depth for node, depth in enumerate(draft.depths) if draft.verify is None or draft.verify[node]]
+        request.stats.target_steps += 1
+        request.stats.record_draft(len(depths) - 1, max(depths, default=0), len(path))
+        needs = request.drafter.needs
+        logits = result.logits[index][above - plan.job.wanted.start :] if needs.logits else None
+        hidden = {layer: result.hidden[layer][index][above:] for layer in needs.hidden}
+        return Outcome(request.draft_state, draft, path, committed, logits, hidden)
+
+    def _leave(self, request: Request) -> None:
+        request.stats.total_seconds = perf_counter() - request.began
+        self.scheduler.finish(request)
+        request.drafter.stop(request.draft_state)
+
+
+def _reports_prompt(request: Request) -> bool:
+    """Whether the logits at the prompt's tokens are wanted; a further sample leaves them to the first one."""
+    return request.params.prompt_logprobs is not None and not request.output and request.parent is None

@@ -1,0 +1,119 @@
+"""Who takes part in the next pass, and with how many of its tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from pronk.cache.paged import PagedCache
+from pronk.engine.request import Request
+from pronk.errors import CacheFullError
+
+__all__ = ["Scheduler", "Turn"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """``count`` of a request's pending tokens go through the next pass."""
+
+    request: Request
+    count: int
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the pass reaches the last certain token, so that a new one can be chosen after it."""
+        return self.count == self.request.num_pending
+
+
+@dataclass
+class Scheduler:
+    """First come, first served.
+
+    A request is admitted when the cache can hold it to its end, so a running request never lacks room; one that the whole
+    cache could not hold is refused when it is added.
+
+    Attributes:
+        cache: where the requests' keys and values go.
+        window: positions after which no layer looks back, or ``None``.
+        max_batch: most requests in a pass.
+        prefill_chunk: most prompt tokens in a pass.
+        max_tree: most rows of a request in a pass that decodes.
+    """
+
+    cache: PagedCache
+    window: int | None
+    max_batch: int
+    prefill_chunk: int
+    max_tree: int
+    waiting: deque[Request] = field(default_factory=deque)
+    running: list[Request] = field(default_factory=list)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            CacheFullError: the cache is too small for it even when empty.
+        """
+        needed, blocks = self._bound(request), self.cache.allocator.num_blocks
+        if needed > blocks:
+            size = self.cache.block_size
+            msg = (
+                f"the request needs room for {needed * size} tokens in the KV cache, which has {blocks * size}; "
+                "raise kv_memory or lower max_tokens"
+            )
+            raise CacheFullError(msg)
+        self.waiting.append(request)
+
+    def schedule(self) -> list[Turn]:
+        """The next pass: every running request that decodes, and prompts by chunks."""
+        self._admit()
+        turns: list[Turn] = []
+        budget = self.prefill_chunk
+        for request in self.running:
+            pending = request.num_pending
+            count = 1 if pending == 1 else min(pending, budget)
+            if count:
+                turns.append(Turn(request, count))
+                budget -= count if pending > 1 else 0
+        return turns
+
+    def finish(self, request: Request) -> None:
+        """The request leaves, wherever it is; its blocks are free."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self.cache.release(request.table)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.max_batch:
+            request = self.waiting[0]
+            promised = sum(self._bound(other) for other in self.running)
+            if promised + self._bound(request) > self.cache.allocator.num_blocks or not self._share_prompt(request):
+                return
+            self.running.append(self.waiting.popleft())
+            self.cache.prepare(request.table, min(len(request.prompt) + self._tail(request), self._span(request)))
+
+    def _share_prompt(self, request: Request) -> bool:
+        """Start a further sample of a prompt from the blocks of the first one. Returns whether it may start now."""
+        parent = request.parent
+        shared = len(request.prompt) - 1
+        if parent is None or parent.finish_reason or parent.table.released or not parent.table.blocks:
+            return True
+        if parent.table.length < shared:
+            return False
+        request.table = self.cache.fork(parent.table, shared)
+        return True
+
+    def _tail(self, request: Request) -> int:
+        """Tokens after the prompt that may be written: the output, and a tree beyond it."""
+        return request.params.max_tokens + self.max_tree
+
+    def _span(self, request: Request) -> int:
+        """Tokens that the cache holds of a request at a time."""
+        total = len(request.prompt) + self._tail(request)
+        return total if self.window is None else min(total, self.window + self.prefill_chunk + self.max_tree)
+
+    def _bound(self, request: Request) -> int:
+        # One block more where the window starts in the middle of one.
+        return self.cache.allocator.blocks_for(self._span(request)) + (self.window is not None)

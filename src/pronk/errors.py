@@ -1,0 +1,54 @@
+"""Everything pronk raises on purpose.
+
+::
+
+    PronkError
+    ├── CheckpointError      a model folder that cannot be loaded
+    │   ├── ConfigError      config.json is missing, contradictory or not supported
+    │   └── TokenizerError   tokenizer files are missing or do not match the model
+    ├── OptionError          an option out of its range, or one that a method cannot honour (also a ValueError)
+    ├── PromptError          a prompt that cannot be decoded: empty, too long, ids outside the vocabulary
+    └── CacheFullError       the KV cache has no free blocks left
+
+Each message is one line: what was expected, what was found, what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CacheFullError",
+    "CheckpointError",
+    "ConfigError",
+    "OptionError",
+    "PromptError",
+    "PronkError",
+    "TokenizerError",
+]
+
+
+class PronkError(Exception):
+    """Base of every error that pronk raises on purpose."""
+
+
+class CheckpointError(PronkError):
+    """A model folder that cannot be loaded."""
+
+
+class ConfigError(CheckpointError):
+    """``config.json`` is missing, contradictory or asks for something that is not supported."""
+
+
+class TokenizerError(CheckpointError):
+    """Tokenizer files are missing or do not match the model."""
+
+
+class OptionError(PronkError, ValueError):
+    """An option out of its range, or one that a method cannot honour."""
+
+
+class PromptError(PronkError, ValueError):
+    """A prompt that cannot be decoded: empty, too long, or with ids outside the vocabulary."""
+
+
+class CacheFullError(PronkError):
+    """The KV cache has no free blocks left."""

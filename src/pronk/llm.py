@@ -1,0 +1,283 @@
+"""The facade: load a model, generate, stream, chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+
+from pronk.cache.budget import BLOCK_SIZE, num_blocks
+from pronk.cache.paged import PagedCache
+from pronk.choice import Chooser
+from pronk.detokenizer import TextStream
+from pronk.drafters import Drafter, make_drafter
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request, end_ids
+from pronk.errors import OptionError, PromptError
+from pronk.model.loader import load_decoder, parse_dtype, read_config, resolve_model
+from pronk.outputs import Completion, Piece
+from pronk.sampling import SamplingParams, derive_seed, fresh_seed
+from pronk.tokenizer import Tokenizer
+
+__all__ = ["LLM"]
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, str]]
+
+
+class LLM:
+    """A language model, ready to generate.
+
+    ::
+
+        llm = LLM("path-or-hub-id", drafter="prompt_lookup")
+        llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)).text
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        drafter: str | Drafter[Any] = "prompt_lookup",
+        device: str = "cpu",
+        dtype: str = "auto",
+        kv_memory: str | int | None = None,
+        max_batch: int = 16,
+        prefill_chunk: int = 512,
+        threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: a folder in the Hugging Face layout, or the id of such a model on the Hub; ``None`` is the bundled one.
+            drafter: who guesses: a name, a name with options, or an object (see :mod:`pronk.drafters`).
+            device: ``"cpu"`` or an accelerator as torch names it.
+            dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the checkpoint's.
+            kv_memory: size of the KV cache in bytes or as text (``"2GiB"``); by default what ``max_batch`` full contexts
+                need, and at most a quarter of the memory.
+            max_batch: most requests in one pass, 1..1024.
+            prefill_chunk: most prompt tokens in one pass, 16..8192.
+            threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
+            progress: called with the bytes loaded so far and in all.
+
+        Raises:
+            CheckpointError: the model cannot be loaded.
+            OptionError: an option out of its range.
+        """
+        _check_range("max_batch", max_batch, 1, 1024)
+        _check_range("prefill_chunk", prefill_chunk, 16, 8192)
+        if threads is not None:
+            _check_range("threads", threads, 1, 4096)
+            torch.set_num_threads(threads)
+        self.drafter = make_drafter(drafter)
+        self.path = resolve_model(_bundled() if model is None else model)
+        self.config = read_config(self.path)
+        self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
+        target, kind = _device(device), parse_dtype(dtype, self.config)
+        decoder = load_decoder(self.path, self.config, dtype=kind, device=target, on_progress=progress)
+        blocks = num_blocks(self.config, kind, target, kv_memory, max_batch)
+        cache = PagedCache(self.config, num_blocks=blocks, block_size=BLOCK_SIZE, dtype=kind, device=target)
+        self.engine = Engine(decoder, cache, max_batch=max_batch, prefill_chunk=prefill_chunk)
+        self._bound: dict[str | Drafter[Any], Drafter[Any]] = {}
+        self._drafter(self.drafter)
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | Drafter[Any] | None = None,
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        drafter: str | Drafter[Any] | None = None,
+    ) -> list[Completion]: ...
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        drafter: str | Drafter[Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Completion | list[Completion]:
+        """Continue one prompt or a list of them.
+
+        A prompt is a text or a list of token ids. All prompts of a list share the passes.
+
+        Args:
+            prompts: one prompt, or a list of prompts of any lengths.
+            params: options for all prompts, or one for each.
+            drafter: who guesses, if not the one given at loading.
+            progress: called with the requests finished so far and in all.
+
+        Returns:
+            One :class:`Completion` for one prompt, a list for a list.
+
+        Raises:
+            PromptError: a prompt that is empty, too long, or has ids outside the vocabulary.
+            OptionError: an option that does not fit the model.
+            CacheFullError: a request that the KV cache cannot hold.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        batch: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item]
+        options = self._options(params, len(batch))
+        chosen = self._drafter(drafter)
+        groups = [self._requests(self._ids(p), o, chosen) for p, o in zip(batch, options, strict=True)]
+        self._run([request for group in groups for request in group], progress)
+        completions = [_completion(group) for group in groups]
+        return completions[0] if single else completions
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
+    ) -> Iterator[Piece]:
+        """Continue one prompt, token by token; the arguments are checked at once.
+
+        Closing the iterator, or an exception in whoever reads it, ends the request and frees its memory.
+        """
+        return self._stream(self._requests(self._ids(prompt), params or SamplingParams(), self._drafter(drafter)))
+
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
+    ) -> Completion:
+        """Answer a conversation: ``[{"role": "user", "content": "…"}, …]``, rendered with the model's chat template."""
+        return self.generate(self.chat_ids(messages), params, drafter=drafter)
+
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
+    ) -> Iterator[Piece]:
+        """Answer a conversation, token by token."""
+        return self.stream(self.chat_ids(messages), params, drafter=drafter)
+
+    def chat_ids(self, messages: Messages) -> list[int]:
+        """Token ids of a conversation up to the point where the model answers."""
+        return self.tokenizer.encode(self.tokenizer.chat(messages), add_special_tokens=False)
+
+    def _run(self, requests: Sequence[Request], progress: Callable[[int, int], None] | None) -> None:
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while unfinished := sum(request.finish_reason is None for request in requests):
+                if progress is not None:
+                    progress(len(requests) - unfinished, len(requests))
+                self.engine.step()
+        finally:
+            self._abort(requests)
+
+    def _stream(self, requests: Sequence[Request]) -> Iterator[Piece]:
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while any(request.finish_reason is None for request in requests):
+                self.engine.step()
+                for index, request in enumerate(requests):
+                    yield from _drain(request, index)
+        finally:
+            self._abort(requests)
+
+    def _abort(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.finish_reason is None:
+                self.engine.abort(request)
+
+    def _options(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * count
+        if len(params) != count:
+            msg = f"params: expected one for all prompts or one for each of {count}, found {len(params)}"
+            raise OptionError(msg)
+        return list(params)
+
+    def _drafter(self, spec: str | Drafter[Any] | None) -> Drafter[Any]:
+        """The drafter, once it has met the target."""
+        key = self.drafter if spec is None else spec
+        if key not in self._bound:
+            drafter = make_drafter(key)
+            drafter.bind(self.engine.target)
+            self._bound[key] = drafter
+        return self._bound[key]
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        vocab, context = self.config.vocab_size, self.config.context
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            msg = "the prompt is empty; expected at least one token"
+            raise PromptError(msg)
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                msg = f"the prompt has token id {token!r}; expected integers in 0..{vocab - 1}"
+                raise PromptError(msg)
+        if len(ids) >= context:
+            msg = f"the prompt has {len(ids)} tokens; the model's context is {context}, so at most {context - 1} fit"
+            raise PromptError(msg)
+        return ids
+
+    def _requests(self, prompt: list[int], params: SamplingParams, drafter: Drafter[Any]) -> list[Request]:
+        """The ``n`` samples of one prompt; the later ones start from the first one's cache."""
+        self._check(prompt, params)
+        seed = fresh_seed() if params.seed is None else params.seed
+        ends = end_ids(params, self.config.eos_ids)
+        encode = self.tokenizer.encode
+        bad = [encode(lead + word, add_special_tokens=False) for word in params.bad_words for lead in ("", " ")]
+        requests: list[Request] = []
+        for sample in range(params.n):
+            own = derive_seed(seed, sample)
+            chooser = Chooser(params, own, prompt, self.config.vocab_size, ends=sorted(ends), bad_words=bad)
+            text = TextStream(self.tokenizer, prompt, params.stops)
+            parent = requests[0] if requests else None
+            requests.append(Request(prompt, params, own, drafter, chooser, text, ends, parent))
+        return requests
+
+    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        vocab, context = self.config.vocab_size, self.config.context
+        if len(prompt) + params.max_tokens > context:
+            msg = (
+                f"max_tokens: {params.max_tokens} after a prompt of {len(prompt)} tokens exceed the model's context of "
+                f"{context}; expected at most {context - len(prompt)}"
+            )
+            raise OptionError(msg)
+        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
+            for token in ids:
+                if token >= vocab:
+                    msg = f"{name}: expected token ids in 0..{vocab - 1}, found {token}"
+                    raise OptionError(msg)
+
+
+def _bundled() -> Path:
+    return Path(str(files("pronk") / "bundled" / "pronk-tiny"))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        msg = f'device: expected "cpu" or an accelerator that torch has here, found {name!r}'
+        raise OptionError(msg) from error
+    return device
+
+
+def _check_range(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        msg = f"{name}: expected an integer in {low}..{high}, found {value!r}"
+        raise OptionError(msg)
+
+
+def _completion(group: Sequence[Request]) -> Completion:
+    return Completion.of(group[0], tuple(Completion.of(request) for request in group[1:]))
+
+
+def _drain(request: Request, index: int) -> Iterator[Piece]:
+    while request.pieces:
+        token = request.pieces.popleft()
+        last = not request.pieces and request.finish_reason is not None
+        done = Completion.of(request) if last else None
+        yield Piece(token.token_id, token.text, token.guessed, index, done)

@@ -1,0 +1,134 @@
+"""Attention from packed rows into the paged cache.
+
+What relates the rows of a pass to the cache is worked out once per pass, from the trees and the block tables, and handed to
+every layer as one value. The query heads that share a key/value head are folded into the row axis: for 8 heads over 2
+and 3 rows, one product of ``[2, 4 · 3, d]`` queries with ``[2, keys, d]`` keys, instead of eight of one row each.
+
+Two paddings make a row's result independent of what shares its pass, to the last bit: the folded rows are padded to a
+multiple of 4, and the keys to whole aligned blocks of :data:`~pronk.cache.paged.KV_ALIGNMENT`. Padding is masked and
+contributes exact zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import KV_ALIGNMENT, PagedCache
+from pronk.model.config import ModelConfig
+from pronk.tree import TokenTree
+
+__all__ = ["ROW_ALIGNMENT", "PagedAttention", "Segment"]
+
+# Matrix kernels on a CPU treat a remainder of fewer rows than this in another order of summation.
+ROW_ALIGNMENT = 4
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One request's rows in a pass: ``tree`` below the ``table.length`` tokens that its cache holds."""
+
+    table: BlockTable
+    tree: TokenTree
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What one segment's rows read in the layers that share a window: keys ``where``, under ``mask``."""
+
+    where: slice | Tensor
+    mask: Tensor
+
+
+class PagedAttention:
+    """An :class:`~pronk.model.decoder.Attend` for one pass."""
+
+    def __init__(self, config: ModelConfig, cache: PagedCache, segments: Sequence[Segment], rows: int) -> None:
+        """``rows`` is the padded number of packed rows; the segments' rows come first, in order."""
+        self.config = config
+        self.cache = cache
+        self.dtype = cache.keys[0].dtype
+        device = cache.keys[0].device
+        self.bounds: list[tuple[int, int]] = []
+        self.slots = torch.full((rows,), cache.spare_slot, dtype=torch.int64)
+        self.windows: list[dict[int | None, _Window]] = []
+        start = 0
+        for segment in segments:
+            stop = start + len(segment.tree)
+            length = segment.table.length
+            self.slots[start:stop] = torch.from_numpy(cache.slots(segment.table, length, length + stop - start))
+            self.windows.append({span: self._window(segment, span, device) for span in set(config.windows)})
+            self.bounds.append((start, stop))
+            start = stop
+        self.slots = self.slots.to(device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See :class:`~pronk.model.decoder.Attend`; stores ``k`` and ``v`` in the cache on the way."""
+        self.cache.write(layer, self.slots, k, v)
+        span = self.config.windows[layer]
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        outputs = []
+        for (start, stop), windows in zip(self.bounds, self.windows, strict=True):
+            window = windows[span]
+            outputs.append(self._attend(q[start:stop], keys[:, window.where], values[:, window.where], window.mask))
+        padding = q.shape[0] - self.bounds[-1][1]
+        if padding:
+            outputs.append(q.new_zeros(padding, q.shape[1] * q.shape[2]))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """``q`` ``[n, heads, d]`` over ``k``, ``v`` ``[kv_heads, keys, d]`` to ``[n, heads * d]``."""
+        c, rows = self.config, q.shape[0]
+        padded = _padded_rows(rows, c.group)
+        if padded > rows:
+            q = F.pad(q, (0, 0, 0, 0, 0, padded - rows))
+        folded = q.view(padded, c.num_kv_heads, c.group, c.head_dim).permute(1, 2, 0, 3)
+        folded = folded.reshape(1, c.num_kv_heads, c.group * padded, c.head_dim)
+        out = F.scaled_dot_product_attention(folded, k[None], v[None], attn_mask=mask)
+        out = out.view(c.num_kv_heads, c.group, padded, c.head_dim)[:, :, :rows]
+        return out.permute(2, 0, 1, 3).reshape(rows, c.num_heads * c.head_dim)
+
+    def _window(self, segment: Segment, span: int | None, device: torch.device) -> _Window:
+        table, tree = segment.table, segment.tree
+        length, size = table.length, len(tree)
+        oldest = 0 if span is None else max(0, length - span + 1)
+        start = oldest // KV_ALIGNMENT * KV_ALIGNMENT
+        stop = start + math.ceil((length + size - start) / KV_ALIGNMENT) * KV_ALIGNMENT
+        seen = _visible(tree, length, span, start, stop)
+        padded = _padded_rows(size, self.config.group)
+        if padded > size:
+            seen = torch.cat((seen, seen[-1:].expand(padded - size, -1)))
+        mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(~seen, -math.inf).to(device)
+        mask = mask.repeat(self.config.group, 1)[None, None]
+        return _Window(self.cache.where(table, start, stop), mask)
+
+
+def _padded_rows(rows: int, group: int) -> int:
+    """Rows to attend with, so that ``group`` times as many are a multiple of the row alignment."""
+    unit = ROW_ALIGNMENT // math.gcd(group, ROW_ALIGNMENT)
+    return math.ceil(rows / unit) * unit
+
+
+def _visible(tree: TokenTree, length: int, span: int | None, start: int, stop: int) -> Tensor:
+    """``[nodes, stop - start]``: which of the tokens ``start .. stop - 1`` each node sees.
+
+    Columns below ``length`` are committed tokens, the next ``nodes`` are the tree's nodes in order. A node at position
+    ``p`` with a window of ``span`` sees positions above ``p - span``.
+    """
+    size = len(tree)
+    seen = torch.zeros(size, stop - start, dtype=torch.bool)
+    seen[:, : length - start] = True
+    below = torch.from_numpy(tree.visible)
+    if span is not None:
+        depths = torch.tensor(tree.depths)
+        committed = torch.arange(start, length)
+        seen[:, : length - start] = committed[None] > (length + depths - span)[:, None]
+        below = below & (depths[None] > (depths - span)[:, None])
+    seen[:, length - start : length - start + size] = below
+    return seen

@@ -1,0 +1,280 @@
+"""What a checkpoint's ``config.json`` says, in one frozen value.
+
+Every supported family is read into the same :class:`ModelConfig`; the decoder never asks which family it
+is. Keys that would change the computation are honoured or refused with an error that names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pronk.errors import ConfigError
+from pronk.model.rope import RopeConfig, parse_rope
+
+__all__ = ["FAMILIES", "ModelConfig", "parse_config"]
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder.
+
+    ``windows`` has one entry per layer: how many positions, itself included, a token of that layer sees
+    (``None`` = all). ``rope`` is ``None`` for learned positions. ``context`` is the number of positions the
+    checkpoint was made for. ``eos_ids`` are the token ids that end a text.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context: int
+    norm_eps: float
+    norm: Literal["rms", "layer"] = "rms"
+    activation: Activation = "silu"
+    gated: bool = True
+    rope: RopeConfig | None = None
+    windows: tuple[int | None, ...] = ()
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Rows of the fused QKV projection that belong to queries, keys and values."""
+        kv = self.num_kv_heads * self.head_dim
+        return self.num_heads * self.head_dim, kv, kv
+
+    @property
+    def window(self) -> int | None:
+        """Positions after which *no* layer looks back any more, or ``None`` if some layer sees everything."""
+        spans = [w for w in self.windows if w is not None]
+        return max(spans) if len(spans) == self.num_layers else None
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of keys and values that one position takes over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Read a ``config.json`` document.
+
+    Raises:
+        ConfigError: unknown architecture, missing or contradictory values, or a feature that is not supported.
+    """
+    family = raw.get("model_type")
+    if family not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        msg = f"unknown architecture: config.json has model_type {family!r}; supported are {known}"
+        raise ConfigError(msg)
+    if raw.get("quantization_config"):
+        method = dict(raw["quantization_config"]).get("quant_method", "unknown")
+        msg = f"the checkpoint is quantized ({method}); expected float32, float16 or bfloat16 weights"
+        raise ConfigError(msg)
+    config = FAMILIES[family](_Reader(raw, family))
+    _check(config)
+    return config
+
+
+class _Reader:
+    """Typed access to a raw config, with one-line errors."""
+
+    def __init__(self, raw: Mapping[str, Any], family: str) -> None:
+        self.raw = raw
+        self.family = family
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.raw.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            msg = f"config.json: expected a positive integer for {key!r}, found {value!r}"
+            raise ConfigError(msg)
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            msg = f"config.json: expected a number for {key!r}, found {value!r}"
+            raise ConfigError(msg)
+        return float(value)
+
+    def activation(self, key: str, default: str) -> Activation:
+        name = self.get(key, default)
+        if name not in _ACTIVATIONS:
+            msg = f"config.json: {key} is {name!r}; supported are {', '.join(_ACTIVATIONS)}"
+            raise ConfigError(msg)
+        return _ACTIVATIONS[name]
+
+    def dtype(self) -> str:
+        name = str(self.get("dtype", self.get("torch_dtype", "float32"))).removeprefix("torch.")
+        if name not in ("float32", "float16", "bfloat16"):
+            msg = f"config.json: dtype is {name!r}; supported are float32, float16, bfloat16"
+            raise ConfigError(msg)
+        return name
+
+    def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
+        bos, eos = self.raw.get("bos_token_id"), self.raw.get("eos_token_id")
+        ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+        return (bos[0] if isinstance(bos, list) else bos), ids
+
+    def rotary(self, head_dim: int, context: int) -> RopeConfig:
+        if self.get("partial_rotary_factor", 1.0) != 1.0:
+            msg = "config.json: partial_rotary_factor is not supported; expected 1.0"
+            raise ConfigError(msg)
+        return parse_rope(self.raw, head_dim, context)
+
+
+def _decoder(r: _Reader, **features: Any) -> ModelConfig:
+    """What Llama, Mistral and Qwen share."""
+    hidden, heads, layers = r.integer("hidden_size"), r.integer("num_attention_heads"), r.integer("num_hidden_layers")
+    head_dim = r.integer("head_dim", hidden // heads)
+    context = r.integer("max_position_embeddings", 2048)
+    bos, eos = r.special_ids()
+    values: dict[str, Any] = {
+        "family": r.family,
+        "vocab_size": r.integer("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": r.integer("intermediate_size"),
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": r.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "context": context,
+        "norm_eps": r.number("rms_norm_eps", 1e-6),
+        "activation": r.activation("hidden_act", "silu"),
+        "rope": r.rotary(head_dim, context),
+        "windows": (None,) * layers,
+        "tied": bool(r.get("tie_word_embeddings", False)),
+        "bos_id": bos,
+        "eos_ids": eos,
+        "dtype": r.dtype(),
+    }
+    return ModelConfig(**(values | features))
+
+
+def _llama(r: _Reader) -> ModelConfig:
+    bias = bool(r.get("attention_bias", False))
+    return _decoder(r, qkv_bias=bias, out_bias=bias, mlp_bias=bool(r.get("mlp_bias", False)))
+
+
+def _mistral(r: _Reader) -> ModelConfig:
+    window = r.get("sliding_window")
+    span = None if window is None else r.integer("sliding_window")
+    return _decoder(r, windows=(span,) * r.integer("num_hidden_layers"))
+
+
+def _qwen_windows(r: _Reader) -> tuple[int | None, ...]:
+    """Qwen slides only in the layers that ``layer_types`` names, or else from ``max_window_layers`` on."""
+    layers = r.integer("num_hidden_layers")
+    if not r.get("use_sliding_window", False) or r.get("sliding_window") is None:
+        return (None,) * layers
+    span = r.integer("sliding_window")
+    kinds = r.get("layer_types")
+    if kinds is None:
+        first = int(r.get("max_window_layers", 28))
+        return tuple(span if i >= first else None for i in range(layers))
+    if len(kinds) != layers:
+        msg = f"config.json: layer_types has {len(kinds)} entries, expected num_hidden_layers = {layers}"
+        raise ConfigError(msg)
+    return tuple(span if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _qwen2(r: _Reader) -> ModelConfig:
+    return _decoder(r, qkv_bias=True, windows=_qwen_windows(r))
+
+
+def _qwen3(r: _Reader) -> ModelConfig:
+    bias = bool(r.get("attention_bias", False))
+    head_dim = r.integer("head_dim", 128)
+    rope = r.rotary(head_dim, r.integer("max_position_embeddings", 2048))
+    return _decoder(
+        r, qkv_bias=bias, out_bias=bias, qk_norm=True, head_dim=head_dim, rope=rope, windows=_qwen_windows(r)
+    )
+
+
+def _gpt2(r: _Reader) -> ModelConfig:
+    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if r.get(key, False):
+            msg = f"config.json: {key} is not supported; expected false"
+            raise ConfigError(msg)
+    if not r.get("scale_attn_weights", True):
+        msg = "config.json: scale_attn_weights = false is not supported"
+        raise ConfigError(msg)
+    hidden, heads, layers = r.integer("n_embd"), r.integer("n_head"), r.integer("n_layer")
+    bos, eos = r.special_ids()
+    return ModelConfig(
+        family=r.family,
+        vocab_size=r.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=r.integer("n_inner", 4 * hidden),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        context=r.integer("n_positions", 1024),
+        norm_eps=r.number("layer_norm_epsilon", 1e-5),
+        norm="layer",
+        activation=r.activation("activation_function", "gelu_new"),
+        gated=False,
+        windows=(None,) * layers,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=bool(r.get("tie_word_embeddings", True)),
+        bos_id=bos,
+        eos_ids=eos,
+        dtype=r.dtype(),
+    )
+
+
+FAMILIES: dict[str, Callable[[_Reader], ModelConfig]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}
+
+
+def _check(config: ModelConfig) -> None:
+    if config.num_heads % config.num_kv_heads:
+        msg = (
+            f"config.json: {config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads; "
+            "expected a divisor"
+        )
+        raise ConfigError(msg)
+    if config.norm == "layer" and config.hidden_size % config.num_heads:
+        msg = f"config.json: {config.num_heads} heads do not divide the hidden size {config.hidden_size}"
+        raise ConfigError(msg)
+    for token in (*config.eos_ids, *(() if config.bos_id is None else (config.bos_id,))):
+        if not 0 <= token < config.vocab_size:
+            msg = f"config.json: special token id {token} is outside the vocabulary of {config.vocab_size}"
+            raise ConfigError(msg)

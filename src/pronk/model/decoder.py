@@ -1,0 +1,165 @@
+"""The one decoder: Llama, Mistral, Qwen and GPT-2 are settings of it.
+
+It works on *packed rows*: ``[rows, hidden]``, whatever request or position a row belongs to. Everything that
+relates rows to each other (the cache, the mask, the batch) is behind one argument, the :class:`Attend` function, so the
+same module is trained with dense causal attention and served from a paged cache. Ranges of layers run on their
+own, which is what early-exit drafters need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pronk.model.config import Activation, ModelConfig
+from pronk.model.linear import Linear, LinearFactory, PlainLinear
+from pronk.model.rope import RotaryEmbedding, apply_rope
+
+__all__ = ["Attend", "Decoder", "Layer"]
+
+_ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class Attend(Protocol):
+    """Attention over whatever the caller knows: a cache, a batch of training text."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend from ``q`` ``[rows, heads, d]`` with this pass's ``k``, ``v`` ``[rows, kv_heads, d]``.
+
+        Returns ``[rows, heads * d]``.
+        """
+        ...
+
+
+class RMSNorm(nn.Module):
+    """Zhang & Sennrich 2019, computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Layer(nn.Module):
+    """One transformer block on packed rows."""
+
+    def __init__(self, config: ModelConfig, linear: Callable[[int, int, bool], Linear]) -> None:
+        super().__init__()
+        c = config
+        self.config = c
+        self.attention_norm = _norm(c, c.hidden_size)
+        self.qkv = linear(sum(c.qkv_sizes), c.hidden_size, c.qkv_bias)
+        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.out = linear(c.hidden_size, c.num_heads * c.head_dim, c.out_bias)
+        self.mlp_norm = _norm(c, c.hidden_size)
+        self.up = linear(c.intermediate_size * (2 if c.gated else 1), c.hidden_size, c.mlp_bias)
+        self.down = linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
+        self.activate = _ACTIVATE[c.activation]
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+        """``x`` ``[rows, hidden]`` to the same shape; ``index`` is this layer's number, for ``attend``."""
+        q, k, v = self._project(self.attention_norm(x), rope)
+        x = x + self.out(attend(index, q, k, v))
+        h = self.up(self.mlp_norm(x))
+        if self.config.gated:
+            gate, up = h.chunk(2, dim=-1)
+            return x + self.down(self.activate(gate) * up)
+        return x + self.down(self.activate(h))
+
+    def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        c, rows = self.config, x.shape[0]
+        q, k, v = self.qkv(x).split(c.qkv_sizes, dim=-1)
+        q = q.reshape(rows, c.num_heads, c.head_dim)
+        k = k.reshape(rows, c.num_kv_heads, c.head_dim)
+        v = v.reshape(rows, c.num_kv_heads, c.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = apply_rope(q, *rope), apply_rope(k, *rope)
+        return q, k, v
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model on packed rows.
+
+    Built with random plain weights for training; :func:`pronk.model.loader.load_decoder` puts a checkpoint's
+    weights in.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        learned = config.rope is None
+        self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
+        self.layers = nn.ModuleList(Layer(config, _empty_linear) for _ in range(config.num_layers))
+        self.norm = _norm(config, config.hidden_size)
+        self.head: Linear = PlainLinear(self.embedding) if config.tied else _empty_linear(
+            config.vocab_size, config.hidden_size, False
+        )
+        self._rotary: dict[torch.device, RotaryEmbedding] = {}
+
+    def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Input of layer 0: ``tokens`` ``[rows]`` to ``[rows, hidden]``."""
+        x = F.embedding(tokens, self.embedding)
+        if self.positions is not None:
+            x = x.to(dtype) + F.embedding(positions, self.positions).to(dtype)
+        return x.to(dtype)
+
+    def rope(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Rotations of a pass, shared by its layers; ``None`` for learned positions."""
+        if self.config.rope is None:
+            return None
+        device = positions.device
+        if device not in self._rotary:
+            self._rotary[device] = RotaryEmbedding(self.config.rope, device)
+        return self._rotary[device](positions, spans, dtype)
+
+    def run(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Run layers ``start..stop-1``, yielding ``(i + 1, hidden)`` after layer ``i``: the input of layer ``i + 1``.
+
+        Hidden states are ``[rows, hidden]`` before the final norm.
+        """
+        for index in range(start, len(self.layers) if stop is None else stop):
+            x = self.layers[index](x, rope, index, attend)
+            yield index + 1, x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head: ``[rows, hidden]`` to ``[rows, vocab]``."""
+        return self.head(self.norm(hidden))
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Random weights for training: normal, residual outputs scaled down by depth (Radford et al. 2019)."""
+        shrink = (2 * self.config.num_layers) ** -0.5
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                    continue
+                std = 0.02 * (shrink if name.endswith(("out.weight", "down.weight")) else 1.0)
+                parameter.normal_(0.0, std, generator=generator)
+
+
+def _norm(config: ModelConfig, size: int) -> nn.Module:
+    return RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
+
+
+def _empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear:
+    return PlainLinear(
+        torch.empty(out_features, in_features, requires_grad=True),
+        torch.empty(out_features, requires_grad=True) if bias else None,
+    )

@@ -1,0 +1,168 @@
+"""Rotary position embedding with the scalings that Llama-like checkpoints use.
+
+Su et al. 2021 (RoPE); position interpolation (*linear*), NTK-aware (*dynamic*), Peng et al. 2023 (*yarn*),
+and Llama 3.1's frequency-dependent rule (*llama3*).
+
+A rotation depends on the row's position alone, so that a token's key is the same however its text was cut
+into passes. *Dynamic* scaling is the exception by definition: its base grows with the length of the text. It
+is made a function of the row all the same: a prompt of ``P`` tokens is rotated for length ``P``, the token at a
+later position ``p`` for length ``p + 1``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pronk.errors import ConfigError
+
+__all__ = ["RopeConfig", "RotaryEmbedding", "apply_rope", "parse_rope"]
+
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """``original`` is the context the checkpoint was pre-trained with, before scaling by ``factor``."""
+
+    head_dim: int
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    original: int = 2048
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_scale: float = 1.0
+
+
+def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfig:
+    """Read ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones)."""
+    given: dict[str, Any] = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = float(given.get("rope_theta", raw.get("rope_theta") or 10000.0))
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in _KINDS:
+        msg = f"config.json: rope scaling type {kind!r} is not supported; supported are {', '.join(_KINDS)}"
+        raise ConfigError(msg)
+    if kind == "default":
+        return RopeConfig(head_dim, theta)
+    try:
+        factor = float(given["factor"])
+        original = int(given.get("original_max_position_embeddings") or context)
+        if kind == "llama3":
+            low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
+            return RopeConfig(head_dim, theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"config.json: rope scaling {kind!r} lacks a usable value for {error}"
+        raise ConfigError(msg) from error
+    if kind == "yarn":
+        return _yarn(given, head_dim, theta, factor, original)
+    return RopeConfig(head_dim, theta, kind, factor, original)
+
+
+def _yarn(given: Mapping[str, Any], head_dim: int, theta: float, factor: float, original: int) -> RopeConfig:
+    def mscale(scale: float, weight: float = 1.0) -> float:
+        return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
+
+    attention = given.get("attention_factor")
+    if attention is None:
+        if given.get("mscale") and given.get("mscale_all_dim"):
+            attention = mscale(factor, given["mscale"]) / mscale(factor, given["mscale_all_dim"])
+        else:
+            attention = mscale(factor)
+    return RopeConfig(
+        head_dim,
+        theta,
+        "yarn",
+        factor,
+        original,
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        truncate=bool(given.get("truncate", True)),
+        attention_scale=float(attention),
+    )
+
+
+class RotaryEmbedding:
+    """Cosines and sines for rows at given positions, computed once per pass."""
+
+    def __init__(self, config: RopeConfig, device: torch.device) -> None:
+        self.config = config
+        self.frequencies = _frequencies(config).to(device)
+
+    def __call__(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine ``[rows, 1, head_dim]``.
+
+        Args:
+            positions: ``[rows]`` integer positions.
+            spans: ``[rows]`` text length each row is rotated for; read by *dynamic* scaling only.
+            dtype: dtype of the result.
+        """
+        frequencies = self.frequencies
+        if self.config.kind == "dynamic":
+            frequencies = self._dynamic(spans)
+        angles = positions.to(torch.float32)[:, None] * frequencies
+        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+        scale = self.config.attention_scale
+        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+    def _dynamic(self, spans: Tensor) -> Tensor:
+        """``[rows, head_dim / 2]``: the base grows once the text is longer than the original context."""
+        c = self.config
+        lengths = spans.clamp(min=c.original).to(torch.float32)
+        growth = c.factor * lengths / c.original - (c.factor - 1)
+        bases = c.theta * growth ** (c.head_dim / (c.head_dim - 2))
+        exponents = torch.arange(0, c.head_dim, 2, device=spans.device, dtype=torch.float32) / c.head_dim
+        return 1.0 / bases[:, None] ** exponents
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``x`` ``[rows, heads, head_dim]``; the halves of a head are the two coordinates of each plane."""
+    half = x.shape[-1] // 2
+    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + rotated * sin
+
+
+def _frequencies(c: RopeConfig) -> Tensor:
+    """``[head_dim / 2]`` angular frequencies, scaled."""
+    exponents = torch.arange(0, c.head_dim, 2, dtype=torch.int64).to(torch.float32) / c.head_dim
+    base = 1.0 / (c.theta**exponents)
+    if c.kind == "linear":
+        return base / c.factor
+    if c.kind == "llama3":
+        return _llama3_frequencies(c, base)
+    if c.kind == "yarn":
+        return _yarn_frequencies(c, base)
+    return base
+
+
+def _llama3_frequencies(c: RopeConfig, base: Tensor) -> Tensor:
+    """High frequencies stay, low ones are divided by the factor, those between are blended."""
+    wavelength = 2 * math.pi / base
+    long, short = c.original / c.low_freq_factor, c.original / c.high_freq_factor
+    smooth = (c.original / wavelength - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor)
+    blended = (1 - smooth) * base / c.factor + smooth * base
+    scaled = torch.where(wavelength > long, base / c.factor, base)
+    return torch.where((wavelength >= short) & (wavelength <= long), blended, scaled)
+
+
+def _yarn_frequencies(c: RopeConfig, base: Tensor) -> Tensor:
+    """A ramp over the dimensions between those that turn ``beta_fast`` and ``beta_slow`` times in the context."""
+
+    def dimension(turns: float) -> float:
+        return c.head_dim * math.log(c.original / (turns * 2 * math.pi)) / (2 * math.log(c.theta))
+
+    low, high = dimension(c.beta_fast), dimension(c.beta_slow)
+    if c.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, c.head_dim - 1)
+    span = (high - low) or 0.001
+    ramp = ((torch.arange(c.head_dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    return base / c.factor * ramp + base * (1 - ramp)

@@ -1,0 +1,89 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pronk.engine.request import FinishReason, Request
+from pronk.engine.stats import Stats
+
+__all__ = ["Completion", "Piece"]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished generation.
+
+    Attributes:
+        text: the generated text, without end-of-text tokens and stop strings.
+        token_ids: the generated tokens, the one that ended the text included.
+        finish_reason: ``"stop"`` (end of text, stop token or stop string) or ``"length"``.
+        stop_reason: the token id or the string that ended the text.
+        seed: the seed that gives this completion again.
+        prompt_token_ids: the prompt as the model saw it.
+        logprobs: per generated token ``{token id: log-probability}`` of the token and of the likeliest ones, before
+            the request's processors; if asked for.
+        prompt_logprobs: the same for the prompt; its first token has none.
+        stats: counts and times.
+        others: samples 2..n of the same prompt.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    seed: int
+    prompt_token_ids: list[int]
+    logprobs: list[dict[int, float]] | None
+    prompt_logprobs: list[dict[int, float] | None] | None
+    stats: Stats
+    others: tuple[Completion, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return values | {"stats": self.stats.to_dict(), "others": [other.to_dict() for other in self.others]}
+
+    @classmethod
+    def of(cls, request: Request, others: tuple[Completion, ...] = ()) -> Completion:
+        """The result of a request that has ended."""
+        if request.finish_reason is None:
+            msg = "the request has not ended"
+            raise AssertionError(msg)
+        params = request.params
+        return cls(
+            text=request.output_text,
+            token_ids=request.output,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            seed=request.seed,
+            prompt_token_ids=list(request.prompt),
+            logprobs=None if params.logprobs is None else list(request.logprobs),
+            # Later samples start from the first one's cache and never see the prompt's logits.
+            prompt_logprobs=None
+            if params.prompt_logprobs is None
+            else list((request.parent or request).prompt_logprobs),
+            stats=request.stats,
+            others=others,
+        )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One generated token of a stream.
+
+    Attributes:
+        token_id: the token.
+        text: text that became final with it: may be empty (half a character, the possible start of a stop string), or more
+            than the token's own.
+        guessed: whether the token was an accepted guess.
+        index: which of the ``n`` samples it belongs to.
+        completion: the finished sample, with its last token.
+    """
+
+    token_id: int
+    text: str
+    guessed: bool
+    index: int = 0
+    completion: Completion | None = None

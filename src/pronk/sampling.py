@@ -1,0 +1,208 @@
+"""What a request may ask for, and the coupled choice that answers it.
+
+The target's token at position ``p`` is ::
+
+    argmax over tokens v of  processed log-probability(v) + Gumbel noise(seed, p, v)
+
+which is a sample of the processed distribution (Gumbel 1954; Maddison et al. 2014), and for greedy decoding the
+same without noise. The noise is a hash of ``(seed, p, v)``, so the emitted token depends on the logits, the seed and
+the position alone: not on the drafter, the batch, or what was computed before.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pronk.errors import OptionError
+
+__all__ = ["SamplingParams", "derive_seed", "fresh_seed", "gumbel_noise"]
+
+_MAX_SEED = 2**63 - 1
+_MAX_LOGPROBS = 64
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Options of a request. Every one is honoured with every drafter, or refused with an error that names it.
+
+    Attributes:
+        max_tokens: most tokens to generate, at least 1.
+        min_tokens: end-of-text and stop tokens are not chosen before so many tokens.
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_k: keep the ``k`` likeliest tokens; 0 keeps all.
+        top_p: keep the likeliest tokens that together reach this probability, in (0, 1].
+        min_p: drop tokens less likely than this share of the likeliest, in [0, 1].
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output, > 0.
+        presence_penalty: subtracted from the logits of tokens in the output, in [-2, 2].
+        frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
+        logit_bias: token id to a value in [-100, 100] that is added to its logit.
+        bad_words: texts that are never generated, as the tokenizer writes them.
+        stop: texts that end the generation; they are not part of the output.
+        stop_token_ids: token ids that end the generation; they are part of ``token_ids``, not of the text.
+        ignore_eos: go on after end-of-text.
+        seed: in [0, 2**63); ``None`` draws a fresh one, which the result reports.
+        n: independent samples of the prompt; sample 0 has ``seed``, the others seeds derived from it.
+        logprobs: report the log-probability of each token and of the so many likeliest, 0..64.
+        prompt_logprobs: the same for the prompt's tokens.
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stops: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, low, high in _INTEGERS:
+            _check_integer(name, getattr(self, name), low, high)
+        for name, low, high, rule in _NUMBERS:
+            _check_number(name, getattr(self, name), low, high, rule)
+        if self.min_tokens > self.max_tokens:
+            msg = f"min_tokens: expected at most max_tokens = {self.max_tokens}, found {self.min_tokens}"
+            raise OptionError(msg)
+        _check_flag("ignore_eos", self.ignore_eos)
+        _check_bias(self.logit_bias)
+        for token in self.stop_token_ids:
+            _check_integer("stop_token_ids", token, 0, None)
+        object.__setattr__(self, "stops", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        for name, texts in (("stop", self.stops), ("bad_words", self.bad_words)):
+            if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+                msg = f"{name}: expected texts that are not empty, found {texts!r}"
+                raise OptionError(msg)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the choice has no noise."""
+        return self.temperature == 0.0
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether the choice depends on more than logits and noise: the plain ``argmax`` is not enough."""
+        return bool(
+            self.min_tokens
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.bad_words
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        values["bad_words"], values["stop"] = list(self.bad_words), list(self.stops)
+        values["stop_token_ids"] = list(self.stop_token_ids)
+        values["logit_bias"] = None if self.logit_bias is None else dict(self.logit_bias)
+        return values
+
+
+_INTEGERS: tuple[tuple[str, int, int | None], ...] = (
+    ("max_tokens", 1, None),
+    ("min_tokens", 0, None),
+    ("top_k", 0, None),
+    ("n", 1, 1024),
+    ("seed", 0, _MAX_SEED),
+    ("logprobs", 0, _MAX_LOGPROBS),
+    ("prompt_logprobs", 0, _MAX_LOGPROBS),
+)
+_OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
+
+_NUMBERS: tuple[tuple[str, float, float, str], ...] = (
+    ("temperature", 0.0, 100.0, "0..100"),
+    ("top_p", math.ulp(0.0), 1.0, "above 0 and at most 1"),
+    ("min_p", 0.0, 1.0, "0..1"),
+    ("repetition_penalty", math.ulp(0.0), 100.0, "above 0 and at most 100"),
+    ("presence_penalty", -2.0, 2.0, "-2..2"),
+    ("frequency_penalty", -2.0, 2.0, "-2..2"),
+)
+
+
+def _check_integer(name: str, value: object, low: int, high: int | None) -> None:
+    if value is None and name in _OPTIONAL:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        wanted = f"{low} or more" if high is None else f"{low}..{high}"
+        msg = f"{name}: expected an integer, {wanted}; found {value!r}"
+        raise OptionError(msg)
+
+
+def _check_number(name: str, value: object, low: float, high: float, rule: str) -> None:
+    # NaN fails both comparisons, hence the form of the test.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        msg = f"{name}: expected a number, {rule}; found {value!r}"
+        raise OptionError(msg)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        msg = f"{name}: expected true or false, found {value!r}"
+        raise OptionError(msg)
+
+
+def _check_bias(bias: Mapping[int, float] | None) -> None:
+    for token, value in (bias or {}).items():
+        _check_integer("logit_bias", token, 0, None)
+        _check_number("logit_bias", value, -100.0, 100.0, "-100..100")
+
+
+def fresh_seed() -> int:
+    """A seed for a request that has none, short enough to be typed again."""
+    return secrets.randbits(32)
+
+
+def derive_seed(seed: int, sample: int) -> int:
+    """The seed of a request's sample number ``sample``; sample 0 keeps the request's own."""
+    if sample == 0:
+        return seed
+    return int(_mix(_mix(torch.tensor(seed)) + sample).item()) & 0xFFFFFFFF
+
+
+# SplitMix64 (Steele, Lea & Flood 2014): its increment and the two multipliers of its finalizer, as signed 64-bit
+# integers, since torch multiplies int64 modulo 2**64.
+_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
+_MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift of int64, whose own shift repeats the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MULTIPLIER_1
+    x = (x ^ _shift_right(x, 27)) * _MULTIPLIER_2
+    return x ^ _shift_right(x, 31)
+
+
+def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
+    """Standard Gumbel noise for ``tokens`` (int64, any shape) at a position: float64 of the same shape.
+
+    A pure function of its arguments on every device, up to the last bit of the device's logarithm.
+    """
+    key = _mix(_mix(torch.tensor(seed)) + position * _INCREMENT % 2**63)
+    bits = _mix(tokens * _INCREMENT + key.to(tokens.device))
+    # 53 random bits, centred so that neither 0 nor 1 occurs.
+    uniform = (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
+    return -torch.log(-torch.log(uniform))

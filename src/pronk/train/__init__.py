@@ -1,0 +1,1 @@
+"""Training: text, tokenizer, language models."""

@@ -1,0 +1,78 @@
+"""The chat format that is trained in: which documents are dialogues, and how a dialogue is written.
+
+::
+
+    <|user|>Hello<|end|><|assistant|>Hi there<|end|>
+
+The markers are single tokens, and text is never read as a marker, so a turn cannot be forged by its content.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+from tokenizers import Tokenizer
+
+from pronk.errors import TokenizerError
+
+__all__ = ["CHAT_TEMPLATE", "SPECIAL_TOKENS", "dialogue_ids", "parse_dialogue", "special_ids"]
+
+END_OF_TEXT, USER, ASSISTANT, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|assistant|>' if message['role'] == 'assistant' else '<|user|>' }}{{ message['content'] }}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_ROLES = {
+    "User": "user",
+    "Customer": "user",
+    "Question": "user",
+    "Assistant": "assistant",
+    "Barista": "assistant",
+    "Answer": "assistant",
+}
+_LABEL = re.compile(rf"^({'|'.join(_ROLES)}): ?", re.MULTILINE)
+
+
+def parse_dialogue(text: str) -> list[tuple[str, str]] | None:
+    """Turns ``(role, content)`` of a dialogue that starts with the user and alternates; ``None`` for other text.
+
+    Of the question and answer pairs only every second one counts, so that the plain form is learned too.
+    """
+    if not text.startswith(("User: ", "Customer: ", "Question: ")):
+        return None
+    if text.startswith("Question: ") and zlib.crc32(text.encode()) % 2:
+        return None
+    parts = _LABEL.split(text)[1:]
+    turns = [(_ROLES[label], content.strip()) for label, content in zip(parts[::2], parts[1::2], strict=True)]
+    expected = ("user", "assistant")
+    well_formed = all(role == expected[i % 2] and content for i, (role, content) in enumerate(turns))
+    return turns if well_formed and len(turns) >= 2 and len(turns) % 2 == 0 else None
+
+
+def dialogue_ids(tokenizer: Tokenizer, turns: list[tuple[str, str]]) -> list[int]:
+    """Token ids of a dialogue, the same that :data:`CHAT_TEMPLATE` gives for turns without marker texts."""
+    _, user, assistant, end = special_ids(tokenizer)
+    marker = {"user": user, "assistant": assistant}
+    ids: list[int] = []
+    for role, content in turns:
+        ids += [marker[role], *tokenizer.encode(content, add_special_tokens=False).ids, end]
+    return ids
+
+
+def special_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids of :data:`SPECIAL_TOKENS`, in their order.
+
+    Raises:
+        TokenizerError: the tokenizer lacks one of them.
+    """
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    missing = [token for token, number in ids.items() if number is None]
+    if missing:
+        msg = f"expected a tokenizer with {', '.join(SPECIAL_TOKENS)}; found none of {', '.join(missing)} in it"
+        raise TokenizerError(msg)
+    return [number for number in ids.values() if number is not None]

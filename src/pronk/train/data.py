@@ -1,0 +1,237 @@
+"""From sources to token files: deduplicate, exclude, hold out, tokenize, mix by weight, pack.
+
+The result is a folder with the whole text of a run in a fixed order, so that a checkpoint has to remember only how far
+it has come::
+
+    train.bin          uint16 token ids, documents separated by the end-of-text token
+    valid-NAME.bin     the held-out text of one source
+    tokenizer.json     and the other tokenizer files
+    sources.json       what was read: documents, bytes and licence per origin
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from pronk.errors import OptionError
+from pronk.train.chat import dialogue_ids, parse_dialogue, special_ids
+from pronk.train.exclude import Exclusion
+from pronk.train.options import DataOptions
+from pronk.train.sources import SourceSpec, read_source
+from pronk.train.tokenizer import save_tokenizer, train_tokenizer
+
+__all__ = ["Collection", "OriginRecord", "Pool", "collect", "mix", "pack", "prepare"]
+
+_HOLD_OUT = 100  # one document in this many is kept for validation
+_CHUNK = 64  # documents tokenized together
+
+
+@dataclass
+class OriginRecord:
+    """One line of the model card: how much text an origin offers."""
+
+    source: str
+    origin: str
+    license: str
+    documents: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Pool:
+    """Documents that share one weight of the mixture."""
+
+    name: str
+    weight: float
+    documents: list[str] = field(default_factory=list)
+    held_out: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Collection:
+    """Everything that was read, sorted into pools, and the counts for the model card."""
+
+    pools: list[Pool]
+    origins: list[OriginRecord]
+    duplicates: int = 0
+    excluded: int = 0
+
+
+def collect(options: DataOptions) -> Collection:
+    """Read all sources; drop exact copies and excluded documents; set one document in 100 aside.
+
+    Raises:
+        OptionError: a source is unreadable or leaves no text.
+    """
+    total = sum(spec.weight for spec in options.sources)
+    rest = 1 - options.dialogues
+    pools = [Pool(spec.name, rest * spec.weight / total) for spec in options.sources]
+    talk = Pool("dialogues", options.dialogues)
+    result = Collection([*pools, talk], [])
+    unwanted = Exclusion.from_files(options.exclude)
+    seen: set[bytes] = set()
+    for spec, pool in zip(options.sources, pools, strict=True):
+        _fill(result, spec, pool, talk, unwanted, seen)
+        if not pool.documents and not (options.dialogues and talk.documents):
+            msg = f"source {spec.name!r}: expected text to train on, found none"
+            raise OptionError(msg)
+    result.pools = [pool for pool in result.pools if pool.documents and pool.weight]
+    return result
+
+
+def _fill(
+    result: Collection, spec: SourceSpec, pool: Pool, talk: Pool, unwanted: Callable[[str], bool], seen: set[bytes]
+) -> None:
+    origins: dict[tuple[str, str], OriginRecord] = {}
+    for document in read_source(spec):
+        digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
+        if digest in seen:
+            result.duplicates += 1
+            continue
+        seen.add(digest)
+        if not document.text.strip() or unwanted(document.text):
+            result.excluded += 1
+            continue
+        key = (document.origin, document.license)
+        record = origins.setdefault(key, OriginRecord(spec.name, *key))
+        record.documents += 1
+        record.bytes += len(document.text.encode())
+        target = talk if talk.weight and parse_dialogue(document.text) else pool
+        held_out = int.from_bytes(digest[:4], "big") % _HOLD_OUT == 0
+        (target.held_out if held_out else target.documents).append(document.text)
+    result.origins += sorted(origins.values(), key=lambda r: -r.bytes)
+
+
+def mix(pools: Sequence[Pool], seed: int) -> Iterator[str]:
+    """Endless documents: always from the pool that is furthest behind its weight, each pool reshuffled per epoch.
+
+    Weights are met in bytes, a proxy for tokens that does not need the tokenizer.
+    """
+    streams = [_shuffled(pool.documents, f"{seed}/{pool.name}") for pool in pools]
+    given = [0.0] * len(pools)
+    while True:
+        behind = min(range(len(pools)), key=lambda i: given[i] / pools[i].weight)
+        text = next(streams[behind])
+        given[behind] += len(text.encode())
+        yield text
+
+
+def _shuffled(documents: Sequence[str], seed: str) -> Iterator[str]:
+    generator = random.Random(seed)  # noqa: S311 - not for secrets
+    while True:
+        yield from generator.sample(documents, len(documents))
+
+
+def prepare(options: DataOptions, folder: Path, tokens: int, context: int, say: Callable[[str], None]) -> None:
+    """Write the token files for a run of ``tokens`` training tokens into ``folder``, unless they are there already.
+
+    Args:
+        options: what to read.
+        folder: of the token files.
+        tokens: size of the training text.
+        context: positions of the model, for the tokenizer's configuration.
+        say: told what is being done.
+
+    Raises:
+        OptionError: ``folder`` was made with other options; or see :func:`collect` and
+            :func:`~pronk.train.tokenizer.train_tokenizer`.
+    """
+    recipe = _recipe(options, tokens, context)
+    if (folder / "sources.json").exists():
+        _check_recipe(folder, recipe)
+        return
+    say("reading sources")
+    collection = collect(options)
+    read = sum(r.bytes for r in collection.origins)
+    say(f"read {read / 1e6:.0f} MB; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
+    folder.mkdir(parents=True, exist_ok=True)
+    sample = _until(mix(collection.pools, options.seed), options.tokenizer_bytes)
+    tokenizer = train_tokenizer(sample, options.vocab_size)
+    save_tokenizer(tokenizer, folder, context)
+    say(f"trained the tokenizer; tokenizing {tokens / 1e6:.1f} M tokens")
+    held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
+    held_out |= {_stem(file): _texts(file) for file in options.valid}
+    for name, texts in held_out.items():
+        pack(tokenizer, texts, options.valid_tokens).tofile(folder / f"valid-{name}.bin")
+    pack(tokenizer, mix(collection.pools, options.seed), tokens).tofile(folder / "train.bin")
+    summary = {
+        "recipe": recipe,
+        "weights": {pool.name: pool.weight for pool in collection.pools},
+        "duplicates": collection.duplicates,
+        "excluded": collection.excluded,
+        "origins": [asdict(record) for record in collection.origins],
+    }
+    (folder / "sources.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+
+
+def _recipe(options: DataOptions, tokens: int, context: int) -> dict[str, Any]:
+    """What decides the token files, but for the contents of the sources."""
+    return {
+        "sources": [[spec.name, spec.weight] for spec in options.sources],
+        "valid": [file.name for file in options.valid],
+        "exclude": [file.name for file in options.exclude],
+        "dialogues": options.dialogues,
+        "vocab": options.vocab_size,
+        "seed": options.seed,
+        "tokens": tokens,
+        "context": context,
+    }
+
+
+def _check_recipe(folder: Path, recipe: dict[str, Any]) -> None:
+    before = json.loads((folder / "sources.json").read_text(encoding="utf-8"))["recipe"]
+    for name, value in recipe.items():
+        if before[name] != value:
+            msg = (
+                f"cannot resume {folder.parent}: expected {name} = {before[name]!r} as before, found {value!r}; "
+                "use another --out folder for a new run"
+            )
+            raise OptionError(msg)
+
+
+def _stem(file: Path) -> str:
+    return file.name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def _texts(file: Path) -> Iterator[str]:
+    return (document.text for document in read_source(SourceSpec(_stem(file), "jsonl", file, 1.0)))
+
+
+def _until(texts: Iterator[str], size: int) -> Iterator[str]:
+    for text in texts:
+        if size <= 0:
+            return
+        size -= len(text.encode())
+        yield text
+
+
+def pack(tokenizer: Tokenizer, texts: Iterator[str], tokens: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+    """At most ``tokens`` ids of ``texts``, each document followed by the end-of-text token."""
+    packed = np.empty(tokens, dtype=np.uint16)
+    end_of_text = special_ids(tokenizer)[0]
+    size = 0
+    while size < tokens:
+        chunk = [text for text, _ in zip(texts, range(_CHUNK), strict=False)]
+        if not chunk:
+            break
+        for ids in _encode(tokenizer, chunk):
+            piece = [*ids, end_of_text][: tokens - size]
+            packed[size : size + len(piece)] = piece
+            size += len(piece)
+    return packed[:size]
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
+    plain = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    for text, encoding in zip(texts, plain, strict=True):
+        turns = parse_dialogue(text)
+        yield encoding.ids if turns is None else dialogue_ids(tokenizer, turns)

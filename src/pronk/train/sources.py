@@ -1,0 +1,131 @@
+"""Where training text comes from: JSONL files, plain text, and the Python code of the machine itself.
+
+A source is named on the command line as ``WHAT=WEIGHT``::
+
+    prose.jsonl.gz=0.25        one JSON object a line: text, and optionally source and license
+    notes/=0.1                 every .txt, .md, .rst and .py file below a folder (or one such file)
+    python=0.6                 the interpreter's standard library and the installed packages
+    python:extra/packages=0.6  the same, with the packages of one more folder
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pronk.errors import OptionError
+from pronk.train.python_source import read_python
+
+__all__ = ["Document", "SourceSpec", "parse_source", "read_json_lines", "read_source"]
+
+_TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text; ``origin`` and ``license`` are what the model card says about it."""
+
+    text: str
+    origin: str
+    license: str
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """One ``WHAT=WEIGHT``; ``path`` is ``None`` for the machine's own Python code alone."""
+
+    name: str
+    kind: str
+    path: Path | None
+    weight: float
+
+
+def parse_source(text: str) -> SourceSpec:
+    """Read ``WHAT=WEIGHT``.
+
+    Raises:
+        OptionError: no weight, a weight that is not a positive number, or a path that does not exist.
+    """
+    what, separator, weight = text.rpartition("=")
+    try:
+        value = float(weight)
+    except ValueError:
+        value = 0.0
+    if not separator or not what or not 0 < value < float("inf"):
+        msg = f"expected a source as WHAT=WEIGHT with a positive weight, as in python=0.6; found {text!r}"
+        raise OptionError(msg)
+    if what == "python":
+        return SourceSpec("python", "python", None, value)
+    if what.startswith("python:"):
+        return SourceSpec("python", "python", _existing(what.removeprefix("python:"), text), value)
+    path = _existing(what, text)
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return SourceSpec(path.name.removesuffix(".gz").removesuffix(".jsonl"), "jsonl", path, value)
+    if path.is_file() and path.suffix not in _TEXT_SUFFIXES:
+        msg = f"source {text!r}: expected a folder or a file ending in .jsonl, .jsonl.gz or {', '.join(_TEXT_SUFFIXES)}"
+        raise OptionError(msg)
+    return SourceSpec(path.stem, "text", path, value)
+
+
+def _existing(path: str, text: str) -> Path:
+    found = Path(path)
+    if not found.exists():
+        msg = f"source {text!r}: expected a file or folder at {path}, found nothing"
+        raise OptionError(msg)
+    return found
+
+
+def read_source(spec: SourceSpec) -> Iterator[Document]:
+    """All documents of a source, in a fixed order."""
+    if spec.kind == "python":
+        for text, origin, license_name in read_python(spec.path):
+            yield Document(text, origin, license_name)
+    elif spec.kind == "jsonl" and spec.path is not None:
+        for row in read_json_lines(spec.path):
+            yield _document(row, spec.path)
+    elif spec.path is not None:
+        yield from _read_text(spec.path, spec.name)
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a ``.jsonl`` or ``.jsonl.gz`` file.
+
+    Raises:
+        OptionError: the file is missing, not gzip, not UTF-8, or a line is not a JSON object.
+    """
+    number = 0
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):  # noqa: B007 - named in the errors below
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    msg = f"{path}, line {number}: expected a JSON object, found {type(row).__name__}"
+                    raise OptionError(msg)
+                yield row
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        msg = f"{path}, after line {number}: expected one JSON object a line, found {error}"
+        raise OptionError(msg) from error
+
+
+def _document(row: dict[str, Any], path: Path) -> Document:
+    text = row.get("text")
+    if not isinstance(text, str):
+        msg = f"{path}: expected a string under 'text', found {type(text).__name__}"
+        raise OptionError(msg)
+    # 'owner/name@commit:path' is summed up as 'owner/name@commit'.
+    origin = str(row.get("source", path.name)).split(":", 1)[0]
+    return Document(text, origin, str(row.get("license", "not stated")))
+
+
+def _read_text(path: Path, name: str) -> Iterator[Document]:
+    files = sorted(f for f in path.rglob("*") if f.suffix in _TEXT_SUFFIXES) if path.is_dir() else [path]
+    for file in files:
+        try:
+            yield Document(file.read_text(encoding="utf-8"), name, "not stated")
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"{file}: expected UTF-8 text, found {error}"
+            raise OptionError(msg) from error

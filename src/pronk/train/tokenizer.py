@@ -1,0 +1,87 @@
+"""A byte-level BPE tokenizer with GPT-2's pre-tokenization, trained from text and saved for every engine to load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pronk.errors import OptionError, TokenizerError
+from pronk.train.chat import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER
+
+__all__ = ["load_tokenizer", "save_tokenizer", "train_tokenizer"]
+
+_SMALLEST = 256 + len(SPECIAL_TOKENS)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn merges from ``texts``; ids 0..3 are the special tokens, then the 256 bytes, then the merges.
+
+    Raises:
+        OptionError: ``vocab_size`` has no room for bytes and special tokens, is more than the text yields, or
+            exceeds what 16 bits can index.
+    """
+    if not _SMALLEST <= vocab_size <= 65536:
+        msg = f"vocabulary size: expected {_SMALLEST} to 65536, found {vocab_size}"
+        raise OptionError(msg)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    found = tokenizer.get_vocab_size()
+    if found != vocab_size:
+        msg = f"vocabulary size: the text yields only {found} tokens, expected {vocab_size}; ask for fewer or add text"
+        raise OptionError(msg)
+    # Training text is text: a marker spelled out in a file must not become the marker.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+    extra = [USER, ASSISTANT, END]
+    special = [{"id": i, "content": t} for i, t in enumerate(SPECIAL_TOKENS)]
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {str(t["id"]): {"content": t["content"], **flags} for t in special},
+        "extra_special_tokens": extra,
+        "chat_template": CHAT_TEMPLATE,
+        **names,
+    }
+    _write_json(folder / "tokenizer_config.json", config)
+    _write_json(folder / "special_tokens_map.json", {**names, "additional_special_tokens": extra})
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a run, for encoding training text (spelled-out markers stay text).
+
+    Raises:
+        TokenizerError: the file is missing or damaged.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises bare Exception
+        msg = f"{path}: expected a tokenizer, found {error}"
+        raise TokenizerError(msg) from error
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,192 @@
+"""The token tree: one request's guesses for one pass.
+
+A step of decoding is one forward pass over a tree. The root is the last token that is certain; guesses hang
+below it. One rule relates the nodes, for every method: *a node sees the committed tokens, its ancestors and
+itself, and its position is the root's position plus its depth.* For the tree ::
+
+    0 ─ 1 ─ 2          tokens   [the, cat, sat, dog, ran]
+    └── 3 ─ 4          parents  [ -1,   0,   1,   0,   3]
+
+the nodes have depths 0 1 2 1 2 and see (rows see columns) ::
+
+          0 1 2 3 4
+        0 x
+        1 x x
+        2 x x x
+        3 x . . x
+        4 x . . x x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["TokenTree"]
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Guesses for one pass, in an order in which parents come before their children.
+
+    The nodes that follow each other from the root on, each the child of the one before, are the *main chain*;
+    put the likeliest path there. Its keys and values lie in consecutive cache slots, as if its tokens had been
+    decoded one at a time, which makes its logits bit-equal to those of plain decoding on a CPU.
+
+    Attributes:
+        tokens: token ids; node 0 is the last certain token.
+        parents: ``parents[0] == -1`` and ``0 <= parents[i] < i`` for every other node.
+        verify: may the node be accepted? ``None`` means every one. A node that may not (lookahead's window) is
+            still computed, and its children may not be accepted either.
+        probs: ``[nodes, vocab]`` distribution each node was drawn from; ``None`` for point masses.
+        gain: the drafter's estimate of the probability that the walk reaches each node, or ``None``.
+
+    Raises:
+        ValueError: if the parents are not a tree in this order, lengths differ, or two acceptable siblings carry
+            the same token.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    verify: tuple[bool, ...] | None = None
+    probs: Tensor | None = None
+    gain: tuple[float, ...] | None = None
+    _children: tuple[dict[int, int], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        size = len(self.tokens)
+        if size == 0 or len(self.parents) != size or self.parents[0] != -1:
+            msg = f"expected as many parents as tokens, the first -1; found {size} tokens, parents {self.parents}"
+            raise ValueError(msg)
+        for name, values in (("verify", self.verify), ("gain", self.gain), ("probs", self.probs)):
+            if values is not None and len(values) != size:
+                msg = f"expected {size} entries in {name}, found {len(values)}"
+                raise ValueError(msg)
+        children: list[dict[int, int]] = [{} for _ in range(size)]
+        for node in range(1, size):
+            parent = self.parents[node]
+            if not 0 <= parent < node:
+                msg = f"node {node} has parent {parent}; expected a node before it"
+                raise ValueError(msg)
+            if self.verify is not None and not (self.verify[node] and (parent == 0 or self.verify[parent])):
+                continue
+            if self.tokens[node] in children[parent]:
+                msg = f"node {parent} has two children with token {self.tokens[node]}; expected them merged"
+                raise ValueError(msg)
+            children[parent][self.tokens[node]] = node
+        object.__setattr__(self, "_children", tuple(children))
+
+    @classmethod
+    def chain(cls, tokens: Iterable[int], gain: Iterable[float] | None = None, probs: Tensor | None = None) -> TokenTree:
+        """The tokens one below the other; the first is the root."""
+        ids = tuple(tokens)
+        return cls(ids, tuple(range(-1, len(ids) - 1)), gain=None if gain is None else tuple(gain), probs=probs)
+
+    @classmethod
+    def trie(cls, root: int, candidates: Iterable[Sequence[int]], max_nodes: int) -> TokenTree:
+        """Merge candidate continuations of ``root`` by their common prefixes, at most ``max_nodes`` guesses in all.
+
+        The first candidate becomes the main chain; what does not fit any more is cut from the end.
+        """
+        tokens, parents, children = [root], [-1], [dict[int, int]()]
+        for candidate in candidates:
+            node = 0
+            for token in candidate:
+                child = children[node].get(token)
+                if child is None:
+                    if len(tokens) > max_nodes:
+                        break
+                    child = len(tokens)
+                    children[node][token] = child
+                    tokens.append(token)
+                    parents.append(node)
+                    children.append({})
+                node = child
+        return cls(tuple(tokens), tuple(parents))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_guesses(self) -> int:
+        """Nodes below the root."""
+        return len(self.tokens) - 1
+
+    def child(self, node: int, token: int) -> int | None:
+        """The acceptable child of ``node`` that carries ``token``."""
+        return self._children[node].get(token)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Edges between each node and the root."""
+        depths = [0] * len(self)
+        for node in range(1, len(self)):
+            depths[node] = depths[self.parents[node]] + 1
+        return tuple(depths)
+
+    @cached_property
+    def main_chain(self) -> int:
+        """How many nodes from the root on are each the child of the node before."""
+        for node, parent in enumerate(self.parents):
+            if parent != node - 1:
+                return node
+        return len(self)
+
+    @cached_property
+    def visible(self) -> NDArray[np.bool_]:
+        """``[nodes, nodes]``: row ``i`` sees column ``j`` if ``j`` is ``i`` or an ancestor of ``i``."""
+        size, main = len(self), self.main_chain
+        seen = np.zeros((size, size), dtype=np.bool_)
+        seen[:main, :main] = np.tri(main, dtype=np.bool_)
+        for node in range(main, size):
+            seen[node] = seen[self.parents[node]]
+            seen[node, node] = True
+        return seen
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root, left out, down to ``node``."""
+        path: list[int] = []
+        while node > 0:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def hang_below(self, chain: Sequence[int]) -> TokenTree:
+        """This tree with ``chain`` above it: its root becomes the child of the last token of ``chain``."""
+        above = len(chain)
+        if not above:
+            return self
+        lead = range(-1, above - 1)
+        return TokenTree(
+            (*chain, *self.tokens),
+            (*lead, above - 1, *(parent + above for parent in self.parents[1:])),
+            None if self.verify is None else ((True,) * above + (True, *self.verify[1:])),
+        )
+
+    def keep(self, nodes: Iterable[int]) -> TokenTree:
+        """The tree of ``nodes`` alone, in their old order; a node whose parent is not kept is left out as well."""
+        wanted = set(nodes) | {0}
+        new: dict[int, int] = {-1: -1}
+        for node, parent in enumerate(self.parents):
+            if node in wanted and parent in new:
+                new[node] = len(new) - 1
+        kept = [node for node in new if node >= 0]
+        return TokenTree(
+            tuple(self.tokens[i] for i in kept),
+            tuple(new[self.parents[i]] for i in kept),
+            None if self.verify is None else tuple(self.verify[i] for i in kept),
+            None if self.probs is None else self.probs[kept],
+            None if self.gain is None else tuple(self.gain[i] for i in kept),
+        )
+
+    def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
+        """At most ``max_nodes`` guesses, the first ones, and none deeper than ``max_depth``."""
+        if self.num_guesses <= max_nodes and max(self.depths) <= max_depth:
+            return self
+        fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
+        return self.keep(fitting[: max_nodes + 1])

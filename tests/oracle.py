@@ -1,0 +1,46 @@
+"""The obvious, slow attention that everything faster is compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pronk.model.config import ModelConfig
+from pronk.model.decoder import Decoder
+
+
+class DenseAttend:
+    """Causal attention of one text whose rows are its tokens in order, in one pass.
+
+    Scores, softmax and sums are plain matrix products over all positions, in float32.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        c, rows = self.config, q.shape[0]
+        query, key, value = (x.float().transpose(0, 1) for x in (q, k, v))
+        key, value = (x.repeat_interleave(c.group, dim=0) for x in (key, value))
+        scores = query @ key.transpose(1, 2) * c.head_dim**-0.5
+        scores = scores.masked_fill(~visible(rows, c.windows[layer]), -torch.inf)
+        mixed = torch.softmax(scores, dim=-1) @ value
+        return mixed.transpose(0, 1).reshape(rows, -1).to(q.dtype)
+
+
+def visible(rows: int, window: int | None) -> Tensor:
+    """``[rows, rows]``: may row ``i`` see row ``j``? Only the past, itself, and no further back than the window."""
+    distance = torch.arange(rows)[:, None] - torch.arange(rows)[None, :]
+    return (distance >= 0) & (distance < (rows if window is None else window))
+
+
+@torch.no_grad()
+def dense_logits(decoder: Decoder, tokens: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits ``[len(tokens), vocab]`` of a whole text in one pass."""
+    ids = torch.tensor(tokens)
+    positions = torch.arange(len(tokens))
+    x = decoder.embed(ids, positions, dtype)
+    rope = decoder.rope(positions, torch.full_like(positions, len(tokens)), dtype)
+    for _, x in decoder.run(x, rope, DenseAttend(decoder.config)):
+        pass
+    return decoder.logits(x)
