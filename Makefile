@@ -22,7 +22,7 @@ INSTALL := { $(PY) -m pip --version || $(PY) -m ensurepip; } >/dev/null 2>&1; \
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
 
 demo: $(INSTALLED)
-	@$(VENV)/bin/pronk generate --stats --max-tokens 96 --prompt-file examples/prompt.txt
+	@$(VENV)/bin/pronk generate --stats --echo --color-guesses --max-tokens 96 --prompt-file examples/prompt.txt
 
 test: $(INSTALLED_DEV)
 	$(PY) -m ruff check --quiet .
@@ -45,13 +45,12 @@ $(INSTALLED_DEV): | $(PY)
 
 $(PY):
 	@set -e; \
-	suits() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }; \
 	for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python); do \
-		if suits "$$python"; then \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 			"$$python" -m venv --clear $(VENV) && exit 0; \
 			rm -rf $(VENV); \
 			echo "make: $$python -m venv failed (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; \
 		fi; \
+		found="$$found $$python ($$("$$python" --version 2>&1 | tail -n 1));"; \
 	done; \
-	echo "make: expected Python 3.11 or newer, found $$(python3 --version 2>&1 | tail -n 1);" \
-		"install one or name it: make PYTHON=/path/to/python3.11" >&2; exit 1
+	echo "make: expected Python 3.11 or newer, found$$found name another: make PYTHON=/path/to/python3.11" >&2; exit 1

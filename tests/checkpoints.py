@@ -6,11 +6,14 @@ logits are almost equal and a comparison of them shows nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+MakeCheckpoint = Callable[..., Path]
 
 VOCAB = 300
 

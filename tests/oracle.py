@@ -41,6 +41,5 @@ def dense_logits(decoder: Decoder, tokens: list[int], dtype: torch.dtype = torch
     positions = torch.arange(len(tokens))
     x = decoder.embed(ids, positions, dtype)
     rope = decoder.rope(positions, torch.full_like(positions, len(tokens)), dtype)
-    for _, x in decoder.run(x, rope, DenseAttend(decoder.config)):
-        pass
-    return decoder.logits(x)
+    *_, (_, hidden) = decoder.run(x, rope, DenseAttend(decoder.config))
+    return decoder.logits(hidden)

@@ -97,11 +97,7 @@ class Chooser:
         return logits.index_fill(0, banned, -math.inf) if len(banned) else logits
 
     def _banned(self) -> Tensor:
-        banned = [
-            word[-1]
-            for word in self.bad_words
-            if len(word) == 1 or self.context[-len(word) + 1 :] == word[:-1]
-        ]
+        banned = [word[-1] for word in self.bad_words if len(word) == 1 or self.context[-len(word) + 1 :] == word[:-1]]
         ids = torch.tensor(banned, dtype=torch.int64)
         return torch.cat((ids, self.ends)) if self.num_chosen < self.params.min_tokens else ids
 

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,22 +75,24 @@ def generate(
 
     pronk generate "def fibonacci(n):" --max-tokens 64
 
-    pronk generate --prompt-file main.py --temperature 0.8 --seed 7 --stop $'\\n\\n'
+    pronk generate --prompt-file main.py --temperature 0.8 --seed 7 --stop $'\n\n'
 
     git diff | pronk generate - --model ./checkpoint --json
     """
     from pronk.console import Screen
 
     screen = Screen(stats=stats, color_guesses=color_guesses)
-    text, params = _read_prompt(prompt, prompt_file), request()
-    llm = _load(load, screen)
+    text = _read_prompt(prompt, prompt_file)
+    llm, params = _prepare(load, request, screen)
     try:
         if as_json:
             typer.echo(json.dumps(llm.generate(text, params).to_dict(), ensure_ascii=False))
             return
         if echo:
             screen.echo(text)
-        _show(llm.stream(text, params), params.n, screen)
+        _show(llm.stream(text, params), params, screen)
+        if color_guesses and screen.interactive:
+            screen.legend()
     except KeyboardInterrupt:
         screen.note("interrupted")
         raise typer.Exit(_INTERRUPTED) from None
@@ -124,8 +126,7 @@ def chat(
     from pronk.repl import Chat
 
     screen = Screen(stats=stats, color_guesses=color_guesses)
-    params = request()
-    llm = _load(load, screen)
+    llm, params = _prepare(load, request, screen)
     llm.chat_ids([{"role": "user", "content": "?"}])  # a model that cannot chat says so now
     Chat(llm, params, screen).run()
 
@@ -162,8 +163,13 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _explain(error: typer.TyperException) -> str:
-    """The parser's message and where to look; nothing if it has shown the help already."""
+    """What the parser expected and found, and where to look; nothing if it has shown the help already."""
     message, context = error.format_message(), getattr(error, "ctx", None)
+    refused: list[Any] = getattr(
+        error.__cause__, "errors", list
+    )()  # the parser names the value only in the error's cause
+    if refused:
+        message += f", found {refused[0]['input']!r}"
     return f"{message} (try '{context.command_path} --help')" if message and context else message
 
 
@@ -186,16 +192,20 @@ def _read_prompt(prompt: str | None, file: str | None) -> str:
         raise PromptError(msg) from error
 
 
-def _load(load: Callable[[Progress | None], "LLM"], screen: "Screen") -> "LLM":
+def _prepare(
+    load: Callable[[Progress | None], "LLM"], request: Callable[[], "SamplingParams"], screen: "Screen"
+) -> tuple["LLM", "SamplingParams"]:
+    """Check the options, then load; both wait for torch, so the bar stands above both."""
     with screen.loading() as progress:
-        return load(progress)
+        params = request()
+        return load(progress), params
 
 
-def _show(pieces: Iterator["Piece"], samples: int, screen: "Screen") -> None:
+def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "Screen") -> None:
     """Stream the first sample, then show what the others have, and the figures of all that ended."""
     from pronk.console import stats_line
 
-    held: dict[int, list[Piece]] = {index: [] for index in range(1, samples)}
+    held: dict[int, list[Piece]] = {index: [] for index in range(1, params.n)}
     ended: dict[int, Completion] = {}
     try:
         for piece in pieces:
@@ -208,9 +218,9 @@ def _show(pieces: Iterator["Piece"], samples: int, screen: "Screen") -> None:
     finally:  # an interrupted generation shows as much
         screen.end_line()
         for index, own in held.items():
-            screen.write(f"--- sample {index + 1} of {samples} ---\n")
+            screen.write(f"--- sample {index + 1} of {params.n} ---\n")
             for piece in own:
                 screen.write(piece.text, guessed=piece.guessed)
             screen.end_line()
         for _, completion in sorted(ended.items()):
-            screen.figures(stats_line(completion.stats, completion.seed))
+            screen.figures(stats_line(completion.stats, None if params.greedy else completion.seed))

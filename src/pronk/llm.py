@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 
 from pronk.cache.budget import BLOCK_SIZE, num_blocks
 from pronk.cache.paged import PagedCache
 from pronk.choice import Chooser
-from pronk.detokenizer import TextStream
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request, end_ids
+from pronk.engine.text import TextStream
 from pronk.errors import OptionError, PromptError
 from pronk.model.loader import load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Completion, Piece
@@ -24,7 +24,7 @@ from pronk.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
-Prompt = str | Sequence[int]
+Prompt = str | list[int]
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -53,12 +53,13 @@ class LLM:
         """Load a model.
 
         Args:
-            model: a folder in the Hugging Face layout, or the id of such a model on the Hub; ``None`` is the bundled one.
+            model: a folder in the Hugging Face layout, or the id of such a model on the Hub; ``None`` is the
+                bundled one.
             drafter: who guesses: a name, a name with options, or an object (see :mod:`pronk.drafters`).
             device: ``"cpu"`` or an accelerator as torch names it.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the checkpoint's.
-            kv_memory: size of the KV cache in bytes or as text (``"2GiB"``); by default what ``max_batch`` full contexts
-                need, and at most a quarter of the memory.
+            kv_memory: size of the KV cache in bytes or as text (``"2GiB"``); by default what ``max_batch`` full
+                contexts need, and at most a quarter of the memory.
             max_batch: most requests in one pass, 1..1024.
             prefill_chunk: most prompt tokens in one pass, 16..8192.
             threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
@@ -88,22 +89,24 @@ class LLM:
     @overload
     def generate(
         self,
-        prompts: str | Sequence[int],
+        prompts: str | list[int],
         params: SamplingParams | None = None,
         *,
         drafter: str | Drafter[Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Completion: ...
     @overload
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: list[str] | list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: str | Drafter[Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[Completion]: ...
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: str | list[int] | list[str] | list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: str | Drafter[Any] | None = None,
@@ -128,7 +131,7 @@ class LLM:
             CacheFullError: a request that the KV cache cannot hold.
         """
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        batch: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item]
+        batch = cast(list[Prompt], [prompts] if single else prompts)
         options = self._options(params, len(batch))
         chosen = self._drafter(drafter)
         groups = [self._requests(self._ids(p), o, chosen) for p, o in zip(batch, options, strict=True)]
@@ -138,7 +141,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece]:
         """Continue one prompt, token by token; the arguments are checked at once.
 
         Closing the iterator, or an exception in whoever reads it, ends the request and frees its memory.
@@ -153,7 +156,7 @@ class LLM:
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece]:
         """Answer a conversation, token by token."""
         return self.stream(self.chat_ids(messages), params, drafter=drafter)
 
@@ -172,7 +175,7 @@ class LLM:
         finally:
             self._abort(requests)
 
-    def _stream(self, requests: Sequence[Request]) -> Iterator[Piece]:
+    def _stream(self, requests: Sequence[Request]) -> Generator[Piece]:
         try:
             for request in requests:
                 self.engine.add(request)
@@ -185,8 +188,7 @@ class LLM:
 
     def _abort(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            if request.finish_reason is None:
-                self.engine.abort(request)
+            self.engine.abort(request)
 
     def _options(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):

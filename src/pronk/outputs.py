@@ -75,8 +75,8 @@ class Piece:
 
     Attributes:
         token_id: the token.
-        text: text that became final with it: may be empty (half a character, the possible start of a stop string), or more
-            than the token's own.
+        text: text that became final with it: may be empty (half a character, the possible start of a stop string),
+            or more than the token's own.
         guessed: whether the token was an accepted guess.
         index: which of the ``n`` samples it belongs to.
         completion: the finished sample, with its last token.

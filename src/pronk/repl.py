@@ -54,7 +54,8 @@ class Chat:
         try:
             return input("> " if self._asks else "").strip()
         except (EOFError, KeyboardInterrupt):
-            self._screen.end_line()
+            if self._asks:
+                self._screen.say("")  # the cursor is behind the prompt
             return None
 
     def _obey_or_answer(self, line: str) -> None:
@@ -71,16 +72,14 @@ class Chat:
     def _answer(self, line: str) -> None:
         """Stream the answer; what was shown of it joins the conversation, stopped or not."""
         conversation = self._fit([*self._messages, {"role": "user", "content": line}])
-        pieces = self._llm.stream_chat(conversation, self._params)
         shown: list[str] = []
         try:
-            for piece in pieces:
+            for piece in self._llm.stream_chat(conversation, self._params):
                 self._screen.write(piece.text, guessed=piece.guessed)
                 shown.append(piece.text)
                 if piece.completion is not None:
                     self._finish(piece.completion)
         except KeyboardInterrupt:
-            pieces.close()
             self._screen.end_line()
             self._screen.note("stopped")
         if shown:
@@ -99,7 +98,7 @@ class Chat:
 
     def _finish(self, completion: Completion) -> None:
         self._screen.end_line()
-        self._screen.figures(stats_line(completion.stats, completion.seed))
+        self._screen.figures(stats_line(completion.stats, None if self._params.greedy else completion.seed))
         for name in ("generated_tokens", "target_steps", "drafted", "accepted", "total_seconds"):
             setattr(self._total, name, getattr(self._total, name) + getattr(completion.stats, name))
 

@@ -76,8 +76,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
             _check_integer(name, getattr(self, name), low, high)
-        for name, low, high, rule in _NUMBERS:
-            _check_number(name, getattr(self, name), low, high, rule)
+        for name, least, most, rule in _NUMBERS:
+            _check_number(name, getattr(self, name), least, most, rule)
         if self.min_tokens > self.max_tokens:
             msg = f"min_tokens: expected at most max_tokens = {self.max_tokens}, found {self.min_tokens}"
             raise OptionError(msg)

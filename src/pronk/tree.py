@@ -82,7 +82,9 @@ class TokenTree:
         object.__setattr__(self, "_children", tuple(children))
 
     @classmethod
-    def chain(cls, tokens: Iterable[int], gain: Iterable[float] | None = None, probs: Tensor | None = None) -> TokenTree:
+    def chain(
+        cls, tokens: Iterable[int], gain: Iterable[float] | None = None, probs: Tensor | None = None
+    ) -> TokenTree:
         """The tokens one below the other; the first is the root."""
         ids = tuple(tokens)
         return cls(ids, tuple(range(-1, len(ids) - 1)), gain=None if gain is None else tuple(gain), probs=probs)

@@ -54,6 +54,11 @@ class BlockAllocator:
         self.references = [0] * num_blocks
         self.num_free = num_blocks
 
+    def reset(self) -> None:
+        """All blocks are free; no table may be in use."""
+        self.references = [0] * self.num_blocks
+        self.num_free = self.num_blocks
+
     def blocks_for(self, tokens: int) -> int:
         """Blocks that ``tokens`` tokens need."""
         return -(-tokens // self.block_size)

@@ -35,8 +35,9 @@ def parse_memory(value: str | int) -> int:
 def num_blocks(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, kv_memory: str | int | None, max_requests: int
 ) -> int:
-    """Blocks of the pool: as many as ``kv_memory`` holds, by default enough for ``max_requests`` full contexts within a
-    quarter of the memory.
+    """Blocks of the pool: as many as ``kv_memory`` holds.
+
+    The default is enough for ``max_requests`` full contexts, within a quarter of the memory.
 
     Raises:
         OptionError: the budget does not hold a single block.

@@ -5,9 +5,9 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
     slot      0       16      32            16·B          16·B + 512
               | block 0 | block 1 | … | block B-1 | margin            |
 
-A request's token ``p`` has slot ``block · 16 + p % 16``. The margin is never owned: the last row of it takes the rows that
-pad a pass, and a view may read past the end of a request into it, or into a neighbour's blocks, under the mask. Whatever is
-there has to be finite, because a masked place is multiplied by an exact zero.
+A request's token ``p`` has slot ``block · 16 + p % 16``. The margin is never owned: the last row of it takes the
+rows that pad a pass, and a view may read past the end of a request into it, or into a neighbour's blocks, under the
+mask. Whatever is there has to be finite, because a masked place is multiplied by an exact zero.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ class PagedCache:
         return np.where(held, blocks[np.where(held, index, 0)] * self.block_size + tokens % self.block_size, 0)
 
     def where(self, table: BlockTable, start: int, stop: int) -> slice | Tensor:
-        """How to read tokens ``start .. stop - 1`` of a layer's ``[kv_heads, slots, head_dim]``: a view if they lie in a
-        run, or else an index.
+        """How to index the slots of a layer to read tokens ``start .. stop - 1``: a view of a run, or else a gather.
 
         Places beyond what the table holds are readable and meaningless: mask them.
         """
@@ -102,6 +101,14 @@ class PagedCache:
         """Store rows ``[rows, kv_heads, head_dim]`` of a pass at ``slots`` ``[rows]``."""
         self.keys[layer].index_copy_(1, slots, k.transpose(0, 1))
         self.values[layer].index_copy_(1, slots, v.transpose(0, 1))
+
+    def read(self, layer: int, table: BlockTable) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that are still held.
+
+        The first is that of token ``table.released * block_size``. Without copying, where the blocks lie in a run.
+        """
+        where = self.where(table, table.released * self.block_size, table.length)
+        return self.keys[layer][:, where], self.values[layer][:, where]
 
     def commit(self, table: BlockTable, offsets: Sequence[int]) -> None:
         """Keep the drafted rows at ``table.length + offset``, in this order, as the next committed tokens.

@@ -1,9 +1,9 @@
 """The contract between the engine and whoever guesses tokens.
 
-A drafter has two verbs. ``propose`` turns what is known of some requests into one tree each; ``observe`` tells it what the
-target said. It may keep a state per request, which must depend on the committed tokens alone: whatever was guessed and
-rejected leaves no trace, so that a request can be replayed. Nothing a drafter does changes the text, only how
-many passes it takes.
+A drafter has two verbs. ``propose`` turns what is known of some requests into one tree each; ``observe`` tells it
+what the target said. It may keep a state per request, which must depend on the committed tokens alone: whatever was
+guessed and rejected leaves no trace, so that a request can be replayed. Nothing a drafter does changes the text,
+only how many passes it takes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.model.decoder import Decoder
 from pronk.sampling import SamplingParams
@@ -59,6 +60,7 @@ class DraftContext(Generic[State]):
         max_nodes: no more guesses than this.
         params: the request's options.
         seed: the request's seed, for drafters that sample with the target's noise.
+        table: where the target's keys and values of the first ``table.length`` tokens are.
     """
 
     state: State
@@ -68,6 +70,7 @@ class DraftContext(Generic[State]):
     max_nodes: int
     params: SamplingParams
     seed: int
+    table: BlockTable
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Drafter(ABC, Generic[State]):
     name: ClassVar[str]
     needs: Needs = Needs()
 
-    def bind(self, target: Target) -> None:  # noqa: B027 - most drafters need nothing from the target
+    def bind(self, target: Target) -> None:
         """Meet the target. Raises :class:`~pronk.errors.OptionError` if the two do not fit."""
 
     @abstractmethod
@@ -113,5 +116,5 @@ class Drafter(ABC, Generic[State]):
     def observe(self, outcomes: Sequence[Outcome[State]]) -> None:
         """Learn from a step; every context of the last ``propose`` has one outcome."""
 
-    def stop(self, state: State) -> None:  # noqa: B027 - most states are plain values
+    def stop(self, state: State) -> None:
         """The request has ended; give back what its state holds."""

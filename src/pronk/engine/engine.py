@@ -1,12 +1,12 @@
 """The decode loop: schedule, propose, forward, verify, commit.
 
-**Certain and provisional.** On a CPU the logits at a node of the tree's main chain are bit-equal to those of plain decoding,
-because its keys lie in the order in which plain decoding would have put them. A node off the main chain has the same keys
-in other places, so its sums may differ in the last bit. The engine therefore commits what was chosen at main-chain
-nodes, and keeps what was chosen further down as *provisional*: those tokens go first in the next pass, as its main chain, and
-what that pass chooses is certain. It costs a few rows and no extra pass, and the output is that of plain decoding to the
-bit. On devices whose kernels make no such promise (``exact=False``) every choice is final and the accepted rows are moved
-into place.
+**Certain and provisional.** On a CPU the logits at a node of the tree's main chain are bit-equal to those of plain
+decoding, because its keys lie in the order in which plain decoding would have put them. A node off the main chain
+has the same keys in other places, so its sums may differ in the last bit. The engine therefore commits what was
+chosen at main-chain nodes, and keeps what was chosen further down as *provisional*: those tokens go first in the
+next pass, as its main chain, and what that pass chooses is certain. It costs a few rows and no extra pass, and the
+output is that of plain decoding to the bit. On devices whose kernels make no such promise (``exact=False``) every
+choice is final and the accepted rows are moved into place.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Engine:
         request.draft_state = request.drafter.start(request.prompt)
 
     def abort(self, request: Request) -> None:
-        """Stop a request and free what it holds; harmless if it has ended."""
+        """Stop a request and free what it holds; harmless if it has left."""
         self._leave(request)
 
     def step(self) -> None:
@@ -128,6 +128,7 @@ class Engine:
             self.max_tree - 1 - provisional,
             request.params,
             request.seed,
+            request.table,
         )
 
     def _plan(self, turn: Turn, draft: TokenTree | None) -> _Plan:
@@ -162,7 +163,6 @@ class Engine:
         logits = logits[plan.start - plan.job.wanted.start :]
         found = self._walk(plan, logits)
         keep = found.certain if self.exact else len(found.tokens)
-        request.chooser.rollback(len(found.tokens) - keep)
         committed = self._commit_tokens(plan, found, keep, logits)
         self._commit_rows(request, [*range(plan.start + 1), *found.path[: keep - 1]])
         self._keep_provisional(plan, found, keep)
@@ -170,7 +170,10 @@ class Engine:
 
     def _walk(self, plan: _Plan, logits: Tensor) -> Walk:
         """The target's choices from the last certain token on; ``logits`` has a row per node from there."""
-        chooser, start = plan.turn.request.chooser, plan.start
+        request, start = plan.turn.request, plan.start
+        chooser = request.chooser
+        # It was told of choices that the last walk left provisional, or of those of a step that was interrupted.
+        chooser.rollback(len(chooser.context) - len(request.tokens))
         best: list[int] | None = logits.argmax(-1).tolist() if chooser.is_argmax else None
 
         def choose(node: int, _: int) -> int:
@@ -181,7 +184,7 @@ class Engine:
         return walk(plan.tree, choose, start)
 
     def _commit_tokens(self, plan: _Plan, found: Walk, keep: int, logits: Tensor) -> tuple[int, ...]:
-        request, above = plan.turn.request, plan.above
+        request = plan.turn.request
         reports: list[dict[int, float]] | None = None
         visited = (plan.start, *found.path)
         if request.params.logprobs is not None:
@@ -240,9 +243,9 @@ class Engine:
         return Outcome(request.draft_state, draft, path, committed, logits, hidden)
 
     def _leave(self, request: Request) -> None:
-        request.stats.total_seconds = perf_counter() - request.began
-        self.scheduler.finish(request)
-        request.drafter.stop(request.draft_state)
+        if self.scheduler.remove(request):
+            request.stats.total_seconds = perf_counter() - request.began
+            request.drafter.stop(request.draft_state)
 
 
 def _reports_prompt(request: Request) -> bool:

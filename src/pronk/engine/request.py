@@ -25,8 +25,8 @@ class TextOutput(Protocol):
         """The text that has become final, and the stop string that was completed, if any."""
         ...
 
-    def flush(self) -> str:
-        """What was still held back."""
+    def flush(self) -> tuple[str, str | None]:
+        """What was still held back, and the stop string in it, if any."""
         ...
 
 
@@ -49,9 +49,9 @@ class Token:
 class Request:
     """A prompt being continued.
 
-    ``tokens`` is all that is certain: the prompt, then the output. Its first ``table.length`` tokens are in the cache, the
-    rest is *pending*: a chunk of the prompt, or the one token that the next pass starts from. ``provisional`` are further
-    choices of the target, to be confirmed by the next pass.
+    ``tokens`` is all that is certain: the prompt, then the output. Its first ``table.length`` tokens are in the
+    cache, the rest is *pending*: a chunk of the prompt, or the one token that the next pass starts from.
+    ``provisional`` are further choices of the target, to be confirmed by the next pass.
     """
 
     prompt: list[int]
@@ -106,12 +106,13 @@ class Request:
         text, stop = ("", None) if token in self.ends else self.text.push(token)
         if token in self.ends:
             self._finish("stop", token)
-        elif stop is not None:
-            self._finish("stop", stop)
         elif not self.remaining:
             self._finish("length", None)
         if self.finish_reason and stop is None:
-            text += self.text.flush()
+            rest, stop = self.text.flush()
+            text += rest
+        if stop is not None:
+            self._finish("stop", stop)
         self.output_text += text
         self.pieces.append(Token(token, text, guessed))
         return self.finish_reason is None

@@ -108,5 +108,6 @@ class Runner:
             return [x.new_empty(0, self.decoder.config.vocab_size) for _ in jobs]
         rows = x[torch.tensor(wanted, device=self.device)]
         rows = F.pad(rows, (0, 0, 0, -len(wanted) % ROW_ALIGNMENT))
-        logits = self.decoder.logits(rows)[: len(wanted)]
+        # The choice is made on the CPU, where the noise is the same whatever the device.
+        logits = self.decoder.logits(rows)[: len(wanted)].cpu()
         return list(logits.split([len(job.wanted) for job in jobs]))

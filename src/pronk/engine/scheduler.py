@@ -29,8 +29,8 @@ class Turn:
 class Scheduler:
     """First come, first served.
 
-    A request is admitted when the cache can hold it to its end, so a running request never lacks room; one that the whole
-    cache could not hold is refused when it is added.
+    A request is admitted when the cache can hold it to its end, so a running request never lacks room; one that the
+    whole cache could not hold is refused when it is added.
 
     Attributes:
         cache: where the requests' keys and values go.
@@ -77,13 +77,17 @@ class Scheduler:
                 budget -= count if pending > 1 else 0
         return turns
 
-    def finish(self, request: Request) -> None:
-        """The request leaves, wherever it is; its blocks are free."""
-        if request in self.running:
-            self.running.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
+    def remove(self, request: Request) -> bool:
+        """The request leaves, wherever it is, and its blocks are free. Returns whether it was here at all."""
+        queue = next((queue for queue in (self.running, self.waiting) if request in queue), None)
+        if queue is None:
+            return False
+        queue.remove(request)
         self.cache.release(request.table)
+        if not self.running and not self.waiting:
+            # An interruption may strike between taking a block and writing it down.
+            self.cache.allocator.reset()
+        return True
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_batch:

@@ -41,7 +41,7 @@ class Stats:
     _taken: Counter[int] = field(default_factory=Counter, repr=False)
 
     def record_draft(self, guesses: int, depth: int, accepted: int) -> None:
-        """One step's tree had ``guesses`` acceptable nodes down to ``depth``, of which a path of ``accepted`` was right."""
+        """Count a step: ``guesses`` acceptable nodes down to ``depth``, and a right path of ``accepted``."""
         self.drafted += guesses
         self.accepted += accepted
         self._offered.update(range(depth))

@@ -1,0 +1,1 @@
+"""The decoder and everything that brings a checkpoint into it."""

@@ -1,8 +1,9 @@
 """Attention from packed rows into the paged cache.
 
-What relates the rows of a pass to the cache is worked out once per pass, from the trees and the block tables, and handed to
-every layer as one value. The query heads that share a key/value head are folded into the row axis: for 8 heads over 2
-and 3 rows, one product of ``[2, 4 · 3, d]`` queries with ``[2, keys, d]`` keys, instead of eight of one row each.
+What relates the rows of a pass to the cache is worked out once per pass, from the trees and the block tables, and
+handed to every layer as one value. The query heads that share a key/value head are folded into the row axis: for 8
+heads over 2 and 3 rows, one product of ``[2, 4 · 3, d]`` queries with ``[2, keys, d]`` keys, instead of eight of
+one row each.
 
 Two paddings make a row's result independent of what shares its pass, to the last bit: the folded rows are padded to a
 multiple of 4, and the keys to whole aligned blocks of :data:`~pronk.cache.paged.KV_ALIGNMENT`. Padding is masked and
@@ -77,10 +78,8 @@ class PagedAttention:
         for (start, stop), windows in zip(self.bounds, self.windows, strict=True):
             window = windows[span]
             outputs.append(self._attend(q[start:stop], keys[:, window.where], values[:, window.where], window.mask))
-        padding = q.shape[0] - self.bounds[-1][1]
-        if padding:
-            outputs.append(q.new_zeros(padding, q.shape[1] * q.shape[2]))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        rows = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return F.pad(rows, (0, 0, 0, q.shape[0] - rows.shape[0])) if len(rows) < len(q) else rows
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """``q`` ``[n, heads, d]`` over ``k``, ``v`` ``[kv_heads, keys, d]`` to ``[n, heads * d]``."""

@@ -1,16 +1,20 @@
 """The tensors of a model folder: safetensors only, in one file or in shards, memory-mapped.
 
-Nothing is read here except the headers. A tensor is a view of the mapped file: its pages come from disk when they
-are touched, and they are the page cache's, not this process's.
+Nothing is read here except the headers. A tensor is a view of the mapped file, whose pages come from disk when they are
+touched, and can be given back at any time.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import mmap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -20,7 +24,18 @@ __all__ = ["Checkpoint", "read_json"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where a tensor is: ``start`` and ``size`` in bytes within the mapped file."""
+
+    file: mmap.mmap
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
 
 
 class Checkpoint:
@@ -32,44 +47,52 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[str, Any] = {}
+        self._entries: dict[str, _Entry] = {}
         for path in _paths(folder):
-            file = _open(path)
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                if name in self._files:
-                    msg = f"{folder}: tensor {name} is in two files; expected one, remove the leftover shards"
-                    raise CheckpointError(msg)
-                self._files[name] = file
+            entries = _map_file(path)
+            for name in entries.keys() & self._entries.keys():
+                msg = f"{folder}: expected tensor {name} in one file, found it in two; remove the leftover shards"
+                raise CheckpointError(msg)
+            self._entries |= entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the header."""
-        return tuple(self._files[name].get_slice(name).get_shape())
+        """Shape of a tensor."""
+        return self._entries[name].shape
 
-    def itemsize(self, name: str) -> int:
-        """Bytes per element.
+    def nbytes(self, name: str) -> int:
+        """Size of a tensor in the file."""
+        return self._entries[name].size
 
-        Raises:
-            CheckpointError: the tensor is not float32, float16 or bfloat16.
-        """
-        dtype = self._files[name].get_slice(name).get_dtype()
-        if dtype not in _DTYPES:
+    def check_dtype(self, name: str) -> None:
+        """Raise a :class:`CheckpointError` unless the tensor is float32, float16 or bfloat16."""
+        found = self._entries[name].dtype
+        if found not in _DTYPES:
             msg = (
-                f"{self.folder}: tensor {name}: expected float32, float16 or bfloat16 (F32, F16, BF16), found {dtype}; "
-                "convert the checkpoint to one of them"
+                f"{self.folder}: tensor {name}: expected float32, float16 or bfloat16 ({', '.join(_DTYPES)}), "
+                f"found {found}; convert the checkpoint to one of them"
             )
             raise CheckpointError(msg)
-        return _DTYPES[dtype]
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor as a view of the mapped file, in the file's dtype."""
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor
+        """The tensor as a view of the mapped file, in the file's dtype; it keeps the file mapped."""
+        entry = self._entries[name]
+        count = math.prod(entry.shape)
+        if count == 0:
+            return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+        flat = torch.frombuffer(entry.file, dtype=_DTYPES[entry.dtype], count=count, offset=entry.start)
+        return flat.view(entry.shape)
+
+    def release(self) -> None:
+        """Give back the memory into which tensors were read so far; a later access reads them again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for file in {id(entry.file): entry.file for entry in self._entries.values()}.values():
+                file.madvise(mmap.MADV_DONTNEED)
 
 
 def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
@@ -123,12 +146,26 @@ def _no_weights(folder: Path) -> str:
     return f"{folder}: expected {SINGLE} or {INDEX}, found {listed}"
 
 
-def _open(path: Path) -> Any:
+def _map_file(path: Path) -> dict[str, _Entry]:
+    """The tensors of one file: eight bytes of header length, a JSON header, then the data."""
     try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
+        # Checks the header: offsets in order and within the file, sizes that follow from shapes and dtypes.
+        with safe_open(path, framework="pt"):
+            pass
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(length))
+            # A private mapping: writing to a weight changes the memory, never the file.
+            file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (SafetensorError, OSError, ValueError) as error:
         msg = (
             f"{path}: expected a complete safetensors file, found a truncated or damaged one "
             f"({path.stat().st_size} bytes: {error}); download it again"
         )
         raise CheckpointError(msg) from error
+    header.pop("__metadata__", None)
+    return {
+        name: _Entry(file, at["dtype"], tuple(at["shape"]), 8 + length + begin, end - begin)
+        for name, at in header.items()
+        for begin, end in (at["data_offsets"],)
+    }

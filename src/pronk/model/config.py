@@ -25,6 +25,21 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+# What transformers takes for a key that is absent, where that differs from what `null` means or from the others.
+_ABSENT: dict[str, dict[str, int]] = {
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+}
+
+# Keys of relatives of these families (Gemma, Granite, Cohere, Mixtral, encoders) that ask for other arithmetic.
+_REFUSED = (
+    "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
+    "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
+    "num_experts num_local_experts query_pre_attn_scalar residual_multiplier scale_attn_by_inverse_layer_idx "
+    "use_bidirectional_attention"
+).split()
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -88,15 +103,20 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         ConfigError: unknown architecture, missing or contradictory values, or a feature that is not supported.
     """
     family = raw.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         msg = f"unknown architecture: config.json has model_type {family!r}; supported are {known}"
         raise ConfigError(msg)
-    if raw.get("quantization_config"):
-        method = dict(raw["quantization_config"]).get("quant_method", "unknown")
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
         msg = f"the checkpoint is quantized ({method}); expected float32, float16 or bfloat16 weights"
         raise ConfigError(msg)
-    config = FAMILIES[family](_Reader(raw, family))
+    refused = [key for key in _REFUSED if raw.get(key)] + ["is_causal"] * (raw.get("is_causal") is False)
+    if refused:
+        msg = f"config.json: {refused[0]} = {raw[refused[0]]!r} is not supported; expected a plain {family} model"
+        raise ConfigError(msg)
+    config = FAMILIES[family](_Reader({**_ABSENT.get(family, {}), **raw}, family))
     _check(config)
     return config
 
@@ -112,10 +132,10 @@ class _Reader:
         value = self.raw.get(key)
         return default if value is None else value
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            msg = f"config.json: expected a positive integer for {key!r}, found {value!r}"
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            msg = f"config.json: expected an integer of at least {least} for {key!r}, found {value!r}"
             raise ConfigError(msg)
         return value
 
@@ -127,7 +147,7 @@ class _Reader:
         return float(value)
 
     def activation(self, key: str, default: str) -> Activation:
-        name = self.get(key, default)
+        name = str(self.get(key, default))
         if name not in _ACTIVATIONS:
             msg = f"config.json: {key} is {name!r}; supported are {', '.join(_ACTIVATIONS)}"
             raise ConfigError(msg)
@@ -143,19 +163,32 @@ class _Reader:
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
         bos, eos = self.raw.get("bos_token_id"), self.raw.get("eos_token_id")
         ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-        return (bos[0] if isinstance(bos, list) else bos), ids
+        bos = (bos or [None])[0] if isinstance(bos, list) else bos
+        for key, token in (("bos_token_id", bos), *(("eos_token_id", token) for token in ids)):
+            if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
+                msg = f"config.json: expected token ids for {key!r}, found {token!r}"
+                raise ConfigError(msg)
+        return bos, ids
 
-    def rotary(self, head_dim: int, context: int) -> RopeConfig:
-        if self.get("partial_rotary_factor", 1.0) != 1.0:
-            msg = "config.json: partial_rotary_factor is not supported; expected 1.0"
+    def windows(self, span: int | None, first: int = 0) -> tuple[int | None, ...]:
+        """``span`` in the layers that ``layer_types`` calls sliding, or without it, in those from ``first`` on."""
+        layers = self.integer("num_hidden_layers")
+        implied = ["full_attention" if span is None or i < first else "sliding_attention" for i in range(layers)]
+        kinds = self.get("layer_types", implied)
+        known = ["full_attention"] if span is None else ["full_attention", "sliding_attention"]
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
+            msg = f"config.json: expected {layers} layer_types, each {' or '.join(known)}, found {kinds!r:.80}"
             raise ConfigError(msg)
-        return parse_rope(self.raw, head_dim, context)
+        return tuple(span if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _decoder(r: _Reader, **features: Any) -> ModelConfig:
+def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
     """What Llama, Mistral and Qwen share."""
-    hidden, heads, layers = r.integer("hidden_size"), r.integer("num_attention_heads"), r.integer("num_hidden_layers")
+    hidden, heads = r.integer("hidden_size"), r.integer("num_attention_heads")
     head_dim = r.integer("head_dim", hidden // heads)
+    if r.get("head_dim") is None and hidden % heads:
+        msg = f"config.json: expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
+        raise ConfigError(msg)
     context = r.integer("max_position_embeddings", 2048)
     bos, eos = r.special_ids()
     values: dict[str, Any] = {
@@ -163,15 +196,15 @@ def _decoder(r: _Reader, **features: Any) -> ModelConfig:
         "vocab_size": r.integer("vocab_size"),
         "hidden_size": hidden,
         "intermediate_size": r.integer("intermediate_size"),
-        "num_layers": layers,
+        "num_layers": len(windows),
         "num_heads": heads,
         "num_kv_heads": r.integer("num_key_value_heads", heads),
         "head_dim": head_dim,
         "context": context,
         "norm_eps": r.number("rms_norm_eps", 1e-6),
         "activation": r.activation("hidden_act", "silu"),
-        "rope": r.rotary(head_dim, context),
-        "windows": (None,) * layers,
+        "rope": parse_rope(r.raw, head_dim, context),
+        "windows": windows,
         "tied": bool(r.get("tie_word_embeddings", False)),
         "bos_id": bos,
         "eos_ids": eos,
@@ -182,49 +215,36 @@ def _decoder(r: _Reader, **features: Any) -> ModelConfig:
 
 def _llama(r: _Reader) -> ModelConfig:
     bias = bool(r.get("attention_bias", False))
-    return _decoder(r, qkv_bias=bias, out_bias=bias, mlp_bias=bool(r.get("mlp_bias", False)))
+    mlp_bias = bool(r.get("mlp_bias", False))
+    return _decoder(r, windows=r.windows(None), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 
 def _mistral(r: _Reader) -> ModelConfig:
-    window = r.get("sliding_window")
-    span = None if window is None else r.integer("sliding_window")
-    return _decoder(r, windows=(span,) * r.integer("num_hidden_layers"))
+    span = None if r.get("sliding_window") is None else r.integer("sliding_window")
+    windows = r.windows(span)
+    if None in windows and span is not None:
+        msg = "config.json: layer_types asks for full attention in some layers; expected sliding_attention in all"
+        raise ConfigError(msg)
+    return _decoder(r, windows=windows)
 
 
 def _qwen_windows(r: _Reader) -> tuple[int | None, ...]:
-    """Qwen slides only in the layers that ``layer_types`` names, or else from ``max_window_layers`` on."""
-    layers = r.integer("num_hidden_layers")
+    """Qwen slides only on request."""
     if not r.get("use_sliding_window", False) or r.get("sliding_window") is None:
-        return (None,) * layers
-    span = r.integer("sliding_window")
-    kinds = r.get("layer_types")
-    if kinds is None:
-        first = int(r.get("max_window_layers", 28))
-        return tuple(span if i >= first else None for i in range(layers))
-    if len(kinds) != layers:
-        msg = f"config.json: layer_types has {len(kinds)} entries, expected num_hidden_layers = {layers}"
-        raise ConfigError(msg)
-    return tuple(span if kind == "sliding_attention" else None for kind in kinds)
+        return r.windows(None)
+    return r.windows(r.integer("sliding_window"), r.integer("max_window_layers", 28, least=0))
 
 
 def _qwen2(r: _Reader) -> ModelConfig:
-    return _decoder(r, qkv_bias=True, windows=_qwen_windows(r))
+    return _decoder(r, windows=_qwen_windows(r), qkv_bias=True)
 
 
 def _qwen3(r: _Reader) -> ModelConfig:
     bias = bool(r.get("attention_bias", False))
-    head_dim = r.integer("head_dim", 128)
-    rope = r.rotary(head_dim, r.integer("max_position_embeddings", 2048))
-    return _decoder(
-        r, qkv_bias=bias, out_bias=bias, qk_norm=True, head_dim=head_dim, rope=rope, windows=_qwen_windows(r)
-    )
+    return _decoder(r, windows=_qwen_windows(r), qkv_bias=bias, out_bias=bias, qk_norm=True)
 
 
 def _gpt2(r: _Reader) -> ModelConfig:
-    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if r.get(key, False):
-            msg = f"config.json: {key} is not supported; expected false"
-            raise ConfigError(msg)
     if not r.get("scale_attn_weights", True):
         msg = "config.json: scale_attn_weights = false is not supported"
         raise ConfigError(msg)

@@ -8,7 +8,7 @@ own, which is what early-exit drafters need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.model.config import Activation, ModelConfig
-from pronk.model.linear import Linear, LinearFactory, PlainLinear
+from pronk.model.linear import Linear, PlainLinear
 from pronk.model.rope import RotaryEmbedding, apply_rope
 
 __all__ = ["Attend", "Decoder", "Layer"]
@@ -79,16 +79,15 @@ class Layer(nn.Module):
         return x + self.down(self.activate(h))
 
     def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        c, rows = self.config, x.shape[0]
-        q, k, v = self.qkv(x).split(c.qkv_sizes, dim=-1)
-        q = q.reshape(rows, c.num_heads, c.head_dim)
-        k = k.reshape(rows, c.num_kv_heads, c.head_dim)
-        v = v.reshape(rows, c.num_kv_heads, c.head_dim)
+        c = self.config
+        both = c.num_heads + c.num_kv_heads
+        heads = self.qkv(x).view(x.shape[0], both + c.num_kv_heads, c.head_dim)
+        qk, v = heads[:, :both], heads[:, both:]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            qk = torch.cat((self.q_norm(qk[:, : c.num_heads]), self.k_norm(qk[:, c.num_heads :])), dim=1)
         if rope is not None:
-            q, k = apply_rope(q, *rope), apply_rope(k, *rope)
-        return q, k, v
+            qk = apply_rope(qk, *rope)
+        return qk[:, : c.num_heads], qk[:, c.num_heads :], v
 
 
 class Decoder(nn.Module):
@@ -106,8 +105,8 @@ class Decoder(nn.Module):
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
         self.layers = nn.ModuleList(Layer(config, _empty_linear) for _ in range(config.num_layers))
         self.norm = _norm(config, config.hidden_size)
-        self.head: Linear = PlainLinear(self.embedding) if config.tied else _empty_linear(
-            config.vocab_size, config.hidden_size, False
+        self.head: Linear = (
+            PlainLinear(self.embedding) if config.tied else _empty_linear(config.vocab_size, config.hidden_size, False)
         )
         self._rotary: dict[torch.device, RotaryEmbedding] = {}
 

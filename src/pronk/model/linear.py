@@ -23,6 +23,7 @@ class Linear(nn.Module):
     out_features: int
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[rows, in]`` to ``[rows, out]``."""
         raise NotImplementedError
 
 
@@ -40,6 +41,7 @@ class PlainLinear(Linear):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=bias.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
+        """See :class:`Linear`."""
         return F.linear(x, self.weight, self.bias)
 
 
@@ -56,6 +58,7 @@ class PackedLinear(Linear):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
+        """See :class:`Linear`."""
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
     @staticmethod

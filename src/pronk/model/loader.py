@@ -7,6 +7,8 @@ is not copied at all: its rows are read from the mapped file.
 
 from __future__ import annotations
 
+import math
+import mmap
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,9 @@ from pronk.model.linear import LinearFactory, choose_linear
 __all__ = ["load_decoder", "parse_dtype", "read_config", "resolve_model"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Bytes from which a matrix is worth an allocation of its own.
+_OWN_PAGES = 1 << 20
 
 # Everything a model needs, and nothing that could run. Mistral's repositories hold a second copy of the weights.
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
@@ -138,7 +143,7 @@ def load_decoder(
     with torch.device("meta"):
         decoder = Decoder(config)
     placer = _Placer(decoder, checkpoint, stored, dtype, device, linear or choose_linear(dtype, device))
-    sizes = [sum(_bytes(checkpoint, stored[piece.name]) for piece in part.pieces) for part in parts]
+    sizes = [sum(checkpoint.nbytes(stored[piece.name]) for piece in part.pieces) for part in parts]
     done, total = 0, sum(sizes)
     for part, size in zip(parts, sizes, strict=True):
         placer.place(part)
@@ -171,31 +176,37 @@ class _Placer:
             table = table if self.device.type == "cpu" else table.to(self.device, self.dtype)
             setattr(parent, name, nn.Parameter(table, requires_grad=False))
         elif part.kind == "linear":
-            bias = self._stack(part.bias, transposed=False) if part.bias else None
-            setattr(parent, name, self.linear(self._weight(part), bias))
+            tied = [self.decoder.embedding.detach()]
+            weight = self._stack([self._read(piece) for piece in part.weight] or tied, transposed=part.transposed)
+            setattr(parent, name, self.linear(weight, self._vector(part.bias)))
         else:
-            norm = parent.get_submodule(name)
-            norm.weight = nn.Parameter(self._stack(part.weight, transposed=False), requires_grad=False)
-            if part.bias:
-                norm.bias = nn.Parameter(self._stack(part.bias, transposed=False), requires_grad=False)
+            for key, pieces in (("weight", part.weight), ("bias", part.bias)):
+                vector = self._vector(pieces)
+                if vector is not None:
+                    setattr(parent.get_submodule(name), key, nn.Parameter(vector, requires_grad=False))
+        self.checkpoint.release()
 
-    def _weight(self, part: Part) -> Tensor:
-        if part.weight:
-            return self._stack(part.weight, part.transposed)
-        return self.decoder.embedding.detach().to(self.device, self.dtype)
+    def _vector(self, pieces: tuple[Piece, ...]) -> Tensor | None:
+        return self._stack([self._read(piece) for piece in pieces]) if pieces else None
 
-    def _stack(self, pieces: tuple[Piece, ...], transposed: bool) -> Tensor:
-        """The pieces on top of each other, in the loaded dtype; a single one is not copied without need."""
-        tensors = [self._read(piece) for piece in pieces]
-        if len(tensors) == 1 and not transposed:
+    def _stack(self, tensors: list[Tensor], *, transposed: bool = False) -> Tensor:
+        """The tensors on top of each other, in the loaded dtype; a single one is not copied without need."""
+        if len(tensors) == 1 and not transposed and (self.device.type != "cpu" or tensors[0].dtype == self.dtype):
             return tensors[0].to(self.device, self.dtype)
         tensors = [tensor.t() if transposed else tensor for tensor in tensors]
-        rows = sum(tensor.shape[0] for tensor in tensors)
+        rows = [tensor.shape[0] for tensor in tensors]
         # One allocation in which every piece is converted in place: the converted pieces never exist beside it.
-        stacked = torch.empty(rows, *tensors[0].shape[1:], dtype=self.dtype, device=self.device)
-        for target, tensor in zip(stacked.split([tensor.shape[0] for tensor in tensors]), tensors, strict=True):
+        stacked = self._empty(sum(rows), *tensors[0].shape[1:])
+        for target, tensor in zip(stacked.split(rows), tensors, strict=True):
             target.copy_(tensor)
         return stacked
+
+    def _empty(self, *shape: int) -> Tensor:
+        """A large matrix on a CPU gets pages of its own: a packed copy that replaces it leaves no hole in the heap."""
+        size = math.prod(shape) * self.dtype.itemsize
+        if self.device.type != "cpu" or size < _OWN_PAGES:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=self.dtype).view(shape)
 
     def _read(self, piece: Piece) -> Tensor:
         return self.checkpoint.tensor(self.stored[piece.name])
@@ -236,7 +247,7 @@ def _check_shape(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> N
             "check that config.json and the weights belong together"
         )
         raise CheckpointError(msg)
-    checkpoint.itemsize(name)
+    checkpoint.check_dtype(name)
 
 
 def _check_tied(checkpoint: Checkpoint, names: FamilyNames, stored: dict[str, str]) -> None:
@@ -251,10 +262,3 @@ def _check_tied(checkpoint: Checkpoint, names: FamilyNames, stored: dict[str, st
             "found different values; set tie_word_embeddings to false to use both"
         )
         raise CheckpointError(msg)
-
-
-def _bytes(checkpoint: Checkpoint, name: str) -> int:
-    count = checkpoint.itemsize(name)
-    for size in checkpoint.shape(name):
-        count *= size
-    return count

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,10 @@ from pronk.errors import ConfigError
 __all__ = ["RopeConfig", "RotaryEmbedding", "apply_rope", "parse_rope"]
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+_KEYS = frozenset(
+    "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor low_freq_factor "
+    "high_freq_factor beta_fast beta_slow mscale mscale_all_dim attention_factor truncate finetuned".split()
+)
 
 
 @dataclass(frozen=True)
@@ -44,50 +48,71 @@ class RopeConfig:
 
 
 def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfig:
-    """Read ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones)."""
-    given: dict[str, Any] = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(given.get("rope_theta", raw.get("rope_theta") or 10000.0))
+    """Read ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones).
+
+    Raises:
+        ConfigError: a scaling that is not supported, or one without the values it needs.
+    """
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    _check_supported(given, raw, head_dim)
+    kind = given.get("rope_type", given.get("type", "default"))
+
+    def number(key: str, default: Any = None) -> float:
+        value = default if given.get(key) is None else given[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            msg = f"config.json: expected a positive number for {key!r} ({kind} rotary embedding), found {value!r}"
+            raise ConfigError(msg)
+        return float(value)
+
+    config = RopeConfig(head_dim, number("rope_theta", raw.get("rope_theta") or 10000.0))
+    if kind == "default":
+        return config
+    config = replace(config, kind=kind, factor=number("factor"), original=context)
+    if kind in ("linear", "dynamic"):
+        return config
+    original = raw.get("original_max_position_embeddings") or number("original_max_position_embeddings", context)
+    config = replace(config, original=int(original))
+    if kind == "llama3":
+        low, high = number("low_freq_factor"), number("high_freq_factor")
+        return replace(config, low_freq_factor=low, high_freq_factor=high)
+    mscale, mscale_all_dim = (number(key) if given.get(key) else 0.0 for key in ("mscale", "mscale_all_dim"))
+    return replace(
+        config,
+        beta_fast=number("beta_fast", 32.0),
+        beta_slow=number("beta_slow", 1.0),
+        truncate=bool(given.get("truncate", True)),
+        attention_scale=number("attention_factor", _yarn_scale(config.factor, mscale, mscale_all_dim)),
+    )
+
+
+def _check_supported(given: Any, raw: Mapping[str, Any], head_dim: int) -> None:
+    if not isinstance(given, Mapping):
+        msg = f"config.json: expected an object for the rotary embedding, found {given!r}"
+        raise ConfigError(msg)
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in _KINDS:
         msg = f"config.json: rope scaling type {kind!r} is not supported; supported are {', '.join(_KINDS)}"
         raise ConfigError(msg)
-    if kind == "default":
-        return RopeConfig(head_dim, theta)
-    try:
-        factor = float(given["factor"])
-        original = int(given.get("original_max_position_embeddings") or context)
-        if kind == "llama3":
-            low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
-            return RopeConfig(head_dim, theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
-    except (KeyError, TypeError, ValueError) as error:
-        msg = f"config.json: rope scaling {kind!r} lacks a usable value for {error}"
-        raise ConfigError(msg) from error
-    if kind == "yarn":
-        return _yarn(given, head_dim, theta, factor, original)
-    return RopeConfig(head_dim, theta, kind, factor, original)
+    unknown = sorted(set(given) - _KEYS)
+    if unknown:
+        msg = f"config.json: rotary embedding: {unknown[0]!r} is not supported; known are {', '.join(sorted(_KEYS))}"
+        raise ConfigError(msg)
+    partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if partial not in (None, 1):
+        msg = f"config.json: partial_rotary_factor = {partial!r} is not supported; expected 1.0"
+        raise ConfigError(msg)
+    if head_dim % 2:
+        msg = f"config.json: expected an even head_dim for a rotary embedding, found {head_dim}"
+        raise ConfigError(msg)
 
 
-def _yarn(given: Mapping[str, Any], head_dim: int, theta: float, factor: float, original: int) -> RopeConfig:
-    def mscale(scale: float, weight: float = 1.0) -> float:
-        return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
+def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
+    """What cosines and sines are multiplied with when the checkpoint does not say."""
 
-    attention = given.get("attention_factor")
-    if attention is None:
-        if given.get("mscale") and given.get("mscale_all_dim"):
-            attention = mscale(factor, given["mscale"]) / mscale(factor, given["mscale_all_dim"])
-        else:
-            attention = mscale(factor)
-    return RopeConfig(
-        head_dim,
-        theta,
-        "yarn",
-        factor,
-        original,
-        beta_fast=float(given.get("beta_fast") or 32.0),
-        beta_slow=float(given.get("beta_slow") or 1.0),
-        truncate=bool(given.get("truncate", True)),
-        attention_scale=float(attention),
-    )
+    def grown(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    return grown(mscale) / grown(mscale_all_dim) if mscale and mscale_all_dim else grown(1.0)
 
 
 class RotaryEmbedding:
@@ -98,7 +123,7 @@ class RotaryEmbedding:
         self.frequencies = _frequencies(config).to(device)
 
     def __call__(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine ``[rows, 1, head_dim]``.
+        """Cosine and signed sine ``[rows, 1, head_dim]``, as :func:`apply_rope` takes them.
 
         Args:
             positions: ``[rows]`` integer positions.
@@ -109,9 +134,8 @@ class RotaryEmbedding:
         if self.config.kind == "dynamic":
             frequencies = self._dynamic(spans)
         angles = positions.to(torch.float32)[:, None] * frequencies
-        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
-        scale = self.config.attention_scale
-        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        cos, sin = angles.cos() * self.config.attention_scale, angles.sin() * self.config.attention_scale
+        return torch.cat((cos, cos), dim=-1)[:, None].to(dtype), torch.cat((-sin, sin), dim=-1)[:, None].to(dtype)
 
     def _dynamic(self, spans: Tensor) -> Tensor:
         """``[rows, head_dim / 2]``: the base grows once the text is longer than the original context."""
@@ -126,8 +150,8 @@ class RotaryEmbedding:
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x`` ``[rows, heads, head_dim]``; the halves of a head are the two coordinates of each plane."""
     half = x.shape[-1] // 2
-    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos + rotated * sin
+    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+    return torch.addcmul(x * cos, swapped, sin)
 
 
 def _frequencies(c: RopeConfig) -> Tensor:

@@ -2,116 +2,140 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from pronk.errors import PronkError
+from pronk.train.options import DataOptions, Shape, TrainOptions
+from pronk.train.sources import parse_source
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True)
+app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
+
+_INTERRUPTED = 130
 
 
 @app.callback()
-def train() -> None:
+def _train() -> None:
     """Train language models and drafters."""
 
 
+def _text(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(help=help, rich_help_panel="Text", **more)
+
+
+def _model(help: str) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(help=help, rich_help_panel="Model")
+
+
+def _loop(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(help=help, rich_help_panel="Training", **more)
+
+
 @app.command(no_args_is_help=True)
-def lm(
+def lm(  # noqa: PLR0913, PLR0917 - each is an option of the command
+    context: typer.Context,
     source: Annotated[
         list[str],
-        typer.Option(
-            help="Text and its weight, WHAT=WEIGHT: a .jsonl(.gz) file, a text file or folder, python, or python:FOLDER."
+        _text(
+            "A .jsonl(.gz) file, a text file or folder, python, or python:FOLDER; with its weight.",
+            metavar="WHAT=WEIGHT",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
-    valid: Annotated[list[Path] | None, typer.Option(help="JSONL file to measure the loss on.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the model in its card.")] = "pronk-tiny",
+    valid: Annotated[list[Path] | None, _text("JSONL file to measure the loss on.", metavar="FILE")] = None,
     exclude: Annotated[
-        list[Path] | None, typer.Option(help="JSONL file of prompts that no training text may share 13 words with.")
+        list[Path] | None,
+        _text("JSONL file of prompts; text that shares 13 words with them is dropped.", metavar="FILE"),
     ] = None,
-    dialogues: Annotated[float, typer.Option(help="Share of dialogues in the mixture.")] = 0.05,
-    name: Annotated[str, typer.Option(help="Name in the model card.")] = "pronk-tiny",
-    steps: Annotated[int, typer.Option(help="Optimizer steps at most.")] = 3000,
-    minutes: Annotated[
-        float | None, typer.Option(help="End after this many minutes of training, pauses not counted.")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
-    micro: Annotated[int, typer.Option(help="Tokens per pass; gradients are accumulated.")] = 4096,
-    length: Annotated[int, typer.Option(help="Sequence length of the first part.")] = 512,
-    final_length: Annotated[int, typer.Option(help="Sequence length of the last part.")] = 2048,
-    final_share: Annotated[float, typer.Option(help="Share of the run that the last part takes.")] = 0.15,
-    optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3,
-    warmup: Annotated[int, typer.Option(help="Warm-up steps.")] = 60,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay of the matrices.")] = 0.1,
-    hidden: Annotated[int, typer.Option(help="Hidden size.")] = 320,
-    layers: Annotated[int, typer.Option(help="Layers.")] = 8,
-    heads: Annotated[int, typer.Option(help="Attention heads.")] = 10,
-    kv_heads: Annotated[int, typer.Option(help="Key/value heads.")] = 2,
-    mlp: Annotated[int, typer.Option(help="Width of the gated MLP.")] = 832,
-    vocab: Annotated[int, typer.Option(help="Vocabulary size.")] = 4096,
-    context: Annotated[int, typer.Option(help="Positions.")] = 2048,
-    compile_: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile the model (needs a C++ compiler).")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    evaluate_every: Annotated[int, typer.Option(help="Steps between validations.")] = 200,
-    seed: Annotated[int, typer.Option(help="Decides weights, text order and mixture.")] = 0,
+    dialogues: Annotated[float, _text("Share of dialogues in the mixture.")] = DataOptions.dialogues,
+    hidden: Annotated[int, _model("Hidden size.")] = Shape.hidden,
+    layers: Annotated[int, _model("Layers.")] = Shape.layers,
+    heads: Annotated[int, _model("Attention heads.")] = Shape.heads,
+    kv_heads: Annotated[int, _model("Key/value heads.")] = Shape.kv_heads,
+    mlp: Annotated[int, _model("Width of the gated MLP.")] = Shape.mlp,
+    vocab: Annotated[int, _model("Vocabulary size.")] = Shape.vocab,
+    positions: Annotated[int, _model("Longest text, in tokens.")] = Shape.context,
+    steps: Annotated[int, _loop("Optimizer steps at most.")] = TrainOptions.steps,
+    minutes: Annotated[float | None, _loop("End after so many minutes, with the schedule intact.")] = None,
+    batch: Annotated[int, _loop("Tokens per step.")] = TrainOptions.batch,
+    micro: Annotated[int, _loop("Tokens per pass; gradients are accumulated.")] = TrainOptions.micro,
+    length: Annotated[int, _loop("Sequence length of the first part.")] = TrainOptions.length,
+    final_length: Annotated[int, _loop("Sequence length of the last part.")] = TrainOptions.final_length,
+    final_share: Annotated[float, _loop("Share of the run that the last part takes.")] = TrainOptions.final_share,
+    optimizer: Annotated[str, _loop("muon or adamw.")] = TrainOptions.optimizer,
+    lr: Annotated[float, _loop("Peak learning rate.")] = TrainOptions.rate,
+    warmup: Annotated[int, _loop("Warm-up steps.")] = TrainOptions.warmup,
+    weight_decay: Annotated[float, _loop("Weight decay of the matrices.")] = TrainOptions.weight_decay,
+    compile: Annotated[bool, _loop("Compile the model; worth it for long runs.")] = False,  # noqa: A002
+    device: Annotated[str, _loop("Where to train, for example cpu or cuda.")] = TrainOptions.device,
+    threads: Annotated[int | None, _loop("CPU threads.", show_default="torch's choice")] = None,
+    evaluate_every: Annotated[int, _loop("Steps between validations.")] = TrainOptions.evaluate_every,
+    seed: Annotated[int, _loop("Decides weights, mixture and order of the text.")] = TrainOptions.seed,
 ) -> None:
     """Train a tokenizer and a Llama-architecture language model from text.
 
-    Examples:
-
-        pronk train lm --source python=0.6 --source math.jsonl.gz=0.15 --source prose.jsonl.gz=0.25 --out run
-
-        pronk train lm --source notes/=1 --out run --steps 500 --layers 4 --minutes 20
-
     The finished model is in OUT/export, the latest one in OUT/latest. Ctrl-C saves; the same command continues.
+
+    [bold]Examples[/]
+
+    pronk train lm --source python=0.6 --source math.jsonl.gz=0.15 --source prose.jsonl.gz=0.25 --out run
+
+    pronk train lm --source notes/=1 --out run --steps 500 --layers 4 --minutes 20
     """
-    from pronk.train.data import DataOptions
-    from pronk.train.options import Shape, TrainOptions
-    from pronk.train.run import generic_command, run
-    from pronk.train.sources import parse_source
+    from pronk.train.run import run  # noqa: PLC0415 - needs torch, and --help should not
 
-    with _one_line_errors():
-        shape = Shape(hidden, layers, heads, kv_heads, mlp, vocab, context)
-        options = TrainOptions(
-            shape=shape,
-            steps=steps,
-            minutes=minutes,
-            batch=batch,
-            micro=micro,
-            length=length,
-            final_length=final_length,
-            final_share=final_share,
-            optimizer=optimizer,
-            rate=lr,
-            warmup=warmup,
-            weight_decay=weight_decay,
-            compile=compile_,
-            threads=threads,
-            seed=seed,
-            evaluate_every=evaluate_every,
-        )
-        sources = tuple(parse_source(text) for text in source)
-        data = DataOptions(
-            sources, tuple(valid or ()), tuple(exclude or ()), dialogues=dialogues, vocab_size=vocab, seed=seed
-        )
-        if not run(data, options, out, name, generic_command(sys.argv[1:]), Console()):
-            raise typer.Exit(130)
+    sources = tuple(parse_source(text) for text in source)
+    data = DataOptions(sources, tuple(valid or ()), tuple(exclude or ()), dialogues, vocab, seed=seed)
+    options = TrainOptions(
+        shape=Shape(hidden, layers, heads, kv_heads, mlp, vocab, positions),
+        steps=steps,
+        minutes=minutes,
+        batch=batch,
+        micro=micro,
+        length=length,
+        final_length=final_length,
+        final_share=final_share,
+        optimizer=optimizer,
+        rate=lr,
+        warmup=warmup,
+        weight_decay=weight_decay,
+        compile=compile,
+        device=device,
+        threads=threads,
+        seed=seed,
+        evaluate_every=evaluate_every,
+    )
+    if not run(data, options, out, name, _command_line(context), Console()):
+        raise typer.Exit(_INTERRUPTED)
 
 
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except PronkError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+def _command_line(context: typer.Context) -> str:
+    """The command as it was given, with file names only: a reader of the card has other folders."""
+    words = ["pronk", "train", str(context.info_name)]
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[str(parameter.name)]
+        flag = parameter.opts[0]
+        if isinstance(value, bool):
+            words.append(flag if value else parameter.secondary_opts[0])
+            continue
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            words += [flag, _without_folder(item)]
+    return shlex.join(words)
+
+
+def _without_folder(value: object) -> str:
+    """``a/b.jsonl=1`` to ``b.jsonl=1``, ``python:a/b=1`` to ``python:b=1``."""
+    if isinstance(value, Path):
+        return value.name
+    what, equals, weight = str(value).rpartition("=")
+    prefix, colon, path = what.rpartition(":")
+    return f"{prefix}{colon}{Path(path).name}{equals}{weight}"

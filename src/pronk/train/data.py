@@ -154,14 +154,12 @@ def prepare(options: DataOptions, folder: Path, tokens: int, context: int, say: 
     read = sum(r.bytes for r in collection.origins)
     say(f"read {read / 1e6:.0f} MB; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
     folder.mkdir(parents=True, exist_ok=True)
-    sample = _until(mix(collection.pools, options.seed), options.tokenizer_bytes)
+    # Text that is read twice would teach the tokenizer nothing.
+    sample = _until(mix(collection.pools, options.seed), min(options.tokenizer_bytes, read))
     tokenizer = train_tokenizer(sample, options.vocab_size)
     save_tokenizer(tokenizer, folder, context)
     say(f"trained the tokenizer; tokenizing {tokens / 1e6:.1f} M tokens")
-    held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
-    held_out |= {_stem(file): _texts(file) for file in options.valid}
-    for name, texts in held_out.items():
-        pack(tokenizer, texts, options.valid_tokens).tofile(folder / f"valid-{name}.bin")
+    _write_held_out(collection, options, tokenizer, folder)
     pack(tokenizer, mix(collection.pools, options.seed), tokens).tofile(folder / "train.bin")
     summary = {
         "recipe": recipe,
@@ -171,6 +169,17 @@ def prepare(options: DataOptions, folder: Path, tokens: int, context: int, say: 
         "origins": [asdict(record) for record in collection.origins],
     }
     (folder / "sources.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_held_out(collection: Collection, options: DataOptions, tokenizer: Tokenizer, folder: Path) -> None:
+    held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
+    held_out |= {_stem(file): _texts(file) for file in options.valid}
+    for name, texts in held_out.items():
+        tokens = pack(tokenizer, texts, options.valid_tokens)
+        if len(tokens) < 2:
+            msg = f"valid: expected text to measure on in {name!r}, found none"
+            raise OptionError(msg)
+        tokens.tofile(folder / f"valid-{name}.bin")
 
 
 def _recipe(options: DataOptions, tokens: int, context: int) -> dict[str, Any]:

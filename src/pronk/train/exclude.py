@@ -12,8 +12,8 @@ from pronk.train.sources import read_json_lines
 __all__ = ["RUN", "Exclusion"]
 
 RUN = 13
-# A run of 13 words holds 7 whole groups of 7, starting at its first 7 positions, and one of these starts at a multiple of 7.
-# So a look at every 7th group of a document finds each shared run at a seventh of the cost.
+# A run of 13 words holds the groups of 7 that start at its first 7 words, and one of these starts at a multiple of 7: a
+# look at every 7th group of a document finds each shared run, at a seventh of the cost.
 _GROUP = (RUN + 1) // 2
 _WORD = re.compile(r"\w+")
 

@@ -52,7 +52,10 @@ def export_model(decoder: Decoder, tokenizer_folder: Path, folder: Path, card: s
 
 def hugging_face_tensors(decoder: Decoder) -> dict[str, Tensor]:
     """Weights under their Hugging Face names, bfloat16, with the fused projections split."""
-    tensors = {"model.embed_tokens.weight": decoder.embedding, "model.norm.weight": decoder.norm.weight}
+    tensors: dict[str, Tensor] = {
+        "model.embed_tokens.weight": decoder.embedding,
+        "model.norm.weight": decoder.get_parameter("norm.weight"),
+    }
     q_size, k_size, _ = decoder.config.qkv_sizes
     for index, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{index}."
@@ -62,7 +65,7 @@ def hugging_face_tensors(decoder: Decoder) -> dict[str, Tensor]:
         gate, up = layer.get_parameter("up.weight").chunk(2)
         parts = {"self_attn.q": q, "self_attn.k": k, "self_attn.v": v, "mlp.gate": gate, "mlp.up": up}
         tensors |= {f"{prefix}{name}_proj.weight": part for name, part in parts.items()}
-    return {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
 
 
 def hugging_face_config(config: ModelConfig) -> dict[str, Any]:

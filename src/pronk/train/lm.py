@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, PronkError
 from pronk.model.config import ModelConfig
 from pronk.model.decoder import Decoder
 from pronk.model.rope import RopeConfig
@@ -33,8 +34,8 @@ from pronk.train.batches import Sequences
 from pronk.train.chat import special_ids
 from pronk.train.checkpoint import load_checkpoint, save_checkpoint
 from pronk.train.optim import Optimizers, clip_gradients
-from pronk.train.options import Shape, TrainOptions
-from pronk.train.schedule import Clock, Schedule
+from pronk.train.options import Shape, TrainOptions, option_name
+from pronk.train.schedule import Schedule
 from pronk.train.tokenizer import load_tokenizer
 
 __all__ = ["Report", "Trainer", "model_config"]
@@ -49,7 +50,7 @@ _FREE = frozenset({"minutes", "threads", "compile", "device", "evaluate_every", 
 class Report:
     """What the loop says: the mean loss since the last report, and validation losses when they are new.
 
-    ``seconds`` is the training time so far, without pauses; ``norm`` is that of the last gradient.
+    ``seconds`` is the time so far, ``speed`` in tokens/s that of the median step, ``norm`` that of the last gradient.
     """
 
     step: int
@@ -59,6 +60,7 @@ class Report:
     norm: float
     tokens: int
     seconds: float
+    speed: float
     valid: dict[str, float] = field(default_factory=dict)
 
 
@@ -81,17 +83,18 @@ class Trainer:
         tokenizer = load_tokenizer(folder / "data")
         end_of_text, *_, end = special_ids(tokenizer)
         self.config = model_config(options.shape, end_of_text, (end_of_text, end))
-        self.device = torch.device(options.device)
+        self.device = _device(options.device)
         self.decoder = Decoder(self.config)
         self.decoder.initialize(torch.Generator().manual_seed(options.seed))
         self.decoder.to(self.device)
         self.optimizers = Optimizers(self.decoder, options.optimizer, options.weight_decay)
         o = options
         self.schedule = Schedule(o.steps, o.minutes, o.warmup, o.rate, o.floor)
-        self.clock = Clock()
+        self.seconds = 0.0  # on the clock, over all parts of the run
         self.phases = self._phases()
         self.step = 0
         self.done = [0, 0]  # steps made in each phase
+        self.losses: list[float] = []  # since the last report
         self.history: list[dict[str, Any]] = []
         self._loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(self._pass) if o.compile else self._pass
         if self.checkpoint.exists():
@@ -105,7 +108,7 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the schedule has ended."""
-        return self.schedule.progress(self.step, self.clock) >= 1.0
+        return self.schedule.progress(self.step, self.seconds) >= 1.0
 
     @property
     def tokens(self) -> int:
@@ -118,26 +121,26 @@ class Trainer:
         phases = Sequences(file, o.length, o.seed, 0.0, border), Sequences(file, o.final_length, o.seed, border, 1.0)
         for phase, share in zip(phases, (border, o.final_share), strict=True):
             if share and not len(phase):
-                msg = f"{file.name}: expected at least {phase.length + 1} tokens for sequences of {phase.length}, found fewer"
+                found = int(share * file.stat().st_size / _TOKEN_BYTES)
+                msg = f"expected at least {phase.length + 1} tokens for sequences of {phase.length}, found {found}"
                 raise OptionError(msg)
         return phases
 
     def _restore(self, state: dict[str, Any]) -> None:
         mine, saved = _defining(self.options), state["options"]
-        different = [k for k in sorted(mine) if mine[k] != saved.get(k)]
-        if different:
-            name = different[0]
-            msg = (
-                f"cannot resume {self.folder}: expected {name} = {saved.get(name)!r} as before, found {mine[name]!r}; "
-                "use another --out folder for a new run"
-            )
-            raise OptionError(msg)
+        for name, value in mine.items():
+            if saved.get(name) != value:
+                msg = (
+                    f"cannot resume {self.folder}: expected {option_name(name)} = {saved.get(name)!r} as before, "
+                    f"found {value!r}; use another --out folder for a new run"
+                )
+                raise OptionError(msg)
         self.decoder.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["rng"])
         self.step, self.done = state["step"], list(state["done"])
-        self.clock = Clock(state["seconds"])
-        self.history = list(state["history"])
+        self.seconds = state["seconds"]
+        self.losses, self.history = list(state.get("losses", [])), list(state["history"])
 
     def save(self) -> None:
         """Write the checkpoint."""
@@ -150,7 +153,8 @@ class Trainer:
                 "rng": torch.get_rng_state(),
                 "step": self.step,
                 "done": self.done,
-                "seconds": self.clock.seconds,
+                "seconds": self.seconds,
+                "losses": self.losses,
                 "history": self.history,
             },
         )
@@ -158,7 +162,7 @@ class Trainer:
     def train(
         self,
         report: Callable[[Report], None],
-        evaluated: Callable[[Trainer], None],
+        evaluated: Callable[[Report], None],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Train to the end of the schedule, or until ``stop`` says so between two steps, and save.
@@ -167,26 +171,34 @@ class Trainer:
             report: called every ``log_every`` steps and after each evaluation.
             evaluated: called after each evaluation, to export an intermediate model.
             stop: asked after each step.
+
+        Raises:
+            PronkError: the loss is not finite any more; the last checkpoint stays.
         """
         o = self.options
-        losses: list[float] = []
+        last, durations = time.monotonic(), []
         while not self.finished and not stop():
             begin = time.monotonic()
-            progress = self.schedule.progress(self.step, self.clock)
+            progress = self.schedule.progress(self.step, self.seconds)
             rate = self.schedule.rate(self.step, progress)
             loss, norm = self._step(progress, rate)
-            losses.append(loss)
-            self.clock.add(time.monotonic() - begin)
+            self.losses.append(loss)
+            end = time.monotonic()
+            durations.append(end - begin)
+            # Evaluations and the time a process was suspended count too: the time limit is a promise.
+            self.seconds, last = self.seconds + end - last, end
             evaluate = self.finished or self.step % o.evaluate_every == 0
             if evaluate or self.step % o.log_every == 0:
-                mean = math.fsum(losses) / len(losses)
-                news = Report(self.step, progress, mean, rate, norm, self.tokens, self.clock.seconds)
+                mean = math.fsum(self.losses) / len(self.losses)
+                speed = o.batch / median(durations)
+                news = Report(self.step, progress, mean, rate, norm, self.tokens, self.seconds, speed)
                 news.valid = self.evaluate(o.length) if evaluate else {}
                 self.history.append(asdict(news))
                 report(news)
-                losses.clear()
+                self.losses.clear()
+                durations.clear()
             if evaluate:
-                evaluated(self)
+                evaluated(news)
             if self.step % o.save_every == 0:
                 self.save()
         self.save()
@@ -204,6 +216,9 @@ class Trainer:
             loss = self._loss(inputs, targets)
             (loss / passes).backward()
             total += float(loss.detach())
+        if not math.isfinite(total):
+            msg = f"step {self.step + 1}: expected a finite loss, found {total}; use a lower --lr than {o.rate:g}"
+            raise PronkError(msg)
         norm = clip_gradients(self.decoder, o.clip)
         self.optimizers.step(rate)
         self.done[number] += 1
@@ -253,6 +268,16 @@ def model_config(shape: Shape, bos_id: int, eos_ids: tuple[int, ...]) -> ModelCo
         eos_ids=eos_ids,
         dtype="bfloat16",
     )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # an unknown name; a device that this torch or machine lacks
+        msg = f"device: expected one that this machine has, for example cpu, found {name!r}"
+        raise OptionError(msg) from error
+    return device
 
 
 def _defining(options: TrainOptions) -> dict[str, Any]:

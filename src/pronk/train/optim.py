@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-
 __all__ = ["Optimizers", "clip_gradients"]
 
 _BETAS = (0.9, 0.95)

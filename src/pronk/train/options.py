@@ -8,7 +8,7 @@ from pathlib import Path
 from pronk.errors import OptionError
 from pronk.train.sources import SourceSpec
 
-__all__ = ["OPTIMIZERS", "DataOptions", "Shape", "TrainOptions"]
+__all__ = ["OPTIMIZERS", "DataOptions", "Shape", "TrainOptions", "option_name"]
 
 OPTIMIZERS = ("muon", "adamw")
 
@@ -78,8 +78,8 @@ class TrainOptions:
 
     ``batch`` is in tokens per step, ``micro`` in tokens per pass (gradients are accumulated over ``batch / micro``
     passes). The last ``final_share`` of the run reads sequences of ``final_length`` tokens instead of ``length``.
-    ``minutes`` ends the run early, with its schedule intact. ``floor`` is the last learning rate as a share of the peak
-    ``rate``. ``warmup`` and the intervals are in steps.
+    ``minutes`` on the clock end the run early, with its schedule intact. ``floor`` is the last learning rate as a
+    share of the peak ``rate``. ``warmup`` and the intervals are in steps.
 
     Raises:
         OptionError: an option out of its range.
@@ -110,8 +110,7 @@ class TrainOptions:
     def __post_init__(self) -> None:
         for name, valid, expected in self._rules():
             if not valid:
-                option = "lr" if name == "rate" else name.replace("_", "-")
-                msg = f"{option}: expected {expected}, found {getattr(self, name)!r}"
+                msg = f"{option_name(name)}: expected {expected}, found {getattr(self, name)!r}"
                 raise OptionError(msg)
 
     def _rules(self) -> list[tuple[str, bool, str]]:
@@ -130,3 +129,8 @@ class TrainOptions:
             ("threads", self.threads is None or self.threads >= 1, "at least 1"),
             ("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
         ]
+
+
+def option_name(field_name: str) -> str:
+    """What the command line calls a field of :class:`TrainOptions`."""
+    return "lr" if field_name == "rate" else field_name.replace("_", "-")

@@ -1,7 +1,7 @@
 """Python code that the machine already has: the standard library and permissively licensed packages.
 
-A package counts when its *metadata* declares a permissive licence for everything in it. Tests, generated files, vendored
-copies, and tables that merely look like code are left out.
+A package counts when its *metadata* declares a permissive licence for everything in it. Tests, generated files,
+vendored copies, and tables that merely look like code are left out.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import platform
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePath
 
-__all__ = ["is_permissive", "read_python", "wanted_code"]
+__all__ = ["is_permissive", "read_packages", "read_python", "wanted_code"]
 
 _SPDX = re.compile(
     r"(mit|mit-0|mit-cmu|bsd|bsd-[23]-clause|0bsd|apache-2\.0|apache 2\.0|psf-2\.0|python-2\.0(\.1)?|isc|cc0-1\.0|zlib)"
 )
 _FREE_FORM = re.compile(
-    r"(the )?(mit|isc|(new |modified |simplified |[23]-clause )?bsd( [23]-clause)?|apache( software)?( license)?,?( version)? 2(\.0)?"
-    r"|psf|python software foundation)( license)?( \((mit|bsd|isc)\))?"
+    r"(the )?(mit|isc|(new |modified |simplified |[23]-clause )?bsd( [23]-clause)?"
+    r"|apache( software)?( license)?,?( version)? 2(\.0)?|psf|python software foundation)"
+    r"( license)?( \((mit|bsd|isc)\))?"
 )
 _CLASSIFIER = re.compile(r"License :: OSI Approved :: (MIT|BSD|Apache Software|ISC|Python Software Foundation)\b.*")
 
 _SKIP_PARTS = frozenset(
     "test tests testing _testing test_utils idle_test _vendor vendor vendored _vendored _vendored_packages third_party "
-    "thirdparty extern externals _extern _bundled _distutils site-packages dist-packages turtledemo pydoc_data encodings "
-    "benchmarks __pycache__ migrations locale lib2to3".split()
+    "thirdparty extern externals _extern _bundled _distutils site-packages dist-packages turtledemo pydoc_data "
+    "encodings benchmarks __pycache__ migrations locale lib2to3".split()
 )
 _GENERATED = re.compile(r"auto-?generated|generated (by|from|automatically)|do not edit|@generated", re.IGNORECASE)
 _EVAL_STYLE = re.compile(r"humaneval|\bmbpp\b|METADATA = \{\s*'author'", re.IGNORECASE)
@@ -43,8 +44,12 @@ def read_python(extra: Path | None) -> Iterator[tuple[str, str, str]]:
     """
     library = Path(sysconfig.get_path("stdlib"))
     yield from _read_files(library, sorted(library.rglob("*.py")), f"CPython {platform.python_version()}", "PSF-2.0")
-    places = [sysconfig.get_path("purelib")] + ([] if extra is None else [str(extra)])
-    found = {d.metadata["Name"].lower(): d for place in places for d in distributions(path=[place])}
+    yield from read_packages([Path(sysconfig.get_path("purelib"))] + ([] if extra is None else [extra]))
+
+
+def read_packages(places: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
+    """The same for the packages in the folders ``places``; of two versions, that of the later folder."""
+    found = {d.metadata["Name"].lower(): d for place in places for d in distributions(path=[str(place)])}
     for name in sorted(found):
         license_name = _license_of(found[name])
         if license_name is not None:
@@ -69,7 +74,7 @@ def _read_files(root: Path, files: list[Path], origin: str, license_name: str) -
         except UnicodeDecodeError:  # the few files in other encodings are test data of one kind or another
             continue
         if wanted_code(text):
-            # The model card names the licences; thousands of copies of their notices would only teach the model to recite them.
+            # The model card names the licences; thousands of copies of the notices would only teach to recite them.
             yield _NOTICE.sub("", text, count=1), origin, license_name
 
 
@@ -93,15 +98,14 @@ def wanted_code(text: str) -> bool:
 
 def _license_of(distribution: Distribution) -> str | None:
     """The declared licence when it is permissive, else ``None``."""
-    metadata = distribution.metadata
-    expression = metadata.get("License-Expression")
-    if expression:
-        return expression if is_permissive(expression) else None
-    classifiers = [c for c in metadata.get_all("Classifier") or () if c.startswith("License ::")]
-    if classifiers:
+    declared = {
+        key: distribution.metadata.get_all(key) or [] for key in ("License-Expression", "Classifier", "License")
+    }
+    classifiers = [c for c in declared["Classifier"] if c.startswith("License ::")]
+    if classifiers and not declared["License-Expression"]:
         named = ", ".join(c.rsplit(" :: ", 1)[-1] for c in classifiers)
         return named if all(_CLASSIFIER.fullmatch(c) for c in classifiers) else None
-    text = (metadata.get("License") or "").strip()
+    text = " ".join(declared["License-Expression"] or declared["License"]).strip()
     return text if is_permissive(text) else None
 
 

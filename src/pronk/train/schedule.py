@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
-from statistics import median
 
-__all__ = ["Clock", "Schedule"]
-
-_REMEMBERED = 31  # steps that the typical step time is taken over
-_STALL = 4.0  # a step counts for at most this many typical steps
-
-
-class Clock:
-    """Seconds of training, not counting pauses.
-
-    A step that took far longer than its predecessors was suspended: it counts for a few typical steps, so that a
-    paused process does not end its schedule early.
-    """
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
-        self._recent: deque[float] = deque(maxlen=_REMEMBERED)
-
-    def add(self, seconds: float) -> None:
-        """Count one step."""
-        typical = median(self._recent) if self._recent else seconds
-        self.seconds += min(seconds, _STALL * typical)
-        self._recent.append(seconds)
+__all__ = ["Schedule"]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run ends after ``steps``, or after ``minutes`` of training if that comes first."""
+    """A run ends after ``steps``, or after ``minutes`` on the clock if that comes first.
+
+    The learning rate follows the progress, not the step, so that it has come down when the time is up, however
+    fast the machine was and however often the process had to wait.
+    """
 
     steps: int
     minutes: float | None
@@ -41,9 +22,9 @@ class Schedule:
     peak: float
     floor: float
 
-    def progress(self, step: int, clock: Clock) -> float:
+    def progress(self, step: int, seconds: float) -> float:
         """Finished share of the run, 0 to 1, by steps or by time, whichever is further."""
-        by_time = 0.0 if self.minutes is None else clock.seconds / (60 * self.minutes)
+        by_time = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
         return min(1.0, max(step / self.steps, by_time))
 
     def rate(self, step: int, progress: float) -> float:

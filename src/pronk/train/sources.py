@@ -100,7 +100,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     number = 0
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):  # noqa: B007 - named in the errors below
+            for number, line in enumerate(lines, 1):
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     msg = f"{path}, line {number}: expected a JSON object, found {type(row).__name__}"

@@ -1,0 +1,32 @@
+"""Continue a text, and look at what came of the guesses.
+
+Run it with ``python examples/generate.py``; give a folder or a Hub id to use another model.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pronk import LLM, SamplingParams
+
+PROMPT = '''def mean(values):
+    """Return the arithmetic mean."""
+    return sum(values) / len(values)
+
+
+def variance(values):
+    """Return the'''
+
+
+def main(model: str | None = None) -> None:
+    llm = LLM(model)
+    out = llm.generate(PROMPT, SamplingParams(max_tokens=64, logprobs=2))
+    stats = out.stats
+    print(PROMPT + out.text)
+    print(f"\n{stats.generated_tokens} tokens in {stats.target_steps} passes: S = {stats.step_compression:.2f}")
+    print(f"{stats.accepted} of {stats.drafted} guesses were right; the text ended by {out.finish_reason}")
+    print(f"log-probabilities at the first token: {out.logprobs[0] if out.logprobs else {}}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])

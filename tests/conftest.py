@@ -1,0 +1,31 @@
+"""Fixtures for everyone: small checkpoints, written once per session, and the tokenizer that fits them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
+from pronk.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
+    """``checkpoint(family, **overrides)``: a folder that nobody may write into."""
+    made: dict[str, Path] = {}
+
+    def get(family: str, **overrides: Any) -> Path:
+        key = f"{family} {sorted(overrides.items())}"
+        if key not in made:
+            made[key] = make_checkpoint(tmp_path_factory.mktemp(family), family, **overrides)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """A byte-level BPE with as many ids as the small checkpoints have."""
+    return Tokenizer(byte_tokenizer(), special_tokens={"eos_token": "<|endoftext|>"})

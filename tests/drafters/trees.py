@@ -1,0 +1,253 @@
+"""Drafters for tests: random trees, trees that know the answer, and trees that try to break the engine.
+
+A *shape* makes one tree from what it knows of a request: its root, and the text that plain decoding gives after it,
+if the test has put it in. The drafter has no state, and its dice depend on the request's seed and length alone, so
+what it proposes does not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pronk.drafters import DraftContext, Drafter, Outcome
+from pronk.tree import TokenTree
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a shape may use.
+
+    Attributes:
+        root: the last token of the text.
+        truth: the tokens that plain decoding gives after it; may be empty.
+        depth: the engine's limits, which a shape may ignore.
+        nodes: likewise.
+        vocab: size of the vocabulary.
+        ends: token ids that end the text.
+        dice: for choices at random.
+    """
+
+    root: int
+    truth: Sequence[int]
+    depth: int
+    nodes: int
+    vocab: int
+    ends: Sequence[int]
+    dice: random.Random
+
+    def wrong(self, depth: int) -> int:
+        """A token that is not the right one ``depth`` tokens below the root, where depth 1 is next to it."""
+        right = self.truth[depth - 1] if depth <= len(self.truth) else -1
+        return self.dice.choice([token for token in range(self.vocab) if token != right])
+
+
+Shape = Callable[[Guess], TokenTree]
+
+
+@dataclass
+class Growing:
+    """A tree under construction, in which a token occurs once among the children of a node."""
+
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    depths: list[int] = field(default_factory=lambda: [0])
+    right: list[bool] = field(default_factory=lambda: [True])
+    children: list[dict[int, int]] = field(default_factory=lambda: [{}])
+
+    def add(self, parent: int, token: int, truth: Sequence[int]) -> int:
+        """The child of ``parent`` that carries ``token``, new or old."""
+        if token in self.children[parent]:
+            return self.children[parent][token]
+        depth, node = self.depths[parent], len(self.tokens)
+        self.children[parent][token] = node
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(depth + 1)
+        self.right.append(self.right[parent] and depth < len(truth) and token == truth[depth])
+        self.children.append({})
+        return node
+
+    def chain(self, parent: int, tokens: Sequence[int], truth: Sequence[int] = ()) -> int:
+        """Hang ``tokens`` below ``parent``, one below the other; returns the last node."""
+        for token in tokens:
+            parent = self.add(parent, token, truth)
+        return parent
+
+    def done(self, verify: Sequence[bool] | None = None) -> TokenTree:
+        return TokenTree(tuple(self.tokens), tuple(self.parents), None if verify is None else tuple(verify))
+
+
+def random_trees(guess: Guess) -> TokenTree:
+    """Any shape, tokens from a small part of the vocabulary so that some are right; a few times more than is allowed."""
+    dice, tree = guess.dice, Growing([guess.root])
+    size = dice.choice((0, 1, 2, 5, 9, 14, 14, 14, 2 * guess.nodes + 3))
+    for _ in range(size):
+        parent = dice.randrange(len(tree.tokens)) if dice.random() < 0.5 else len(tree.tokens) - 1
+        tree.add(parent, dice.randrange(guess.vocab), guess.truth)
+    return tree.done()
+
+
+def oracle_trees(right: float, size: int = 12) -> Shape:
+    """Each node right with probability ``right`` where its parent is; wherever in the tree that is."""
+
+    def shape(guess: Guess) -> TokenTree:
+        dice, tree = guess.dice, Growing([guess.root])
+        for _ in range(dice.randrange(size + 1)):
+            parent = dice.randrange(len(tree.tokens))
+            if dice.random() < 0.6:
+                parent = max(node for node, fine in enumerate(tree.right) if fine or node == parent)
+            depth = tree.depths[parent]
+            hit = tree.right[parent] and depth < len(guess.truth) and dice.random() < right
+            tree.add(parent, guess.truth[depth] if hit else guess.wrong(depth + 1), guess.truth)
+        return tree.done()
+
+    return shape
+
+
+def explore_trees(guess: Guess) -> TokenTree:
+    """Right guesses among nodes that may not be accepted, some of which carry the same token as a sibling that may."""
+    dice, tree, verify = guess.dice, Growing([guess.root]), [True]
+    truth = guess.truth[: guess.dice.randrange(6)]
+    for _ in range(dice.randrange(4)):
+        parent = dice.randrange(len(tree.tokens))
+        tree.add(parent, guess.wrong(tree.depths[parent] + 1), guess.truth)
+    verify += [dice.random() < 0.5 for _ in range(len(tree.tokens) - 1)]
+    node = 0
+    for token in truth:
+        # Not merged with a node of the same token: that one may not be accepted.
+        tree.children[node] = {t: n for t, n in tree.children[node].items() if verify[n]}
+        size = len(tree.tokens)
+        node = tree.add(node, token, guess.truth)
+        verify += [True] * (len(tree.tokens) - size)
+    tree.children = [{} for _ in tree.tokens]
+    for token in guess.truth[:3]:
+        tree.add(dice.randrange(len(tree.tokens)), token, guess.truth)
+        verify.append(False)
+    return tree.done(verify)
+
+
+def last_branch(guess: Guess) -> TokenTree:
+    """The main chain is wrong at once; what is right is the last and deepest branch."""
+    tree = Growing([guess.root])
+    tree.chain(0, [guess.wrong(1), *(guess.wrong(9) for _ in range(4))])
+    tree.chain(0, [guess.wrong(1), guess.wrong(9)])
+    tree.chain(0, guess.truth[:6], guess.truth)
+    return tree.done()
+
+
+def wide_star(guess: Guess) -> TokenTree:
+    """Many children of the root, the right one last, and one more level below it."""
+    tree = Growing([guess.root])
+    for _ in range(20):
+        tree.add(0, guess.wrong(1), guess.truth)
+    node = tree.chain(0, guess.truth[:1], guess.truth)
+    for _ in range(5):
+        tree.add(node, guess.wrong(2), guess.truth)
+    tree.chain(node, guess.truth[1:2])
+    return tree.done()
+
+
+def right_then_wrong(guess: Guess) -> TokenTree:
+    """A chain that is right for some tokens and then wrong, sometimes with a right branch where it goes wrong."""
+    count = guess.dice.randrange(6)
+    tree = Growing([guess.root])
+    fork = tree.chain(0, guess.truth[:count], guess.truth)
+    tree.chain(fork, [guess.wrong(count + 1), *guess.truth[count + 1 : count + 4]], guess.truth)
+    if guess.dice.random() < 0.5:
+        tree.chain(fork, guess.truth[count : count + 4], guess.truth)
+    return tree.done()
+
+
+def repeats(guess: Guess) -> TokenTree:
+    """The same token again and again, in depth and as the child of every node."""
+    tree = Growing([guess.root])
+    right = guess.truth[:1] or [guess.root]
+    tree.chain(0, [guess.root] * 4)
+    tree.chain(0, [*right] * 5)
+    for node in range(len(tree.tokens)):
+        tree.add(node, guess.root, guess.truth)
+    return tree.done()
+
+
+def past_the_end(guess: Guess) -> TokenTree:
+    """Ends of the text everywhere, and tokens after them; and the right tokens with an end after each."""
+    tree = Growing([guess.root])
+    node = 0
+    for token in guess.truth[:5]:
+        node = tree.add(node, token, guess.truth)
+        for end in guess.ends:
+            tree.chain(node, [end, end, guess.root, *guess.truth[:2]])
+    for end in guess.ends:
+        tree.chain(0, [end, guess.wrong(9), end, guess.root])
+    return tree.done()
+
+
+def too_large(guess: Guess) -> TokenTree:
+    """Deeper and wider than the engine allows; right beyond its limits."""
+    tree = Growing([guess.root])
+    tree.chain(0, guess.truth[:4] + [guess.wrong(999) for _ in range(guess.depth + 3)], guess.truth)
+    for _ in range(guess.nodes + 3):
+        tree.add(guess.dice.randrange(len(tree.tokens)), guess.dice.randrange(guess.vocab), guess.truth)
+    return tree.done()
+
+
+def off_chain(guess: Guess) -> TokenTree:
+    """One wrong child, and everything right beside it: all that is accepted is provisional."""
+    tree = Growing([guess.root])
+    tree.add(0, guess.wrong(1), guess.truth)
+    tree.chain(0, guess.truth[:4], guess.truth)
+    return tree.done()
+
+
+ADVERSARIAL: tuple[Shape, ...] = (last_branch, wide_star, right_then_wrong, repeats, past_the_end, too_large, off_chain)
+
+
+def adversarial(guess: Guess) -> TokenTree:
+    """Another trick at every step."""
+    return guess.dice.choice(ADVERSARIAL)(guess)
+
+
+@dataclass(frozen=True, eq=False)
+class TreeDrafter(Drafter[Prompt]):
+    """Proposes what ``shape`` makes.
+
+    Attributes:
+        shape: makes a tree.
+        texts: what plain decoding gives: (prompt, seed) to the whole text.
+        vocab: size of the vocabulary.
+        ends: token ids that end a text.
+        dice: seed of the choices at random.
+    """
+
+    name: ClassVar[str] = "trees"
+
+    shape: Shape
+    texts: dict[tuple[Prompt, int], list[int]] = field(default_factory=dict)
+    vocab: int = 131
+    ends: tuple[int, ...] = ()
+    dice: int = 0
+
+    def start(self, prompt: Sequence[int]) -> Prompt:
+        return tuple(prompt)
+
+    def propose(self, contexts: Sequence[DraftContext[Prompt]]) -> list[TokenTree]:
+        return [self._propose(context) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome[Prompt]]) -> None:
+        """Nothing to learn."""
+
+    def _propose(self, context: DraftContext[Prompt]) -> TokenTree:
+        length = len(context.tokens)
+        text = self.texts.get((context.state, context.seed), [])
+        # Provisional tokens may be wrong; then nothing is known of what follows.
+        truth = text[length:] if list(context.tokens) == text[:length] else []
+        dice = random.Random(f"{self.dice} {context.seed} {length}")
+        guess = Guess(
+            context.tokens[-1], truth, context.max_depth, context.max_nodes, self.vocab, self.ends, dice
+        )
+        return self.shape(guess)

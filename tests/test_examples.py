@@ -1,0 +1,54 @@
+"""Every script in ``examples/`` runs, on the bundled model or, while there is none, on a random one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pronk
+from checkpoints import MakeCheckpoint
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def model(checkpoint: MakeCheckpoint) -> str | None:
+    if (Path(pronk.__file__).parent / "bundled" / "pronk-tiny" / "config.json").exists():
+        return None
+    return str(checkpoint("llama", max_position_embeddings=512))
+
+
+def load(name: str) -> Callable[[str | None], None]:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    main: Callable[[str | None], None] = module.main
+    return main
+
+
+def test_all_examples_are_tested() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"generate", "stream", "batch"}
+
+
+def test_generate(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    load("generate")(model)
+    out = capsys.readouterr().out
+    assert out.startswith("def mean(values):")
+    assert "passes: S = " in out
+
+
+def test_stream(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    load("stream")(model)
+    assert capsys.readouterr().out.strip()
+
+
+def test_batch(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    load("batch")(model)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(line.endswith("the same tokens") for line in lines)

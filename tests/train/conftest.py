@@ -1,0 +1,88 @@
+"""A tiny corpus, and runs that take a second."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pronk.train.data import prepare
+from pronk.train.lm import Trainer
+from pronk.train.options import DataOptions
+from pronk.train.sources import parse_source
+from train.tiny import SHAPE, TINY, write_jsonl
+
+_NOUNS = ("cat", "dog", "bird", "tree", "house", "river", "stone", "child")
+_VERBS = ("sees", "likes", "finds", "draws", "follows")
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``stories.jsonl`` (300 stories, 60 dialogues), ``extra.jsonl`` to measure on, ``code/`` with Python files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    draw = random.Random(5)
+
+    def sentence() -> str:
+        return f"The {draw.choice(_NOUNS)} {draw.choice(_VERBS)} the {draw.choice(_NOUNS)}."
+
+    stories = [" ".join(sentence() for _ in range(8)) for _ in range(300)]
+    talks = [f"User: What does it see?\n\nAssistant: {sentence()} And {i}." for i in range(60)]
+    write_jsonl(folder / "stories.jsonl", stories + talks)
+    write_jsonl(folder / "extra.jsonl", [" ".join(sentence() for _ in range(8)) for _ in range(9)])
+    (folder / "code").mkdir()
+    for i in range(20):
+        lines = (f"def {draw.choice(_NOUNS)}_{j}(x):\n    return x + {draw.randrange(9)}\n" for j in range(12))
+        (folder / "code" / f"m{i}.py").write_text("\n\n".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data_options(corpus: Path) -> DataOptions:
+    sources = (parse_source(f"{corpus / 'stories.jsonl'}=0.7"), parse_source(f"{corpus / 'code'}=0.3"))
+    return DataOptions(
+        sources,
+        (corpus / "extra.jsonl",),
+        dialogues=0.2,
+        vocab_size=SHAPE.vocab,
+        tokenizer_bytes=50_000,
+        valid_tokens=400,
+    )
+
+
+@pytest.fixture(scope="session")
+def prepared(data_options: DataOptions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    prepare(data_options, folder, TINY.steps * TINY.batch + 1, SHAPE.context, lambda _: None)
+    return folder
+
+
+@pytest.fixture
+def new_run(prepared: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Folders of runs that share the prepared text."""
+
+    def create(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").symlink_to(prepared)
+        return tmp_path / name
+
+    return create
+
+
+@pytest.fixture(scope="session")
+def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "data").symlink_to(prepared)
+    trainer = Trainer(folder, TINY)
+    trainer.train(lambda _: None, lambda _: None)
+    return trainer
+
+
+@pytest.fixture
+def quiet() -> Console:
+    """A console that writes to a string."""
+    return Console(file=io.StringIO(), width=200)

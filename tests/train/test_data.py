@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pronk.errors import OptionError
+from pronk.train.chat import parse_dialogue
+from pronk.train.data import Pool, collect, mix, pack, prepare
+from pronk.train.exclude import RUN, Exclusion
+from pronk.train.options import DataOptions
+from pronk.train.python_source import is_permissive, read_packages, read_python, wanted_code
+from pronk.train.sources import parse_source, read_json_lines, read_source
+from pronk.train.tokenizer import load_tokenizer
+from train.tiny import write_jsonl
+
+
+def test_source_names_what_and_weight(corpus: Path) -> None:
+    spec = parse_source(f"{corpus / 'stories.jsonl'}=0.25")
+    assert (spec.name, spec.kind, spec.weight) == ("stories", "jsonl", 0.25)
+    assert parse_source("python=2").path is None
+    assert parse_source(f"python:{corpus}=2").path == corpus
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("prose.jsonl", "prose.jsonl"),
+        ("python=", "python="),
+        ("python=-1", "python=-1"),
+        ("python=inf", "python=inf"),
+        ("=1", "=1"),
+        ("nowhere.jsonl=1", "nothing"),
+        ("python:nowhere=1", "nothing"),
+    ],
+)
+def test_bad_source_is_named(text: str, found: str) -> None:
+    with pytest.raises(OptionError, match=r"expected .*found") as error:
+        parse_source(text)
+    assert found in str(error.value)
+
+
+def test_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(b"")
+    with pytest.raises(OptionError, match=r"\.jsonl"):
+        parse_source(f"{tmp_path / 'a.pdf'}=1")
+
+
+@pytest.mark.parametrize("line", ["[1]", "{", "\udcff"])
+def test_damaged_json_lines_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "x"}\n' + line.encode(errors="surrogateescape"))
+    with pytest.raises(OptionError, match=r"a\.jsonl, .*line [012].*: expected (one|a) JSON object"):
+        list(read_json_lines(path))
+
+
+def test_compressed_and_truncated_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(b'{"text": "x"}\n' * 1000)
+    path.write_bytes(whole)
+    assert len(list(read_json_lines(path))) == 1000
+    path.write_bytes(whole[:-12])
+    with pytest.raises(OptionError, match="expected one JSON object a line"):
+        list(read_json_lines(path))
+
+
+def test_document_without_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"content": "x"}\n')
+    with pytest.raises(OptionError, match="expected a string under 'text', found NoneType"):
+        list(read_source(parse_source(f"{path}=1")))
+
+
+def test_collect_counts_copies_and_splits_dialogues(tmp_path: Path, data_options: DataOptions) -> None:
+    result = collect(data_options)
+    pools = {pool.name: pool for pool in result.pools}
+    assert set(pools) == {"stories", "code", "dialogues"}
+    assert sum(pool.weight for pool in result.pools) == pytest.approx(1)
+    assert pools["dialogues"].weight == 0.2
+    assert all(parse_dialogue(text) for text in pools["dialogues"].documents)
+    assert not any(parse_dialogue(text) for text in pools["stories"].documents)
+    assert pools["stories"].held_out
+    assert not set(pools["stories"].held_out) & set(pools["stories"].documents)
+    assert [record.origin for record in result.origins] == ["owner/name@abc", "code"]
+    assert result.origins[0].documents == 360
+
+    texts = ["alpha", "beta", "alpha"]
+    twice = replace(data_options, sources=(parse_source(f"{write_jsonl(tmp_path / 'a.jsonl', texts)}=1"),))
+    assert collect(twice).duplicates == 1
+
+
+def test_empty_source_is_named(tmp_path: Path) -> None:
+    source = parse_source(f"{write_jsonl(tmp_path / 'empty.jsonl', [])}=1")
+    with pytest.raises(OptionError, match="source 'empty': expected text"):
+        collect(DataOptions((source,)))
+
+
+def test_empty_validation_file_is_named(tmp_path: Path, data_options: DataOptions) -> None:
+    empty = write_jsonl(tmp_path / "empty.jsonl", [])
+    with pytest.raises(OptionError, match="valid: expected text to measure on in 'empty', found none"):
+        prepare(replace(data_options, valid=(empty,)), tmp_path / "data", 100, 64, lambda _: None)
+
+
+def test_mixture_follows_the_weights_and_the_seed() -> None:
+    pools = [Pool("a", 0.6, ["a" * 50, "A" * 70]), Pool("b", 0.3, ["b" * 10] * 3), Pool("c", 0.1, ["c" * 200])]
+    texts = list(islice(mix(pools, seed=1), 3000))
+    total = sum(map(len, texts))
+    for pool in pools:
+        share = sum(len(text) for text in texts if text[0].lower() == pool.name) / total
+        assert share == pytest.approx(pool.weight, abs=0.01)
+    assert texts == list(islice(mix(pools, seed=1), 3000))
+    assert texts != list(islice(mix(pools, seed=2), 3000))
+
+
+def test_exclusion_finds_every_shared_run_of_13_words() -> None:
+    words = [f"w{i}" for i in range(40)]
+    exclude = Exclusion([" ".join(words)])
+    for start in range(len(words) - RUN + 1):
+        for before in range(9):
+            shared = [f"x{i}" for i in range(before)] + words[start : start + RUN] + ["y", "z"]
+            assert exclude(" ".join(shared))
+            del shared[before + 4]
+            assert not exclude(" ".join(shared))
+    assert exclude(", ".join(words[5:18]).upper())
+    assert not Exclusion([])(" ".join(words))
+
+
+def test_excluded_prompts_do_not_reach_the_text(tmp_path: Path, data_options: DataOptions) -> None:
+    stories = data_options.sources[0]
+    assert stories.path is not None
+    prompt = json.loads(stories.path.read_text().splitlines()[7])["text"]
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"id": "1", "turns": ["Please go on: " + prompt]}) + "\n")
+    plain, filtered = collect(data_options), collect(replace(data_options, exclude=(tmp_path / "eval.jsonl",)))
+    assert any(prompt in pool.documents + pool.held_out for pool in plain.pools)
+    assert not any(prompt in pool.documents + pool.held_out for pool in filtered.pools)
+    assert filtered.excluded >= 1
+
+
+def test_prepared_text_is_the_mixture(prepared: Path, data_options: DataOptions) -> None:
+    tokenizer = load_tokenizer(prepared)
+    tokens = np.fromfile(prepared / "train.bin", dtype=np.uint16).tolist()
+    documents, current = [], []
+    for token in tokens:
+        if token == 0:
+            documents.append(current)
+            current = []
+        else:
+            current.append(token)
+    expected = list(islice(mix(collect(data_options).pools, data_options.seed), len(documents)))
+    for ids, text in zip(documents, expected, strict=True):
+        turns = parse_dialogue(text)
+        if turns is None:
+            assert tokenizer.decode(ids) == text
+        else:
+            assert ids[0] == tokenizer.token_to_id("<|user|>")
+            assert ids.count(tokenizer.token_to_id("<|end|>")) == len(turns)
+
+
+def test_spelled_out_markers_stay_text(prepared: Path) -> None:
+    tokenizer = load_tokenizer(prepared)
+    ids = pack(tokenizer, iter(["a <|endoftext|> b <|user|>"]), 1000)
+    assert ids.tolist().count(0) == 1
+    assert ids[-1] == 0
+    assert tokenizer.decode(ids[:-1].tolist()) == "a <|endoftext|> b <|user|>"
+
+
+def test_prepared_text_is_kept_and_guarded(prepared: Path, data_options: DataOptions) -> None:
+    before = (prepared / "train.bin").stat().st_mtime_ns
+    prepare(data_options, prepared, 12 * 256 + 1, 64, lambda _: None)
+    assert (prepared / "train.bin").stat().st_mtime_ns == before
+    with pytest.raises(OptionError, match=r"expected dialogues = 0\.2 as before, found 0\.5"):
+        prepare(replace(data_options, dialogues=0.5), prepared, 12 * 256 + 1, 64, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("text", "permissive"),
+    [
+        ("MIT", True),
+        ("BSD-3-Clause", True),
+        ("BSD 3-Clause License", True),
+        ("Apache 2.0 License", True),
+        ("Apache License, Version 2.0", True),
+        ("Apache-2.0 OR BSD-2-Clause", True),
+        ("MIT OR GPL-3.0-only", True),
+        ("MIT AND GPL-3.0-only", False),
+        ("GPL-2.0 OR (MIT AND LGPL-3.0)", False),
+        ("GPL-3.0-or-later", False),
+        ("LGPL", False),
+        ("MPL-2.0", False),
+        ("Proprietary", False),
+        ("", False),
+    ],
+)
+def test_permissive_licences(text: str, permissive: bool) -> None:
+    assert is_permissive(text) is permissive
+
+
+def test_python_source_takes_permissive_code_only(tmp_path: Path) -> None:
+    body = "".join(f"def f{chr(97 + i)}(x):\n    return x\n\n" for i in range(20))
+    for name, license_name in (("good", "MIT"), ("copyleft", "GPL-3.0-only"), ("silent", None)):
+        files = {f"{name}/a.py": body + f"# {name}", f"{name}/tests/b.py": body, f"{name}/_vendor/c.py": body}
+        files |= {f"{name}/test_d.py": body, f"{name}/e.py": "# generated by a tool, do not edit\n" + body}
+        info = f"{name}-1.0.dist-info"
+        declared = "" if license_name is None else f"License-Expression: {license_name}\n"
+        files[f"{info}/METADATA"] = f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n{declared}"
+        files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in files)
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+    assert list(read_packages([tmp_path])) == [(body + "# good", "good 1.0", "MIT")]
+
+
+def test_standard_library_is_read() -> None:
+    text, origin, license_name = next(read_python(None))
+    assert origin.startswith("CPython 3.")
+    assert license_name == "PSF-2.0"
+    assert "import" in text
+
+
+def test_licence_notices_are_cut_off(tmp_path: Path) -> None:
+    body = '"""Doc."""\n' + "def f(x):\n    return x\n" * 20
+    notice = "#!/usr/bin/env python\n# Copyright 2020 A. Person.\n#\n# Licensed under the MIT license.\n\n"
+    (tmp_path / "m.py").write_text(notice + body)
+    (tmp_path / "m-1.dist-info").mkdir()
+    (tmp_path / "m-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.4\nName: m\nVersion: 1\nLicense: MIT\n")
+    (tmp_path / "m-1.dist-info" / "RECORD").write_text("m.py,,\n")
+    assert [text for text, _, _ in read_packages([tmp_path])] == [body]
+
+
+def test_unwanted_code() -> None:
+    code = "def f(x):\n    return x\n" * 20
+    assert wanted_code(code)
+    assert not wanted_code(code + "x = '" + "a" * 400 + "'\n")
+    assert not wanted_code("TABLE = [\n" + "    12345, 67890,\n" * 50 + "]\n")
+    assert not wanted_code("# Autogenerated\n" + code)
+    assert not wanted_code(code + "# see HumanEval\n")

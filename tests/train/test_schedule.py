@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from pronk.train.schedule import Schedule
+
+
+def test_progress_is_the_further_of_steps_and_time() -> None:
+    schedule = Schedule(steps=100, minutes=1.0, warmup=0, peak=1.0, floor=0.0)
+    assert schedule.progress(50, 6.0) == 0.5
+    assert schedule.progress(50, 45.0) == 0.75
+    assert schedule.progress(50, 90.0) == 1.0
+    assert Schedule(100, None, 0, 1.0, 0.0).progress(50, 1e9) == 0.5
+
+
+def test_rate_warms_up_and_ends_at_the_floor() -> None:
+    schedule = Schedule(steps=1000, minutes=None, warmup=10, peak=2.0, floor=0.1)
+    rates = [schedule.rate(step, step / 1000) for step in range(1001)]
+    assert rates[0] == pytest.approx(2.0 / 11)
+    assert max(rates) == pytest.approx(2.0, rel=1e-3)
+    assert all(a < b for a, b in pairwise(rates[:11]))
+    assert all(a > b for a, b in pairwise(rates[11:]))
+    assert rates[-1] == pytest.approx(0.2)
