@@ -27,8 +27,6 @@ from pronk.model.linear import PackedLinear, PlainLinear
 from pronk.model.rope import RopeConfig
 from pronk.sampling import SamplingParams, derive_seed
 
-torch.set_num_threads(2)
-
 VOCAB = 131
 POISON = 1e4
 CPU = torch.device("cpu")

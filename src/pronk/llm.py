@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast, overload
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -83,7 +84,8 @@ class LLM:
         blocks = num_blocks(self.config, kind, target, kv_memory, max_batch)
         cache = PagedCache(self.config, num_blocks=blocks, block_size=BLOCK_SIZE, dtype=kind, device=target)
         self.engine = Engine(decoder, cache, max_batch=max_batch, prefill_chunk=prefill_chunk)
-        self._bound: dict[str | Drafter[Any], Drafter[Any]] = {}
+        self._named: dict[str, Drafter[Any]] = {}
+        self._met: WeakValueDictionary[int, Drafter[Any]] = WeakValueDictionary()
         self._drafter(self.drafter)
 
     @overload
@@ -200,12 +202,15 @@ class LLM:
 
     def _drafter(self, spec: str | Drafter[Any] | None) -> Drafter[Any]:
         """The drafter, once it has met the target."""
-        key = self.drafter if spec is None else spec
-        if key not in self._bound:
-            drafter = make_drafter(key)
+        drafter = self.drafter if spec is None else spec
+        if isinstance(drafter, str):
+            if drafter not in self._named:
+                self._named[drafter] = make_drafter(drafter)
+            drafter = self._named[drafter]
+        if id(drafter) not in self._met:
             drafter.bind(self.engine.target)
-            self._bound[key] = drafter
-        return self._bound[key]
+            self._met[id(drafter)] = drafter
+        return drafter
 
     def _ids(self, prompt: Prompt) -> list[int]:
         vocab, context = self.config.vocab_size, self.config.context

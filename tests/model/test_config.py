@@ -56,6 +56,23 @@ def test_null_is_not_absent() -> None:
     assert (config.window, config.num_kv_heads) == (None, 4)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        (None, 4096),
+        ({"type": "linear", "factor": 4.0}, 16384),
+        ({"type": "dynamic", "factor": 2.5}, 10240),
+        ({"type": "yarn", "factor": 4.0}, 16384),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
+        ({"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 4096),
+    ],
+)
+def test_context_includes_scaling(scaling: dict[str, Any] | None, expected: int) -> None:
+    """Vicuna's 16k checkpoints, for one, state 4096 positions and a factor of 4."""
+    assert parse_config(LLAMA | {"max_position_embeddings": 4096, "rope_scaling": scaling}).context == expected
+
+
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_dtype_under_both_names(key: str) -> None:
     config = parse_config(LLAMA | {key: "bfloat16"})

@@ -177,6 +177,18 @@ def test_what_is_placed_where(checkpoint: MakeCheckpoint) -> None:
     assert isinstance(decoder.layers[0].qkv, choose_linear(torch.bfloat16, CPU))  # type: ignore[arg-type]
 
 
+def test_off_the_cpu_everything_is_in_the_loaded_dtype(checkpoint: MakeCheckpoint) -> None:
+    """The meta device stands in for a GPU."""
+    meta = torch.device("meta")
+    for family in ("gpt2", "qwen3"):
+        folder = checkpoint(family, save_dtype=torch.float16, tie_word_embeddings=True)
+        decoder = load(folder, dtype=torch.bfloat16, device=meta)
+        assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
+        assert {parameter.device for parameter in decoder.parameters()} == {meta}
+        assert isinstance(decoder.head, PlainLinear)
+        assert decoder.head.weight.untyped_storage()._cdata == decoder.embedding.untyped_storage()._cdata
+
+
 def test_a_loaded_weight_can_be_changed_and_the_file_stays(folder: Path) -> None:
     before = (folder / WEIGHTS).read_bytes()
     load(folder).embedding.zero_()

@@ -47,7 +47,7 @@ class ModelConfig:
 
     ``windows`` has one entry per layer: how many positions, itself included, a token of that layer sees
     (``None`` = all). ``rope`` is ``None`` for learned positions. ``context`` is the number of positions the
-    checkpoint was made for. ``eos_ids`` are the token ids that end a text.
+    checkpoint was made for, scaling included. ``eos_ids`` are the token ids that end a text.
     """
 
     family: str
@@ -190,6 +190,7 @@ def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) ->
         msg = f"config.json: expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
         raise ConfigError(msg)
     context = r.integer("max_position_embeddings", 2048)
+    rope = parse_rope(r.raw, head_dim, context)
     bos, eos = r.special_ids()
     values: dict[str, Any] = {
         "family": r.family,
@@ -200,10 +201,10 @@ def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) ->
         "num_heads": heads,
         "num_kv_heads": r.integer("num_key_value_heads", heads),
         "head_dim": head_dim,
-        "context": context,
+        "context": rope.extend(context),
         "norm_eps": r.number("rms_norm_eps", 1e-6),
         "activation": r.activation("hidden_act", "silu"),
-        "rope": parse_rope(r.raw, head_dim, context),
+        "rope": rope,
         "windows": windows,
         "tied": bool(r.get("tie_word_embeddings", False)),
         "bos_id": bos,
@@ -214,8 +215,7 @@ def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) ->
 
 
 def _llama(r: _Reader) -> ModelConfig:
-    bias = bool(r.get("attention_bias", False))
-    mlp_bias = bool(r.get("mlp_bias", False))
+    bias, mlp_bias = bool(r.get("attention_bias", False)), bool(r.get("mlp_bias", False))
     return _decoder(r, windows=r.windows(None), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 

@@ -46,6 +46,15 @@ class RopeConfig:
     truncate: bool = True
     attention_scale: float = 1.0
 
+    def extend(self, context: int) -> int:
+        """How many positions a checkpoint reaches whose ``max_position_embeddings`` is ``context``.
+
+        With *linear* and *dynamic* scaling, checkpoints state the length before scaling; with *yarn* some do.
+        """
+        if self.kind in ("linear", "dynamic"):
+            return int(context * self.factor)
+        return max(context, int(self.original * self.factor)) if self.kind == "yarn" else context
+
 
 def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfig:
     """Read ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones).

@@ -1,0 +1,310 @@
+"""The facade, on small random checkpoints: text in, text out, for every family; transformers is the oracle."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import MakeCheckpoint, make_checkpoint
+from drafters.trees import TreeDrafter, oracle_trees
+from pronk import LLM, CheckpointError, OptionError, PromptError, PronkError, SamplingParams
+from pronk.errors import CacheFullError
+
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    ("mistral", {"sliding_window": 20}),
+    ("qwen2", {}),
+    ("qwen3", {}),
+    ("gpt2", {}),
+]
+PROMPTS = ["def add(a, b):\n    return", "The quick brown fox", "for i in range(10):\n    print(i", "Grüße aus"]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: MakeCheckpoint) -> LLM:
+    return LLM(checkpoint("llama"), drafter="prompt_lookup(min_ngram=1)")
+
+
+def transformers_greedy(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=count, max_new_tokens=count
+    )
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+@pytest.mark.parametrize(("family", "overrides"), FAMILIES, ids=str)
+def test_greedy_tokens_are_those_of_transformers(
+    checkpoint: MakeCheckpoint, family: str, overrides: dict[str, Any]
+) -> None:
+    folder = checkpoint(family, **overrides)
+    # min_new_tokens of transformers bans the end of text, so ban it here as well.
+    params = SamplingParams(max_tokens=128, min_tokens=128)
+    llm = LLM(folder, drafter="prompt_lookup(min_ngram=1)")
+    done = llm.generate(PROMPTS[0], params)
+    assert done.token_ids == transformers_greedy(folder, done.prompt_token_ids, 128)
+    assert done.stats.drafted > 0
+    assert done.stats.generated_tokens == 128
+
+
+def test_a_list_gives_a_list_in_its_order(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=20, temperature=0.9, seed=4)
+    together = llm.generate(PROMPTS, params)
+    alone = [llm.generate(prompt, params) for prompt in PROMPTS]
+    assert [done.token_ids for done in together] == [done.token_ids for done in alone]
+    assert [done.text for done in together] == [done.text for done in alone]
+    assert llm.generate([], params) == []
+
+
+def test_params_may_differ_by_prompt(llm: LLM) -> None:
+    options = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 7, 3, 12)]
+    assert [len(done.token_ids) for done in llm.generate(PROMPTS, options)] == [1, 7, 3, 12]
+    with pytest.raises(OptionError, match="one for each of 4, found 2"):
+        llm.generate(PROMPTS, options[:2])
+
+
+def test_token_ids_and_text_are_the_same_prompt(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(PROMPTS[0])
+    assert llm.generate(ids).token_ids == llm.generate(PROMPTS[0]).token_ids
+
+
+def test_an_unseeded_request_reports_the_seed_that_repeats_it(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=24, temperature=1.5)
+    first, second = llm.generate(PROMPTS[1], params), llm.generate(PROMPTS[1], params)
+    assert first.seed != second.seed
+    assert first.token_ids != second.token_ids
+    again = llm.generate(PROMPTS[1], SamplingParams(max_tokens=24, temperature=1.5, seed=first.seed))
+    assert again.token_ids == first.token_ids
+
+
+def test_samples_are_those_of_their_seeds(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=16, temperature=1.2, seed=9, n=3, logprobs=2, prompt_logprobs=1)
+    done = llm.generate(PROMPTS[2], params)
+    all_samples = [done, *done.others]
+    assert len(all_samples) == 3
+    assert len({tuple(sample.token_ids) for sample in all_samples}) == 3
+    for sample in all_samples:
+        alone = SamplingParams(max_tokens=16, temperature=1.2, seed=sample.seed, logprobs=2, prompt_logprobs=1)
+        single = llm.generate(PROMPTS[2], alone)
+        assert (single.token_ids, single.logprobs) == (sample.token_ids, sample.logprobs)
+        assert single.prompt_logprobs == sample.prompt_logprobs
+
+
+def test_a_stream_is_the_completion_piece_by_piece(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=2, n=2)
+    done = llm.generate(PROMPTS[3], params)
+    pieces = list(llm.stream(PROMPTS[3], params))
+    for index, sample in enumerate((done, *done.others)):
+        own = [piece for piece in pieces if piece.index == index]
+        assert "".join(piece.text for piece in own) == sample.text
+        assert [piece.token_id for piece in own] == sample.token_ids
+        assert [piece.completion is not None for piece in own] == [False] * (len(own) - 1) + [True]
+        last = own[-1].completion
+        assert last is not None
+        assert (last.text, last.token_ids, last.seed) == (sample.text, sample.token_ids, sample.seed)
+
+
+def test_closing_a_stream_frees_its_memory(llm: LLM) -> None:
+    expected = llm.generate(PROMPTS[0]).token_ids
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=100, ignore_eos=True))
+    for _ in range(5):
+        next(stream)
+    stream.close()
+    allocator = llm.engine.cache.allocator
+    assert allocator.num_free == allocator.num_blocks
+    assert llm.generate(PROMPTS[0]).token_ids == expected
+
+
+def test_two_streams_at_a_time_do_not_mix(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    alone = [llm.generate(prompt, params).token_ids for prompt in PROMPTS[:2]]
+    streams = [llm.stream(prompt, params) for prompt in PROMPTS[:2]]
+    pairs = list(zip(*streams, strict=True))
+    assert [[piece.token_id for piece in side] for side in zip(*pairs, strict=True)] == alone
+
+
+def oracle(llm: LLM, prompt: str, params: SamplingParams) -> TreeDrafter:
+    """Guesses most of what plain decoding gives, and goes on after the place where the text will be cut."""
+    free = SamplingParams(max_tokens=params.max_tokens, ignore_eos=True)
+    known = llm.generate(prompt, free, drafter="autoregressive")
+    text = [*known.prompt_token_ids, *known.token_ids]
+    return TreeDrafter(oracle_trees(0.95), {(tuple(known.prompt_token_ids), params.seed or 0): text}, vocab=300)
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 5, 8, 13, 21, 34])
+def test_stop_strings_are_found_inside_accepted_runs(llm: LLM, place: int) -> None:
+    free = SamplingParams(max_tokens=48, ignore_eos=True)
+    text = llm.generate(PROMPTS[0], free, drafter="autoregressive").text
+    stop = text[place : place + 3]
+    params = SamplingParams(max_tokens=48, ignore_eos=True, stop=stop, logprobs=1, seed=5)
+    plain = llm.generate(PROMPTS[0], params, drafter="autoregressive")
+    leaps = llm.generate(PROMPTS[0], params, drafter=oracle(llm, PROMPTS[0], params))
+    assert leaps.text == plain.text == text[: text.index(stop)]
+    assert leaps.token_ids == plain.token_ids
+    assert leaps.logprobs == plain.logprobs
+    assert len(plain.logprobs or ()) == len(plain.token_ids)
+    assert (plain.finish_reason, plain.stop_reason) == ("stop", stop)
+    assert stop in llm.tokenizer.decode(plain.prompt_token_ids + plain.token_ids)[len(PROMPTS[0]) :]
+    if place > 8:
+        assert leaps.stats.accepted > 0
+
+
+def test_a_stop_token_ends_the_text_and_is_not_in_it(llm: LLM) -> None:
+    free = llm.generate(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True))
+    token = free.token_ids[12]
+    first = free.token_ids.index(token)
+    done = llm.generate(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True, stop_token_ids=[token]))
+    assert done.token_ids == free.token_ids[: first + 1]
+    assert (done.finish_reason, done.stop_reason) == ("stop", token)
+    assert free.text.startswith(done.text)
+    assert len(done.text) < len(free.text)
+
+
+def test_end_of_text_ends_it_unless_ignored(llm: LLM) -> None:
+    bias = {llm.config.eos_ids[0]: 100.0}
+    done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=9, logit_bias=bias))
+    assert (done.token_ids, done.text, done.finish_reason) == ([llm.config.eos_ids[0]], "", "stop")
+    ignored = llm.generate(PROMPTS[0], SamplingParams(max_tokens=9, logit_bias=bias, ignore_eos=True))
+    assert (len(ignored.token_ids), ignored.finish_reason) == (9, "length")
+    late = llm.generate(PROMPTS[0], SamplingParams(max_tokens=9, logit_bias=bias, min_tokens=4))
+    assert len(late.token_ids) == 5
+    assert late.token_ids[-1] == llm.config.eos_ids[0]
+
+
+def test_bad_words_are_not_written(llm: LLM) -> None:
+    free = llm.generate(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True))
+    decode, encode = llm.tokenizer.decode, llm.tokenizer.encode
+    token = next(token for token in free.token_ids if encode(decode([token])) == [token])
+    first = free.token_ids.index(token)
+    params = SamplingParams(max_tokens=30, ignore_eos=True, bad_words=[decode([token])])
+    done = llm.generate(PROMPTS[1], params)
+    assert token not in done.token_ids
+    assert done.token_ids[:first] == free.token_ids[:first]
+
+
+def test_logprobs_are_those_of_the_model(llm: LLM) -> None:
+    done = llm.generate(PROMPTS[2], SamplingParams(max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=2))
+    assert done.logprobs is not None
+    assert done.prompt_logprobs is not None
+    assert done.prompt_logprobs[0] is None
+    rescored = llm.generate(
+        done.prompt_token_ids + done.token_ids, SamplingParams(max_tokens=1, prompt_logprobs=3)
+    ).prompt_logprobs
+    assert rescored is not None
+    assert rescored[len(done.prompt_token_ids) :] == done.logprobs
+    for token, report in zip(done.token_ids, done.logprobs, strict=True):
+        assert next(iter(report)) == token
+        assert len(report) in (3, 4)
+        assert all(value <= 0 and math.isfinite(value) for value in report.values())
+        assert report[token] == max(report.values())
+
+
+def test_a_completion_is_json(llm: LLM) -> None:
+    done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=5, n=2, logprobs=1, temperature=1.0))
+    values = json.loads(json.dumps(done.to_dict()))
+    assert values["text"] == done.text
+    assert values["stats"]["generated_tokens"] == len(done.token_ids)
+    assert len(values["others"]) == 1
+
+
+def test_any_mix_of_drafters_gives_the_same_tokens(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.7, seed=1)
+    plain = llm.generate(PROMPTS[0], params, drafter="autoregressive")
+    for drafter in ("prompt_lookup", "prompt_lookup(min_ngram=1, num_chains=4, num_tokens=20)"):
+        assert llm.generate(PROMPTS[0], params, drafter=drafter).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtypes(checkpoint: MakeCheckpoint, dtype: str) -> None:
+    llm = LLM(checkpoint("llama"), dtype=dtype)
+    done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, ignore_eos=True))
+    assert llm.engine.runner.dtype == getattr(torch, dtype)
+    assert len(done.token_ids) == 8
+
+
+def test_chat_needs_a_template(llm: LLM) -> None:
+    with pytest.raises(PronkError, match="chat template"):
+        llm.chat([{"role": "user", "content": "Hello"}])
+
+
+def test_chat_answers_the_rendered_conversation(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}bot:{% endif %}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    llm = LLM(folder)
+    messages = [{"role": "user", "content": "Hello"}]
+    done = llm.chat(messages, SamplingParams(max_tokens=10))
+    assert llm.tokenizer.decode(done.prompt_token_ids) == "user: Hello\nbot:"
+    assert [p.token_id for p in llm.stream_chat(messages, SamplingParams(max_tokens=10))] == done.token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "prompt is empty"),
+        ([], "prompt is empty"),
+        ([1, 300], r"token id 300; expected integers in 0\.\.299"),
+        ([-1], r"token id -1; expected"),
+        ([5] * 256, "the prompt has 256 tokens; the model's context is 256, so at most 255 fit"),
+    ],
+)
+def test_prompts_that_cannot_be_decoded(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        llm.generate([prompt])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": 250}, "max_tokens: 250 after a prompt of 10 tokens exceed the model's context of 256.* 246"),
+        ({"logit_bias": {300: 1.0}}, r"logit_bias: expected token ids in 0\.\.299, found 300"),
+        ({"stop_token_ids": [301]}, r"stop_token_ids: expected token ids in 0\.\.299, found 301"),
+    ],
+)
+def test_options_that_do_not_fit_the_model(llm: LLM, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        llm.generate([[5] * 10], SamplingParams(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter": "psychic"}, "unknown drafter 'psychic'; expected one of autoregressive, prompt_lookup"),
+        ({"drafter": "prompt_lookup(k=3)"}, "prompt_lookup: unknown option 'k'; it has max_ngram"),
+        ({"dtype": "int7"}, "int7"),
+        ({"device": "abacus"}, "device: expected .* found 'abacus'"),
+        ({"kv_memory": "lots"}, "kv_memory: expected .* found 'lots'"),
+        ({"kv_memory": 10}, "kv_memory: expected at least .* found 10"),
+        ({"max_batch": 0}, r"max_batch: expected an integer in 1\.\.1024, found 0"),
+        ({"prefill_chunk": 1}, r"prefill_chunk: expected an integer in 16\.\.8192, found 1"),
+        ({"threads": -1}, r"threads: expected an integer in 1\.\.4096, found -1"),
+    ],
+)
+def test_options_of_the_model_out_of_range(checkpoint: MakeCheckpoint, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        LLM(checkpoint("llama"), **options)
+
+
+def test_a_cache_that_is_too_small_says_so(checkpoint: MakeCheckpoint) -> None:
+    llm = LLM(checkpoint("llama"), kv_memory="100KB")
+    with pytest.raises(CacheFullError, match=r"needs room for \d+ tokens .* has \d+; raise kv_memory"):
+        llm.generate(PROMPTS[0], SamplingParams(max_tokens=200))
+    assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=4)).token_ids
+
+
+def test_no_such_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        LLM(tmp_path / "nothing")
