@@ -131,8 +131,8 @@ class NullText:
     def push(self, token: int) -> tuple[str, str | None]:
         return "", None
 
-    def flush(self) -> str:
-        return ""
+    def flush(self) -> tuple[str, str | None]:
+        return "", None
 
 
 def make_request(

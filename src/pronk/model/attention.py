@@ -84,11 +84,14 @@ class PagedAttention:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """``q`` ``[n, heads, d]`` over ``k``, ``v`` ``[kv_heads, keys, d]`` to ``[n, heads * d]``."""
         c, rows = self.config, q.shape[0]
-        padded = _padded_rows(rows, c.group)
+        padded = _padded_rows(rows, c)
         if padded > rows:
             q = F.pad(q, (0, 0, 0, 0, 0, padded - rows))
         folded = q.view(padded, c.num_kv_heads, c.group, c.head_dim).permute(1, 2, 0, 3)
-        folded = folded.reshape(1, c.num_kv_heads, c.group * padded, c.head_dim)
+        tasks = _tasks(c)
+        folded = folded.reshape(1, tasks, c.num_heads * padded // tasks, c.head_dim)
+        if tasks > c.num_kv_heads:
+            k, v = k.expand(tasks, -1, -1), v.expand(tasks, -1, -1)
         out = F.scaled_dot_product_attention(folded, k[None], v[None], attn_mask=mask)
         out = out.view(c.num_kv_heads, c.group, padded, c.head_dim)[:, :, :rows]
         return out.permute(2, 0, 1, 3).reshape(rows, c.num_heads * c.head_dim)
@@ -100,17 +103,29 @@ class PagedAttention:
         start = oldest // KV_ALIGNMENT * KV_ALIGNMENT
         stop = start + math.ceil((length + size - start) / KV_ALIGNMENT) * KV_ALIGNMENT
         seen = _visible(tree, length, span, start, stop)
-        padded = _padded_rows(size, self.config.group)
+        padded = _padded_rows(size, self.config)
         if padded > size:
             seen = torch.cat((seen, seen[-1:].expand(padded - size, -1)))
         mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(~seen, -math.inf).to(device)
         mask = mask.repeat(self.config.group, 1)[None, None]
+        if _tasks(self.config) > self.config.num_kv_heads:
+            mask = mask.view(1, _tasks(self.config), -1, stop - start)
         return _Window(self.cache.where(table, start, stop), mask)
 
 
-def _padded_rows(rows: int, group: int) -> int:
-    """Rows to attend with, so that ``group`` times as many are a multiple of the row alignment."""
-    unit = ROW_ALIGNMENT // math.gcd(group, ROW_ALIGNMENT)
+def _tasks(config: ModelConfig) -> int:
+    """Heads that the kernel is shown: a single one (multi-query attention) is split in two by its rows.
+
+    With one head and few rows the kernel would have one task; that runs outside its parallel loop, where the products
+    inside it split their sums over threads, and for more rows they would not.
+    """
+    return max(2, config.num_kv_heads)
+
+
+def _padded_rows(rows: int, config: ModelConfig) -> int:
+    """Rows to attend with, so that each of the kernel's heads has a multiple of the row alignment."""
+    aligned = ROW_ALIGNMENT * _tasks(config) // config.num_kv_heads
+    unit = aligned // math.gcd(config.group, aligned)
     return math.ceil(rows / unit) * unit
 
 
