@@ -46,7 +46,8 @@ def tiny_config(
     family = {"norm": "layer", "activation": "gelu_tanh", "gated": False, "tied": True} if classic else {}
     biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), classic)
     rope = None if classic else RopeConfig(head_dim)
-    shape = (vocab, hidden, hidden * 7 // 4, len(windows), heads, kv_heads, head_dim, 4096, 1e-5)
+    inner = hidden * 4 if classic else hidden * 7 // 4
+    shape = (vocab, hidden, inner, len(windows), heads, kv_heads, head_dim, 4096, 1e-5)
     return ModelConfig("test", *shape, rope=rope, windows=windows, **biases, **family)  # type: ignore[arg-type]
 
 

@@ -16,6 +16,9 @@ from pronk.sampling import SamplingParams, gumbel_noise
 
 __all__ = ["Chooser", "token_logprobs"]
 
+# Tokens that are sorted before the whole vocabulary is.
+_HEAD = 512
+
 
 class Chooser:
     """Chooses one request's tokens, in the context of the tokens it was told about.
@@ -107,18 +110,36 @@ class Chooser:
         if 0 < p.top_k < len(scores):
             scores, ids = scores.topk(p.top_k)
         elif p.top_p < 1.0:
-            scores, ids = scores.sort(descending=True, stable=True)
+            return self._nucleus(*_head(scores, p.top_p))
         else:
             ids = torch.arange(len(scores))
-        if p.top_p < 1.0:
-            probs = scores.softmax(0)
-            # The token that crosses top_p is kept, so at least one stays.
-            keep = probs.cumsum(0) - probs < p.top_p
-            scores, ids = scores[keep], ids[keep]
-        if p.min_p > 0.0:
-            keep = scores >= scores.max() + math.log(p.min_p)
-            scores, ids = scores[keep], ids[keep]
-        return scores, ids
+        return self._nucleus(scores, ids, scores.softmax(0)) if p.top_p < 1.0 else self._above_min_p(scores, ids)
+
+    def _nucleus(self, scores: Tensor, ids: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Top-p of tokens in falling order; the one that crosses the threshold is kept, so at least one stays."""
+        keep = probs.cumsum(0) - probs < self.params.top_p
+        return self._above_min_p(scores[keep], ids[keep])
+
+    def _above_min_p(self, scores: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        if self.params.min_p == 0.0:
+            return scores, ids
+        keep = scores >= scores.max() + math.log(self.params.min_p)
+        return scores[keep], ids[keep]
+
+
+def _head(scores: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest tokens in falling order, at least as many as reach ``share``: scores, ids, probabilities.
+
+    Sorting a large vocabulary costs milliseconds; nearly always a few tokens are enough.
+    """
+    total = scores.logsumexp(0)
+    count = min(_HEAD, len(scores))
+    top, ids = scores.topk(count)
+    probs = (top - total).exp()
+    if count < len(scores) and probs.sum() <= share:
+        top, ids = scores.sort(descending=True, stable=True)
+        probs = (top - total).exp()
+    return top, ids, probs
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[dict[int, float]]:

@@ -173,16 +173,26 @@ def fresh_seed() -> int:
 
 def derive_seed(seed: int, sample: int) -> int:
     """The seed of a request's sample number ``sample``; sample 0 keeps the request's own."""
-    if sample == 0:
-        return seed
-    return int(_mix(_mix(torch.tensor(seed)) + sample).item()) & 0xFFFFFFFF
+    return seed if sample == 0 else _mix(_mix(seed) + sample) & 0xFFFFFFFF
 
 
-# SplitMix64 (Steele, Lea & Flood 2014): its increment and the two multipliers of its finalizer, as signed 64-bit
-# integers, since torch multiplies int64 modulo 2**64.
-_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
-_MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
+# SplitMix64 (Steele, Lea & Flood 2014): its increment and the two multipliers of its finalizer.
+_INCREMENT = 0x9E3779B97F4A7C15
+_MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+_MULTIPLIER_2 = 0x94D049BB133111EB
+_MASK = 2**64 - 1
+
+
+def _mix(x: int) -> int:
+    x &= _MASK
+    x = (x ^ (x >> 30)) * _MULTIPLIER_1 & _MASK
+    x = (x ^ (x >> 27)) * _MULTIPLIER_2 & _MASK
+    return x ^ (x >> 31)
+
+
+def _signed(x: int) -> int:
+    """The int64 with the same bits; torch's own products and sums are modulo 2**64 as well."""
+    return x - 2**64 if x >= 2**63 else x
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -190,19 +200,16 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift_right(x, 30)) * _MULTIPLIER_1
-    x = (x ^ _shift_right(x, 27)) * _MULTIPLIER_2
-    return x ^ _shift_right(x, 31)
-
-
 def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
     """Standard Gumbel noise for ``tokens`` (int64, any shape) at a position: float64 of the same shape.
 
     A pure function of its arguments on every device, up to the last bit of the device's logarithm.
     """
-    key = _mix(_mix(torch.tensor(seed)) + position * _INCREMENT % 2**63)
-    bits = _mix(tokens * _INCREMENT + key.to(tokens.device))
+    key = _mix(_mix(seed) + position * _INCREMENT)
+    x = tokens * _signed(_INCREMENT) + _signed(key)
+    x = (x ^ _shift_right(x, 30)) * _signed(_MULTIPLIER_1)
+    x = (x ^ _shift_right(x, 27)) * _signed(_MULTIPLIER_2)
+    x = x ^ _shift_right(x, 31)
     # 53 random bits, centred so that neither 0 nor 1 occurs.
-    uniform = (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
-    return -torch.log(-torch.log(uniform))
+    uniform = (_shift_right(x, 11).to(torch.float64) + 0.5) * 2.0**-53
+    return uniform.log_().neg_().log_().neg_()

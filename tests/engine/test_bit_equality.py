@@ -107,15 +107,25 @@ def test_any_chunking(variant: str, dtype: torch.dtype) -> None:
     check_chunkings(tiny_decoder(dtype, **VARIANTS[variant]), chunkings)
 
 
-@pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", [*GROUPS, "head of 64"])
-def test_any_chunking_with_threads(variant: str, dtype: torch.dtype, threads: int) -> None:
+def test_any_chunking_with_threads(variant: str, dtype: torch.dtype) -> None:
     # A product inside a kernel that has only one task may be split over threads, along the sum. It was, for one
     # key/value head.
+    torch.set_num_threads(2)
+    decoder, tokens = tiny_decoder(dtype, **VARIANTS[variant]), text(length=100)
+    want = logits(decoder, tokens, [1] * 24 + [76])
+    for chunks in ([5] * 20, [33, 33, 34], [100]):
+        assert not differing(logits(decoder, tokens, chunks), want), chunks
+
+
+@pytest.mark.parametrize("threads", [3, 4, 6])
+@pytest.mark.parametrize("variant", ["group 3", "classic"])
+def test_large_pass_with_many_threads(variant: str, threads: int) -> None:
+    # Elementwise functions of a large pass are cut between threads anywhere in a row.
     torch.set_num_threads(threads)
-    chunkings = {f"{size}": cut(size) for size in (5, 33, 128, LENGTH)}
-    check_chunkings(tiny_decoder(dtype, **VARIANTS[variant]), chunkings)
+    decoder = tiny_decoder(**VARIANTS[variant])
+    assert not differing(*(logits(decoder, text(length=604), chunks) for chunks in ([604], [100] * 6 + [4])))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

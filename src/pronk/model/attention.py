@@ -93,7 +93,7 @@ class PagedAttention:
         if tasks > c.num_kv_heads:
             k, v = k.expand(tasks, -1, -1), v.expand(tasks, -1, -1)
         out = F.scaled_dot_product_attention(folded, k[None], v[None], attn_mask=mask)
-        out = out.view(c.num_kv_heads, c.group, padded, c.head_dim)[:, :, :rows]
+        out = out.reshape(c.num_kv_heads, c.group, padded, c.head_dim)[:, :, :rows]
         return out.permute(2, 0, 1, 3).reshape(rows, c.num_heads * c.head_dim)
 
     def _window(self, segment: Segment, span: int | None, device: torch.device) -> _Window:

@@ -8,6 +8,7 @@ own, which is what early-exit drafters need.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -26,6 +27,10 @@ _ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+
+
+# Elements for which torch starts another thread (at::internal::GRAIN_SIZE), and those that always have one thread.
+_GRAIN, _SERIAL = 32768, 16384
 
 
 class Attend(Protocol):
@@ -75,8 +80,8 @@ class Layer(nn.Module):
         h = self.up(self.mlp_norm(x))
         if self.config.gated:
             gate, up = h.chunk(2, dim=-1)
-            return x + self.down(self.activate(gate) * up)
-        return x + self.down(self.activate(h))
+            return x + self.down(_by_rows(self.activate, gate) * up)
+        return x + self.down(_by_rows(self.activate, h))
 
     def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         c = self.config
@@ -151,6 +156,23 @@ class Decoder(nn.Module):
                     continue
                 std = 0.02 * (shrink if name.endswith(("out.weight", "down.weight")) else 1.0)
                 parameter.normal_(0.0, std, generator=generator)
+
+
+def _by_rows(activate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``activate``, with whole rows for every thread.
+
+    Left alone, torch cuts a large pass between its threads anywhere in a row. What is left there after the last full
+    vector is computed by scalar code, which rounds differently, so that an element's bits would depend on the pass.
+    """
+    threads, (rows, width) = torch.get_num_threads(), x.shape
+    used = {threads, min(threads, math.ceil(x.numel() / _GRAIN))}  # GELU occupies all threads at once
+    if x.numel() <= _SERIAL or not any(rows % n for n in used) or x.device.type != "cpu" or torch.is_grad_enabled():
+        return activate(x)
+    even = rows - rows % threads
+    if even * width <= (threads - 1) * _GRAIN:  # too few to occupy all threads
+        even = 0
+    parts = x[even:].split(max(1, _SERIAL // width))
+    return torch.cat([activate(part) for part in ((x[:even], *parts) if even else parts)])
 
 
 def _norm(config: ModelConfig, size: int) -> nn.Module:

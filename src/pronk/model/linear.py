@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pronk.model.hugepages import use_huge_pages
+
 __all__ = ["Linear", "LinearFactory", "PackedLinear", "PlainLinear", "choose_linear"]
 
 
@@ -55,6 +57,7 @@ class PackedLinear(Linear):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        use_huge_pages(int(torch.ops.mkldnn.data_ptr(self.weight)), weight.nbytes)
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""What loading a checkpoint costs: seconds, and peak memory as a multiple of the weights in the loaded dtype.
+
+    python benchmarks/loading.py FOLDER [--dtype bfloat16]
+
+Linux only: the peak is the kernel's own high-water mark, pages of the mapped file included. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from pronk.model.loader import load_decoder, parse_dtype, read_config, resolve_model
+
+
+def resident(key: str) -> int:
+    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at the highest."""
+    found = re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def main() -> None:
+    """Load once and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--dtype", default="auto")
+    args = parser.parse_args()
+    folder = resolve_model(args.model)
+    config = read_config(folder)
+    dtype = parse_dtype(args.dtype, config)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before, began = resident("VmRSS"), perf_counter()
+    decoder = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"))
+    seconds = perf_counter() - began
+    c = config
+    layer = c.hidden_size * (sum(c.qkv_sizes) + c.num_heads * c.head_dim + c.intermediate_size * (3 if c.gated else 2))
+    weights = len(decoder.layers) * layer + c.vocab_size * c.hidden_size * (1 if c.tied else 2)
+    figures = {
+        "model": folder.name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "seconds": round(seconds, 2),
+        "weights_gb": round(weights * dtype.itemsize / 1e9, 3),
+        "peak_over_weights": round((resident("VmHWM") - before) / (weights * dtype.itemsize), 3),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
