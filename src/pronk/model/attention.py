@@ -84,16 +84,17 @@ class PagedAttention:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """``q`` ``[n, heads, d]`` over ``k``, ``v`` ``[kv_heads, keys, d]`` to ``[n, heads * d]``."""
         c, rows = self.config, q.shape[0]
-        padded = _padded_rows(rows, c)
-        if padded > rows:
-            q = F.pad(q, (0, 0, 0, 0, 0, padded - rows))
-        folded = q.view(padded, c.num_kv_heads, c.group, c.head_dim).permute(1, 2, 0, 3)
+        folded = q.view(rows, c.num_kv_heads, c.group, c.head_dim).permute(1, 2, 0, 3)
+        folded = folded.reshape(c.num_kv_heads, c.group * rows, c.head_dim)
+        padding = _folded_rows(rows, c) - c.group * rows
+        if padding:
+            folded = F.pad(folded, (0, 0, 0, padding))
         tasks = _tasks(c)
-        folded = folded.reshape(1, tasks, c.num_heads * padded // tasks, c.head_dim)
         if tasks > c.num_kv_heads:
             k, v = k.expand(tasks, -1, -1), v.expand(tasks, -1, -1)
+        folded = folded.view(1, tasks, -1, c.head_dim)
         out = F.scaled_dot_product_attention(folded, k[None], v[None], attn_mask=mask)
-        out = out.reshape(c.num_kv_heads, c.group, padded, c.head_dim)[:, :, :rows]
+        out = out.reshape(c.num_kv_heads, -1, c.head_dim)[:, : c.group * rows].unflatten(1, (c.group, rows))
         return out.permute(2, 0, 1, 3).reshape(rows, c.num_heads * c.head_dim)
 
     def _window(self, segment: Segment, span: int | None, device: torch.device) -> _Window:
@@ -103,13 +104,10 @@ class PagedAttention:
         start = oldest // KV_ALIGNMENT * KV_ALIGNMENT
         stop = start + math.ceil((length + size - start) / KV_ALIGNMENT) * KV_ALIGNMENT
         seen = _visible(tree, length, span, start, stop)
-        padded = _padded_rows(size, self.config)
-        if padded > size:
-            seen = torch.cat((seen, seen[-1:].expand(padded - size, -1)))
         mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(~seen, -math.inf).to(device)
-        mask = mask.repeat(self.config.group, 1)[None, None]
-        if _tasks(self.config) > self.config.num_kv_heads:
-            mask = mask.view(1, _tasks(self.config), -1, stop - start)
+        mask = mask.repeat(self.config.group, 1)
+        mask = F.pad(mask, (0, 0, 0, _folded_rows(size, self.config) - len(mask)))
+        mask = mask.view(1, _tasks(self.config) // self.config.num_kv_heads, -1, stop - start)
         return _Window(self.cache.where(table, start, stop), mask)
 
 
@@ -122,11 +120,10 @@ def _tasks(config: ModelConfig) -> int:
     return max(2, config.num_kv_heads)
 
 
-def _padded_rows(rows: int, config: ModelConfig) -> int:
-    """Rows to attend with, so that each of the kernel's heads has a multiple of the row alignment."""
-    aligned = ROW_ALIGNMENT * _tasks(config) // config.num_kv_heads
-    unit = aligned // math.gcd(config.group, aligned)
-    return math.ceil(rows / unit) * unit
+def _folded_rows(rows: int, config: ModelConfig) -> int:
+    """Rows that each key/value head attends with, ``group`` of them per row, padded to whole units for each task."""
+    unit = ROW_ALIGNMENT * _tasks(config) // config.num_kv_heads
+    return math.ceil(rows * config.group / unit) * unit
 
 
 def _visible(tree: TokenTree, length: int, span: int | None, start: int, stop: int) -> Tensor:
