@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pronk.cache.blocks import BlockAllocator
 from pronk.cache.paged import PagedCache
 from pronk.choice import Chooser
 from pronk.drafters import Drafter
@@ -123,7 +124,17 @@ def make_engine(
     """An engine with a pool of its own, in the dtype of the decoder; ``options`` are the engine's."""
     dtype = decoder.embedding.dtype
     pool = make_cache(decoder.config, dtype, num_blocks=num_blocks, block_size=block_size, poison=poison)
+    pool.allocator = StrictAllocator(num_blocks, block_size)
     return Engine(decoder, pool, **options)
+
+
+class StrictAllocator(BlockAllocator):
+    """The engine forgets all blocks when nothing runs any more; here none may be left to forget."""
+
+    def reset(self) -> None:
+        assert not any(self.references)
+        assert self.num_free == self.num_blocks
+        super().reset()
 
 
 class NullText:

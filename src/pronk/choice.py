@@ -49,7 +49,7 @@ class Chooser:
         self.bias = torch.tensor(list(bias.values()), dtype=torch.float32)
         penalized = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
         self.counts = torch.zeros(vocab_size, dtype=torch.int32) if penalized else None
-        self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
+        self.in_prompt = torch.zeros(vocab_size if penalized else 0, dtype=torch.bool)
         if penalized:
             self.in_prompt[torch.tensor(self.context)] = True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pronk.drafters import DraftContext, Drafter, Outcome
 from pronk.tree import TokenTree
@@ -51,24 +51,27 @@ Shape = Callable[[Guess], TokenTree]
 
 @dataclass
 class Growing:
-    """A tree under construction, in which a token occurs once among the children of a node."""
+    """A tree under construction, in which a token occurs once among the acceptable children of a node."""
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
     depths: list[int] = field(default_factory=lambda: [0])
+    verify: list[bool] = field(default_factory=lambda: [True])
     right: list[bool] = field(default_factory=lambda: [True])
     children: list[dict[int, int]] = field(default_factory=lambda: [{}])
 
-    def add(self, parent: int, token: int, truth: Sequence[int]) -> int:
-        """The child of ``parent`` that carries ``token``, new or old."""
-        if token in self.children[parent]:
+    def add(self, parent: int, token: int, truth: Sequence[int] = (), *, verify: bool = True) -> int:
+        """The child of ``parent`` that carries ``token``, new or old; always a new one if it may not be accepted."""
+        if verify and token in self.children[parent]:
             return self.children[parent][token]
         depth, node = self.depths[parent], len(self.tokens)
-        self.children[parent][token] = node
+        if verify:
+            self.children[parent][token] = node
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(depth + 1)
-        self.right.append(self.right[parent] and depth < len(truth) and token == truth[depth])
+        self.verify.append(verify)
+        self.right.append(verify and self.right[parent] and depth < len(truth) and token == truth[depth])
         self.children.append({})
         return node
 
@@ -78,8 +81,8 @@ class Growing:
             parent = self.add(parent, token, truth)
         return parent
 
-    def done(self, verify: Sequence[bool] | None = None) -> TokenTree:
-        return TokenTree(tuple(self.tokens), tuple(self.parents), None if verify is None else tuple(verify))
+    def done(self) -> TokenTree:
+        return TokenTree(tuple(self.tokens), tuple(self.parents), None if all(self.verify) else tuple(self.verify))
 
 
 def random_trees(guess: Guess) -> TokenTree:
@@ -110,25 +113,19 @@ def oracle_trees(right: float, size: int = 12) -> Shape:
 
 
 def explore_trees(guess: Guess) -> TokenTree:
-    """Right guesses among nodes that may not be accepted, some of which carry the same token as a sibling that may."""
-    dice, tree, verify = guess.dice, Growing([guess.root]), [True]
-    truth = guess.truth[: guess.dice.randrange(6)]
-    for _ in range(dice.randrange(4)):
-        parent = dice.randrange(len(tree.tokens))
-        tree.add(parent, guess.wrong(tree.depths[parent] + 1), guess.truth)
-    verify += [dice.random() < 0.5 for _ in range(len(tree.tokens) - 1)]
+    """Right guesses among nodes that may not be accepted, which may carry the right token too, and have children."""
+    dice, tree = guess.dice, Growing([guess.root])
     node = 0
-    for token in truth:
-        # Not merged with a node of the same token: that one may not be accepted.
-        tree.children[node] = {t: n for t, n in tree.children[node].items() if verify[n]}
-        size = len(tree.tokens)
+    for token in guess.truth[: dice.randrange(6)]:
+        for _ in range(dice.randrange(3)):
+            explorer = tree.add(node, dice.choice((token, guess.wrong(1))), verify=False)
+            tree.chain(explorer, guess.truth[tree.depths[explorer] :][: dice.randrange(3)])
         node = tree.add(node, token, guess.truth)
-        verify += [True] * (len(tree.tokens) - size)
-    tree.children = [{} for _ in tree.tokens]
-    for token in guess.truth[:3]:
-        tree.add(dice.randrange(len(tree.tokens)), token, guess.truth)
-        verify.append(False)
-    return tree.done(verify)
+    for _ in range(3):
+        parent = dice.randrange(len(tree.tokens))
+        right = guess.truth[tree.depths[parent] :][:1]
+        tree.add(parent, right[0] if right else guess.root, verify=False)
+    return tree.done()
 
 
 def last_branch(guess: Guess) -> TokenTree:
@@ -236,18 +233,16 @@ class TreeDrafter(Drafter[Prompt]):
         return tuple(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[Prompt]]) -> list[TokenTree]:
-        return [self._propose(context) for context in contexts]
+        return [self.shape(self.guess(context, context.state)) for context in contexts]
 
     def observe(self, outcomes: Sequence[Outcome[Prompt]]) -> None:
         """Nothing to learn."""
 
-    def _propose(self, context: DraftContext[Prompt]) -> TokenTree:
+    def guess(self, context: DraftContext[Any], prompt: Prompt) -> Guess:
+        """What the shape is told."""
         length = len(context.tokens)
-        text = self.texts.get((context.state, context.seed), [])
+        text = self.texts.get((prompt, context.seed), [])
         # Provisional tokens may be wrong; then nothing is known of what follows.
         truth = text[length:] if list(context.tokens) == text[:length] else []
         dice = random.Random(f"{self.dice} {context.seed} {length}")
-        guess = Guess(
-            context.tokens[-1], truth, context.max_depth, context.max_nodes, self.vocab, self.ends, dice
-        )
-        return self.shape(guess)
+        return Guess(context.tokens[-1], truth, context.max_depth, context.max_nodes, self.vocab, self.ends, dice)

@@ -79,7 +79,6 @@ class Engine:
         """Take a request in."""
         request.began = perf_counter()
         self.scheduler.add(request)
-        request.draft_state = request.drafter.start(request.prompt)
 
     def abort(self, request: Request) -> None:
         """Stop a request and free what it holds; harmless if it has left."""
@@ -87,7 +86,9 @@ class Engine:
 
     def step(self) -> None:
         """One pass for every request that takes part."""
+        self._dismiss()
         turns = self.scheduler.schedule()
+        self._start_drafting(turns)
         plans = self._propose(turns)
         result = self._forward(plans)
         outcomes: dict[Drafter[Any], list[Outcome[Any]]] = defaultdict(list)
@@ -97,9 +98,13 @@ class Engine:
                 outcomes[plan.turn.request.drafter].append(outcome)
         for drafter, batch in outcomes.items():
             drafter.observe(batch)
-        for plan in plans:
-            if plan.turn.request.finish_reason:
-                self._leave(plan.turn.request)
+        self._dismiss()
+
+    def _start_drafting(self, turns: Sequence[Turn]) -> None:
+        """Drafter states begin with a request's first pass; those that wait in the queue cost nothing."""
+        for request in (turn.request for turn in turns if not turn.request.drafting):
+            request.draft_state = request.drafter.start(request.prompt)
+            request.drafting = True
 
     def _propose(self, turns: Sequence[Turn]) -> list[_Plan]:
         """Ask each drafter once, for all its requests that decode; a prompt's own tokens need no guesses."""
@@ -242,10 +247,16 @@ class Engine:
         hidden = {layer: result.hidden[layer][index][above:] for layer in needs.hidden}
         return Outcome(request.draft_state, draft, path, committed, logits, hidden)
 
+    def _dismiss(self) -> None:
+        """Requests that have ended leave: those of this step, and those of one that was interrupted."""
+        for request in [request for request in self.scheduler.running if request.finish_reason]:
+            self._leave(request)
+
     def _leave(self, request: Request) -> None:
         if self.scheduler.remove(request):
             request.stats.total_seconds = perf_counter() - request.began
-            request.drafter.stop(request.draft_state)
+            if request.drafting:
+                request.drafter.stop(request.draft_state)
 
 
 def _reports_prompt(request: Request) -> bool:

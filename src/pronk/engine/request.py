@@ -68,6 +68,7 @@ class Request:
     guessed: list[bool] = field(default_factory=list)
     table: BlockTable = field(default_factory=BlockTable)
     draft_state: Any = None
+    drafting: bool = False
     logprobs: list[dict[int, float]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list)
     output_text: str = ""

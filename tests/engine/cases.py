@@ -1,0 +1,139 @@
+"""What the engine's tests run: prompts, sampling options, drafters, and the answer of plain decoding to compare with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from drafters.trees import (
+    TreeDrafter,
+    adversarial,
+    explore_trees,
+    oracle_trees,
+    random_trees,
+)
+from models import VOCAB, make_engine, make_request, run, tiny_decoder
+from pronk.drafters import Autoregressive, Drafter, PromptLookup
+from pronk.engine.request import Request
+from pronk.sampling import SamplingParams
+
+ENDS = (7, 90)
+SEED = 100
+
+
+def text(seed: int, length: int) -> list[int]:
+    """Random tokens, the second half of which repeats the first as far as it goes."""
+    dice = random.Random(seed)
+    half = [dice.randrange(VOCAB) for _ in range(-(-length // 2))]
+    return (half + half)[:length]
+
+
+# Ragged: a single token, a whole block, across the boundary of 512 keys, across two chunks of prefill.
+PROMPTS = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 16, 77, 300, 505, 520)))
+
+DRAFTERS: dict[str, Drafter[Any]] = {
+    "autoregressive": Autoregressive(),
+    "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=12, num_chains=4),
+    "random": TreeDrafter(random_trees),
+    "oracle": TreeDrafter(oracle_trees(0.7)),
+    "adversarial": TreeDrafter(adversarial, ends=ENDS),
+    "explore": TreeDrafter(explore_trees),
+}
+
+CORE = ("greedy", "temperature", "top_p", "penalties", "bias", "all")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.8},
+    "top_p": {"temperature": 1.0, "top_p": 0.7},
+    "top_k": {"temperature": 1.2, "top_k": 4},
+    "min_p": {"temperature": 1.5, "min_p": 0.05},
+    "penalties": {
+        "temperature": 0.8,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.4,
+    },
+    "repetition": {"repetition_penalty": 1.6},
+    "presence": {"temperature": 0.8, "presence_penalty": 1.5},
+    "frequency": {"temperature": 0.8, "frequency_penalty": 1.1},
+    "bias": {"temperature": 0.8, "logit_bias": {3: 6.0, 50: 4.0, 90: -100.0}},
+    "min_tokens": {"temperature": 1.0, "min_tokens": 30, "logit_bias": {7: 5.0}},
+    "bad_words": {"bad_words": ["given as tokens"], "logit_bias": {3: 9.0, 5: 8.0}},
+    "all": {
+        "temperature": 1.0,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.2,
+        "logit_bias": {3: 3.0, 7: 2.0},
+        "min_tokens": 20,
+        "bad_words": ["given as tokens"],
+    },
+}
+# What the tokenizer would make of the bad words: a token, and the end of two likely sequences.
+BAD_WORDS = [[11], [3, 3], [3, 5, 3]]
+
+
+def params(options: str, index: int, max_tokens: int = 40) -> SamplingParams:
+    """Options of request number ``index``, each with a seed of its own."""
+    return SamplingParams(max_tokens=max_tokens, seed=SEED + index, logprobs=2, **OPTIONS[options])
+
+
+def ask(prompt: Sequence[int], options: SamplingParams, drafter: Drafter[Any] | None = None) -> Request:
+    """A request that ends at ``ENDS``."""
+    return make_request(prompt, options, drafter, ends=ENDS, bad_words=BAD_WORDS if options.bad_words else ())
+
+
+@cache
+def plain(
+    dtype: torch.dtype,
+    options: str,
+    prompts: tuple[tuple[int, ...], ...] = PROMPTS,
+    max_tokens: int = 40,
+    **variant: Any,
+) -> tuple[Request, ...]:
+    """Plain decoding of each prompt on its own, in a fresh engine."""
+    made = []
+    for index, prompt in enumerate(prompts):
+        made.append(ask(prompt, params(options, index, max_tokens=max_tokens)))
+        run(make_engine(tiny_decoder(dtype, **variant)), made[-1:])
+    return tuple(made)
+
+
+def drafter(name: str, known: Sequence[Request]) -> Drafter[Any]:
+    """A drafter by the name the tests give it; ``known`` are the answers that some of them are told."""
+    texts = {(tuple(request.prompt), request.seed): request.tokens for request in known}
+    return replace(DRAFTERS[name], texts=texts) if isinstance(DRAFTERS[name], TreeDrafter) else DRAFTERS[name]
+
+
+def total(requests: Sequence[Request], count: str) -> int:
+    """Sum of one of the counts of :class:`Stats`."""
+    return sum(getattr(request.stats, count) for request in requests)
+
+
+def assert_same(got: Sequence[Request], want: Sequence[Request]) -> None:
+    """The same tokens for the same reason, and log-probabilities that are the same bits."""
+    for one, other in zip(got, want, strict=True):
+        assert (one.prompt, one.seed) == (other.prompt, other.seed)
+        assert one.output == other.output
+        assert (one.finish_reason, one.stop_reason) == (other.finish_reason, other.stop_reason)
+        assert one.logprobs == other.logprobs
+
+
+def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
+    """The drafter guessed; what it knew was accepted; and some of that was off the main chain."""
+    assert (total(requests, "drafted") > 0) == (name != "autoregressive")
+    if name in ("oracle", "adversarial", "explore"):
+        assert total(requests, "accepted") > 0
+    if name in ("oracle", "adversarial"):
+        assert total(requests, "carried") > 0
+    assert total(requests, "target_steps") <= total(requests, "generated_tokens")
+    if name == "autoregressive":
+        assert total(requests, "target_steps") == total(requests, "generated_tokens")

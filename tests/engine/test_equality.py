@@ -1,0 +1,288 @@
+"""Same seed, same tokens: whoever guesses, whatever shares the batch, whichever options, in both dtypes.
+
+The reference is plain decoding of each request on its own. Log-probabilities are compared too, bit by bit, because they
+show a difference long before a token changes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.trees import ADVERSARIAL, TreeDrafter, off_chain, too_large
+from engine.cases import (
+    CORE,
+    DRAFTERS,
+    ENDS,
+    OPTIONS,
+    PROMPTS,
+    ask,
+    assert_not_vacuous,
+    assert_same,
+    drafter,
+    params,
+    plain,
+    text,
+    total,
+)
+from models import POISON, make_engine, run, tiny_decoder
+from pronk.drafters import Drafter
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.engine.runner import Job, PassResult
+
+Prompts = tuple[tuple[int, ...], ...]
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+GUESSING = [name for name in DRAFTERS if name != "autoregressive"]
+
+
+def decode(
+    engine: Engine, guessers: Sequence[Drafter[Any]], options: str, prompts: Prompts = PROMPTS, max_tokens: int = 40
+) -> list[Request]:
+    """All prompts in one batch; the drafters take turns."""
+    guesser = cycle(guessers)
+    requests = [ask(p, params(options, i, max_tokens), next(guesser)) for i, p in enumerate(prompts)]
+    run(engine, requests)
+    return requests
+
+
+def matrix(*, core: Sequence[str], extra: Sequence[str] = ()) -> list[Any]:
+    """``core`` options in both dtypes, ``extra`` ones in float32; the rest runs on demand."""
+    return [
+        pytest.param(options, dtype, marks=() if options in core or (options in extra and not low) else pytest.mark.slow)
+        for options in OPTIONS
+        for low, dtype in enumerate((torch.float32, torch.bfloat16))
+    ]
+
+
+def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[int]]:
+    """Answers, as :class:`TreeDrafter` is told them."""
+    return {(tuple(request.prompt), request.seed): request.tokens for request in known}
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"), matrix(core=CORE, extra=("top_k", "min_p", "min_tokens", "bad_words")), ids=str
+)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
+    want = plain(dtype, options)
+    got = decode(make_engine(tiny_decoder(dtype)), [drafter(name, want)], options)
+    assert_same(got, want)
+    assert_not_vacuous(name, got)
+
+
+@pytest.mark.parametrize(("options", "dtype"), matrix(core=("greedy", "temperature", "penalties", "all")), ids=str)
+@pytest.mark.parametrize("name", GUESSING)
+def test_batch_of_one(name: str, options: str, dtype: torch.dtype) -> None:
+    want = plain(dtype, options)
+    got = [ask(PROMPTS[i], params(options, i), drafter(name, want)) for i in (1, 4)]
+    for request in got:
+        run(make_engine(tiny_decoder(dtype)), [request])
+    assert_same(got, [want[1], want[4]])
+    assert total(got, "drafted") > 0
+
+
+def test_the_reference_is_worth_comparing_with() -> None:
+    """Outputs do not loop, differ between options and seeds, and end for both reasons."""
+    outputs = [request.output for options in CORE for request in plain(torch.float32, options)]
+    assert len({tuple(output) for output in outputs}) > 0.9 * len(outputs)  # one noise, so two may agree
+    for output in outputs:
+        grams = list(zip(*(output[i:] for i in range(4)), strict=False))
+        assert len(grams) - len(set(grams)) <= 0.1 * len(grams)
+    ended = [request for options in OPTIONS for request in plain(torch.float32, options)]
+    assert {request.finish_reason for request in ended} == {"stop", "length"}
+    assert {request.stop_reason for request in ended} == {None, *ENDS}
+    assert all(len(request.output) >= 30 for request in plain(torch.float32, "min_tokens"))
+    assert any(len(request.output) < 30 for request in plain(torch.float32, "bias"))
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "group 1": {"heads": 4, "kv_heads": 4},
+    "group 2": {"heads": 4, "kv_heads": 2},
+    "group 8": {"heads": 16, "kv_heads": 2},
+    "one kv head": {"heads": 3, "kv_heads": 1},
+    "windows": {"windows": (50, 50)},
+    "short window": {"windows": (3, 3)},
+    "different windows": {"windows": (20, 90)},
+    "some windows": {"windows": (50, None)},
+    "classic": {"heads": 4, "kv_heads": 4, "classic": True},
+    "plain linear": {"packed": False},
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("options", ["temperature", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_models(variant: str, options: str, dtype: torch.dtype) -> None:
+    """Other groupings of heads, windows and matrix products; drafters take turns within a batch."""
+    want = plain(dtype, options, **VARIANTS[variant])
+    guessers = [drafter(name, want) for name in ("oracle", "adversarial", "prompt_lookup", "random")]
+    got = decode(make_engine(tiny_decoder(dtype, **VARIANTS[variant])), guessers, options)
+    assert_same(got, want)
+    assert total(got, "accepted") > 0
+    assert total(got, "carried") > 0
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_batch": 2},
+        {"max_batch": 1, "max_tree": 4},
+        {"prefill_chunk": 16},
+        {"prefill_chunk": 48, "max_batch": 3},
+        {"max_tree": 2},
+        {"max_tree": 7, "block_size": 4, "num_blocks": 1200},
+        {"block_size": 64},
+        {"num_blocks": 48},  # room for one long request at a time
+        {"poison": None},
+    ],
+    ids=str,
+)
+def test_other_settings(settings: dict[str, Any], dtype: torch.dtype) -> None:
+    """Queues, chunks of prompts, tight caches and limits do not show in the output."""
+    want = plain(dtype, "temperature")
+    engine = make_engine(tiny_decoder(dtype), **settings)
+    got = decode(engine, [drafter(name, want) for name in DRAFTERS], "temperature")
+    assert_same(got, want)
+    assert total(got, "accepted") > 0
+
+
+@DTYPES
+@pytest.mark.parametrize("windows", [(None, None), (100, 600)], ids=str)
+def test_boundaries_of_512(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    """Prompts that end around a boundary of the attention kernel's blocks, and outputs that cross it."""
+    prompts = tuple(tuple(text(i, n)) for i, n in enumerate((509, 510, 511, 512, 513, 1021, 1022, 1023, 1024, 1025)))
+    want = plain(dtype, "temperature", prompts, 12, windows=windows)
+    for names in (["oracle"], ["prompt_lookup", "adversarial"]):
+        engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=1000)
+        got = decode(engine, [drafter(name, want) for name in names], "temperature", prompts, 12)
+        assert_same(got, want)
+        assert total(got, "carried") > 0
+
+
+@pytest.mark.parametrize("options", ["greedy", "temperature"])
+@pytest.mark.parametrize("shape", ADVERSARIAL, ids=lambda shape: shape.__name__)
+def test_adversarial_trees(shape: Any, options: str) -> None:
+    """Every trick on its own, told the answer."""
+    want = plain(torch.float32, options)
+    got = decode(make_engine(tiny_decoder()), [TreeDrafter(shape, texts(want), ends=ENDS)], options)
+    assert_same(got, want)
+    assert total(got, "drafted") > total(got, "accepted") > 0
+    assert (total(got, "carried") > 0) == (shape is not too_large)
+
+
+def watch(engine: Engine, after: Callable[[Sequence[Job], PassResult], None]) -> None:
+    """Call ``after(jobs, result)`` after every pass."""
+    forward = engine.runner.forward
+
+    def watched(jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
+        result = forward(jobs, collect)
+        after(jobs, result)
+        return result
+
+    engine.runner.forward = watched  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("options", ["greedy", "penalties"])
+def test_nothing_off_the_main_chain_is_believed(options: str) -> None:
+    """With logits, keys and values replaced by rubbish at every node off the main chain, the output is the same."""
+    want = plain(torch.float32, options)
+    engine, dice, spoilt = make_engine(tiny_decoder()), torch.Generator().manual_seed(0), list[int]()
+
+    @torch.inference_mode()
+    def spoil(jobs: Sequence[Job], result: PassResult) -> None:
+        for job, logits in zip(jobs, result.logits, strict=True):
+            table, tree = job.segment.table, job.segment.tree
+            rows = logits[max(tree.main_chain, job.wanted.start) - job.wanted.start :]
+            rows.copy_(5 * torch.randn(rows.shape, generator=dice))
+            slots = engine.cache.slots(table, table.length + tree.main_chain, table.length + len(tree))
+            for pool in (*engine.cache.keys, *engine.cache.values):
+                pool[:, slots] = POISON
+            spoilt.append(len(rows))
+
+    watch(engine, spoil)
+    got = decode(engine, [drafter(name, want) for name in ("oracle", "adversarial")], options)
+    assert_same(got, want)
+    assert sum(spoilt) > 100
+    assert total(got, "carried") > 20
+
+
+@pytest.mark.parametrize("max_tree", [1, 2, 3, 9])
+def test_no_pass_is_larger_than_allowed(max_tree: int) -> None:
+    want = plain(torch.float32, "greedy")
+    engine, sizes = make_engine(tiny_decoder(), max_tree=max_tree, prefill_chunk=64), list[int]()
+
+    def check(jobs: Sequence[Job], _: PassResult) -> None:
+        prefill = 0
+        for job in jobs:
+            table, tree = job.segment.table, job.segment.tree
+            if table.length < job.prompt_length - 1:
+                prefill += len(tree)
+                continue
+            assert len(tree) <= max_tree
+            assert table.length + max(tree.depths) < job.prompt_length + 40
+            sizes.append(len(tree))
+        assert prefill <= 64
+
+    watch(engine, check)
+    shapes = [TreeDrafter(shape, texts(want), ends=ENDS) for shape in (too_large, off_chain, *ADVERSARIAL)]
+    assert_same(decode(engine, shapes, "greedy"), want)
+    assert max(sizes) == max_tree
+
+
+@pytest.mark.parametrize("options", ["greedy", "temperature", "all"])
+def test_inexact_mode(options: str) -> None:
+    """Where a device promises no bits, choices off the main chain are final and their rows are moved into place."""
+    want = plain(torch.float32, options)
+    guessers = [drafter(name, want) for name in GUESSING]
+    for first in (0, 2):
+        engine = make_engine(tiny_decoder(), exact=False)
+        got = decode(engine, guessers[first:] + guessers[:first], options)
+        assert total(got, "carried") == 0
+        assert total(got, "accepted") > 40
+        for one, other in zip(got, want, strict=True):
+            assert one.output == other.output
+            for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+                assert mine == pytest.approx(theirs, rel=0.0, abs=1e-4)
+
+
+def test_stats_and_guesses_add_up() -> None:
+    want = plain(torch.float32, "temperature")
+    for name in DRAFTERS:
+        guessed = False
+        for request in decode(make_engine(tiny_decoder()), [drafter(name, want)], "temperature"):
+            stats = request.stats
+            assert stats.generated_tokens == len(request.output) == len(request.guessed)
+            assert stats.prompt_tokens == len(request.prompt)
+            assert [(piece.token_id, piece.guessed) for piece in request.pieces] == [
+                *zip(request.output, request.guessed, strict=True)
+            ]
+            assert sum(request.guessed) <= stats.accepted <= stats.drafted
+            assert stats.generated_tokens - sum(request.guessed) <= stats.target_steps
+            assert all(0 <= share <= 1 for share in stats.acceptance)
+            assert stats.step_compression == stats.generated_tokens / stats.target_steps >= 1
+            guessed |= any(request.guessed)
+        assert guessed == (name != "autoregressive")
+
+
+@pytest.mark.slow
+@DTYPES
+@pytest.mark.parametrize("seed", range(6))
+def test_long_outputs_of_random_models(seed: int, dtype: torch.dtype) -> None:
+    """Other weights, longer texts, every drafter in one batch, passes of all sizes."""
+    dice = random.Random(seed)
+    prompts = tuple(tuple(text(dice.randrange(999), dice.choice((3, 60, 400, 900)))) for _ in range(8))
+    windows = dice.choice(((None, None, None), (70, None, 70), (64, 64, 64)))
+    variant: dict[str, Any] = dice.choice(list(VARIANTS.values())[:4]) | {"seed": seed, "windows": windows}
+    want = plain(dtype, "temperature", prompts, 300, **variant)
+    for settings in ({}, {"prefill_chunk": 33, "max_batch": 3, "max_tree": 20}):
+        engine = make_engine(tiny_decoder(dtype, **variant), num_blocks=1500, **settings)
+        got = decode(engine, [drafter(name, want) for name in DRAFTERS], "temperature", prompts, 300)
+        assert_same(got, want)

@@ -1,0 +1,170 @@
+"""The state of the cache never shows: used blocks, shared prompts, scattered blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text, total
+from models import POISON, make_engine, make_request, run, samples, tiny_decoder
+from pronk.cache.blocks import BlockTable
+from pronk.engine.engine import Engine
+from pronk.errors import CacheFullError
+from pronk.sampling import SamplingParams, derive_seed
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+@DTYPES
+@pytest.mark.parametrize("windows", [(None, None), (40, 40)], ids=str)
+def test_used_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    """Requests one after the other in a pool with room for one, whose freed blocks are poisoned, and in a fresh one."""
+    want = plain(dtype, "temperature", windows=windows)
+    decoder, fresh = tiny_decoder(dtype, windows=windows), []
+    for index, prompt in enumerate(PROMPTS):
+        fresh.append(ask(prompt, params("temperature", index)))
+        run(make_engine(decoder, poison=None), fresh[-1:])
+    assert_same(fresh, want)
+    engine = make_engine(decoder, num_blocks=44)
+    for _ in range(2):
+        for index in (5, 0, 3, 4, 1, 2):
+            request = ask(PROMPTS[index], params("temperature", index), drafter("oracle", want))
+            run(engine, [request])
+            assert_same([request], [want[index]])
+    keys = engine.cache.keys[0]
+    assert bool((keys[:, : 44 * 16] == POISON).all())  # so there was something to read
+
+
+def watch_reads(engine: Engine) -> list[bool]:
+    """For each read of the cache from now on, whether it was a gather."""
+    gathered, where = list[bool](), engine.cache.where
+
+    def watched(table: BlockTable, start: int, stop: int) -> slice | torch.Tensor:
+        found = where(table, start, stop)
+        gathered.append(not isinstance(found, slice))
+        return found
+
+    engine.cache.where = watched  # type: ignore[method-assign]
+    return gathered
+
+
+def scatter(engine: Engine) -> list[BlockTable]:
+    """Take all blocks, each with a table of its own, and give every second one back."""
+    allocator = engine.cache.allocator
+    tables = [BlockTable() for _ in range(allocator.num_blocks)]
+    for table in tables:
+        engine.cache.prepare(table, allocator.block_size)
+    for table in tables[::2]:
+        engine.cache.release(table)
+    return tables[1::2]
+
+
+@DTYPES
+@pytest.mark.parametrize("windows", [(None, None), (50, 50), (50, None)], ids=str)
+def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    """With no two free blocks next to each other every read is a gather, and gives the same bits."""
+    want = plain(dtype, "temperature", windows=windows)
+    engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=800, max_tree=40)
+    taken, gathered = scatter(engine), watch_reads(engine)
+    got = [ask(prompt, params("temperature", i), drafter("oracle", want)) for i, prompt in enumerate(PROMPTS)]
+    sentinel = make_request([1], SamplingParams(max_tokens=1000, ignore_eos=True))
+    for request in (*got, sentinel):
+        engine.add(request)
+    while any(request.finish_reason is None for request in got):
+        engine.step()
+    assert_same(got, want)
+    assert total(got, "carried") > 0
+    assert sum(gathered) > 0.9 * len(gathered)
+    for table in taken:
+        engine.cache.release(table)
+    engine.abort(sentinel)
+
+
+def test_contiguous_blocks_are_views() -> None:
+    """In an empty pool nothing is gathered."""
+    engine = make_engine(tiny_decoder())
+    gathered = watch_reads(engine)
+    run(engine, [ask(prompt, params("greedy", i)) for i, prompt in enumerate(PROMPTS)])
+    assert not any(gathered)
+
+
+def step_until(engine: Engine, ready: Any) -> None:
+    for _ in range(200):
+        if ready():
+            return
+        engine.step()
+    pytest.fail("it never came to that")
+
+
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 30, 33, 513])
+@pytest.mark.parametrize("name", ["autoregressive", "prompt_lookup", "adversarial"])
+def test_samples_equal_separate_requests(name: str, length: int) -> None:
+    options = SamplingParams(max_tokens=20, temperature=1.0, seed=9, n=4, logprobs=1)
+    decoder, prompt = tiny_decoder(torch.bfloat16), text(length, length)
+    want = samples(prompt, options)
+    assert [request.seed for request in want] == [derive_seed(9, i) for i in range(4)]
+    for request in want:
+        request.parent = None
+        run(make_engine(decoder), [request])
+    assert len({tuple(request.output) for request in want}) == 4
+    for settings in ({}, {"max_batch": 1}, {"max_batch": 3, "prefill_chunk": 16}):
+        got = samples(prompt, options, drafter(name, want))
+        run(make_engine(decoder, **settings), got)
+        assert_same(got, want)
+
+
+def test_samples_share_their_prompt() -> None:
+    """The blocks of the prompt are one, counted once per sample; the block where they differ is each one's own."""
+    engine, prompt = make_engine(tiny_decoder()), text(1, 40)
+    group = samples(prompt, SamplingParams(max_tokens=30, temperature=1.0, seed=1, n=3, ignore_eos=True))
+    for request in group:
+        engine.add(request)
+    step_until(engine, lambda: all(len(request.output) > 2 for request in group))
+    tables = [request.table.blocks for request in group]
+    assert tables[0][:2] == tables[1][:2] == tables[2][:2]
+    assert [engine.cache.allocator.references[block] for block in tables[0][:2]] == [3, 3]
+    own = [block for table in tables for block in table[2:]]
+    assert len(set(own)) == len(own)
+    assert {engine.cache.allocator.references[block] for block in own} == {1}
+    free = engine.cache.allocator.num_free
+    engine.abort(group[0])  # the others keep the shared blocks
+    assert [engine.cache.allocator.references[block] for block in tables[1][:2]] == [2, 2]
+    assert engine.cache.allocator.num_free == free + len(tables[0]) - 2
+    step_until(engine, lambda: all(request.finish_reason for request in group[1:]))
+
+
+def test_a_parent_that_ends_first() -> None:
+    """A sample whose first one has left, or was aborted while it waited, reads the prompt itself."""
+    options = SamplingParams(max_tokens=12, temperature=1.0, seed=5, n=3, logprobs=0)
+    decoder, prompt = tiny_decoder(), text(3, 50)
+    want = samples(prompt, options)
+    run(make_engine(decoder), want)
+    engine = make_engine(decoder, max_batch=1)
+    got = samples(prompt, options)
+    for request in got:
+        engine.add(request)
+    engine.step()
+    engine.abort(got[0])
+    step_until(engine, lambda: all(request.finish_reason for request in got[1:]))
+    assert_same(got[1:], want[1:])
+
+
+def test_a_request_that_can_never_fit_is_refused() -> None:
+    engine = make_engine(tiny_decoder(), num_blocks=20, max_tree=16)
+    fits = make_request(text(0, 200), SamplingParams(max_tokens=320 - 200 - 16))
+    with pytest.raises(CacheFullError, match=r"room for 336 tokens.*has 320.*kv_memory"):
+        engine.add(make_request(text(0, 201), SamplingParams(max_tokens=320 - 200 - 16)))
+    run(engine, [fits])
+
+
+def test_running_requests_never_lack_room() -> None:
+    """However they are mixed: what cannot fit waits."""
+    want = plain(torch.float32, "temperature")
+    for num_blocks in (48, 60, 75, 100):
+        engine = make_engine(tiny_decoder(), num_blocks=num_blocks, max_tree=64)
+        got = [ask(prompt, params("temperature", i), drafter("adversarial", want)) for i, prompt in enumerate(PROMPTS)]
+        run(engine, got)
+        assert_same(got, want)

@@ -1,0 +1,78 @@
+"""Generate, then score prompt and output in one pass: the log-probabilities agree, and they are the model's.
+
+Generating goes token by token or by trees, scoring by chunks of hundreds; a slow dense attention is the judge of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from engine.cases import DRAFTERS, PROMPTS, ask, assert_same, drafter, plain, text
+from models import make_engine, make_request, run, tiny_decoder
+from oracle import dense_logits
+from pronk.engine.request import Request
+from pronk.sampling import SamplingParams
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "windows": {"windows": (50, 50)},
+    "short window": {"windows": (3, 3)},
+    "some windows": {"windows": (None, 100, 7)},
+    "group 1": {"heads": 4, "kv_heads": 4},
+    "one kv head": {"heads": 8, "kv_heads": 1},
+    "classic": {"heads": 4, "kv_heads": 4, "classic": True},
+}
+
+
+def score(dtype: torch.dtype, texts: Sequence[list[int]], variant: dict[str, Any], **engine: Any) -> list[Request]:
+    """Log-probabilities of all tokens but the first of each text, as those of a prompt."""
+    requests = [make_request(tokens, SamplingParams(max_tokens=1, prompt_logprobs=2)) for tokens in texts]
+    run(make_engine(tiny_decoder(dtype, **variant), **engine), requests)
+    for request in requests:
+        assert len(request.prompt_logprobs) == len(request.prompt)
+        assert request.prompt_logprobs[0] is None
+    return requests
+
+
+@DTYPES
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_generated_equals_scored(variant: str, dtype: torch.dtype) -> None:
+    """Bit by bit, with the prompts whole or in chunks."""
+    want = plain(dtype, "temperature", **VARIANTS[variant])
+    guessers = [drafter(name, want) for name in DRAFTERS]
+    got = [ask(request.prompt, request.params, guesser) for request, guesser in zip(want, guessers, strict=True)]
+    run(make_engine(tiny_decoder(dtype, **VARIANTS[variant])), got)
+    for settings in ({"prefill_chunk": 4096, "max_batch": 1}, {"prefill_chunk": 50}):
+        for request, scored in zip(got, score(dtype, [r.tokens for r in got], VARIANTS[variant], **settings), strict=True):
+            assert len(request.logprobs) == len(request.output)
+            assert request.logprobs == scored.prompt_logprobs[len(request.prompt) :]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scored_equals_dense(variant: str) -> None:
+    tokens = text(5, 700)
+    for settings in ({}, {"prefill_chunk": 33}):
+        (scored,) = score(torch.float32, [tokens], VARIANTS[variant], **settings)
+        want = dense_logits(tiny_decoder(**VARIANTS[variant]), tokens).log_softmax(-1)
+        for place, report in enumerate(scored.prompt_logprobs[1:]):
+            assert report is not None
+            right, best = tokens[place + 1], want[place].topk(2)
+            assert next(iter(report)) == right
+            assert report[right] == pytest.approx(float(want[place, right]), abs=1e-4)
+            assert set(report) == {right, *best.indices.tolist()}
+            assert [report[token] for token in best.indices.tolist()] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+@DTYPES
+def test_prompt_logprobs_do_not_change_the_output(dtype: torch.dtype) -> None:
+    want = plain(dtype, "temperature")
+    got = [ask(r.prompt, SamplingParams(**r.params.to_dict() | {"prompt_logprobs": 0}), drafter("oracle", want)) for r in want]
+    run(make_engine(tiny_decoder(dtype)), got)
+    assert_same(got, want)
+    assert [len(request.prompt_logprobs) for request in got] == [len(prompt) for prompt in PROMPTS]
+    assert all(report is None or len(report) == 1 for request in got for report in request.prompt_logprobs)
