@@ -19,6 +19,9 @@ __all__ = ["Chooser", "token_logprobs"]
 # Tokens that are sorted before the whole vocabulary is.
 _HEAD = 512
 
+# Below it logits divided by the temperature would leave float32; it is as greedy as can be.
+_COLDEST = 1e-30
+
 
 class Chooser:
     """Chooses one request's tokens, in the context of the tokens it was told about.
@@ -82,7 +85,7 @@ class Chooser:
             logits = self._shape(logits.float())
         if self.params.greedy:
             return int(logits.argmax())
-        scores, ids = self._truncate(logits.float() / self.params.temperature)
+        scores, ids = self._truncate(logits.float() / max(self.params.temperature, _COLDEST))
         noise = gumbel_noise(self.seed, len(self.context), ids)
         return int(ids[(scores.double() + noise).argmax()])
 
@@ -118,6 +121,7 @@ class Chooser:
     def _nucleus(self, scores: Tensor, ids: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Top-p of tokens in falling order; the one that crosses the threshold is kept, so at least one stays."""
         keep = probs.cumsum(0) - probs < self.params.top_p
+        keep[0] = True  # also where top_p is 0 in float32
         return self._above_min_p(scores[keep], ids[keep])
 
     def _above_min_p(self, scores: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -83,12 +83,13 @@ class SamplingParams:
             raise OptionError(msg)
         _check_flag("ignore_eos", self.ignore_eos)
         _check_bias(self.logit_bias)
-        for token in self.stop_token_ids:
+        for token in _items("stop_token_ids", self.stop_token_ids):
             _check_integer("stop_token_ids", token, 0, None)
-        object.__setattr__(self, "stops", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        for name, texts in (("stop", self.stops), ("bad_words", self.bad_words)):
-            if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
-                msg = f"{name}: expected texts that are not empty, found {texts!r}"
+        stops = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
+        object.__setattr__(self, "stops", stops)
+        for name, texts in (("stop", stops), ("bad_words", _items("bad_words", self.bad_words))):
+            if not all(isinstance(text, str) and text for text in texts):
+                msg = f"{name}: expected texts that are not empty, found {getattr(self, name)!r}"
                 raise OptionError(msg)
 
     @property
@@ -160,10 +161,22 @@ def _check_flag(name: str, value: object) -> None:
         raise OptionError(msg)
 
 
-def _check_bias(bias: Mapping[int, float] | None) -> None:
-    for token, value in (bias or {}).items():
+def _check_bias(bias: object) -> None:
+    if bias is None:
+        return
+    if not isinstance(bias, Mapping):
+        msg = f"logit_bias: expected token ids with a value each, found {bias!r}"
+        raise OptionError(msg)
+    for token, value in bias.items():
         _check_integer("logit_bias", token, 0, None)
         _check_number("logit_bias", value, -100.0, 100.0, "-100..100")
+
+
+def _items(name: str, value: object) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Collection):
+        msg = f"{name}: expected a list, found {value!r}"
+        raise OptionError(msg)
+    return tuple(value)
 
 
 def fresh_seed() -> int:
@@ -210,6 +223,6 @@ def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
     x = (x ^ _shift_right(x, 30)) * _signed(_MULTIPLIER_1)
     x = (x ^ _shift_right(x, 27)) * _signed(_MULTIPLIER_2)
     x = x ^ _shift_right(x, 31)
-    # 53 random bits, centred so that neither 0 nor 1 occurs.
-    uniform = (_shift_right(x, 11).to(torch.float64) + 0.5) * 2.0**-53
+    # 52 random bits and a half, which float64 holds exactly, so that neither 0 nor 1 occurs.
+    uniform = (_shift_right(x, 12).to(torch.float64) + 0.5) * 2.0**-52
     return uniform.log_().neg_().log_().neg_()

@@ -86,7 +86,7 @@ class Growing:
 
 
 def random_trees(guess: Guess) -> TokenTree:
-    """Any shape, tokens from a small part of the vocabulary so that some are right; a few times more than is allowed."""
+    """Any shape and any tokens; once in a while more of them than the engine allows."""
     dice, tree = guess.dice, Growing([guess.root])
     size = dice.choice((0, 1, 2, 5, 9, 14, 14, 14, 2 * guess.nodes + 3))
     for _ in range(size):

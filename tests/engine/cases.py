@@ -1,4 +1,4 @@
-"""What the engine's tests run: prompts, sampling options, drafters, and the answer of plain decoding to compare with."""
+"""What the engine's tests run: prompts, sampling options, drafters, and what plain decoding gives for each."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ def decode(
 def matrix(*, core: Sequence[str], extra: Sequence[str] = ()) -> list[Any]:
     """``core`` options in both dtypes, ``extra`` ones in float32; the rest runs on demand."""
     return [
-        pytest.param(options, dtype, marks=() if options in core or (options in extra and not low) else pytest.mark.slow)
+        pytest.param(
+            options, dtype, marks=() if options in core or (options in extra and not low) else pytest.mark.slow
+        )
         for options in OPTIONS
         for low, dtype in enumerate((torch.float32, torch.bfloat16))
     ]
@@ -99,7 +101,6 @@ def test_the_reference_is_worth_comparing_with() -> None:
     assert {request.finish_reason for request in ended} == {"stop", "length"}
     assert {request.stop_reason for request in ended} == {None, *ENDS}
     assert all(len(request.output) >= 30 for request in plain(torch.float32, "min_tokens"))
-    assert any(len(request.output) < 30 for request in plain(torch.float32, "bias"))
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -176,6 +177,8 @@ def test_adversarial_trees(shape: Any, options: str) -> None:
     assert_same(got, want)
     assert total(got, "drafted") > total(got, "accepted") > 0
     assert (total(got, "carried") > 0) == (shape is not too_large)
+    # What is accepted off the main chain is not lost.
+    assert total(got, "target_steps") < 0.6 * total(got, "generated_tokens")
 
 
 def watch(engine: Engine, after: Callable[[Sequence[Job], PassResult], None]) -> None:
@@ -227,7 +230,7 @@ def test_no_pass_is_larger_than_allowed(max_tree: int) -> None:
                 prefill += len(tree)
                 continue
             assert len(tree) <= max_tree
-            assert table.length + max(tree.depths) < job.prompt_length + 40
+            assert table.length + max(tree.depths) < job.prompt_length + 39  # the last token has no row
             sizes.append(len(tree))
         assert prefill <= 64
 

@@ -14,14 +14,16 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from checkpoints import MakeCheckpoint
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text
-from models import NullText, assert_idle, make_engine, make_request, run, samples, tiny_decoder
+from models import NullText, StrictAllocator, assert_idle, make_engine, make_request, run, samples, tiny_decoder
 from pronk.choice import Chooser
 from pronk.drafters import DraftContext, Drafter, Outcome
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
+from pronk.llm import LLM
 from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
 
@@ -177,7 +179,6 @@ def test_a_request_that_ended_in_an_interrupted_step_does_not_go_on() -> None:
     first, second = (ask(PROMPTS[i], params("temperature", i, 40), guesser) for i in (0, 1))
     for request in (first, second):
         engine.add(request)
-    guesser.fuses["observe"] = Fuse(10**9)
     while first.finish_reason is None and second.finish_reason is None:
         fuse = guesser.fuses["observe"] = Fuse(1)
         with pytest.raises(KeyboardInterrupt):
@@ -219,3 +220,25 @@ def test_aborted_requests_leave_in_any_order(steps: int) -> None:
         engine.abort(request)
     assert_idle(engine)
     assert not guesser.open
+
+
+def consume(llm: LLM, options: SamplingParams) -> None:
+    for number, _ in enumerate(llm.stream("for i in", options)):
+        if number == 5:
+            raise KeyboardInterrupt
+
+
+def test_a_consumer_of_a_stream_that_gives_up(checkpoint: MakeCheckpoint) -> None:
+    """The facade stays usable after an exception in whoever reads a stream, beside another stream that goes on."""
+    llm = LLM(checkpoint("llama"), drafter="prompt_lookup(min_ngram=1)", threads=1)
+    llm.engine.cache.allocator.__class__ = StrictAllocator
+    options = SamplingParams(max_tokens=40, ignore_eos=True)
+    want = llm.generate("for i in", options).token_ids
+    other = llm.stream("def add(a, b):", options)
+    got = [next(other).token_id]
+    with pytest.raises(KeyboardInterrupt):
+        consume(llm, options)
+    got += [piece.token_id for piece in other]
+    assert got == llm.generate("def add(a, b):", options).token_ids
+    assert llm.generate("for i in", options).token_ids == want
+    assert_idle(llm.engine)

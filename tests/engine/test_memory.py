@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -122,6 +121,9 @@ def test_samples_share_their_prompt() -> None:
     group = samples(prompt, SamplingParams(max_tokens=30, temperature=1.0, seed=1, n=3, ignore_eos=True))
     for request in group:
         engine.add(request)
+    engine.step()
+    engine.step()  # the second and third sample have read one token, and have chosen one
+    assert [request.stats.target_steps for request in group] == [2, 1, 1]
     step_until(engine, lambda: all(len(request.output) > 2 for request in group))
     tables = [request.table.blocks for request in group]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]

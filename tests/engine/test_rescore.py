@@ -48,7 +48,9 @@ def test_generated_equals_scored(variant: str, dtype: torch.dtype) -> None:
     got = [ask(request.prompt, request.params, guesser) for request, guesser in zip(want, guessers, strict=True)]
     run(make_engine(tiny_decoder(dtype, **VARIANTS[variant])), got)
     for settings in ({"prefill_chunk": 4096, "max_batch": 1}, {"prefill_chunk": 50}):
-        for request, scored in zip(got, score(dtype, [r.tokens for r in got], VARIANTS[variant], **settings), strict=True):
+        for request, scored in zip(
+            got, score(dtype, [r.tokens for r in got], VARIANTS[variant], **settings), strict=True
+        ):
             assert len(request.logprobs) == len(request.output)
             assert request.logprobs == scored.prompt_logprobs[len(request.prompt) :]
 
@@ -71,7 +73,10 @@ def test_scored_equals_dense(variant: str) -> None:
 @DTYPES
 def test_prompt_logprobs_do_not_change_the_output(dtype: torch.dtype) -> None:
     want = plain(dtype, "temperature")
-    got = [ask(r.prompt, SamplingParams(**r.params.to_dict() | {"prompt_logprobs": 0}), drafter("oracle", want)) for r in want]
+    got = [
+        ask(r.prompt, SamplingParams(**r.params.to_dict() | {"prompt_logprobs": 0}), drafter("oracle", want))
+        for r in want
+    ]
     run(make_engine(tiny_decoder(dtype)), got)
     assert_same(got, want)
     assert [len(request.prompt_logprobs) for request in got] == [len(prompt) for prompt in PROMPTS]

@@ -61,7 +61,7 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
     wanted = 'expected "name" or "name(option=value, …)"'
     try:
         node = ast.parse(spec.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         msg = f"drafter {spec!r} cannot be read; {wanted}"
         raise OptionError(msg) from error
     if isinstance(node, ast.Name):
@@ -71,9 +71,12 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
         raise OptionError(msg)
     options: dict[str, Any] = {}
     for keyword in node.keywords:
+        if keyword.arg in options:
+            msg = f"drafter {spec!r}: expected {keyword.arg} once, found it twice"
+            raise OptionError(msg)
         try:
             options[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             msg = f"drafter {spec!r}: the value of {keyword.arg} is not a number, a text or a truth value"
             raise OptionError(msg) from error
     return node.func.id, options

@@ -1,0 +1,200 @@
+"""The allocator: whatever is asked of it, every block is counted as often as a table refers to it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from pronk.cache.blocks import BlockAllocator, BlockTable
+from pronk.errors import CacheFullError
+
+
+def grown(allocator: BlockAllocator, *tokens: int) -> list[BlockTable]:
+    tables = [BlockTable() for _ in tokens]
+    for table, count in zip(tables, tokens, strict=True):
+        allocator.grow(table, count)
+    return tables
+
+
+def check(allocator: BlockAllocator, tables: list[BlockTable]) -> None:
+    """The invariants."""
+    held = Counter(block for table in tables for block in table.blocks)
+    assert [held[block] for block in range(allocator.num_blocks)] == allocator.references
+    assert allocator.num_free == allocator.references.count(0)
+    for table in tables:
+        assert len(set(table.blocks)) == len(table.blocks)
+        runs = all(b - a == 1 for a, b in pairwise(table.blocks))
+        assert not table.in_run or runs  # it may be forgotten that they are in a run, for a while
+        if table.first is not None:
+            assert [table.first + table.released + i for i in range(len(table.blocks))] == table.blocks
+
+
+def test_the_example_of_the_docstring() -> None:
+    table = BlockTable(blocks=[7, 8], released=2)
+    assert table.first == 5
+    assert (table.blocks[37 // 16 - table.released], 37 % 16) == (7, 5)
+    assert BlockTable().first is None
+    assert BlockTable([3, 5], in_run=False).first is None
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (160, 10), (161, 11)])
+def test_blocks_for(tokens: int, blocks: int) -> None:
+    assert BlockAllocator(4, 16).blocks_for(tokens) == blocks
+
+
+def test_growing() -> None:
+    allocator = BlockAllocator(10, 4)
+    (table,) = grown(allocator, 5)
+    assert (table.blocks, allocator.num_free) == ([0, 1], 8)
+    allocator.grow(table, 8)
+    allocator.grow(table, 3)
+    assert table.blocks == [0, 1]
+    allocator.grow(table, 9)
+    assert table.blocks == [0, 1, 2]
+    assert table.length == 0  # a place is not a token
+    check(allocator, [table])
+
+
+def test_runs_are_preferred() -> None:
+    """A table goes on after its last block; a new one takes the first run that is long enough, or the longest."""
+    allocator = BlockAllocator(12, 1)
+    a, b, c, d = grown(allocator, 2, 3, 1, 4)  # 0-1, 2-4, 5, 6-9; 10 and 11 are free
+    allocator.release(b)
+    (e,) = grown(allocator, 3)
+    assert e.blocks == [2, 3, 4]
+    allocator.release(e)
+    allocator.grow(d, 6)
+    assert d.blocks == [6, 7, 8, 9, 10, 11]
+    allocator.grow(a, 3)
+    assert (a.blocks, a.in_run) == ([0, 1, 2], True)
+    allocator.grow(c, 2)
+    assert (c.blocks, c.in_run, c.first) == ([5, 3], False, None)
+    check(allocator, [a, c, d])
+    allocator.release(d)
+    (f,) = grown(allocator, 4)
+    assert f.blocks == [6, 7, 8, 9]
+    (g,) = grown(allocator, 3)
+    assert g.blocks == [10, 11, 4]
+    check(allocator, [a, c, f, g])
+
+
+def test_a_full_pool_says_so_and_changes_nothing() -> None:
+    allocator = BlockAllocator(5, 16)
+    a, b = grown(allocator, 40, 10)
+    with pytest.raises(CacheFullError, match=r"2 blocks of 16 tokens needed, 1 of 5 free; raise kv_memory"):
+        allocator.grow(b, 33)
+    assert b.blocks == [3]
+    check(allocator, [a, b])
+    allocator.grow(b, 32)
+    other = allocator.fork(b, 32)
+    with pytest.raises(CacheFullError, match=r"no free block.*of 5; raise kv_memory"):
+        allocator.replace(other, 1)
+    check(allocator, [a, b, other])
+
+
+def test_forking_and_replacing() -> None:
+    allocator = BlockAllocator(10, 4)
+    (table,) = grown(allocator, 12)
+    table.length = 11
+    other = allocator.fork(table, 6)
+    assert (other.blocks, other.length, other.in_run) == ([0, 1], 6, True)
+    assert [allocator.shared(block) for block in table.blocks] == [True, True, False]
+    assert allocator.replace(other, 1) == (1, 3)
+    assert (other.blocks, other.in_run, table.blocks) == ([0, 3], False, [0, 1, 2])
+    assert [allocator.shared(block) for block in table.blocks] == [True, False, False]
+    check(allocator, [table, other])
+    assert allocator.release(table) == [1, 2]
+    assert allocator.release(other) == [0, 3]
+    assert allocator.num_free == 10
+    assert (table.blocks, table.length, table.released, table.in_run) == ([], 0, 0, True)
+    nothing = allocator.fork(other, 0)
+    assert nothing.blocks == []
+
+
+def test_a_block_that_one_holds_is_released_once() -> None:
+    allocator = BlockAllocator(4, 4)
+    (table,) = grown(allocator, 4)
+    stale = BlockTable(list(table.blocks))
+    allocator.release(table)
+    assert allocator.release(table) == []  # an empty table has nothing to release
+    with pytest.raises(AssertionError, match="block 0 was released twice"):
+        allocator.release(stale)
+
+
+def test_releasing_what_left_the_window() -> None:
+    allocator = BlockAllocator(10, 4)
+    (table,) = grown(allocator, 18)
+    assert allocator.release_before(table, 3) == []
+    assert allocator.release_before(table, 4) == [0]
+    assert allocator.release_before(table, 11) == [1]
+    assert allocator.release_before(table, 11) == []
+    assert (table.blocks, table.released, table.first) == ([2, 3, 4], 2, 0)
+    allocator.grow(table, 21)
+    assert table.blocks == [2, 3, 4, 5]
+    other = allocator.fork(table, 14)
+    assert (other.blocks, other.released) == ([2, 3], 2)
+    assert allocator.release_before(table, 20) == [4]  # 2 and 3 are still referred to
+    check(allocator, [table, other])
+    assert allocator.release(other) == [2, 3]
+
+
+def test_a_run_is_found_again_when_what_broke_it_has_left() -> None:
+    allocator = BlockAllocator(6, 1)
+    a, b = grown(allocator, 1, 1)
+    allocator.grow(a, 3)
+    assert (a.blocks, a.in_run) == ([0, 2, 3], False)
+    allocator.release_before(a, 1)
+    assert (a.in_run, a.first) == (True, 1)
+    check(allocator, [a, b])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_operations(seed: int) -> None:
+    dice = random.Random(seed)
+    allocator, tables = BlockAllocator(dice.choice((5, 17, 25)), dice.choice((1, 3, 16))), list[BlockTable]()
+    refused = 0
+    for _ in range(300):
+        operation, size = dice.randrange(6), allocator.block_size
+        table = dice.choice(tables) if tables else None
+        if operation == 0 or table is None:
+            tables.append(BlockTable())
+        elif operation == 1:
+            before = (list(table.blocks), allocator.num_free)
+            try:
+                allocator.grow(table, (table.released + len(table.blocks)) * size + dice.randint(0, 4 * size))
+            except CacheFullError:
+                refused += 1
+                assert (table.blocks, allocator.num_free) == before
+        elif operation == 2:
+            tables.append(allocator.fork(table, dice.randint(0, (table.released + len(table.blocks)) * size)))
+        elif operation == 3 and any(map(allocator.shared, table.blocks)) and allocator.num_free:
+            index = dice.choice([i for i, block in enumerate(table.blocks) if allocator.shared(block)])
+            old, new = allocator.replace(table, index)
+            assert (table.blocks[index], allocator.references[new]) == (new, 1)
+            assert allocator.references[old] >= 1
+        elif operation == 4:
+            count = dice.randint(0, len(table.blocks))
+            gone = table.blocks[:count]
+            last = [block for block in gone if not allocator.shared(block)]
+            place = (table.released + count) * size + (dice.randrange(size) if count < len(table.blocks) else 0)
+            assert allocator.release_before(table, place) == last
+        elif operation == 5:
+            tables = [other for other in tables if other is not table]
+            last = [block for block in table.blocks if not allocator.shared(block)]
+            assert allocator.release(table) == last
+        check(allocator, tables)
+    for table in tables:
+        allocator.release(table)
+    check(allocator, [])
+    assert allocator.num_free == allocator.num_blocks
+    assert refused > 0 or allocator.num_blocks > 5
+
+
+def test_reset() -> None:
+    allocator = BlockAllocator(5, 4)
+    grown(allocator, 9, 3)
+    allocator.reset()
+    check(allocator, [])

@@ -1,0 +1,317 @@
+"""What every drafter must do; a new one gets these tests by being in the registry.
+
+Its name alone has to be enough to make it, or else :data:`SPECS` says how tests make it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.trees import (
+    ADVERSARIAL,
+    Shape,
+    TreeDrafter,
+    explore_trees,
+    oracle_trees,
+    random_trees,
+)
+from models import VOCAB, make_engine, make_request, run, tiny_decoder
+from pronk.cache.blocks import BlockTable
+from pronk.drafters import REGISTRY, Autoregressive, DraftContext, Drafter, Outcome, PromptLookup, make_drafter
+from pronk.engine.request import Request
+from pronk.errors import OptionError
+from pronk.sampling import SamplingParams
+from pronk.tree import TokenTree
+
+# Drafters of the registry that a test has to give options.
+SPECS: dict[str, str] = {"prompt_lookup": "prompt_lookup(min_ngram=1, num_chains=3)"}
+
+SHAPES: dict[str, Shape] = {
+    "random": random_trees,
+    "explore": explore_trees,
+    "oracle, mostly right": oracle_trees(0.9),
+    "oracle, mostly wrong": oracle_trees(0.3),
+    **{shape.__name__: shape for shape in ADVERSARIAL},
+}
+
+EVERY = [*REGISTRY, *SHAPES]
+STATEFUL = list(REGISTRY)
+
+# In two letters everything has been said before.
+TWO_LETTERS = {3: 100.0, 5: 100.0}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.9},
+    "repetitive": {"temperature": 0.7, "logit_bias": TWO_LETTERS},
+}
+ENDS = (7,)
+
+
+def text(seed: int, length: int) -> list[int]:
+    dice = random.Random(seed)
+    half = [dice.randrange(VOCAB) for _ in range(-(-length // 2))]
+    return (half + half)[:length]
+
+
+PROMPTS = [text(seed, length) for seed, length in enumerate((2, 31, 90, 5, 200, 497))]
+
+
+def make(name: str, known: Sequence[Request] = ()) -> Drafter[Any]:
+    if name in SHAPES:
+        texts = {(tuple(request.prompt), request.seed): request.tokens for request in known}
+        return TreeDrafter(SHAPES[name], texts, ends=ENDS)
+    return make_drafter(SPECS.get(name, name))
+
+
+def ask(index: int, options: str, drafter: Drafter[Any]) -> Request:
+    params = SamplingParams(max_tokens=32, seed=index, logprobs=0, **OPTIONS[options])
+    return make_request(PROMPTS[index], params, drafter, ends=ENDS)
+
+
+@cache
+def plain(options: str, dtype: torch.dtype) -> tuple[Request, ...]:
+    requests = [ask(index, options, Autoregressive()) for index in range(len(PROMPTS))]
+    for request in requests:
+        run(make_engine(tiny_decoder(dtype)), [request])
+    return tuple(requests)
+
+
+def decode(name: str, options: str, dtype: torch.dtype, *, batched: bool) -> list[Request]:
+    """The prompts in one batch or one by one, with a drafter that has met the target."""
+    known = plain(options, dtype)
+    engine, drafter = make_engine(tiny_decoder(dtype)), make(name, known)
+    drafter.bind(engine.target)
+    requests = [ask(index, options, drafter) for index in (range(len(PROMPTS)) if batched else (1, 5))]
+    for group in [requests] if batched else [[request] for request in requests]:
+        run(engine, group)
+    for request in requests:
+        want = known[PROMPTS.index(request.prompt)]
+        assert request.output == want.output
+        assert request.finish_reason == want.finish_reason
+        assert request.logprobs == want.logprobs
+    return requests
+
+
+@pytest.mark.parametrize("batched", [True, False], ids=["batch of 6", "batch of 1"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", EVERY)
+def test_output_is_that_of_plain_decoding(name: str, options: str, *, batched: bool) -> None:
+    dtype = torch.bfloat16 if options == "seeded" else torch.float32
+    requests = decode(name, options, dtype, batched=batched)
+    if name == "autoregressive":
+        assert not any(request.stats.drafted for request in requests)
+        return
+    if options == "repetitive" or name in SHAPES:
+        assert sum(request.stats.drafted for request in requests) > 0
+    if options == "repetitive" and name != "random":
+        assert sum(request.stats.accepted for request in requests) > 0
+
+
+def rows(path: Sequence[int], width: int) -> Tensor:
+    """A row of numbers that depends on the tokens of ``path`` alone, as hidden states and logits do."""
+    return torch.randn(width, generator=torch.Generator().manual_seed(hash(tuple(path)) % 2**60))
+
+
+def outcome(
+    drafter: Drafter[Any], state: Any, before: Sequence[int], tree: TokenTree, path: Sequence[int], new: Sequence[int]
+) -> Outcome[Any]:
+    """What the engine would say of ``tree`` below the text ``before``."""
+    nodes = [[*before, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
+    config = tiny_decoder().config
+    logits = torch.stack([rows(node, VOCAB) for node in nodes]) if drafter.needs.logits else None
+    hidden = {
+        layer: torch.stack([rows([layer, *node], config.hidden_size) for node in nodes])
+        for layer in drafter.needs.hidden
+    }
+    return Outcome(state, tree, tuple(path), tuple(new), logits, hidden)
+
+
+def context(
+    state: Any, tokens: Sequence[int], committed: int, max_depth: int = 40, max_nodes: int = 40
+) -> DraftContext:
+    table = BlockTable(length=committed - 1)
+    return DraftContext(state, list(tokens), committed, max_depth, max_nodes, SamplingParams(), 0, table)
+
+
+def replay(drafter: Drafter[Any], tokens: Sequence[int], prompt: int, dice: random.Random) -> Any:
+    """The state after the engine's way through ``tokens``: guesses, rejections, provisional tokens, right and wrong."""
+    state = drafter.start(tokens[:prompt])
+    committed, provisional = prompt, list[int]()
+    while committed < len(tokens):
+        before = [*tokens[:committed], *provisional]
+        (tree,) = drafter.propose([context(state, before, committed)])
+        fine = 0
+        while fine < len(provisional) and before[committed + fine] == tokens[min(committed + fine, len(tokens) - 1)]:
+            fine += 1
+        path = list[int]()
+        if fine == len(provisional):
+            node: int | None = 0
+            while len(before) + len(path) < len(tokens) and (
+                node := tree.child(node or 0, tokens[len(before) + len(path)])
+            ):
+                path.append(node)
+        chosen = min(fine + len(path) + 1, len(tokens) - committed)
+        keep = dice.randint(min(fine + 1, chosen), chosen)
+        drafter.observe([outcome(drafter, state, before, tree, path, tokens[committed : committed + keep])])
+        provisional = list(tokens[committed + keep : committed + chosen])
+        if dice.random() < 0.3:  # the next pass will disagree
+            provisional.append(dice.randrange(VOCAB))
+        committed += keep
+    return state
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two states are equal, whatever they are made of."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.equal(a, b)
+    if is_dataclass(a):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if isinstance(a, Mapping):
+        return isinstance(b, Mapping) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_state_depends_on_committed_tokens_alone(name: str) -> None:
+    drafter = make(name)
+    drafter.bind(make_engine(tiny_decoder()).target)
+    for seed in range(12):
+        dice = random.Random(seed)
+        # Few letters, so that much is guessed, and some of it right.
+        tokens, prompt = [dice.randrange(4) for _ in range(80)], dice.randint(1, 60)
+        state = replay(drafter, tokens, prompt, dice)
+        fresh = drafter.start(tokens[:prompt])
+        root = TokenTree.chain(tokens[prompt - 1 : prompt])
+        drafter.observe([outcome(drafter, fresh, tokens[:prompt], root, (), tokens[prompt:])])
+        assert same(state, fresh)
+        (one,), (other,) = (drafter.propose([context(s, tokens, len(tokens))]) for s in (state, fresh))
+        assert (one.tokens, one.parents, one.verify) == (other.tokens, other.parents, other.verify)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_proposals_are_trees_within_the_limits(name: str) -> None:
+    drafter = make(name)
+    drafter.bind(make_engine(tiny_decoder()).target)
+    dice, largest = random.Random(0), 0
+    for _ in range(40):
+        tokens = [dice.randrange(3) for _ in range(dice.randint(1, 60))]
+        held = dice.randint(max(1, len(tokens) - 3), len(tokens))  # the rest is provisional
+        state = drafter.start(tokens[:held])
+        limits = [(depth, nodes) for depth in (0, 1, 2, 40) for nodes in (0, 1, 2, 40)]
+        contexts = [context(state, tokens, held, depth, nodes) for depth, nodes in limits]
+        trees = drafter.propose(contexts)
+        assert len(trees) == len(contexts)
+        for (depth, nodes), tree in zip(limits, trees, strict=True):
+            assert tree.tokens[0] == tokens[-1]
+            assert tree.num_guesses <= nodes
+            assert max(tree.depths) <= depth
+            assert all(0 <= token < VOCAB for token in tree.tokens)
+            assert tree.probs is None or tree.probs.shape[0] == len(tree)
+            assert tree.gain is None or all(
+                tree.gain[i] <= tree.gain[tree.parents[i]] for i in range(2, len(tree)) if tree.parents[i] > 0
+            )
+            largest = max(largest, tree.num_guesses)
+        drafter.stop(state)
+    assert (largest > 1) == (name != "autoregressive")
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_proposing_leaves_no_trace_and_ignores_company(name: str) -> None:
+    """A tree depends on its own context, not on the others of the batch nor on proposals before."""
+    drafter = make(name)
+    drafter.bind(make_engine(tiny_decoder()).target)
+    dice = random.Random(1)
+    texts = [[dice.randrange(3) for _ in range(length)] for length in (30, 1, 12)]
+    contexts = [context(drafter.start(tokens), tokens, len(tokens)) for tokens in texts]
+    together = drafter.propose(contexts)
+    alone = [drafter.propose([one])[0] for one in reversed(contexts)][::-1]
+    assert [(tree.tokens, tree.parents) for tree in together] == [(tree.tokens, tree.parents) for tree in alone]
+
+
+BAD: dict[type, tuple[Any, ...]] = {
+    int: (-1, 10**9, 1.5, "many", True, None),
+    float: (-1.0, 1e9, math.nan, "many", None),
+    bool: (2, "yes", None),
+}
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_options_out_of_range_are_refused(name: str) -> None:
+    """The message names the option, what it may be, and what was found."""
+    for option in fields(REGISTRY[name]):
+        for value in BAD.get(type(option.default), ()):
+            with pytest.raises(OptionError, match=re.escape(option.name)) as caught:
+                REGISTRY[name](**{option.name: value})
+            message = str(caught.value)
+            assert name in message
+            assert repr(value) in message
+            assert re.search(r"\d+\.\.\d+|at (least|most)|above|true or false", message), message
+            assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_name_makes_a_drafter(name: str) -> None:
+    made = make_drafter(name)
+    assert type(made) is REGISTRY[name]
+    assert made.name == name
+    assert make_drafter(f" {name}( ) ") == made
+    assert make_drafter(made) is made
+    for option in fields(REGISTRY[name]):
+        if type(option.default) in BAD:
+            spec = f"{name}({option.name}={option.default!r})"
+            assert make_drafter(spec) == make_drafter(name)
+
+
+def test_options_in_a_name() -> None:
+    want = PromptLookup(num_tokens=9, max_ngram=3)
+    assert make_drafter("prompt_lookup(num_tokens=9, max_ngram=3)") == want
+    assert make_drafter("prompt_lookup( max_ngram = 3,num_tokens=9, )") == want
+    assert make_drafter(want) is want
+    assert replace(want, max_ngram=4) == make_drafter("prompt_lookup(num_tokens=9)")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "cannot be read"),
+        ("prompt_lookup(", "cannot be read"),
+        ("prompt_lookup)", "cannot be read"),
+        ("prompt lookup", "cannot be read"),
+        ("prompt_lookup; autoregressive", "cannot be read"),
+        ("prompt_lookup(7)", "cannot be read"),
+        ("a.prompt_lookup()", "cannot be read"),
+        ("prompt_lookup()()", "cannot be read"),
+        ("7", "cannot be read"),
+        ("\0", "cannot be read"),
+        ("(" * 10_000, "cannot be read"),
+        ("-" * 100_000 + "1", "cannot be read"),
+        ("oracle", r"unknown drafter 'oracle'.*autoregressive, prompt_lookup"),
+        ("Prompt_Lookup", "unknown drafter 'Prompt_Lookup'"),
+        ("prompt_lookup(ngram=2)", r"prompt_lookup: unknown option 'ngram'.*max_ngram, min_ngram"),
+        ("autoregressive(num_tokens=2)", r"autoregressive: unknown option 'num_tokens'.*no options"),
+        ("prompt_lookup(**{'max_ngram': 2})", "prompt_lookup"),
+        ("prompt_lookup(max_ngram=4, max_ngram=5)", "max_ngram"),
+        ("prompt_lookup(max_ngram=many)", "max_ngram"),
+        ("prompt_lookup(max_ngram=__import__('os'))", "max_ngram"),
+        ("prompt_lookup(max_ngram={[]: 1})", "max_ngram"),
+        ("prompt_lookup(max_ngram='3')", "max_ngram must be an integer in 1..16, found '3'"),
+        ("prompt_lookup(max_ngram=2, min_ngram=3)", "min_ngram"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_bad_names(spec: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        make_drafter(spec)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,233 @@
+"""The token tree: who sees whom, cell by cell; merging, cutting, and what is not a tree."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from pronk.tree import TokenTree
+
+CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))  # the tree of the module's docstring
+
+
+def grid(tree: TokenTree) -> list[str]:
+    return ["".join("x" if cell else "." for cell in row) for row in tree.visible]
+
+
+def random_tree(dice: random.Random, size: int, vocab: int = 1000) -> TokenTree:
+    """Any shape; a token that occurs once, so siblings never clash."""
+    parents = (-1, *(dice.randrange(node) for node in range(1, size)))
+    verify = tuple(dice.random() < 0.8 for _ in range(size)) if dice.random() < 0.5 else None
+    gain = tuple(dice.random() for _ in range(size)) if dice.random() < 0.5 else None
+    probs = torch.rand(size, 3) if dice.random() < 0.5 else None
+    return TokenTree(tuple(dice.sample(range(vocab), size)), parents, verify, probs, gain)
+
+
+@pytest.mark.parametrize(
+    ("parents", "visible", "depths", "main_chain"),
+    [
+        ((-1,), ["x"], (0,), 1),
+        ((-1, 0, 1), ["x..", "xx.", "xxx"], (0, 1, 2), 3),
+        ((-1, 0, 1, 0, 3), ["x....", "xx...", "xxx..", "x..x.", "x..xx"], (0, 1, 2, 1, 2), 3),
+        ((-1, 0, 0, 0), ["x...", "xx..", "x.x.", "x..x"], (0, 1, 1, 1), 2),
+        ((-1, 0, 0, 1, 2), ["x....", "xx...", "x.x..", "xx.x.", "x.x.x"], (0, 1, 1, 2, 2), 2),
+        # Lookahead's window: a first row of 3, and below each column a chain of 2.
+        (
+            (-1, 0, 1, 2, 1, 2, 3, 4, 5, 6),
+            [
+                "x.........",
+                "xx........",
+                "xxx.......",
+                "xxxx......",
+                "xx..x.....",
+                "xxx..x....",
+                "xxxx..x...",
+                "xx..x..x..",
+                "xxx..x..x.",
+                "xxxx..x..x",
+            ],
+            (0, 1, 2, 3, 2, 3, 4, 3, 4, 5),
+            4,
+        ),
+    ],
+)
+def test_who_sees_whom(parents: tuple[int, ...], visible: list[str], depths: tuple[int, ...], main_chain: int) -> None:
+    tree = TokenTree(tuple(range(len(parents))), parents)
+    assert grid(tree) == visible
+    assert tree.depths == depths
+    assert tree.main_chain == main_chain
+    assert tree.num_guesses == len(tree) - 1 == len(parents) - 1
+
+
+def test_a_node_sees_its_ancestors_and_itself() -> None:
+    dice = random.Random(0)
+    for _ in range(200):
+        tree = random_tree(dice, dice.randint(1, 25))
+        for node in range(len(tree)):
+            path = tree.path(node)
+            assert set(np.flatnonzero(tree.visible[node])) == {0, *path}
+            assert len(path) == tree.depths[node] == tree.visible[node].sum() - 1
+            assert list(path) == sorted(path)
+            assert not path or path[-1] == node
+            assert [tree.parents[child] for child in path] == [0, *path][:-1]
+        straight = [tree.path(node) == tuple(range(1, node + 1)) for node in range(len(tree))]
+        assert tree.main_chain == [*straight, False].index(False)
+
+
+def test_chain() -> None:
+    tree = TokenTree.chain(iter([7, 8, 9]), gain=[1.0, 0.5, 0.2])
+    assert (tree.tokens, tree.parents, tree.gain) == ((7, 8, 9), (-1, 0, 1), (1.0, 0.5, 0.2))
+    assert TokenTree.chain([7]).num_guesses == 0
+    assert tree.main_chain == 3
+
+
+@pytest.mark.parametrize(
+    ("candidates", "max_nodes", "tokens", "parents"),
+    [
+        ([], 9, (0,), (-1,)),
+        ([[]], 9, (0,), (-1,)),
+        ([[1, 2, 3]], 9, (0, 1, 2, 3), (-1, 0, 1, 2)),
+        ([[1, 2, 3], [1, 2, 3]], 9, (0, 1, 2, 3), (-1, 0, 1, 2)),
+        ([[1, 2, 3], [1, 2]], 9, (0, 1, 2, 3), (-1, 0, 1, 2)),
+        ([[1, 2], [1, 2, 3]], 9, (0, 1, 2, 3), (-1, 0, 1, 2)),
+        ([[1, 2, 3], [1, 4], [4, 2]], 9, (0, 1, 2, 3, 4, 4, 2), (-1, 0, 1, 2, 1, 0, 5)),
+        ([[1, 1, 1], [1, 1, 2]], 9, (0, 1, 1, 1, 2), (-1, 0, 1, 2, 2)),
+        ([[1, 2, 3], [4, 5]], 4, (0, 1, 2, 3, 4), (-1, 0, 1, 2, 0)),
+        ([[1, 2, 3], [4, 5]], 3, (0, 1, 2, 3), (-1, 0, 1, 2)),
+        ([[1, 2, 3], [4, 5]], 2, (0, 1, 2), (-1, 0, 1)),
+        ([[1, 2, 3], [4, 5], [1, 6]], 3, (0, 1, 2, 3), (-1, 0, 1, 2)),
+        ([[1, 2, 3]], 0, (0,), (-1,)),
+    ],
+)
+def test_trie(candidates: list[list[int]], max_nodes: int, tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
+    tree = TokenTree.trie(0, candidates, max_nodes)
+    assert (tree.tokens, tree.parents) == (tokens, parents)
+
+
+def words(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[i] for i in tree.path(node)) for node in range(1, len(tree))}
+
+
+def test_a_trie_holds_the_candidates_and_nothing_else() -> None:
+    dice = random.Random(1)
+    for _ in range(200):
+        candidates = [[dice.randrange(3) for _ in range(dice.randrange(6))] for _ in range(dice.randrange(5))]
+        prefixes = {tuple(c[:n]) for c in candidates for n in range(1, len(c) + 1)}
+        tree = TokenTree.trie(9, candidates, 100)
+        assert words(tree) == prefixes
+        assert tree.num_guesses == len(prefixes)
+        limit = dice.randrange(8)
+        cut = TokenTree.trie(9, candidates, limit)
+        assert words(cut) <= prefixes
+        assert cut.num_guesses == min(limit, len(prefixes))
+        if candidates:
+            # The longest run of leading candidates without a branch.
+            assert cut.tokens[1 : len(candidates[0]) + 1] == tuple(candidates[0])[:limit]
+
+
+def test_child() -> None:
+    tree = TokenTree((0, 5, 6, 5, 7, 7), (-1, 0, 0, 1, 2, 2), (True, True, False, True, True, True))
+    assert tree.child(0, 5) == 1
+    assert tree.child(0, 6) is None  # may not be accepted
+    assert tree.child(2, 7) is None  # nor what is below it, where equal siblings may stand
+    assert tree.child(1, 5) == 3
+    assert tree.child(0, 7) is None
+    assert tree.child(3, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((), ()), "as many parents as tokens"),
+        (((1, 2), (-1,)), "as many parents as tokens"),
+        (((1, 2), (0, 0)), "the first -1"),
+        (((1, 2), (-1, -1)), "node 1 has parent -1"),
+        (((1, 2), (-1, 1)), "node 1 has parent 1"),
+        (((1, 2, 3), (-1, 2, 0)), "node 1 has parent 2"),
+        (((1, 2, 3), (-1, 0, -2)), "node 2 has parent -2"),
+        (((1, 2, 2), (-1, 0, 0)), "node 0 has two children with token 2"),
+        (((1, 2), (-1, 0), (True,)), "2 entries in verify, found 1"),
+        (((1, 2), (-1, 0), None, torch.zeros(3, 4)), "2 entries in probs, found 3"),
+        (((1, 2), (-1, 0), None, None, (1.0,)), "2 entries in gain, found 1"),
+    ],
+)
+def test_what_is_not_a_tree(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TokenTree(*arguments)  # type: ignore[arg-type]
+
+
+def test_siblings_that_may_not_be_accepted_may_be_equal() -> None:
+    tree = TokenTree((1, 2, 2, 2), (-1, 0, 0, 0), (True, False, True, False))
+    assert tree.child(0, 2) == 2
+
+
+def entries(tree: TokenTree, node: int) -> tuple[object, ...]:
+    """All that a tree says of a node itself."""
+    return (
+        tree.tokens[node],
+        None if tree.verify is None else tree.verify[node],
+        None if tree.gain is None else tree.gain[node],
+        None if tree.probs is None else tuple(tree.probs[node].tolist()),
+    )
+
+
+def assert_subtree(part: TokenTree, tree: TokenTree, nodes: Sequence[int]) -> None:
+    """``part`` is ``nodes`` of ``tree``, with their paths."""
+    assert len(part) == len(nodes)
+    for new, old in enumerate(nodes):
+        assert entries(part, new) == entries(tree, old)
+        assert tuple(nodes[i] for i in part.path(new)) == tree.path(old)
+
+
+def test_keep() -> None:
+    assert_subtree(CAT.keep([1, 3, 4]), CAT, [0, 1, 3, 4])
+    assert_subtree(CAT.keep([2, 4]), CAT, [0])  # their parents are gone
+    assert_subtree(CAT.keep([4, 3]), CAT, [0, 3, 4])
+    assert_subtree(CAT.keep([]), CAT, [0])
+    dice = random.Random(2)
+    for _ in range(200):
+        tree = random_tree(dice, dice.randint(1, 20))
+        wanted = {node for node in range(len(tree)) if dice.random() < 0.7} | {0}
+        whole = [node for node in range(len(tree)) if {0, *tree.path(node)} <= wanted]
+        assert_subtree(tree.keep(wanted), tree, whole)
+
+
+def test_limit() -> None:
+    assert CAT.limit(2, 4) is CAT
+    assert_subtree(CAT.limit(1, 9), CAT, [0, 1, 3])
+    assert_subtree(CAT.limit(9, 3), CAT, [0, 1, 2, 3])
+    assert_subtree(CAT.limit(1, 1), CAT, [0, 1])
+    assert_subtree(CAT.limit(0, 9), CAT, [0])
+    assert_subtree(CAT.limit(9, 0), CAT, [0])
+    dice = random.Random(3)
+    for _ in range(200):
+        tree = random_tree(dice, dice.randint(1, 20))
+        depth, nodes = dice.randrange(6), dice.randrange(12)
+        fitting = [node for node in range(len(tree)) if tree.depths[node] <= depth]
+        assert_subtree(tree.limit(depth, nodes), tree, fitting[: nodes + 1])
+
+
+def test_hang_below() -> None:
+    assert CAT.hang_below([]) is CAT
+    tree = CAT.hang_below([1, 2])
+    assert tree.tokens == (1, 2, 10, 11, 12, 13, 14)
+    assert tree.parents == (-1, 0, 1, 2, 3, 2, 5)
+    assert tree.main_chain == 5
+    dice = random.Random(4)
+    for _ in range(200):
+        below, above = random_tree(dice, dice.randint(1, 12)), dice.randint(1, 5)
+        tree = below.hang_below(range(above))
+        assert tree.tokens == (*range(above), *below.tokens)
+        assert tree.main_chain == below.main_chain + above
+        assert tree.depths == (*range(above), *(depth + above for depth in below.depths))
+        for node in range(1, len(below)):
+            token = below.tokens[node]
+            found = tree.child(below.parents[node] + above, token)
+            old = below.child(below.parents[node], token)
+            assert found == (None if old is None else old + above)
+        # The chain and the old root are certain, whatever the draft says.
+        assert all(tree.child(node, tree.tokens[node + 1]) == node + 1 for node in range(above))
