@@ -49,7 +49,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        except (TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
             msg = f"chat template: expected valid Jinja, found an error: {_first_line(error)}"
             raise TokenizerError(msg) from error
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pronk.errors import OptionError
 from pronk.sampling import SamplingParams, gumbel_noise
 
 __all__ = ["Chooser", "token_logprobs"]
@@ -100,7 +101,13 @@ class Chooser:
         if len(self.bias):
             logits = logits.index_add(0, self.bias_ids, self.bias)
         banned = self._banned()
-        return logits.index_fill(0, banned, -math.inf) if len(banned) else logits
+        if not len(banned):
+            return logits
+        logits = logits.index_fill(0, banned, -math.inf)
+        if logits.max() == -math.inf:
+            msg = "min_tokens, stop_token_ids and bad_words ban every token; expected at least one to be left"
+            raise OptionError(msg)
+        return logits
 
     def _banned(self) -> Tensor:
         banned = [word[-1] for word in self.bad_words if len(word) == 1 or self.context[-len(word) + 1 :] == word[:-1]]

@@ -101,8 +101,8 @@ class IncrementalDecoder:
 class StopScanner:
     """Cuts a stream of text at the first stop string.
 
-    The stop string that begins earliest wins, and of those that begin together the longest. Text that may turn out to
-    be the beginning of one is withheld until it is decided.
+    The stop string that is complete first wins, and of those that end together the longest; so nothing has to be read
+    after it. Text that may turn out to be the beginning of one is withheld until it is decided.
 
     Raises:
         OptionError: a stop string is empty.
@@ -117,42 +117,28 @@ class StopScanner:
         self._found: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Text that is safe to show, and the stop string once it is certain; after that, nothing more is safe."""
+        """Text that is safe to show, and the stop string once it is complete; after that, nothing more is safe."""
         if self._found is not None:
             return "", self._found
         self._held += text
-        position, stop = self._match()
-        undecided = self._undecided()
-        if stop is not None and (undecided is None or undecided > position):
-            return self._finish(position, stop)
-        cut = min(position, len(self._held) if undecided is None else undecided)
+        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if matches:
+            _, cut, self._found = min(matches)
+        else:
+            cut = self._undecided()
         safe, self._held = self._held[:cut], self._held[cut:]
-        return safe, None
+        return safe, self._found
 
-    def flush(self) -> tuple[str, str | None]:
-        """What is left at the end of the text, and the stop string if a longer one was still possible."""
-        if self._found is not None:
-            return "", self._found
-        return self._finish(*self._match())
+    def flush(self) -> str:
+        """What was withheld and is no stop string after all."""
+        rest, self._held = "" if self._found else self._held, ""
+        return rest
 
-    def _finish(self, position: int, stop: str | None) -> tuple[str, str | None]:
-        safe, self._held, self._found = self._held[:position], "", stop
-        return safe, stop
-
-    def _match(self) -> tuple[int, str | None]:
-        """Position and text of the first complete stop string; the end of the text if there is none."""
-        position, found = len(self._held), None
-        for stop in self._stops:
-            at = self._held.find(stop)
-            if 0 <= at < position:
-                position, found = at, stop
-        return position, found
-
-    def _undecided(self) -> int | None:
-        """The first position from which the text so far is a proper beginning of a stop string."""
+    def _undecided(self) -> int:
+        """Where the end of the text may be the beginning of a stop string; its length if it is none."""
         longest = len(self._stops[0]) if self._stops else 0
         for at in range(max(0, len(self._held) - longest + 1), len(self._held)):
             tail = self._held[at:]
             if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):
                 return at
-        return None
+        return len(self._held)

@@ -132,7 +132,7 @@ class LLM:
             OptionError: an option that does not fit the model.
             CacheFullError: a request that the KV cache cannot hold.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
         options = self._options(params, len(batch))
         chosen = self._drafter(drafter)
@@ -148,7 +148,8 @@ class LLM:
 
         Closing the iterator, or an exception in whoever reads it, ends the request and frees its memory.
         """
-        return self._stream(self._requests(self._ids(prompt), params or SamplingParams(), self._drafter(drafter)))
+        (options,) = self._options(params, 1)
+        return self._stream(self._requests(self._ids(prompt), options, self._drafter(drafter)))
 
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
@@ -170,10 +171,11 @@ class LLM:
         try:
             for request in requests:
                 self.engine.add(request)
-            while unfinished := sum(request.finish_reason is None for request in requests):
+            while unfinished := sum(not request.ended for request in requests):
                 if progress is not None:
                     progress(len(requests) - unfinished, len(requests))
                 self.engine.step()
+                _raise_errors(requests)
         finally:
             self._abort(requests)
 
@@ -181,8 +183,11 @@ class LLM:
         try:
             for request in requests:
                 self.engine.add(request)
-            while any(request.finish_reason is None for request in requests):
-                self.engine.step()
+            # Another call may have stepped the engine meanwhile, so look for tokens before making more.
+            while any(not request.ended or request.pieces for request in requests):
+                if not any(request.pieces for request in requests):
+                    self.engine.step()
+                _raise_errors(requests)
                 for index, request in enumerate(requests):
                     yield from _drain(request, index)
         finally:
@@ -195,6 +200,9 @@ class LLM:
     def _options(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * count
+        if not isinstance(params, (list, tuple)) or not all(isinstance(each, SamplingParams) for each in params):
+            msg = f"params: expected SamplingParams or a list of them, found {params!r}"
+            raise OptionError(msg)
         if len(params) != count:
             msg = f"params: expected one for all prompts or one for each of {count}, found {len(params)}"
             raise OptionError(msg)
@@ -214,6 +222,9 @@ class LLM:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         vocab, context = self.config.vocab_size, self.config.context
+        if not isinstance(prompt, (str, list, tuple)):
+            msg = f"expected a prompt as text or as a list of token ids, found {prompt!r}"
+            raise PromptError(msg)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             msg = "the prompt is empty; expected at least one token"
@@ -234,11 +245,14 @@ class LLM:
         ends = end_ids(params, self.config.eos_ids)
         encode = self.tokenizer.encode
         bad = [encode(lead + word, add_special_tokens=False) for word in params.bad_words for lead in ("", " ")]
+        if not all(bad):
+            msg = f"bad_words: expected texts that the tokenizer has tokens for, found {list(params.bad_words)!r}"
+            raise OptionError(msg)
         requests: list[Request] = []
         for sample in range(params.n):
             own = derive_seed(seed, sample)
             chooser = Chooser(params, own, prompt, self.config.vocab_size, ends=sorted(ends), bad_words=bad)
-            text = TextStream(self.tokenizer, prompt, params.stops)
+            text = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
             parent = requests[0] if requests else None
             requests.append(Request(prompt, params, own, drafter, chooser, text, ends, parent))
         return requests
@@ -265,8 +279,8 @@ def _bundled() -> Path:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         msg = f'device: expected "cpu" or an accelerator that torch has here, found {name!r}'
         raise OptionError(msg) from error
     return device
@@ -276,6 +290,12 @@ def _check_range(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         msg = f"{name}: expected an integer in {low}..{high}, found {value!r}"
         raise OptionError(msg)
+
+
+def _raise_errors(requests: Sequence[Request]) -> None:
+    for request in requests:
+        if request.error is not None:
+            raise request.error
 
 
 def _completion(group: Sequence[Request]) -> Completion:

@@ -43,8 +43,9 @@ class SamplingParams:
         presence_penalty: subtracted from the logits of tokens in the output, in [-2, 2].
         frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
         logit_bias: token id to a value in [-100, 100] that is added to its logit.
-        bad_words: texts that are never generated, as the tokenizer writes them.
-        stop: texts that end the generation; they are not part of the output.
+        bad_words: texts whose tokens, as the tokenizer writes the text with and without a space in front, are never
+            completed. Other tokens that read the same are not caught.
+        stop: texts that end the generation; they are not part of the output. Looked for from token ``min_tokens`` on.
         stop_token_ids: token ids that end the generation; they are part of ``token_ids``, not of the text.
         ignore_eos: go on after end-of-text.
         seed: in [0, 2**63); ``None`` draws a fresh one, which the result reports.

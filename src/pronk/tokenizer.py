@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from pronk.chat_template import ChatTemplate
-from pronk.errors import TokenizerError
+from pronk.errors import PromptError, TokenizerError
 from pronk.model.checkpoint import read_json
 
 __all__ = ["Tokenizer"]
@@ -94,7 +94,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; without ``add_special_tokens`` nothing is put around it."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # tokenizers raises bare Exception, and TypeError for lone surrogates
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({reason})"
+            raise PromptError(msg) from error
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -177,7 +182,11 @@ def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The template of ``chat_template.jinja``, or of ``tokenizer_config.json``: a string, or several with names."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except ValueError as error:
+            msg = f"{path}: expected text in UTF-8, found other bytes"
+            raise TokenizerError(msg) from error
     given = config.get("chat_template")
     if given is None or isinstance(given, str):
         return given

@@ -45,6 +45,7 @@ class TokenTree:
             still computed, and its children may not be accepted either.
         probs: ``[nodes, vocab]`` distribution each node was drawn from; ``None`` for point masses.
         gain: the drafter's estimate of the probability that the walk reaches each node, or ``None``.
+        acceptable: which nodes the walk can reach: those that may be accepted, and all above them as well.
 
     Raises:
         ValueError: if the parents are not a tree in this order, lengths differ, or two acceptable siblings carry
@@ -56,6 +57,7 @@ class TokenTree:
     verify: tuple[bool, ...] | None = None
     probs: Tensor | None = None
     gain: tuple[float, ...] | None = None
+    acceptable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
     _children: tuple[dict[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,18 +70,21 @@ class TokenTree:
                 msg = f"expected {size} entries in {name}, found {len(values)}"
                 raise ValueError(msg)
         children: list[dict[int, int]] = [{} for _ in range(size)]
+        acceptable = [True] * size
         for node in range(1, size):
             parent = self.parents[node]
             if not 0 <= parent < node:
                 msg = f"node {node} has parent {parent}; expected a node before it"
                 raise ValueError(msg)
-            if self.verify is not None and not (self.verify[node] and (parent == 0 or self.verify[parent])):
+            acceptable[node] = acceptable[parent] and (self.verify is None or self.verify[node])
+            if not acceptable[node]:
                 continue
             if self.tokens[node] in children[parent]:
                 msg = f"node {parent} has two children with token {self.tokens[node]}; expected them merged"
                 raise ValueError(msg)
             children[parent][self.tokens[node]] = node
         object.__setattr__(self, "_children", tuple(children))
+        object.__setattr__(self, "acceptable", tuple(acceptable))
 
     @classmethod
     def chain(

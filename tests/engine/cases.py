@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -19,7 +19,9 @@ from drafters.trees import (
 )
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from pronk.drafters import Autoregressive, Drafter, PromptLookup
+from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.engine.runner import Job, PassResult
 from pronk.sampling import SamplingParams
 
 ENDS = (7, 90)
@@ -137,3 +139,15 @@ def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
     assert total(requests, "target_steps") <= total(requests, "generated_tokens")
     if name == "autoregressive":
         assert total(requests, "target_steps") == total(requests, "generated_tokens")
+
+
+def watch(engine: Engine, after: Callable[[Sequence[Job], PassResult], None]) -> None:
+    """Call ``after(jobs, result)`` after every pass."""
+    forward = engine.runner.forward
+
+    def watched(jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
+        result = forward(jobs, collect)
+        after(jobs, result)
+        return result
+
+    engine.runner.forward = watched  # type: ignore[method-assign]

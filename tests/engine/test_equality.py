@@ -7,7 +7,7 @@ show a difference long before a token changes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
@@ -29,9 +29,10 @@ from engine.cases import (
     plain,
     text,
     total,
+    watch,
 )
 from models import POISON, make_engine, run, tiny_decoder
-from pronk.drafters import Drafter
+from pronk.drafters import Autoregressive, Drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult
@@ -181,18 +182,6 @@ def test_adversarial_trees(shape: Any, options: str) -> None:
     assert total(got, "target_steps") < 0.6 * total(got, "generated_tokens")
 
 
-def watch(engine: Engine, after: Callable[[Sequence[Job], PassResult], None]) -> None:
-    """Call ``after(jobs, result)`` after every pass."""
-    forward = engine.runner.forward
-
-    def watched(jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
-        result = forward(jobs, collect)
-        after(jobs, result)
-        return result
-
-    engine.runner.forward = watched  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize("options", ["greedy", "penalties"])
 def test_nothing_off_the_main_chain_is_believed(options: str) -> None:
     """With logits, keys and values replaced by rubbish at every node off the main chain, the output is the same."""
@@ -238,6 +227,20 @@ def test_no_pass_is_larger_than_allowed(max_tree: int) -> None:
     shapes = [TreeDrafter(shape, texts(want), ends=ENDS) for shape in (too_large, off_chain, *ADVERSARIAL)]
     assert_same(decode(engine, shapes, "greedy"), want)
     assert max(sizes) == max_tree
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 4])
+def test_requests_are_served_in_order(max_batch: int) -> None:
+    """Never more than ``max_batch`` in a pass, and the first come is the first to start."""
+    engine, started = make_engine(tiny_decoder(), max_batch=max_batch), list[int]()
+
+    def check(jobs: Sequence[Job], _: PassResult) -> None:
+        assert len(jobs) <= max_batch
+        started.extend(job.prompt_length for job in jobs if job.segment.table.length == 0)
+
+    watch(engine, check)
+    decode(engine, [Autoregressive()], "greedy", max_tokens=5)
+    assert started == [len(prompt) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("options", ["greedy", "temperature", "all"])

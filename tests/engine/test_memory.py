@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text, total
+from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text, total, watch
 from models import POISON, make_engine, make_request, run, samples, tiny_decoder
 from pronk.cache.blocks import BlockTable
 from pronk.engine.engine import Engine
@@ -121,9 +121,11 @@ def test_samples_share_their_prompt() -> None:
     group = samples(prompt, SamplingParams(max_tokens=30, temperature=1.0, seed=1, n=3, ignore_eos=True))
     for request in group:
         engine.add(request)
+    rows: list[list[int]] = []
+    watch(engine, lambda jobs, _: rows.append([len(job.segment.tree) for job in jobs]))
     engine.step()
-    engine.step()  # the second and third sample have read one token, and have chosen one
-    assert [request.stats.target_steps for request in group] == [2, 1, 1]
+    engine.step()
+    assert rows == [[40], [1, 1, 1]]  # only one of them reads the prompt
     step_until(engine, lambda: all(len(request.output) > 2 for request in group))
     tables = [request.table.blocks for request in group]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import text, total
-from models import make_engine, make_request, run, tiny_decoder
+from models import make_engine, make_request, run, samples, tiny_decoder
 from oracle import dense_logits
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.errors import CacheFullError
 from pronk.sampling import SamplingParams
 
 WINDOW, BLOCK, TREE, CHUNK = 50, 16, 9, 32
@@ -68,6 +70,23 @@ def test_a_pool_as_large_as_the_bound_is_enough() -> None:
         run(engine, [got])
         assert got.tokens == want.tokens
         assert len(got.tokens) > 4 * blocks * BLOCK
+    small = make_engine(decoder, num_blocks=blocks - 1, block_size=BLOCK, max_tree=TREE, prefill_chunk=CHUNK)
+    with pytest.raises(CacheFullError):
+        small.add(make_request(PROMPTS[0], PARAMS))
+
+
+def test_a_sample_that_starts_when_the_first_one_has_moved_on() -> None:
+    """The prompt that they share is no longer there as a whole, so it is read again."""
+    decoder, options = tiny_decoder(windows=(10, 20)), SamplingParams(max_tokens=90, temperature=1.0, seed=1, n=3)
+    want = samples(text(5, 40), options)
+    for request in want:
+        request.parent = None
+        run(make_engine(decoder), [request])
+    first, _, third = samples(text(5, 40), options)
+    second = make_request(text(5, 40), replace(options, max_tokens=50), parent=first)
+    engine = make_engine(decoder, max_batch=2)
+    run(engine, [first, second, third])
+    assert (first.output, third.output) == (want[0].output, want[2].output)
 
 
 def test_nothing_is_given_back_while_some_layer_sees_everything() -> None:

@@ -101,7 +101,7 @@ REFUSED = [
     ({"hidden_size": None}, r"expected an integer of at least 1 for 'hidden_size', found None"),
     ({"vocab_size": "100"}, r"for 'vocab_size', found '100'"),
     ({"num_hidden_layers": True}, r"for 'num_hidden_layers', found True"),
-    ({"rms_norm_eps": "small"}, r"expected a number for 'rms_norm_eps', found 'small'"),
+    ({"rms_norm_eps": "small"}, r"expected a positive number for 'rms_norm_eps', found 'small'"),
     ({"num_attention_heads": 5}, r"num_attention_heads to divide hidden_size = 64, found 5"),
     ({"num_key_value_heads": 3}, r"4 attention heads cannot share 3"),
     ({"head_dim": 7}, r"expected an even head_dim .* found 7"),

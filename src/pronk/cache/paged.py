@@ -98,9 +98,13 @@ class PagedCache:
         return torch.from_numpy(slots).to(self.keys[0].device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store rows ``[rows, kv_heads, head_dim]`` of a pass at ``slots`` ``[rows]``."""
-        self.keys[layer].index_copy_(1, slots, k.transpose(0, 1))
-        self.values[layer].index_copy_(1, slots, v.transpose(0, 1))
+        """Store rows ``[rows, kv_heads, head_dim]`` of a pass at ``slots`` ``[rows]``.
+
+        What has overflowed is stored as zero: a neighbour's padded view may cover it, and a masked place is multiplied
+        by zero, which leaves an infinity a NaN. The request itself ends with an error when its logits show it.
+        """
+        for pool, rows in ((self.keys[layer], k), (self.values[layer], v)):
+            pool.index_copy_(1, slots, rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1))
 
     def read(self, layer: int, table: BlockTable) -> tuple[Tensor, Tensor]:
         """Keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that are still held.

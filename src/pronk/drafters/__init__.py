@@ -7,7 +7,7 @@ options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``).
 from __future__ import annotations
 
 import ast
-from dataclasses import fields
+import inspect
 from typing import Any
 
 from pronk.drafters.autoregressive import Autoregressive
@@ -27,7 +27,7 @@ __all__ = [
     "make_drafter",
 ]
 
-REGISTRY: dict[str, type[Autoregressive | PromptLookup]] = {
+REGISTRY: dict[str, type[Drafter[Any]]] = {
     cls.name: cls
     for cls in (
         Autoregressive,
@@ -44,11 +44,14 @@ def make_drafter(spec: str | Drafter[Any]) -> Drafter[Any]:
     """
     if isinstance(spec, Drafter):
         return spec
+    if not isinstance(spec, str):
+        msg = f"drafter: expected a name or a drafter, found {spec!r}"
+        raise OptionError(msg)
     name, options = _parse(spec)
     if name not in REGISTRY:
         msg = f"unknown drafter {name!r}; expected one of {', '.join(REGISTRY)}"
         raise OptionError(msg)
-    known = [f.name for f in fields(REGISTRY[name])]
+    known = list(inspect.signature(REGISTRY[name]).parameters)
     for option in options:
         if option not in known:
             msg = f"{name}: unknown option {option!r}; it has {', '.join(known) or 'no options'}"

@@ -12,7 +12,7 @@ choice is final and the accepted rows are moved into place.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -22,9 +22,11 @@ from torch import Tensor
 from pronk.cache.paged import PagedCache
 from pronk.choice import token_logprobs
 from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
+from pronk.engine.interrupts import uninterrupted
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult, Runner
 from pronk.engine.scheduler import Scheduler, Turn
+from pronk.errors import OptionError, PronkError
 from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder
 from pronk.tree import TokenTree
@@ -70,6 +72,7 @@ class Engine:
         self.runner = Runner(decoder, cache)
         self.cache = cache
         self.window = decoder.config.window
+        self.vocab_size = decoder.config.vocab_size
         self.scheduler = Scheduler(cache, self.window, max_batch, prefill_chunk, max_tree)
         self.max_tree = max_tree
         self.exact = self.runner.device.type == "cpu" if exact is None else exact
@@ -86,19 +89,18 @@ class Engine:
 
     def step(self) -> None:
         """One pass for every request that takes part."""
-        self._dismiss()
-        turns = self.scheduler.schedule()
-        self._start_drafting(turns)
-        plans = self._propose(turns)
+        with uninterrupted():
+            self._dismiss()
+            turns = self.scheduler.schedule()
+            self._start_drafting(turns)
+        drafts = self._propose(turns)
+        with uninterrupted():
+            plans = [self._plan(turn, drafts.get(turn.request)) for turn in turns]
         result = self._forward(plans)
-        outcomes: dict[Drafter[Any], list[Outcome[Any]]] = defaultdict(list)
-        for index, plan in enumerate(plans):
-            outcome = self._verify(plan, result, index)
-            if outcome is not None:
-                outcomes[plan.turn.request.drafter].append(outcome)
-        for drafter, batch in outcomes.items():
-            drafter.observe(batch)
-        self._dismiss()
+        with uninterrupted():
+            outcomes = {plan.turn.request: self._verify(plan, result, i) for i, plan in enumerate(plans)}
+            self._observe({request: outcome for request, outcome in outcomes.items() if outcome is not None})
+            self._dismiss()
 
     def _start_drafting(self, turns: Sequence[Turn]) -> None:
         """Drafter states begin with a request's first pass; those that wait in the queue cost nothing."""
@@ -106,22 +108,31 @@ class Engine:
             request.draft_state = request.drafter.start(request.prompt)
             request.drafting = True
 
-    def _propose(self, turns: Sequence[Turn]) -> list[_Plan]:
+    def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
+        for drafter, requests in _by_drafter(outcomes):
+            drafter.observe([outcomes[request] for request in requests])
+
+    def _propose(self, turns: Sequence[Turn]) -> dict[Request, TokenTree]:
         """Ask each drafter once, for all its requests that decode; a prompt's own tokens need no guesses."""
-        groups: dict[Drafter[Any], list[Request]] = defaultdict(list)
         drafts: dict[Request, TokenTree] = {}
-        for turn in turns:
-            if turn.request.num_pending == 1:
-                groups[turn.request.drafter].append(turn.request)
-        for drafter, requests in groups.items():
+        for drafter, requests in _by_drafter(turn.request for turn in turns if turn.request.num_pending == 1):
             began = perf_counter()
             contexts = [self._context(request) for request in requests]
             trees = drafter.propose(contexts)
             seconds = perf_counter() - began
             for request, context, tree in zip(requests, contexts, trees, strict=True):
-                drafts[request] = tree.limit(context.max_depth, context.max_nodes)
+                drafts[request] = self._accept_draft(drafter, context, tree)
                 request.stats.draft_seconds += seconds
-        return [self._plan(turn, drafts.get(turn.request)) for turn in turns]
+        return drafts
+
+    def _accept_draft(self, drafter: Drafter[Any], context: DraftContext[Any], tree: TokenTree) -> TokenTree:
+        """The proposal within the limits; guesses that the target has no token for are left out."""
+        if tree.tokens[0] != context.tokens[-1]:
+            msg = f"drafter {drafter.name}: expected a tree below token {context.tokens[-1]}, found {tree.tokens[0]}"
+            raise OptionError(msg)
+        if min(tree.tokens) < 0 or max(tree.tokens) >= self.vocab_size:
+            tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < self.vocab_size)
+        return tree.limit(context.max_depth, context.max_nodes)
 
     def _context(self, request: Request) -> DraftContext[Any]:
         provisional = len(request.provisional)
@@ -161,6 +172,9 @@ class Engine:
     def _verify(self, plan: _Plan, result: PassResult, index: int) -> Outcome[Any] | None:
         """Walk one request's tree and commit what the target chose. ``None`` while its prompt is not through."""
         request, logits = plan.turn.request, result.logits[index]
+        if not logits.isfinite().all():
+            request.error = PronkError(f"the model's numbers overflow in {self.runner.dtype}; use a wider dtype")
+            return None
         self._report_prompt(plan, logits)
         if not plan.turn.decodes:
             self._commit_rows(request, range(plan.turn.count))
@@ -239,7 +253,7 @@ class Engine:
     ) -> Outcome[Any]:
         request, draft, above = plan.turn.request, plan.draft, plan.above
         path = tuple(node - above for node in found.path if node > above)
-        depths = [depth for node, depth in enumerate(draft.depths) if draft.verify is None or draft.verify[node]]
+        depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
         request.stats.target_steps += 1
         request.stats.record_draft(len(depths) - 1, max(depths, default=0), len(path))
         needs = request.drafter.needs
@@ -249,7 +263,7 @@ class Engine:
 
     def _dismiss(self) -> None:
         """Requests that have ended leave: those of this step, and those of one that was interrupted."""
-        for request in [request for request in self.scheduler.running if request.finish_reason]:
+        for request in [request for request in self.scheduler.running if request.ended]:
             self._leave(request)
 
     def _leave(self, request: Request) -> None:
@@ -257,6 +271,14 @@ class Engine:
             request.stats.total_seconds = perf_counter() - request.began
             if request.drafting:
                 request.drafter.stop(request.draft_state)
+
+
+def _by_drafter(requests: Iterable[Request]) -> list[tuple[Drafter[Any], list[Request]]]:
+    """Requests grouped by the drafter object: equal ones may hold different states."""
+    groups: dict[int, list[Request]] = defaultdict(list)
+    for request in requests:
+        groups[id(request.drafter)].append(request)
+    return [(group[0].drafter, group) for group in groups.values()]
 
 
 def _reports_prompt(request: Request) -> bool:

@@ -11,6 +11,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.choice import Chooser
 from pronk.drafters.base import Drafter
 from pronk.engine.stats import Stats
+from pronk.errors import PronkError
 from pronk.sampling import SamplingParams
 
 __all__ = ["FinishReason", "Request", "TextOutput", "Token", "end_ids"]
@@ -76,6 +77,7 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     stats: Stats = field(default_factory=Stats)
+    error: PronkError | None = None
     began: float = 0.0
 
     def __post_init__(self) -> None:
@@ -86,6 +88,11 @@ class Request:
     def output(self) -> list[int]:
         """Generated token ids."""
         return self.tokens[len(self.prompt) :]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.finish_reason is not None or self.error is not None
 
     @property
     def num_pending(self) -> int:
@@ -107,7 +114,7 @@ class Request:
         text, stop = ("", None) if token in self.ends else self.text.push(token)
         if token in self.ends:
             self._finish("stop", token)
-        elif not self.remaining:
+        elif self.remaining <= 0:
             self._finish("length", None)
         if self.finish_reason and stop is None:
             rest, stop = self.text.flush()

@@ -96,7 +96,9 @@ class Scheduler:
             if promised + self._bound(request) > self.cache.allocator.num_blocks or not self._share_prompt(request):
                 return
             self.running.append(self.waiting.popleft())
-            self.cache.prepare(request.table, min(len(request.prompt) + self._tail(request), self._span(request)))
+            if self.window is None:
+                # All at once, so that the blocks lie in a run; a window's blocks come and go.
+                self.cache.prepare(request.table, self._span(request))
 
     def _share_prompt(self, request: Request) -> bool:
         """Start a further sample of a prompt from the blocks of the first one. Returns whether it may start now."""
@@ -116,7 +118,8 @@ class Scheduler:
     def _span(self, request: Request) -> int:
         """Tokens that the cache holds of a request at a time."""
         total = len(request.prompt) + self._tail(request)
-        return total if self.window is None else min(total, self.window + self.prefill_chunk + self.max_tree)
+        chunk = self.prefill_chunk if request.num_pending > 1 else 1
+        return total if self.window is None else min(total, self.window + chunk + self.max_tree)
 
     def _bound(self, request: Request) -> int:
         # One block more where the window starts in the middle of one.

@@ -11,20 +11,25 @@ __all__ = ["TextStream"]
 
 
 class TextStream:
-    """A :class:`~pronk.engine.request.TextOutput`: a function of the token sequence, however it arrives."""
+    """A :class:`~pronk.engine.request.TextOutput`: a function of the token sequence, however it arrives.
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
+    Stop strings are looked for in the text of the tokens from number ``min_tokens`` on.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
         self._decoder = IncrementalDecoder(tokenizer, prompt)
         self._scanner = StopScanner(stops)
+        self._unscanned = max(0, min_tokens - 1)
 
     def push(self, token: int) -> tuple[str, str | None]:
         """The text that has become final, and the stop string that was completed, if any."""
-        return self._scanner.push(self._decoder.push(token))
+        text = self._decoder.push(token)
+        if self._unscanned:
+            self._unscanned -= 1
+            return text, None
+        return self._scanner.push(text)
 
     def flush(self) -> tuple[str, str | None]:
         """What was still held back, and the stop string in it, if any."""
         text, stop = self._scanner.push(self._decoder.flush())
-        if stop is None:
-            rest, stop = self._scanner.flush()
-            text += rest
-        return text, stop
+        return text + self._scanner.flush(), stop

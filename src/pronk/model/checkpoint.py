@@ -106,7 +106,7 @@ def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dic
     except OSError as problem:
         msg = f"{path}: expected a readable file, found {problem.strerror or problem}"
         raise error(msg) from problem
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         msg = f"{path}: expected JSON, found something else ({problem}); restore the file from its source"
         raise error(msg) from problem
     if not isinstance(document, dict):

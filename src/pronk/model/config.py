@@ -6,6 +6,7 @@ is. Keys that would change the computation are honoured or refused with an error
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,9 @@ from pronk.errors import ConfigError
 from pronk.model.rope import RopeConfig, parse_rope
 
 __all__ = ["FAMILIES", "ModelConfig", "parse_config"]
+
+# Far more than any model has, so that a damaged file is refused before memory is taken for it.
+_MAX_LAYERS = 10_000
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -134,17 +138,31 @@ class _Reader:
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
             msg = f"config.json: expected an integer of at least {least} for {key!r}, found {value!r}"
             raise ConfigError(msg)
         return value
 
+    def layers(self, key: str) -> int:
+        count = self.integer(key)
+        if count > _MAX_LAYERS:
+            msg = f"config.json: expected at most {_MAX_LAYERS} layers in {key!r}, found {count}"
+            raise ConfigError(msg)
+        return count
+
     def number(self, key: str, default: float) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            msg = f"config.json: expected a number for {key!r}, found {value!r}"
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            msg = f"config.json: expected a positive number for {key!r}, found {value!r}"
             raise ConfigError(msg)
         return float(value)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            msg = f"config.json: expected true or false for {key!r}, found {value!r}"
+            raise ConfigError(msg)
+        return value
 
     def activation(self, key: str, default: str) -> Activation:
         name = str(self.get(key, default))
@@ -172,7 +190,7 @@ class _Reader:
 
     def windows(self, span: int | None, first: int = 0) -> tuple[int | None, ...]:
         """``span`` in the layers that ``layer_types`` calls sliding, or without it, in those from ``first`` on."""
-        layers = self.integer("num_hidden_layers")
+        layers = self.layers("num_hidden_layers")
         implied = ["full_attention" if span is None or i < first else "sliding_attention" for i in range(layers)]
         kinds = self.get("layer_types", implied)
         known = ["full_attention"] if span is None else ["full_attention", "sliding_attention"]
@@ -206,7 +224,7 @@ def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) ->
         "activation": r.activation("hidden_act", "silu"),
         "rope": rope,
         "windows": windows,
-        "tied": bool(r.get("tie_word_embeddings", False)),
+        "tied": r.flag("tie_word_embeddings"),
         "bos_id": bos,
         "eos_ids": eos,
         "dtype": r.dtype(),
@@ -215,7 +233,7 @@ def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) ->
 
 
 def _llama(r: _Reader) -> ModelConfig:
-    bias, mlp_bias = bool(r.get("attention_bias", False)), bool(r.get("mlp_bias", False))
+    bias, mlp_bias = r.flag("attention_bias"), r.flag("mlp_bias")
     return _decoder(r, windows=r.windows(None), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 
@@ -240,7 +258,7 @@ def _qwen2(r: _Reader) -> ModelConfig:
 
 
 def _qwen3(r: _Reader) -> ModelConfig:
-    bias = bool(r.get("attention_bias", False))
+    bias = r.flag("attention_bias")
     return _decoder(r, windows=_qwen_windows(r), qkv_bias=bias, out_bias=bias, qk_norm=True)
 
 
@@ -248,7 +266,7 @@ def _gpt2(r: _Reader) -> ModelConfig:
     if not r.get("scale_attn_weights", True):
         msg = "config.json: scale_attn_weights = false is not supported"
         raise ConfigError(msg)
-    hidden, heads, layers = r.integer("n_embd"), r.integer("n_head"), r.integer("n_layer")
+    hidden, heads, layers = r.integer("n_embd"), r.integer("n_head"), r.layers("n_layer")
     bos, eos = r.special_ids()
     return ModelConfig(
         family=r.family,
@@ -268,7 +286,7 @@ def _gpt2(r: _Reader) -> ModelConfig:
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
-        tied=bool(r.get("tie_word_embeddings", True)),
+        tied=r.flag("tie_word_embeddings", default=True),
         bos_id=bos,
         eos_ids=eos,
         dtype=r.dtype(),

@@ -41,10 +41,14 @@ def resolve_model(name: str | Path, *, revision: str | None = None) -> Path:
     Raises:
         CheckpointError: no such folder, no such model, or it cannot be downloaded.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
     text = str(name)
+    try:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return folder
+    except (RuntimeError, OSError, ValueError) as error:
+        msg = f"no such folder: {text[:80]!r}; expected a model folder, or owner/name of a model on the Hub"
+        raise CheckpointError(msg) from error
     if folder.exists():
         msg = f"{text}: expected a folder with config.json, *.safetensors and tokenizer.json, found a file"
         raise CheckpointError(msg)

@@ -23,6 +23,8 @@ from pronk.errors import ConfigError
 
 __all__ = ["RopeConfig", "RotaryEmbedding", "apply_rope", "parse_rope"]
 
+# Values from here on are damage; a float32 would overflow soon.
+_HUGE = 1e15
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor low_freq_factor "
@@ -68,19 +70,22 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfi
 
     def number(key: str, default: Any = None) -> float:
         value = default if given.get(key) is None else given[key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _HUGE:
             msg = f"config.json: expected a positive number for {key!r} ({kind} rotary embedding), found {value!r}"
             raise ConfigError(msg)
         return float(value)
 
     config = RopeConfig(head_dim, number("rope_theta", raw.get("rope_theta") or 10000.0))
+    if not config.theta > 1:
+        msg = f"config.json: expected rope_theta above 1, found {config.theta}"
+        raise ConfigError(msg)
     if kind == "default":
         return config
     config = replace(config, kind=kind, factor=number("factor"), original=context)
     if kind in ("linear", "dynamic"):
         return config
-    original = raw.get("original_max_position_embeddings") or number("original_max_position_embeddings", context)
-    config = replace(config, original=int(original))
+    original = number("original_max_position_embeddings", raw.get("original_max_position_embeddings") or context)
+    config = replace(config, original=max(1, int(original)))
     if kind == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
         return replace(config, low_freq_factor=low, high_freq_factor=high)
