@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from checkpoints import MakeCheckpoint, make_checkpoint
 from drafters.trees import TreeDrafter, oracle_trees
-from pronk import LLM, CheckpointError, OptionError, PromptError, PronkError, SamplingParams
+from pronk import LLM, CheckpointError, Drafter, OptionError, PromptError, PronkError, SamplingParams, TokenTree
+from pronk.drafters import DraftContext, Outcome
 from pronk.errors import CacheFullError
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
@@ -125,6 +131,96 @@ def test_closing_a_stream_frees_its_memory(llm: LLM) -> None:
     assert llm.generate(PROMPTS[0]).token_ids == expected
 
 
+def test_a_stream_of_samples_loses_nothing_to_another_call(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=3, n=2, ignore_eos=True)
+    expected = [(piece.index, piece.token_id) for piece in llm.stream(PROMPTS[0], params)]
+    for before in (1, 3, 5):
+        stream = llm.stream(PROMPTS[0], params)
+        pieces = [next(stream) for _ in range(before)]
+        llm.generate(PROMPTS[1], SamplingParams(max_tokens=40, ignore_eos=True))
+        pieces += list(stream)
+        assert sorted((piece.index, piece.token_id) for piece in pieces) == sorted(expected)
+        assert sum(piece.completion is not None for piece in pieces) == 2
+
+
+def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=1, ignore_eos=True)
+    expected = [piece.token_id for piece in llm.stream(PROMPTS[0], params)]
+    for when in (2, 4, 7):
+        stream = llm.stream(PROMPTS[0], params)
+        pieces = [next(stream)]
+        text, calls = llm.engine.scheduler.running[0].text, count(1)
+        push = text.push
+
+        def interrupted(token: int, calls: Iterator[int] = calls, push: Any = push, when: int = when) -> Any:
+            if next(calls) == when:
+                signal.raise_signal(signal.SIGINT)
+            return push(token)
+
+        text.push = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True))
+        pieces += list(stream)
+        assert [piece.token_id for piece in pieces] == expected
+        assert pieces[-1].completion is not None
+        assert pieces[-1].completion.text == "".join(piece.text for piece in pieces)
+
+
+def test_numbers_that_overflow_stay_with_their_request(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "overflow"
+    shutil.copytree(checkpoint("llama"), folder)
+    weights = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    weights["model.embed_tokens.weight"][77] *= 1e5
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    llm = LLM(folder, dtype="float16", kv_memory="5MB")
+    params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
+    expected = llm.generate([1, 2, 3, 40], params).token_ids
+    stream = llm.stream([1, 2, 3, 40], params)
+    pieces = [next(stream)]
+    with pytest.raises(PronkError, match=r"overflow in torch\.float16; use a wider dtype"):
+        llm.generate([77] * 40, params)
+    assert [piece.token_id for piece in [*pieces, *stream]] == expected
+    assert llm.generate([1, 2, 3, 40], params).token_ids == expected
+
+
+@dataclass(frozen=True)
+class Odd(Drafter[int]):
+    """Proposes ``tokens`` below the root, or below a wrong one; equal objects insist on their own states."""
+
+    name = "odd"
+    tokens: tuple[int, ...] = ()
+    root: int | None = None
+
+    def start(self, prompt: Sequence[int]) -> int:
+        return id(self)
+
+    def propose(self, contexts: Sequence[DraftContext[int]]) -> list[TokenTree]:
+        assert all(context.state == id(self) for context in contexts)
+        roots = [context.tokens[-1] if self.root is None else self.root for context in contexts]
+        return [TokenTree.chain([root, *self.tokens]) for root in roots]
+
+    def observe(self, outcomes: Sequence[Outcome[int]]) -> None:
+        assert all(outcome.state == id(self) for outcome in outcomes)
+
+
+def test_no_drafter_can_change_the_text(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    expected = llm.generate(PROMPTS[0], params, drafter="autoregressive").token_ids
+    for tokens in ((99999,), (-1, 5), (5, 300, 6)):
+        assert llm.generate(PROMPTS[0], params, drafter=Odd(tokens)).token_ids == expected
+    with pytest.raises(OptionError, match="drafter odd: expected a tree below token"):
+        llm.generate(PROMPTS[0], params, drafter=Odd(root=298))
+
+
+def test_equal_drafters_keep_apart(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    first, second = Odd((5,)), Odd((5,))
+    stream = llm.stream(PROMPTS[0], params, drafter=first)
+    next(stream)
+    llm.generate(PROMPTS[1], params, drafter=second)
+    assert len(list(stream)) == 5
+
+
 def test_two_streams_at_a_time_do_not_mix(llm: LLM) -> None:
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     alone = [llm.generate(prompt, params).token_ids for prompt in PROMPTS[:2]]
@@ -157,6 +253,21 @@ def test_stop_strings_are_found_inside_accepted_runs(llm: LLM, place: int) -> No
     assert stop in llm.tokenizer.decode(plain.prompt_token_ids + plain.token_ids)[len(PROMPTS[0]) :]
     if place > 8:
         assert leaps.stats.accepted > 0
+
+
+def test_a_longer_stop_string_does_not_hold_a_shorter_one_up(llm: LLM) -> None:
+    free = SamplingParams(max_tokens=30, seed=1, temperature=1.0, ignore_eos=True, logprobs=0)
+    text = llm.generate(PROMPTS[0], free).text
+    one = llm.generate(PROMPTS[0], replace(free, stop=text[4:6]))
+    both = llm.generate(PROMPTS[0], replace(free, stop=[text[4:6], text[4:7] + "\x01"]))
+    assert (both.text, both.token_ids, both.logprobs) == (one.text, one.token_ids, one.logprobs)
+
+
+def test_stop_strings_count_from_min_tokens_on(llm: LLM) -> None:
+    free = SamplingParams(max_tokens=30, seed=1, temperature=1.0, ignore_eos=True)
+    stop = llm.generate(PROMPTS[0], free).text[3:5]
+    assert len(llm.generate(PROMPTS[0], replace(free, stop=stop)).token_ids) < 25
+    assert len(llm.generate(PROMPTS[0], replace(free, stop=stop, min_tokens=25)).token_ids) >= 25
 
 
 def test_a_stop_token_ends_the_text_and_is_not_in_it(llm: LLM) -> None:
@@ -264,6 +375,27 @@ def test_chat_answers_the_rendered_conversation(tmp_path: Path) -> None:
 def test_prompts_that_cannot_be_decoded(llm: LLM, prompt: Any, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         llm.generate([prompt])
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [1.5], ["a", 3], [None], ["\ud800"]])
+def test_prompts_of_another_kind(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(PromptError, match=r"expected|token id"):
+        llm.generate(prompt)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, 128, [None]])
+def test_params_of_another_kind(llm: LLM, params: Any) -> None:
+    with pytest.raises(OptionError, match="params: expected SamplingParams"):
+        llm.generate(["a"], params)
+    with pytest.raises(OptionError, match="params: expected SamplingParams"):
+        llm.stream("a", params)
+
+
+def test_a_choice_of_nothing(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=8, min_tokens=8, stop_token_ids=list(range(300)), temperature=1.0, top_p=0.9)
+    with pytest.raises(OptionError, match="ban every token"):
+        llm.generate(PROMPTS[0], params)
+    assert llm.generate(PROMPTS[0]).token_ids
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,14 @@ def test_runs_are_preferred() -> None:
     (g,) = grown(allocator, 3)
     assert g.blocks == [10, 11, 4]
     check(allocator, [a, c, f, g])
+    for table in (a, f):
+        allocator.release(table)  # leaves runs of 3 and of 4
+    assert grown(allocator, 5)[0].blocks == [6, 7, 8, 9, 0]
+    allocator = BlockAllocator(5, 1)
+    tables = grown(allocator, 2, 1, 2)
+    for table in tables[::2]:
+        allocator.release(table)
+    assert grown(allocator, 3)[0].blocks == [0, 1, 3]  # the first of two runs of 2
 
 
 def test_a_full_pool_says_so_and_changes_nothing() -> None:

@@ -101,6 +101,10 @@ def test_the_reference_is_worth_comparing_with() -> None:
     ended = [request for options in OPTIONS for request in plain(torch.float32, options)]
     assert {request.finish_reason for request in ended} == {"stop", "length"}
     assert {request.stop_reason for request in ended} == {None, *ENDS}
+    for request in ended:
+        assert (len(request.output) == 40) == (request.finish_reason == "length") or request.output[-1] in ENDS
+        assert len(request.output) <= 40
+        assert [token in ENDS for token in request.output].count(True) == (request.finish_reason == "stop")
     assert all(len(request.output) >= 30 for request in plain(torch.float32, "min_tokens"))
 
 
@@ -239,7 +243,8 @@ def test_requests_are_served_in_order(max_batch: int) -> None:
         started.extend(job.prompt_length for job in jobs if job.segment.table.length == 0)
 
     watch(engine, check)
-    decode(engine, [Autoregressive()], "greedy", max_tokens=5)
+    done = decode(engine, [Autoregressive()], "greedy", max_tokens=1)
+    assert [request.output for request in done] == [request.output[:1] for request in plain(torch.float32, "greedy")]
     assert started == [len(prompt) for prompt in PROMPTS]
 
 

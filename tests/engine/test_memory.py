@@ -43,7 +43,8 @@ def watch_reads(engine: Engine) -> list[bool]:
 
     def watched(table: BlockTable, start: int, stop: int) -> slice | torch.Tensor:
         found = where(table, start, stop)
-        gathered.append(not isinstance(found, slice))
+        if len(table.blocks) > 1:  # a single block is a run
+            gathered.append(not isinstance(found, slice))
         return found
 
     engine.cache.where = watched  # type: ignore[method-assign]
@@ -76,7 +77,8 @@ def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -
         engine.step()
     assert_same(got, want)
     assert total(got, "carried") > 0
-    assert sum(gathered) > 0.9 * len(gathered)
+    assert len(gathered) > 40
+    assert all(gathered)
     for table in taken:
         engine.cache.release(table)
     engine.abort(sentinel)
