@@ -1,0 +1,62 @@
+"""The model that ships: small enough, the same in transformers, the same text with every drafter, and it answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pronk import LLM, SamplingParams
+
+PROMPTS = [
+    "def fibonacci(n):\n",
+    "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:",
+    "The ship had been at sea for nine weeks when the lookout",
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM()
+
+
+def test_it_is_small_and_documented(llm: LLM) -> None:
+    assert sum(file.stat().st_size for file in llm.path.iterdir()) < 40e6
+    card = (llm.path / "README.md").read_text(encoding="utf-8")
+    for word in ("licence", "tokens", "seed 0", "validation loss", "pronk train lm"):
+        assert word in card
+
+
+def test_greedy_tokens_are_those_of_transformers() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    llm = LLM(dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(llm.path, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(llm.path)
+    for prompt in PROMPTS:
+        done = llm.generate(prompt, SamplingParams(max_tokens=128, min_tokens=128))
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        assert ids[0].tolist() == done.prompt_token_ids
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=128, max_new_tokens=128
+        )
+        assert out[0, ids.shape[1] :].tolist() == done.token_ids
+        assert done.stats.accepted > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_guessing_never_changes_the_text(dtype: str, temperature: float) -> None:
+    llm = LLM(dtype=dtype)
+    params = SamplingParams(max_tokens=96, temperature=temperature, seed=7, ignore_eos=True, logprobs=2)
+    plain = llm.generate(PROMPTS, params, drafter="autoregressive")
+    for name in ("prompt_lookup", "prompt_lookup(min_ngram=1, num_tokens=24, num_chains=6)"):
+        leaps = llm.generate(PROMPTS, params, drafter=name)
+        assert [done.token_ids for done in leaps] == [done.token_ids for done in plain]
+        assert [done.logprobs for done in leaps] == [done.logprobs for done in plain]
+        assert sum(done.stats.accepted for done in leaps) > 0
+
+
+def test_it_answers(llm: LLM) -> None:
+    done = llm.chat([{"role": "user", "content": "Hello, who are you?"}], SamplingParams(max_tokens=40))
+    assert done.text.strip()
+    assert "<|" not in done.text
