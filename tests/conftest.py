@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
 from pronk.tokenizer import Tokenizer
+
+torch.set_num_threads(1)  # for what is set up before the first test, too
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +33,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
 def tokenizer() -> Tokenizer:
     """A byte-level BPE with as many ids as the small checkpoints have."""
     return Tokenizer(byte_tokenizer(), special_tokens={"eos_token": "<|endoftext|>"})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """One thread unless a test asks for more: the models are so small that threads only wait for each other."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)

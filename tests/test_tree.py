@@ -160,6 +160,15 @@ def test_what_is_not_a_tree(arguments: tuple[object, ...], message: str) -> None
         TokenTree(*arguments)  # type: ignore[arg-type]
 
 
+def test_what_is_acceptable() -> None:
+    """What the walk can reach: all on the way down must be acceptable too."""
+    parents = (-1, 0, 1, 2, 0, 4)
+    tree = TokenTree((0, 1, 2, 3, 4, 5), parents, (False, True, False, True, True, True))
+    assert CAT.acceptable == (True,) * 5
+    assert tree.acceptable[1:] == (True, False, False, True, True)
+    assert tree.child(2, 3) is None
+
+
 def test_siblings_that_may_not_be_accepted_may_be_equal() -> None:
     tree = TokenTree((1, 2, 2, 2), (-1, 0, 0, 0), (True, False, True, False))
     assert tree.child(0, 2) == 2

@@ -201,7 +201,25 @@ def off_chain(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-ADVERSARIAL: tuple[Shape, ...] = (last_branch, wide_star, right_then_wrong, repeats, past_the_end, too_large, off_chain)
+def outside(guess: Guess) -> TokenTree:
+    """Right guesses beside and below tokens that the vocabulary does not have."""
+    tree = Growing([guess.root])
+    tree.chain(0, [guess.vocab, *guess.truth[1:3]])
+    tree.chain(0, [-1, 10**9])
+    tree.chain(0, [*guess.truth[:2], guess.vocab + 7, *guess.truth[3:5]], guess.truth)
+    return tree.done()
+
+
+ADVERSARIAL: tuple[Shape, ...] = (
+    last_branch,
+    wide_star,
+    right_then_wrong,
+    repeats,
+    past_the_end,
+    too_large,
+    off_chain,
+    outside,
+)
 
 
 def adversarial(guess: Guess) -> TokenTree:

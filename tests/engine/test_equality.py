@@ -31,11 +31,13 @@ from engine.cases import (
     total,
     watch,
 )
-from models import POISON, make_engine, run, tiny_decoder
+from models import POISON, assert_idle, make_engine, run, tiny_decoder
 from pronk.drafters import Autoregressive, Drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult
+from pronk.errors import OptionError
+from pronk.tree import TokenTree
 
 Prompts = tuple[tuple[int, ...], ...]
 
@@ -181,7 +183,7 @@ def test_adversarial_trees(shape: Any, options: str) -> None:
     got = decode(make_engine(tiny_decoder()), [TreeDrafter(shape, texts(want), ends=ENDS)], options)
     assert_same(got, want)
     assert total(got, "drafted") > total(got, "accepted") > 0
-    assert (total(got, "carried") > 0) == (shape is not too_large)
+    assert (total(got, "carried") > 0) == (shape not in (too_large, outside))
     # What is accepted off the main chain is not lost.
     assert total(got, "target_steps") < 0.6 * total(got, "generated_tokens")
 
@@ -208,6 +210,15 @@ def test_nothing_off_the_main_chain_is_believed(options: str) -> None:
     assert_same(got, want)
     assert sum(spoilt) > 100
     assert total(got, "carried") > 20
+
+
+def test_a_tree_with_another_root_is_refused() -> None:
+    guesser = TreeDrafter(lambda guess: TokenTree.chain([(guess.root + 1) % guess.vocab, 1, 2]))
+    engine, request = make_engine(tiny_decoder()), ask(PROMPTS[0], params("greedy", 0), guesser)
+    with pytest.raises(OptionError, match=r"drafter trees: expected a tree below token \d+, found \d+"):
+        run(engine, [request])
+    engine.abort(request)
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize("max_tree", [1, 2, 3, 9])

@@ -166,11 +166,14 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
     run(engine, [fits])
 
 
-def test_running_requests_never_lack_room() -> None:
+@pytest.mark.parametrize(
+    ("windows", "pools"), [((None, None), (48, 60, 75, 100)), ((40, 40), (10, 13, 17, 30))], ids=str
+)
+def test_running_requests_never_lack_room(windows: tuple[int | None, ...], pools: tuple[int, ...]) -> None:
     """However they are mixed: what cannot fit waits."""
-    want = plain(torch.float32, "temperature")
-    for num_blocks in (48, 60, 75, 100):
-        engine = make_engine(tiny_decoder(), num_blocks=num_blocks, max_tree=64)
+    want = plain(torch.float32, "temperature", windows=windows)
+    for num_blocks in pools:
+        engine = make_engine(tiny_decoder(windows=windows), num_blocks=num_blocks, max_tree=64, prefill_chunk=32)
         got = [ask(prompt, params("temperature", i), drafter("adversarial", want)) for i, prompt in enumerate(PROMPTS)]
         run(engine, got)
         assert_same(got, want)
