@@ -207,6 +207,7 @@ def outside(guess: Guess) -> TokenTree:
     tree.chain(0, [guess.vocab, *guess.truth[1:3]])
     tree.chain(0, [-1, 10**9])
     tree.chain(0, [*guess.truth[:2], guess.vocab + 7, *guess.truth[3:5]], guess.truth)
+    tree.add(0, guess.wrong(1))
     return tree.done()
 
 

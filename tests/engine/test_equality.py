@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.trees import ADVERSARIAL, TreeDrafter, off_chain, too_large
+from drafters.trees import ADVERSARIAL, TreeDrafter, off_chain, outside, too_large
 from engine.cases import (
     CORE,
     DRAFTERS,
