@@ -22,7 +22,7 @@ import pronk.llm
 from checkpoints import MakeCheckpoint
 from pronk.cli import main
 from pronk.cli_options import sampling_params
-from pronk.engine.stats import Stats
+from pronk.engine.stats import Stats, Step
 from pronk.errors import CacheFullError, TokenizerError
 from pronk.outputs import Completion, Piece
 from pronk.sampling import SamplingParams
@@ -63,7 +63,8 @@ class FakeLLM:
                 yield Piece(i, word, guessed=i % 2 == 1, index=index, completion=done)
 
     def _complete(self) -> Completion:
-        stats = Stats(2, len(self.words), 2, drafted=4, accepted=1, total_seconds=0.5)
+        steps = [Step(1, 0, 0, 0, 1, 0.0, 0.1, 0.2), Step(5, 4, 4, 1, 2, 0.0, 0.2, 0.4)]
+        stats = Stats(2, len(self.words), total_seconds=0.5, steps=steps)
         text = "".join(self.words)
         return Completion(text, [0, 1, 2], "length", None, SEED, [8, 9], [{0: -0.5}], None, stats)
 

@@ -99,8 +99,9 @@ class Chat:
     def _finish(self, completion: Completion) -> None:
         self._screen.end_line()
         self._screen.figures(stats_line(completion.stats, None if self._params.greedy else completion.seed))
-        for name in ("generated_tokens", "target_steps", "drafted", "accepted", "total_seconds"):
-            setattr(self._total, name, getattr(self._total, name) + getattr(completion.stats, name))
+        self._total.generated_tokens += completion.stats.generated_tokens
+        self._total.total_seconds += completion.stats.total_seconds
+        self._total.steps += completion.stats.steps
 
     def _help(self) -> None:
         for name, (meaning, _) in self._commands.items():

@@ -289,6 +289,15 @@ def test_stats_and_guesses_add_up() -> None:
             assert sum(request.guessed) <= stats.accepted <= stats.drafted
             assert stats.generated_tokens - sum(request.guessed) <= stats.target_steps
             assert all(0 <= share <= 1 for share in stats.acceptance)
+            assert sum(step.tokens for step in stats.steps) == stats.generated_tokens
+            assert all(step.accepted <= step.depth <= step.drafted < step.rows for step in stats.steps)
+            for timer in ("draft_clock", "target_clock", "clock"):
+                readings = [getattr(step, timer) for step in stats.steps]
+                assert readings == sorted(readings)
+            last = stats.steps[-1]
+            assert last.draft_clock <= stats.draft_seconds
+            assert last.target_clock == stats.target_seconds
+            assert last.draft_clock + last.target_clock < last.clock
             assert stats.step_compression == stats.generated_tokens / stats.target_steps >= 1
             guessed |= any(request.guessed)
         assert guessed == (name != "autoregressive")

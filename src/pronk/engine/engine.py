@@ -26,6 +26,7 @@ from pronk.engine.interrupts import uninterrupted
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult, Runner
 from pronk.engine.scheduler import Scheduler, Turn
+from pronk.engine.stats import Step
 from pronk.errors import OptionError, PronkError
 from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder
@@ -110,7 +111,11 @@ class Engine:
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
         for drafter, requests in _by_drafter(outcomes):
+            began = perf_counter()
             drafter.observe([outcomes[request] for request in requests])
+            seconds = perf_counter() - began
+            for request in requests:
+                request.stats.draft_seconds += seconds
 
     def _propose(self, turns: Sequence[Turn]) -> dict[Request, TokenTree]:
         """Ask each drafter once, for all its requests that decode; a prompt's own tokens need no guesses."""
@@ -209,8 +214,6 @@ class Engine:
         if request.params.logprobs is not None:
             rows = logits[[node - plan.start for node in visited[:keep]]]
             reports = token_logprobs(rows, found.tokens[:keep], request.params.logprobs)
-        if not request.stats.generated_tokens:
-            request.stats.ttft = perf_counter() - request.began
         for count, token in enumerate(found.tokens[:keep]):
             report = reports[count] if reports else None
             if not request.append(token, guessed=self._was_guess(plan, found, count), logprobs=report):
@@ -254,12 +257,17 @@ class Engine:
         request, draft, above = plan.turn.request, plan.draft, plan.above
         path = tuple(node - above for node in found.path if node > above)
         depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
-        request.stats.target_steps += 1
-        request.stats.record_draft(len(depths) - 1, max(depths, default=0), len(path))
+        self._record(plan, len(depths) - 1, max(depths, default=0), len(path), len(committed))
         needs = request.drafter.needs
         logits = result.logits[index][above - plan.job.wanted.start :] if needs.logits else None
         hidden = {layer: result.hidden[layer][index][above:] for layer in needs.hidden}
         return Outcome(request.draft_state, draft, path, committed, logits, hidden)
+
+    def _record(self, plan: _Plan, drafted: int, depth: int, accepted: int, tokens: int) -> None:
+        request, stats = plan.turn.request, plan.turn.request.stats
+        clock = perf_counter() - request.began
+        clocks = (stats.draft_seconds, stats.target_seconds, clock)
+        stats.steps.append(Step(len(plan.tree), drafted, depth, accepted, tokens, *clocks))
 
     def _dismiss(self) -> None:
         """Requests that have ended leave: those of this step, and those of one that was interrupted."""

@@ -4,9 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Stats"]
+__all__ = ["Stats", "Step"]
+
+
+class Step(NamedTuple):
+    """One pass of the target that chose tokens for a request, and the request's clocks when it was through.
+
+    The clocks run from the request's start, so that the difference of two neighbours is what a step took. The first
+    step has the whole prompt before it.
+
+    Attributes:
+        rows: the request's rows in the pass.
+        drafted: acceptable guesses among them.
+        depth: how deep those went.
+        accepted: guesses that the target confirmed.
+        tokens: tokens that became certain.
+        draft_clock: seconds in the drafter so far, of the batches this request was in.
+        target_clock: seconds in the target's passes so far, of the batches this request was in.
+        clock: seconds since the request's start.
+    """
+
+    rows: int
+    drafted: int
+    depth: int
+    accepted: int
+    tokens: int
+    draft_clock: float
+    target_clock: float
+    clock: float
 
 
 @dataclass
@@ -16,46 +43,55 @@ class Stats:
     Attributes:
         prompt_tokens: tokens of the prompt.
         generated_tokens: tokens of the output.
-        target_steps: passes of the target that chose tokens; the last pass over the prompt is the first of them, so
-            that plain decoding has exactly one token per step.
-        drafted: acceptable guesses that were computed.
-        accepted: guesses that the target confirmed.
         carried: rows computed a second time to make provisional tokens certain.
         draft_seconds: time in the drafter, of the batches this request was in.
         target_seconds: time in the target's forward pass, of the batches this request was in.
         total_seconds: from the request's start to its end.
-        ttft: seconds to the first token.
+        steps: the passes of the target that chose tokens; the last pass over the prompt is the first of them, so
+            that plain decoding has exactly one token per step.
     """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    target_steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
     carried: int = 0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     total_seconds: float = 0.0
-    ttft: float = 0.0
-    _offered: Counter[int] = field(default_factory=Counter, repr=False)
-    _taken: Counter[int] = field(default_factory=Counter, repr=False)
+    steps: list[Step] = field(default_factory=list, repr=False)
 
-    def record_draft(self, guesses: int, depth: int, accepted: int) -> None:
-        """Count a step: ``guesses`` acceptable nodes down to ``depth``, and a right path of ``accepted``."""
-        self.drafted += guesses
-        self.accepted += accepted
-        self._offered.update(range(depth))
-        self._taken.update(range(accepted))
+    @property
+    def target_steps(self) -> int:
+        """Passes of the target that chose tokens."""
+        return len(self.steps)
+
+    @property
+    def drafted(self) -> int:
+        """Acceptable guesses that were computed."""
+        return sum(step.drafted for step in self.steps)
+
+    @property
+    def accepted(self) -> int:
+        """Guesses that the target confirmed."""
+        return sum(step.accepted for step in self.steps)
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token; 0 if there is none yet."""
+        return self.steps[0].clock if self.steps else 0.0
 
     @property
     def acceptance(self) -> list[float]:
         """Share of the steps with a guess at position ``i`` (0 = next to the root) whose guess there was accepted."""
-        return [self._taken[i] / self._offered[i] for i in sorted(self._offered)]
+        offered, taken = Counter[int](), Counter[int]()
+        for step in self.steps:
+            offered.update(range(step.depth))
+            taken.update(range(step.accepted))
+        return [taken[i] / offered[i] for i in sorted(offered)]
 
     @property
     def step_compression(self) -> float:
         """S: generated tokens per pass of the target; 1 for plain decoding."""
-        return self.generated_tokens / self.target_steps if self.target_steps else 0.0
+        return self.generated_tokens / self.target_steps if self.steps else 0.0
 
     @property
     def tokens_per_second(self) -> float:
