@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
 from itertools import islice
@@ -15,7 +14,7 @@ from pronk.train.data import Pool, collect, mix, pack, prepare
 from pronk.train.exclude import RUN, Exclusion
 from pronk.train.options import DataOptions
 from pronk.train.python_source import is_permissive, read_packages, read_python, wanted_code
-from pronk.train.sources import parse_source, read_json_lines, read_source
+from pronk.train.sources import parse_source, read_source
 from pronk.train.tokenizer import load_tokenizer
 from train.tiny import write_jsonl
 
@@ -49,24 +48,6 @@ def test_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(b"")
     with pytest.raises(OptionError, match=r"\.jsonl"):
         parse_source(f"{tmp_path / 'a.pdf'}=1")
-
-
-@pytest.mark.parametrize("line", ["[1]", "{", "\udcff"])
-def test_damaged_json_lines_are_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "x"}\n' + line.encode(errors="surrogateescape"))
-    with pytest.raises(OptionError, match=r"a\.jsonl, .*line [012].*: expected (one|a) JSON object"):
-        list(read_json_lines(path))
-
-
-def test_compressed_and_truncated_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    whole = gzip.compress(b'{"text": "x"}\n' * 1000)
-    path.write_bytes(whole)
-    assert len(list(read_json_lines(path))) == 1000
-    path.write_bytes(whole[:-12])
-    with pytest.raises(OptionError, match="expected one JSON object a line"):
-        list(read_json_lines(path))
 
 
 def test_document_without_text_is_refused(tmp_path: Path) -> None:

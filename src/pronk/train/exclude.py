@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pronk.train.sources import read_json_lines
+from pronk.json_lines import read_json_lines
 
 __all__ = ["RUN", "Exclusion"]
 
@@ -34,7 +34,7 @@ class Exclusion:
     @classmethod
     def from_files(cls, files: Iterable[Path]) -> Exclusion:
         """Every string in every row of the JSONL files: prompts, references, solutions and tests alike."""
-        return cls(text for file in files for row in read_json_lines(file) for text in _strings(row))
+        return cls(text for file in files for _, row in read_json_lines(file) for text in _strings(row))
 
     def __call__(self, text: str) -> bool:
         """Whether ``text`` shares a run of 13 words with the excluded texts."""

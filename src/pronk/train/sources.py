@@ -10,17 +10,16 @@ A source is named on the command line as ``WHAT=WEIGHT``::
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pronk.errors import OptionError
+from pronk.json_lines import read_json_lines
 from pronk.train.python_source import read_python
 
-__all__ = ["Document", "SourceSpec", "parse_source", "read_json_lines", "read_source"]
+__all__ = ["Document", "SourceSpec", "parse_source", "read_source"]
 
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 
@@ -85,30 +84,10 @@ def read_source(spec: SourceSpec) -> Iterator[Document]:
         for text, origin, license_name in read_python(spec.path):
             yield Document(text, origin, license_name)
     elif spec.kind == "jsonl" and spec.path is not None:
-        for row in read_json_lines(spec.path):
+        for _, row in read_json_lines(spec.path):
             yield _document(row, spec.path)
     elif spec.path is not None:
         yield from _read_text(spec.path, spec.name)
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a ``.jsonl`` or ``.jsonl.gz`` file.
-
-    Raises:
-        OptionError: the file is missing, not gzip, not UTF-8, or a line is not a JSON object.
-    """
-    number = 0
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    msg = f"{path}, line {number}: expected a JSON object, found {type(row).__name__}"
-                    raise OptionError(msg)
-                yield row
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        msg = f"{path}, after line {number}: expected one JSON object a line, found {error}"
-        raise OptionError(msg) from error
 
 
 def _document(row: dict[str, Any], path: Path) -> Document:

@@ -1,0 +1,227 @@
+"""What a benchmark measured, one record after the other, as it happened.
+
+All figures are computed from these records alone, so that a saved trace gives the same tables and reports again.
+Saved, a trace is a file of JSON lines: it grows while the benchmark runs, and one that was cut off can be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TextIO
+
+from pronk.bench.document import FORMAT
+from pronk.engine.stats import Step
+from pronk.errors import OptionError
+from pronk.json_lines import read_json_lines
+
+__all__ = [
+    "PLAIN",
+    "Bandwidth",
+    "Divergence",
+    "End",
+    "Model",
+    "PassTime",
+    "Peer",
+    "Record",
+    "Sample",
+    "Skip",
+    "Start",
+    "Trace",
+    "read_trace",
+]
+
+# The method that all others are compared with.
+PLAIN = "autoregressive"
+
+
+@dataclass(frozen=True)
+class Start:
+    """The benchmark begins; see :class:`~pronk.bench.document.Document`."""
+
+    started: str
+    arguments: dict[str, Any]
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    format: str = FORMAT
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model was loaded; what follows is about it. See :class:`~pronk.bench.document.ModelResult`."""
+
+    name: str
+    parameters: int
+    pass_bytes: int
+    kv_bytes_per_token: int
+    dtype: str
+    context: int
+    methods: tuple[str, ...]
+    inflated: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a peer says of itself: versions and settings, or why it is missing."""
+
+    method: str
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes per second of reading memory."""
+
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Seconds of one pass over ``rows`` rows."""
+
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A prompt that is not measured."""
+
+    id: str
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where an output parts from plain decoding's.
+
+    Attributes:
+        position: index of the first token that differs, or the shorter one's length.
+        gap: by how much plain decoding prefers its own token, in log-probability; ``None`` if the other's is not among
+            the likeliest.
+        near_tie: whether rounding explains it.
+    """
+
+    position: int
+    gap: float | None
+    near_tie: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One method's output for one prompt, in one repeat.
+
+    Attributes:
+        task, id: the prompt's.
+        method: as it was asked for; ``engine`` is ``"pronk"`` or the peer's name.
+        temperature, seed: of the request.
+        repeat: its number, from 0.
+        seconds: the time of the batch it was in, shared by the batch's prompts.
+        total_seconds: from the request's start to its end.
+        prompt_tokens: how many.
+        tokens: the output.
+        ttft: seconds to the first token, if known.
+        steps: the target's passes, if known.
+        peak_memory: bytes of the process, if known.
+        divergence: where the output parts from plain decoding's, if it does and was looked at.
+        error: why there is no output.
+    """
+
+    task: str
+    id: str
+    method: str
+    engine: str
+    temperature: float
+    seed: int
+    repeat: int
+    seconds: float = 0.0
+    total_seconds: float = 0.0
+    prompt_tokens: int = 0
+    tokens: tuple[int, ...] = ()
+    ttft: float | None = None
+    steps: tuple[Step, ...] | None = None
+    peak_memory: int | None = None
+    divergence: Divergence | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class End:
+    """The benchmark ended, perhaps early; ``harness_share`` is the harness's time over the measured time."""
+
+    harness_share: float
+    interrupted: bool
+
+
+Record = Start | Model | Peer | Bandwidth | PassTime | Skip | Sample | End
+
+_KINDS: dict[str, type[Any]] = {
+    cls.__name__.lower(): cls for cls in (Start, Model, Peer, Bandwidth, PassTime, Skip, Sample, End)
+}
+
+
+@dataclass
+class Trace:
+    """The records so far, and the file they go to as well."""
+
+    records: list[Record] = field(default_factory=list)
+    file: TextIO | None = None
+
+    def add(self, record: Record) -> None:
+        """Keep a record; on disk at once, so that nothing is lost when the benchmark is killed."""
+        self.records.append(record)
+        if self.file is not None:
+            self.file.write(json.dumps({"kind": type(record).__name__.lower()} | asdict(record)) + "\n")
+            self.file.flush()
+
+
+def read_trace(path: Path) -> list[Record]:
+    """The records of a saved trace; a last line that was cut off is left out.
+
+    Raises:
+        OptionError: not a trace, or one of another format.
+    """
+    records = list(_read(path))
+    if not records or not isinstance(records[0], Start):
+        msg = f"{path}: expected a trace that pronk bench --trace wrote, found none"
+        raise OptionError(msg)
+    if records[0].format != FORMAT:
+        msg = f"{path}: expected a trace of format {FORMAT}, found {records[0].format}"
+        raise OptionError(msg)
+    return records
+
+
+def _read(path: Path) -> Iterator[Record]:
+    rows = read_json_lines(path)
+    while True:
+        try:
+            number, row = next(rows)
+        except StopIteration:
+            return
+        except OptionError:
+            if path.is_file() and not path.read_bytes().endswith(b"\n"):
+                return
+            raise
+        yield _parse(row, f"{path}, line {number}")
+
+
+def _parse(row: dict[str, Any], where: str) -> Record:
+    cls = _KINDS.get(str(row.pop("kind", None)))
+    if cls is None or not set(row) <= {each.name for each in fields(cls)}:
+        msg = f"{where}: expected a record of a trace, found {row!r:.60}"
+        raise OptionError(msg)
+    try:
+        if row.get("steps") is not None:
+            row["steps"] = tuple(Step(*step) for step in row["steps"])
+        if row.get("divergence") is not None:
+            row["divergence"] = Divergence(**row["divergence"])
+        for name in {"tokens", "methods"} & set(row):
+            row[name] = tuple(row[name])
+        record: Record = cls(**row)
+    except TypeError as error:
+        msg = f"{where}: expected a whole record, found {error}"
+        raise OptionError(msg) from error
+    return record

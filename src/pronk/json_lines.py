@@ -1,0 +1,41 @@
+"""Reading files that hold one JSON object a line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pronk.errors import OptionError
+
+__all__ = ["read_json_lines"]
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a ``.jsonl`` or ``.jsonl.gz`` file with their line numbers, from 1; empty lines are skipped.
+
+    Raises:
+        OptionError: the file is missing, not gzip, not UTF-8, or a line is not a JSON object.
+    """
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _parse(path, number, line)
+    except (OSError, EOFError) as error:
+        msg = f"{path}: expected one JSON object a line, found {error}"
+        raise OptionError(msg) from error
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        msg = f"{path}, line {number}: expected one JSON object a line, found {error}"
+        raise OptionError(msg) from error
+    if not isinstance(row, dict):
+        msg = f"{path}, line {number}: expected a JSON object, found {type(row).__name__}"
+        raise OptionError(msg)
+    return row
