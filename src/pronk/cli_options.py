@@ -67,6 +67,7 @@ def _is_option(parameter: inspect.Parameter, without: Iterable[str]) -> bool:
 
 def load_model(
     progress: Progress | None = None,
+    max_batch: int = 16,
     *,
     model: Annotated[
         str | None,
@@ -82,7 +83,7 @@ def load_model(
     ] = None,
     threads: Annotated[int | None, _model("Threads to compute with.", show_default="torch's choice", min=1)] = None,
 ) -> "LLM":
-    """Load the model; ``progress`` is told the bytes read so far and their total."""
+    """Load the model for up to ``max_batch`` requests a pass; ``progress`` is told the bytes read, and all."""
     from pronk.llm import LLM
 
     return LLM(
@@ -91,6 +92,7 @@ def load_model(
         device=device,
         dtype=dtype,
         kv_memory=kv_memory,
+        max_batch=max_batch,
         threads=threads,
         progress=progress,
     )

@@ -10,9 +10,25 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["FORMAT", "Document", "Failure", "Figures", "Latency", "ModelResult", "PassCost", "Range", "Split"]
+__all__ = [
+    "ALL",
+    "FORMAT",
+    "SOUND",
+    "Document",
+    "Failure",
+    "Figures",
+    "Latency",
+    "ModelResult",
+    "PassCost",
+    "Range",
+    "Split",
+]
 
 FORMAT = "pronk-bench/1"
+
+# What stands for all tasks together, and for all without the prompts whose plain output repeats itself.
+ALL = "all"
+SOUND = "sound"
 
 
 @dataclass(frozen=True)
@@ -63,8 +79,8 @@ class Figures:
     """One method on one task at one temperature.
 
     Attributes:
-        task: a task's name; :data:`ALL` and :data:`SOUND` are over all tasks, the latter without the prompts whose plain
-            output repeats itself.
+        task: a task's name; :data:`ALL` and :data:`SOUND` are over all tasks, the latter without the prompts whose
+            plain output repeats itself.
         method: a drafter or a peer, as it was asked for.
         engine: ``"pronk"``, or the peer's name.
         temperature: of the sampling; 0 is greedy.
@@ -72,6 +88,7 @@ class Figures:
         tokens: generated tokens of one repeat.
         tokens_per_second: the prompt's time included.
         speedup: against plain decoding, in the same repeat.
+        decode_speedup: the same without the time to the first token.
         over_floor: time of a pass of the target, over the time to read its weights and keys and values once.
         steps: passes of the target of one repeat; ``S``: tokens per pass.
         alpha: acceptance at the first position; ``acceptance``: at each; ``ctar``: share of the steps whose first
@@ -99,6 +116,7 @@ class Figures:
     tokens: int = 0
     tokens_per_second: Range | None = None
     speedup: Range | None = None
+    decode_speedup: Range | None = None
     over_floor: float | None = None
     steps: int | None = None
     S: float | None = None
@@ -130,6 +148,7 @@ class ModelResult:
         name: as it was asked for.
         parameters: how many.
         pass_bytes: what a pass reads at least: every weight but the embedding's other rows.
+        kv_bytes_per_token: what a pass reads beside them for each token of the context.
         inflated: the entry that ``pronk inflate`` leaves in ``config.json``: real acceptance, simulated size.
         bandwidth: bytes per second of reading memory, measured between the prompts.
         pass_cost: a pass against its number of rows.
@@ -140,6 +159,7 @@ class ModelResult:
     name: str
     parameters: int
     pass_bytes: int
+    kv_bytes_per_token: int
     dtype: str
     context: int
     inflated: dict[str, Any] | None

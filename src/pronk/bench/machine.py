@@ -14,7 +14,7 @@ import torch
 
 from pronk.model.config import ModelConfig
 
-__all__ = ["Bandwidth", "PeakMemory", "hardware", "pass_bytes", "versions"]
+__all__ = ["BandwidthMeter", "PeakMemory", "hardware", "pass_bytes", "versions"]
 
 # Larger than the caches of the processors that this is for.
 _BUFFER_BYTES = 2**30
@@ -22,7 +22,7 @@ _BUFFER_BYTES = 2**30
 _PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
 
 
-class Bandwidth:
+class BandwidthMeter:
     """Measures how fast the device reads memory: a parallel reading sum over a buffer that no cache holds."""
 
     def __init__(self, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from pronk.bench.document import ALL, SOUND
 from pronk.errors import OptionError, PromptError
 from pronk.json_lines import read_json_lines
 from pronk.llm import LLM
@@ -113,6 +114,9 @@ def _parse(row: Mapping[str, Any], where: str, task: str, number: int) -> Prompt
         msg = f"{where}: expected 'prompt', 'turns' or 'messages', found {', '.join(map(repr, row)) or 'nothing'}"
         raise OptionError(msg)
     name, task = str(row.get("id", f"{task}_{number}")), str(row.get("task", task))
+    if task in {ALL, SOUND}:
+        msg = f"{where}: expected another task than {task!r}, which is what figures over all tasks are called"
+        raise OptionError(msg)
     value = row[given[0]]
     if given[0] == "prompt":
         return Prompt(name, task, text=_text(value, f"{where}: prompt"))

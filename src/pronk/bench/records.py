@@ -50,7 +50,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Model:
-    """A model was loaded; what follows is about it. See :class:`~pronk.bench.document.ModelResult`."""
+    """A model was loaded; what follows is about it. See :class:`~pronk.bench.document.ModelResult`.
+
+    ``methods`` are in the order in which they are shown; ``batch`` prompts share a pass.
+    """
 
     name: str
     parameters: int
@@ -59,6 +62,7 @@ class Model:
     dtype: str
     context: int
     methods: tuple[str, ...]
+    batch: int = 1
     inflated: dict[str, Any] | None = None
 
 
@@ -95,22 +99,6 @@ class Skip:
 
 
 @dataclass(frozen=True)
-class Divergence:
-    """Where an output parts from plain decoding's.
-
-    Attributes:
-        position: index of the first token that differs, or the shorter one's length.
-        gap: by how much plain decoding prefers its own token, in log-probability; ``None`` if the other's is not among
-            the likeliest.
-        near_tie: whether rounding explains it.
-    """
-
-    position: int
-    gap: float | None
-    near_tie: bool
-
-
-@dataclass(frozen=True)
 class Sample:
     """One method's output for one prompt, in one repeat.
 
@@ -126,7 +114,6 @@ class Sample:
         ttft: seconds to the first token, if known.
         steps: the target's passes, if known.
         peak_memory: bytes of the process, if known.
-        divergence: where the output parts from plain decoding's, if it does and was looked at.
         error: why there is no output.
     """
 
@@ -144,8 +131,28 @@ class Sample:
     ttft: float | None = None
     steps: tuple[Step, ...] | None = None
     peak_memory: int | None = None
-    divergence: Divergence | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """An output that parts from plain decoding's.
+
+    Attributes:
+        task, id, method, temperature: of the sample, whose first repeat it is.
+        position: index of the first token that differs, or the shorter one's length.
+        gap: by how much plain decoding prefers its own token, in log-probability; ``None`` if the other's is not among
+            the likeliest.
+        near_tie: whether rounding explains it.
+    """
+
+    task: str
+    id: str
+    method: str
+    temperature: float
+    position: int
+    gap: float | None
+    near_tie: bool
 
 
 @dataclass(frozen=True)
@@ -156,10 +163,10 @@ class End:
     interrupted: bool
 
 
-Record = Start | Model | Peer | Bandwidth | PassTime | Skip | Sample | End
+Record = Start | Model | Peer | Bandwidth | PassTime | Skip | Sample | Divergence | End
 
 _KINDS: dict[str, type[Any]] = {
-    cls.__name__.lower(): cls for cls in (Start, Model, Peer, Bandwidth, PassTime, Skip, Sample, End)
+    cls.__name__.lower(): cls for cls in (Start, Model, Peer, Bandwidth, PassTime, Skip, Sample, Divergence, End)
 }
 
 
@@ -216,8 +223,6 @@ def _parse(row: dict[str, Any], where: str) -> Record:
     try:
         if row.get("steps") is not None:
             row["steps"] = tuple(Step(*step) for step in row["steps"])
-        if row.get("divergence") is not None:
-            row["divergence"] = Divergence(**row["divergence"])
         for name in {"tokens", "methods"} & set(row):
             row[name] = tuple(row[name])
         record: Record = cls(**row)

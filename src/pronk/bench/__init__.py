@@ -1,0 +1,1 @@
+"""Measuring: definitions, task suites, reports, peers."""

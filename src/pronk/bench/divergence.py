@@ -1,0 +1,35 @@
+"""Where an output parts from plain decoding's, and whether rounding explains it."""
+
+from __future__ import annotations
+
+import math
+
+from pronk.bench.methods import Item
+from pronk.bench.records import Divergence, Sample
+from pronk.bench.verify.plain import rounding, score_next
+from pronk.llm import LLM
+
+__all__ = ["find_divergence"]
+
+
+def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Divergence | None:
+    """Compare two outputs for a prompt, their lengths included; ``None`` if they are equal or one failed.
+
+    A near tie is one that the rounding of both engines can turn: each may move every logit by what
+    :func:`~pronk.bench.verify.plain.rounding` allows.
+    """
+    if plain.tokens == other.tokens or plain.error or other.error:
+        return None
+    pairs = zip(plain.tokens, other.tokens, strict=False)  # the shorter one ends the comparison, and is named below
+    shorter = min(len(plain.tokens), len(other.tokens))
+    position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
+    where = (other.task, other.id, other.method, other.temperature, position)
+    if position == shorter:
+        return Divergence(*where, gap=None, near_tie=False)
+    ours, theirs = plain.tokens[position], other.tokens[position]
+    (judge,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
+    scores = judge.scores()
+    gap = float(scores[ours] - scores[theirs])
+    slack = 2 * rounding(llm, float(judge.logits.abs().max()))
+    near = judge.could_choose(theirs, ours, slack)
+    return Divergence(*where, gap=gap if math.isfinite(gap) else None, near_tie=near)

@@ -1,0 +1,205 @@
+"""Measuring: every method on every prompt, interleaved, so that a noisy machine disturbs all alike.
+
+For each batch of prompts, each temperature and each turn of a conversation, all repeats of all methods run one after
+the other, and each repeat begins with another method. Nothing is summed up here: what happens becomes records.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from pronk.bench.divergence import find_divergence
+from pronk.bench.machine import BandwidthMeter
+from pronk.bench.methods import Item, Method
+from pronk.bench.passes import pass_times
+from pronk.bench.prompts import Prompt, encode, fit
+from pronk.bench.records import PLAIN, Bandwidth, End, Sample, Skip, Trace
+from pronk.errors import PronkError
+from pronk.llm import LLM
+from pronk.sampling import SamplingParams, derive_seed
+
+__all__ = ["Bench", "Options", "Timer"]
+
+_WARM_UP_TOKENS = 8
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure.
+
+    Attributes:
+        max_tokens: of each output.
+        temperatures: each is measured; 0 is greedy.
+        repeats: of every method and prompt.
+        batch: prompts that share their passes.
+        seed: that of each request is derived from it.
+        ignore_eos: go on after the end of the text.
+        chat: render conversations with the model's chat template.
+        fit: cut the middle out of prompts that are too long, rather than skip them.
+    """
+
+    max_tokens: int = 128
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    repeats: int = 3
+    batch: int = 1
+    seed: int = 7
+    ignore_eos: bool = False
+    chat: bool = True
+    fit: bool = False
+
+
+class Timer:
+    """Splits the time since its creation into what was measured and the harness around it."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._measured = 0.0
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """What happens inside is work that was asked for."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self._measured += perf_counter() - began
+
+    def end(self, *, interrupted: bool) -> End:
+        """The harness's time, as a share of the measured time."""
+        total = perf_counter() - self._began
+        return End((total - self._measured) / self._measured if self._measured else 0.0, interrupted)
+
+
+class Bench:
+    """Measures the methods on one model; the first method is plain decoding."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        methods: Sequence[Method],
+        options: Options,
+        *,
+        bandwidth: BandwidthMeter,
+        trace: Trace,
+        timer: Timer,
+    ) -> None:
+        self._llm = llm
+        self._methods = list(methods)
+        self._options = options
+        self._bandwidth = bandwidth
+        self._trace = trace
+        self._timer = timer
+        self._progress: Progress | None = None
+        self._done = self._total = 0
+
+    def run(self, tasks: Mapping[str, Sequence[Prompt]], progress: Progress | None = None) -> None:
+        """Measure all prompts of all tasks; ``progress`` is told the runs of a method that are through, and all."""
+        runs = len(self._options.temperatures) * self._options.repeats * len(self._methods)
+        total = runs * sum(prompt.num_turns for prompts in tasks.values() for prompt in prompts)
+        self._progress, self._done, self._total = progress, 0, total
+        self._advance(0)
+        self._warm_up(next(iter(tasks.values()))[0])
+        for task, prompts in tasks.items():
+            for first in range(0, len(prompts), self._options.batch):
+                for temperature in self._options.temperatures:
+                    self._converse(task, prompts[first : first + self._options.batch], temperature)
+
+    def _warm_up(self, prompt: Prompt) -> None:
+        """Caches, thread pools, lazy imports; and the cost of a pass, which needs no prompt of its own."""
+        ids = fit(encode(self._llm, prompt, chat=self._options.chat), max(1, self._llm.config.context // 2))
+        item = Item(ids, SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True), Sample("", "", "", "", 0.0, 0, 0))
+        with self._timer.measuring():
+            for method in self._methods:
+                self._attempt(method, [item])
+            # Where even this fails, the samples will say why.
+            with suppress(PronkError):
+                for record in pass_times(self._llm, ids):
+                    self._trace.add(record)
+
+    def _converse(self, task: str, prompts: Sequence[Prompt], temperature: float) -> None:
+        """All turns of a batch. The answers that a conversation goes on with are plain decoding's."""
+        answers: dict[str, list[str]] = {prompt.id: [] for prompt in prompts}
+        for turn in range(max(prompt.num_turns for prompt in prompts)):
+            asked = [prompt for prompt in prompts if turn < prompt.num_turns]
+            going = [prompt for prompt in asked if len(answers[prompt.id]) == turn]
+            items = self._items(task, going, answers, temperature)
+            self._advance((len(asked) - len(items)) * self._options.repeats * len(self._methods))
+            if not items:
+                continue
+            with self._timer.measuring():
+                self._trace.add(Bandwidth(self._bandwidth.measure()))
+            plain = self._repeat([item for _, item in items])
+            for (prompt, _), sample in zip(items, plain, strict=True):
+                if sample.error is None:
+                    answers[prompt.id].append(self._llm.tokenizer.decode(sample.tokens))
+
+    def _items(
+        self, task: str, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[str]], temperature: float
+    ) -> list[tuple[Prompt, Item]]:
+        options, items = self._options, list[tuple[Prompt, Item]]()
+        room = self._llm.config.context - options.max_tokens
+        for prompt in prompts:
+            turn = len(answers[prompt.id])
+            name = f"{prompt.id} turn {turn + 1}" if turn else prompt.id
+            ids = encode(self._llm, prompt, answers[prompt.id], chat=options.chat)
+            if options.fit:
+                ids = fit(ids, room)
+            if not 0 < len(ids) <= room:
+                reason = f"{len(ids)} tokens; with {options.max_tokens} more the model's context is {room}"
+                self._trace.add(Skip(name, task, reason))
+                continue
+            seed = derive_seed(options.seed, 1 + zlib.crc32(f"{task}/{name}".encode()))
+            params = SamplingParams(
+                max_tokens=options.max_tokens, temperature=temperature, seed=seed, ignore_eos=options.ignore_eos
+            )
+            items.append((prompt, Item(ids, params, Sample(task, name, "", "", temperature, seed, 0))))
+        return items
+
+    def _repeat(self, items: Sequence[Item]) -> list[Sample]:
+        """Every repeat of every method; returns plain decoding's samples."""
+        first: dict[str, list[Sample]] = {}
+        for repeat in range(self._options.repeats):
+            shift = repeat % len(self._methods)
+            for method in [*self._methods[shift:], *self._methods[:shift]]:
+                named = [self._named(item, method, repeat) for item in items]
+                with self._timer.measuring():
+                    samples = self._attempt(method, named)
+                first.setdefault(method.name, samples)
+                for sample in samples:
+                    self._trace.add(sample)
+                self._advance(len(samples))
+        with self._timer.measuring():
+            self._explain(items, first)
+        return first[PLAIN]
+
+    def _named(self, item: Item, method: Method, repeat: int) -> Item:
+        return replace(item, sample=replace(item.sample, method=method.name, engine=method.engine, repeat=repeat))
+
+    def _attempt(self, method: Method, items: Sequence[Item]) -> list[Sample]:
+        """Whatever a method does wrong is its result; the others go on."""
+        try:
+            return method.run(items)
+        except Exception as error:  # noqa: BLE001
+            reason = " ".join(str(error).split()) or type(error).__name__
+            return [replace(item.sample, error=reason) for item in items]
+
+    def _explain(self, items: Sequence[Item], first: Mapping[str, Sequence[Sample]]) -> None:
+        """Look at the outputs that part from plain decoding's; a peer draws its own noise, so only its greedy ones."""
+        for method in self._methods:
+            if method.engine == "pronk" or items[0].params.greedy:
+                for item, plain, other in zip(items, first[PLAIN], first[method.name], strict=True):
+                    found = find_divergence(self._llm, item, plain, other)
+                    if found is not None:
+                        self._trace.add(found)
+
+
+    def _advance(self, runs: int) -> None:
+        self._done += runs
+        if self._progress is not None:
+            self._progress(self._done, self._total)

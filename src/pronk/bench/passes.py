@@ -1,0 +1,52 @@
+"""What a pass costs, by its number of rows: the room that guessing lives in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pronk.bench.records import PassTime
+from pronk.drafters import DraftContext, Drafter, Outcome
+from pronk.llm import LLM
+from pronk.sampling import SamplingParams
+from pronk.tree import TokenTree
+
+__all__ = ["ROWS", "pass_times"]
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+_ROUNDS = 3
+_STEPS = 6
+
+
+@dataclass(frozen=True)
+class _Star(Drafter[None]):
+    """Guesses ``rows - 1`` different next tokens, whatever the text: a pass of so many rows."""
+
+    name = "star"
+    rows: int
+    vocab_size: int
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """No state."""
+
+    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+        """The ids that follow the last token's."""
+        parents = (-1, *[0] * (self.rows - 1))
+        roots = [context.tokens[-1] for context in contexts]
+        return [TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents) for root in roots]
+
+    def observe(self, outcomes: Sequence[Outcome[None]]) -> None:
+        """Nothing to learn."""
+
+
+def pass_times(llm: LLM, prompt: list[int]) -> Iterator[PassTime]:
+    """Passes over 1 to 64 rows below a prompt, in interleaved rounds."""
+    params = SamplingParams(max_tokens=_STEPS + 1, ignore_eos=True)
+    for _ in range(_ROUNDS):
+        for rows in ROWS:
+            stats = llm.generate(prompt, params, drafter=_Star(rows, llm.config.vocab_size)).stats
+            for before, step in pairwise(stats.steps):
+                if step.rows == rows:  # the last step has no room for guesses
+                    yield PassTime(rows, step.target_clock - before.target_clock)

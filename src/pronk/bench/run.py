@@ -1,0 +1,175 @@
+"""A whole benchmark: models, one after the other, and all that is measured on each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, pass_bytes, versions
+from pronk.bench.measure import Bench, Options, Timer
+from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
+from pronk.bench.peers import METHODS, Peer, PeerError
+from pronk.bench.prompts import Prompt
+from pronk.bench.records import PLAIN, Model, Start, Trace
+from pronk.bench.records import Peer as PeerRecord
+from pronk.drafters import make_drafter
+from pronk.errors import OptionError
+from pronk.llm import LLM
+from pronk.model.checkpoint import Checkpoint, read_json
+
+__all__ = ["PeerOptions", "Plan", "Progress", "check", "run"]
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """Which peers take part, and how.
+
+    Attributes:
+        methods: keys of :data:`~pronk.bench.peers.METHODS`.
+        draft: folder of the draft model, for those that need one.
+        pythons: engine to the interpreter that it is installed for, where that is not ours.
+        cache: where converted models are kept.
+    """
+
+    methods: tuple[str, ...] = ()
+    draft: Path | None = None
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    cache: Path = Path.home() / ".cache" / "pronk" / "peers"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: drafters and peers on all prompts; plain decoding is always there and comes first."""
+
+    drafters: tuple[str, ...]
+    peers: PeerOptions
+    tasks: Mapping[str, Sequence[Prompt]]
+    options: Options
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """All methods in the order in which they are shown."""
+        return tuple(dict.fromkeys((PLAIN, *self.drafters, *self.peers.methods)))
+
+
+def check(plan: Plan) -> None:
+    """Find mistakes before a model is loaded.
+
+    Raises:
+        OptionError: a drafter or a peer that there is not, or that cannot be measured this way.
+    """
+    for drafter in plan.drafters:
+        make_drafter(drafter)
+    for name in plan.peers.methods:
+        if name not in METHODS:
+            msg = f"unknown peer {name!r}; expected one of {', '.join(METHODS)}"
+            raise OptionError(msg)
+        if METHODS[name].needs_draft and plan.peers.draft is None:
+            msg = f"peer {name}: expected --peer-draft with the folder of a draft model, found none"
+            raise OptionError(msg)
+    if plan.peers.methods and plan.options.batch > 1:
+        msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
+        raise OptionError(msg)
+
+
+def run(
+    loaders: Mapping[str, Callable[[Callable[[int, int], None] | None], LLM]],
+    plan: Plan,
+    trace: Trace,
+    arguments: dict[str, Any],
+    progress: Progress | None = None,
+) -> None:
+    """Measure every model; ``trace`` has all that was measured, even if this ends early.
+
+    Args:
+        loaders: the models, by the names they are shown with; each is told where to report its progress.
+        plan: what to measure.
+        trace: where the records go.
+        arguments: what the user asked for, for the document.
+        progress: told what is going on, the runs that are through, and all runs.
+
+    Raises:
+        PronkError: a model that cannot be loaded.
+    """
+    timer = Timer()
+    finished = False
+    try:
+        for number, (name, load) in enumerate(loaders.items()):
+            with timer.measuring():
+                llm = load(None if progress is None else partial(progress, f"loading {name}"))
+            if number == 0:
+                started = datetime.now(UTC).isoformat(timespec="seconds")
+                trace.add(Start(started, arguments, versions(), hardware(llm.engine.runner.device)))
+            _measure(name, llm, plan, trace, timer, progress)
+            del llm  # its memory, before the next one is loaded
+        finished = True
+    finally:
+        if trace.records:
+            trace.add(timer.end(interrupted=not finished))
+
+
+def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progress: Progress | None) -> None:
+    with ExitStack() as stack:
+        with timer.measuring():
+            trace.add(_model(name, llm, plan))
+            bandwidth = BandwidthMeter(llm.engine.runner.device)
+            peak = PeakMemory(llm.engine.runner.device, bandwidth.nbytes)
+            methods: list[Method] = [Drafting(llm, drafter, peak) for drafter in dict.fromkeys((PLAIN, *plan.drafters))]
+            for peer in plan.peers.methods:
+                if progress is not None:
+                    progress(f"loading {peer}", 0, 0)
+                methods.append(_start_peer(peer, llm, plan.peers, trace))
+                stack.callback(methods[-1].close)
+        bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace, timer=timer)
+        bench.run(plan.tasks, None if progress is None else partial(progress, name))
+
+
+def _model(name: str, llm: LLM, plan: Plan) -> Model:
+    raw = read_json(llm.path / "config.json")
+    checkpoint = Checkpoint(llm.path)
+    dtype = llm.engine.runner.dtype
+    return Model(
+        name=name,
+        parameters=sum(math.prod(checkpoint.shape(tensor)) for tensor in checkpoint),
+        pass_bytes=pass_bytes(llm.config, dtype.itemsize),
+        kv_bytes_per_token=llm.config.kv_bytes_per_token(dtype.itemsize),
+        dtype=str(dtype).removeprefix("torch."),
+        context=llm.config.context,
+        methods=plan.methods,
+        batch=plan.options.batch,
+        inflated=raw.get("pronk_inflated"),
+    )
+
+
+def _start_peer(name: str, llm: LLM, options: PeerOptions, trace: Trace) -> Method:
+    dtype = str(llm.engine.runner.dtype).removeprefix("torch.")
+    peer = Peer(
+        name,
+        llm.path,
+        draft=options.draft,
+        dtype=dtype,
+        threads=torch.get_num_threads(),
+        cache=options.cache,
+        python=options.pythons.get(METHODS[name].engine),
+    )
+    try:
+        peer.load()
+    except PeerError as error:
+        peer.close()
+        trace.add(PeerRecord(name, {"error": str(error)}))
+        return Missing(name, error)
+    except BaseException:
+        peer.close()
+        raise
+    trace.add(PeerRecord(name, {**peer.versions, **peer.settings}))
+    return PeerMethod(peer, llm.config.eos_ids)

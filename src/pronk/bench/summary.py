@@ -1,0 +1,116 @@
+"""From records to figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pronk.bench.document import ALL, SOUND, Document, Failure, Figures, ModelResult, PassCost, Range
+from pronk.bench.figures import Yardstick, figures_of
+from pronk.bench.metrics import median, repeated_ngrams, spread
+from pronk.bench.records import (
+    PLAIN,
+    Bandwidth,
+    Divergence,
+    End,
+    Model,
+    PassTime,
+    Peer,
+    Record,
+    Sample,
+    Skip,
+    Start,
+)
+
+__all__ = ["DEGENERATE_ABOVE", "summarize"]
+
+# Natural text and code stay below it; an output above it has fallen into a loop.
+DEGENERATE_ABOVE = 0.5
+
+Kind = TypeVar("Kind")
+
+
+@dataclass
+class _Section:
+    """The records about one model."""
+
+    model: Model
+    records: list[Record] = field(default_factory=list)
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+def summarize(records: Sequence[Record]) -> Document:
+    """The figures of a benchmark that begins with a :class:`~pronk.bench.records.Start`."""
+    start = records[0]
+    assert isinstance(start, Start)
+    end = records[-1] if isinstance(records[-1], End) else End(0.0, interrupted=True)
+    return Document(
+        started=start.started,
+        arguments=start.arguments,
+        versions=start.versions,
+        hardware=start.hardware,
+        degenerate_above=DEGENERATE_ABOVE,
+        harness_share=end.harness_share,
+        interrupted=end.interrupted,
+        models=tuple(_model_result(section) for section in _sections(records)),
+    )
+
+
+def _sections(records: Iterable[Record]) -> list[_Section]:
+    sections: list[_Section] = []
+    for record in records:
+        if isinstance(record, Model):
+            sections.append(_Section(record))
+        elif sections:
+            sections[-1].records.append(record)
+    return sections
+
+
+def _model_result(section: _Section) -> ModelResult:
+    model = section.model
+    speeds = [each.bytes_per_second for each in section.of(Bandwidth)]
+    bandwidth = Range(median(speeds), spread(speeds)) if speeds else None
+    return ModelResult(
+        name=model.name,
+        parameters=model.parameters,
+        pass_bytes=model.pass_bytes,
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        dtype=model.dtype,
+        context=model.context,
+        inflated=model.inflated,
+        bandwidth=bandwidth,
+        pass_cost=_pass_costs(section.of(PassTime)),
+        peers={peer.method: peer.notes for peer in section.of(Peer)},
+        skipped=tuple(Failure(*each) for each in {f"{s.task}/{s.id}": s.reason for s in section.of(Skip)}.items()),
+        figures=tuple(_figures(section, bandwidth)),
+    )
+
+
+def _pass_costs(times: Sequence[PassTime]) -> tuple[PassCost, ...]:
+    seconds = {rows: median([t.seconds for t in times if t.rows == rows]) for rows in sorted({t.rows for t in times})}
+    return tuple(PassCost(rows, took, took / seconds[min(seconds)]) for rows, took in seconds.items())
+
+
+def _figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
+    """Each task alone, all together, and all without what repeats itself; every temperature; every method."""
+    model, samples = section.model, section.of(Sample)
+    looped = {_key(s) for s in samples if s.method == PLAIN and repeated_ngrams(s.tokens) > DEGENERATE_ABOVE}
+    tasks = {task: [s for s in samples if s.task == task] for task in dict.fromkeys(s.task for s in samples)}
+    tasks |= {ALL: samples, SOUND: [s for s in samples if _key(s) not in looped]}
+    for task, members in tasks.items():
+        for temperature in dict.fromkeys(s.temperature for s in samples):
+            here = [s for s in members if s.temperature == temperature]
+            plain = [s for s in here if s.method == PLAIN]
+            for method in model.methods:
+                own = [s for s in here if s.method == method]
+                if own:
+                    yield figures_of(
+                        own, plain, section.of(Divergence), Yardstick(model, bandwidth, DEGENERATE_ABOVE), task
+                    )
+
+
+def _key(sample: Sample) -> tuple[str, str, float]:
+    return sample.task, sample.id, sample.temperature

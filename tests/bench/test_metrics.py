@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pronk.bench import metrics
+from pronk.errors import OptionError
+
+ALPHAS = (0.0, 0.1, 0.425, 0.5, 0.7, 0.95, 1.0)
+
+# GLIDE, table 1, gamma 5: draft and target, cost in %, then (acceptance in %, expected speed-up) for GSM8K,
+# Finance-Alpaca, Spider and Code-Search-Python.
+GLIDE = [
+    ("LLAMA-68m, Vicuna-7B", 7.7, [(51.6, 1.46), (49.7, 1.41), (19.2, 0.89), (34.8, 1.11)]),
+    ("LLAMA-160m, Vicuna-7B", 49.0, [(58.0, 0.66), (57.1, 0.65), (25.1, 0.38), (40.0, 0.48)]),
+    ("GLIDE, Vicuna-7B", 6.7, [(64.8, 1.97), (63.2, 1.90), (55.7, 1.64), (67.0, 2.06)]),
+    ("LLAMA-68m, Vicuna-13B", 6.2, [(50.2, 1.51), (49.3, 1.48), (19.0, 0.94), (32.7, 1.13)]),
+    ("LLAMA-160m, Vicuna-13B", 39.3, [(56.8, 0.75), (56.8, 0.75), (25.4, 0.45), (38.3, 0.54)]),
+    ("GLIDE, Vicuna-13B", 5.5, [(67.1, 2.16), (65.0, 2.07), (57.1, 1.77), (68.6, 2.24)]),
+    ("LLAMA-68m, Vicuna-33B", 4.6, [(49.1, 1.57), (46.5, 1.50), (30.0, 1.16), (31.5, 1.19)]),
+    ("LLAMA-160m, Vicuna-33B", 29.5, [(56.1, 0.89), (53.1, 0.84), (31.4, 0.59), (36.7, 0.64)]),
+    ("GLIDE, Vicuna-33B", 6.8, [(69.3, 2.16), (64.3, 1.94), (62.7, 1.87), (68.9, 2.14)]),
+    ("LLAMA-45m, Mistral-7B", 4.9, [(36.7, 1.27), (40.2, 1.34), (41.9, 1.38), (44.5, 1.44)]),
+    ("GLIDE, Mistral-7B", 6.6, [(60.1, 1.80), (56.4, 1.67), (59.8, 1.79), (62.6, 1.89)]),
+]
+
+# Multi-token prediction, table S2: tokens per forward pass with 1, 2, 3 and 4 heads.
+HEADS = {"wikipedia": (1, 1.88, 2.57, 3.12), "books": (1, 1.87, 2.56, 3.09), "code": (1, 1.94, 2.78, 3.5)}
+
+# Accepted guesses of 8 steps, and how deep each step's guesses went.
+ACCEPTED = [0, 3, 1, 0, 2, 3, 0, 1]
+DEPTHS = [3, 3, 3, 0, 2, 4, 1, 3]
+
+
+def enumerated(alpha: Fraction, gamma: int, b: int) -> Fraction:
+    """Exact mean tokens of a step: every outcome of b chains of gamma guesses, weighed; the longest run wins."""
+    mean = Fraction(0)
+    for outcome in product((True, False), repeat=gamma * b):
+        chains = [outcome[k * gamma : (k + 1) * gamma] for k in range(b)]
+        longest = max((*chain, False).index(False) for chain in chains)
+        weight = math.prod((alpha if hit else 1 - alpha for hit in outcome), start=Fraction(1))
+        mean += weight * (longest + 1)
+    return mean
+
+
+@pytest.mark.parametrize("alpha", [Fraction(0), Fraction(1, 7), Fraction(17, 40), Fraction(9, 10), Fraction(1)])
+@pytest.mark.parametrize(("gamma", "b"), [(0, 1), (1, 1), (5, 1), (9, 1), (1, 4), (2, 3), (3, 3), (5, 2), (1, 9)])
+def test_expected_tokens_are_the_mean_over_all_outcomes(alpha: Fraction, gamma: int, b: int) -> None:
+    """Lookahead, equations 4 and 5, against an enumeration that knows neither."""
+    exact = float(enumerated(alpha, gamma, b))
+    assert metrics.expected_tokens_parallel(float(alpha), gamma, b) == pytest.approx(exact, rel=1e-13)
+    if b == 1:
+        assert metrics.expected_tokens(float(alpha), gamma) == pytest.approx(exact, rel=1e-13)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("gamma", [0, 1, 4, 20])
+def test_one_chain_falls_back_to_equation_4(alpha: float, gamma: int) -> None:
+    """Lookahead, section 4.1: b = 1 in equation 5 is equation 4; and equation 4 is its printed quotient."""
+    one = metrics.expected_tokens(alpha, gamma)
+    assert 1 <= one <= gamma + 1
+    assert metrics.expected_tokens_parallel(alpha, gamma, 1) == pytest.approx(one, rel=1e-13)
+    if alpha < 1:
+        assert one == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha), rel=1e-13)
+
+
+def test_no_digits_are_lost_beside_certain_acceptance() -> None:
+    """The quotient of equation 4 has 0 / 0 at α = 1 and is off by 4e-10 here; the sum is exact in both places."""
+    beside = 1 - 2e-8 / 3
+    exact = float(sum(Fraction(beside) ** i for i in range(8)))
+    assert (1 - beside**8) / (1 - beside) != pytest.approx(exact, rel=1e-10)
+    assert metrics.expected_tokens(beside, 7) == pytest.approx(exact, rel=1e-15)
+    assert metrics.expected_tokens(1.0, 7) == 8
+
+
+def test_expected_tokens_grow_with_every_argument() -> None:
+    tokens = metrics.expected_tokens_parallel
+    assert all(tokens(low, 4, 3) < tokens(high, 4, 3) for low, high in pairwise(ALPHAS))
+    assert all(tokens(0.6, gamma, 3) < tokens(0.6, gamma + 1, 3) < gamma + 2 for gamma in range(10))
+    assert all(tokens(0.6, 4, b) < tokens(0.6, 4, b + 1) for b in range(1, 20))
+
+
+def test_a_single_chain_meets_a_bound_and_many_do_not() -> None:
+    """Lookahead, section 4.2: equation 4 never exceeds 1 / (1 - α); with b grown too, equation 5 does, by log b."""
+    bound = 1 / (1 - 0.425)
+    assert metrics.expected_tokens(0.425, 100) == pytest.approx(bound)
+    many = [metrics.expected_tokens_parallel(0.425, 60, 2**k) for k in range(4, 12)]
+    assert many[0] > bound
+    # Each doubling of b buys the same log 2 / log(1 / α) tokens.
+    assert [high - low for low, high in pairwise(many)] == pytest.approx([math.log(2) / -math.log(0.425)] * 7, rel=0.03)
+
+
+def test_lookahead_meets_its_measured_compression() -> None:
+    """Lookahead, figure 4b: α = 0.425, f = 3.106; table 3, row 8: N = 5, W = G = 15 measured S = 1.96."""
+    assert metrics.expected_tokens_lookahead(0.425, 4, 15, 3.106) == pytest.approx(1.96, rel=0.011)
+
+
+def test_lookahead_by_hand() -> None:
+    """Lookahead, equation 7: α = 1/2, γ = 2, b = 2 gives 3 - 1/4 - 9/16 = 35/16; one such step in 4, three of one."""
+    assert metrics.expected_tokens_lookahead(0.5, 2, 2, 4) == pytest.approx((3 + 35 / 16) / 4)
+    assert metrics.expected_tokens_lookahead(0.5, 2, 2, 1) == metrics.expected_tokens_parallel(0.5, 2, 2)
+    assert metrics.expected_tokens_lookahead(0.0, 4, 15, 3.106) == pytest.approx(1)
+    assert metrics.expected_tokens_lookahead(0.9, 4, 15, 1e9) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("cost", "cells"), [row[1:] for row in GLIDE], ids=[row[0] for row in GLIDE])
+def test_expected_speedup_is_what_glide_prints(cost: float, cells: list[tuple[float, float]]) -> None:
+    """GLIDE, table 1, all cells. Some are cut off, not rounded (1.879 is printed as 1.87), hence a whole hundredth."""
+    for acceptance, printed in cells:
+        assert metrics.expected_speedup(acceptance / 100, 5, cost / 100) == pytest.approx(printed, abs=0.01)
+
+
+def test_expected_speedup_by_hand() -> None:
+    """With one guess it is (1 + α) / (1 + c): a gain exactly if α > c; with a free draft it is equation 4."""
+    assert metrics.expected_speedup(0.3, 1, 0.3) == pytest.approx(1)
+    assert metrics.expected_speedup(0.6, 1, 0.25) == pytest.approx(1.6 / 1.25)
+    assert metrics.expected_speedup(0.6, 5, 0) == metrics.expected_tokens(0.6, 5)
+    assert metrics.expected_speedup(1, 4, 0.25) == pytest.approx(2.5)
+    assert metrics.expected_speedup(0.7, 0, 0.5) == 1
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5, 15, 31])
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_acceptance_from_compression_inverts_the_expectation(alpha: float, gamma: int) -> None:
+    found = metrics.acceptance_from_compression(metrics.expected_tokens(alpha, gamma), gamma)
+    assert found == pytest.approx(alpha, abs=1e-14)
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_acceptance_from_compression_of_published_figures(task: str) -> None:
+    """Multi-token prediction, table S2: two heads are γ = 1 and α = S - 1; three are γ = 2, a quadratic equation."""
+    _, two, three, four = HEADS[task]
+    root = (math.sqrt(1 + 4 * (three - 1)) - 1) / 2
+    assert metrics.acceptance_from_compression(two, 1) == pytest.approx(two - 1)
+    assert metrics.acceptance_from_compression(three, 2) == pytest.approx(root)
+    # Later guesses are worse: the mean rate falls with every head (Kangaroo, section 3, says so of all drafters).
+    assert two - 1 > root > metrics.acceptance_from_compression(four, 3)
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_ctar_of_published_figures(task: str) -> None:
+    """Multi-token prediction, table S2: what head k adds to S is CTAR(k - 1), as S = 1 + Σ CTAR (Kangaroo, eq. 1, 2).
+
+    A hundred steps that agree with the table (for code the text has 2.5 accepted guesses out of 3): 94 steps accept
+    the first guess, 84 of them the second too, 72 all three.
+    """
+    added = [round(100 * (high - low)) for low, high in pairwise(HEADS[task])]
+    accepted = [sum(step < share for share in added) for step in range(100)]
+    assert metrics.ctar_curve(accepted, 3) == pytest.approx([share / 100 for share in added])
+    assert metrics.step_compression(sum(accepted) + 100, 100) == pytest.approx(HEADS[task][3])
+
+
+def test_ctar_counts_all_steps() -> None:
+    """Kangaroo, equation 2, with its s_k = accepted + 1."""
+    for w in range(1, 6):
+        assert metrics.ctar(ACCEPTED, w) == sum((count + 1) - w > 0 for count in ACCEPTED) / 8
+    assert metrics.ctar_curve(ACCEPTED, 4) == [5 / 8, 3 / 8, 2 / 8, 0]
+    compression = metrics.step_compression(sum(ACCEPTED) + len(ACCEPTED), len(ACCEPTED))
+    assert 1 + sum(metrics.ctar_curve(ACCEPTED, 4)) == compression
+
+
+def test_measured_and_expected_agree_on_simulated_steps() -> None:
+    """Kangaroo's CTAR(w) of a chain with equal guesses is α^w; 4 standard errors of 40,000 steps are 0.01."""
+    rng = random.Random(7)
+    alpha, gamma, steps = 0.6, 5, 40_000
+    runs = [next((i for i in range(gamma) if rng.random() >= alpha), gamma) for _ in range(steps)]
+    curve = metrics.ctar_curve(runs, gamma)
+    assert curve == pytest.approx([alpha**w for w in range(1, gamma + 1)], abs=0.01)
+    assert metrics.acceptance_per_position([gamma] * steps, runs) == curve
+    compression = metrics.step_compression(sum(runs) + steps, steps)
+    assert compression == pytest.approx(metrics.expected_tokens(alpha, gamma), abs=0.04)
+    assert metrics.acceptance_from_compression(compression, gamma) == pytest.approx(alpha, abs=0.01)
+
+
+def test_acceptance_per_position_leaves_out_steps_without_a_guess() -> None:
+    # Depth 1 was offered by 7 steps, 2 by 6, 3 by 5, 4 by 1.
+    assert metrics.acceptance_per_position(DEPTHS, ACCEPTED) == [5 / 7, 3 / 6, 2 / 5, 0 / 1]
+    assert metrics.acceptance_rate(DEPTHS, ACCEPTED) == 5 / 7
+    assert metrics.acceptance_rate([2], [0]) == 0
+
+
+@pytest.mark.parametrize("depths", [[], [0, 0, 0]])
+def test_acceptance_of_nothing_is_empty_and_none(depths: list[int]) -> None:
+    assert metrics.acceptance_per_position(depths, depths) == []
+    assert metrics.acceptance_rate(depths, depths) is None
+
+
+def test_acceptance_per_position_is_the_engines() -> None:
+    from pronk.engine.stats import Stats, Step
+
+    steps = [Step(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0) for d, a in zip(DEPTHS, ACCEPTED, strict=True)]
+    stats = Stats(steps=steps, generated_tokens=sum(step.tokens for step in steps))
+    assert metrics.acceptance_per_position(DEPTHS, ACCEPTED) == stats.acceptance
+    assert metrics.step_compression(stats.generated_tokens, len(steps)) == stats.step_compression == 18 / 8
+    # Plain decoding, lookahead, table 3, row 1.
+    assert metrics.step_compression(128, 128) == 1
+
+
+def test_repeated_ngrams_by_hand() -> None:
+    # 1234 2341 3412 4123 and then 1234 again: one of five.
+    assert metrics.repeated_ngrams([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)
+    assert metrics.repeated_ngrams([7] * 13) == pytest.approx(9 / 10)
+    assert metrics.repeated_ngrams([5, 6, 5, 6, 7], n=2) == pytest.approx(1 / 4)
+    assert metrics.repeated_ngrams([5, 5, 6], n=1) == pytest.approx(1 / 3)
+    assert metrics.repeated_ngrams(range(50)) == 0
+    assert metrics.repeated_ngrams([1, 2, 3]) == metrics.repeated_ngrams([]) == 0
+
+
+def test_repeated_ngrams_against_a_scan() -> None:
+    rng = random.Random(3)
+    tokens = [rng.randrange(3) for _ in range(60)]
+    for n in (1, 2, 3, 4):
+        grams = [tokens[i : i + n] for i in range(len(tokens) - n + 1)]
+        seen = sum(gram in grams[:i] for i, gram in enumerate(grams))
+        assert metrics.repeated_ngrams(tokens, n) == pytest.approx(seen / len(grams))
+
+
+def test_a_steps_wait_is_shared_by_its_tokens() -> None:
+    assert metrics.inter_token_latencies([0.5, 0.3, 0.2], [1, 3, 2]) == pytest.approx([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+    # A step without tokens makes the next one's wait longer; after the last token no one waits.
+    assert metrics.inter_token_latencies([0.5, 0.25, 0.25, 9.0], [1, 0, 2, 0]) == [0.5, 0.25, 0.25]
+    assert metrics.inter_token_latencies([], []) == []
+
+
+def test_latencies_keep_count_and_time() -> None:
+    rng = random.Random(5)
+    seconds, tokens = [rng.random() for _ in range(50)], [rng.randrange(5) for _ in range(49)] + [1]
+    latencies = metrics.inter_token_latencies(seconds, tokens)
+    assert len(latencies) == sum(tokens)
+    assert sum(latencies) == pytest.approx(sum(seconds))
+
+
+def test_percentiles_median_and_spread() -> None:
+    assert [metrics.percentile([40, 10, 20, 30], q) for q in (0, 50, 90, 100)] == pytest.approx([10, 25, 37, 40])
+    assert (metrics.median([3.0, 1.0, 8.0]), metrics.spread([3.0, 1.0, 8.0]), metrics.spread([2.0])) == (3, 3.5, 0)
+    rng = random.Random(11)
+    for size in (1, 2, 5, 100):
+        values = [rng.gauss(0, 3) for _ in range(size)]
+        for q in (0, 0.1, 33.3, 50, 95, 99.9, 100):
+            assert metrics.percentile(values, q) == pytest.approx(float(np.percentile(values, q)))
+        assert metrics.median(values) == pytest.approx(metrics.percentile(values, 50))
+
+
+SHARE, COUNT, SOME = (
+    "expected a number in 0..1",
+    "expected an integer of at least",
+    "expected a finite number of at least",
+)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (metrics.expected_tokens, (1.5, 3), f"alpha: {SHARE}, found 1.5"),
+        (metrics.expected_tokens, (math.nan, 3), f"alpha: {SHARE}, found nan"),
+        (metrics.expected_tokens, (None, 3), f"alpha: {SHARE}, found None"),
+        (metrics.expected_tokens, (0.5, -1), f"gamma: {COUNT} 0, found -1"),
+        (metrics.expected_tokens_parallel, (0.5, 2, 0), f"b: {COUNT} 1, found 0"),
+        (metrics.expected_tokens_lookahead, (0.5, 2, 1, 0.9), f"f: {SOME} 1, found 0.9"),
+        (metrics.expected_speedup, (0.5, 2, -0.1), f"cost: {SOME} 0, found -0.1"),
+        (metrics.expected_speedup, (0.5, 2, math.inf), f"cost: {SOME} 0, found inf"),
+        (metrics.acceptance_from_compression, (4.1, 3), "compression: expected a number in 1..4, found 4.1"),
+        (metrics.acceptance_from_compression, (1, 0), f"gamma: {COUNT} 1, found 0"),
+        (metrics.ctar, ([], 1), "accepted: expected at least one value, found none"),
+        (metrics.ctar, ([1], 0), f"w: {COUNT} 1, found 0"),
+        (metrics.ctar_curve, ([1], True), f"up_to: {COUNT} 1, found True"),
+        (metrics.acceptance_per_position, ([2, 2], [1]), "accepted: expected one value for each of 2 steps, found 1"),
+        (
+            metrics.acceptance_per_position,
+            ([2], [3]),
+            "accepted: expected at most the 2 that the step offered, found 3",
+        ),
+        (metrics.acceptance_rate, ([-1], [0]), f"offered_depths: {COUNT} 0, found -1"),
+        (metrics.step_compression, (5, 0), f"steps: {COUNT} 1, found 0"),
+        (metrics.repeated_ngrams, ([1], 2.5), f"n: {COUNT} 1, found 2.5"),
+        (metrics.inter_token_latencies, ([1], [1, 1]), "step_tokens: expected one value for each of 1 steps, found 2"),
+        (metrics.inter_token_latencies, ([-0.1], [1]), f"step_seconds: {SOME} 0, found -0.1"),
+        (metrics.percentile, ([1.0], 101), "q: expected a number in 0..100, found 101"),
+        (metrics.percentile, ([], 50), "values: expected at least one value, found none"),
+        (metrics.median, ([1.0, math.nan],), "values: expected a finite number, found nan"),
+        (metrics.spread, ([],), "values: expected at least one value, found none"),
+    ],
+)
+def test_arguments_out_of_range(function: Callable[..., Any], arguments: Sequence[Any], message: str) -> None:
+    with pytest.raises(OptionError) as error:
+        function(*arguments)
+    assert str(error.value) == message
+
+
+def test_the_module_offers_all_its_public_functions() -> None:
+    functions = [name for name, _ in inspect.getmembers(metrics, inspect.isfunction) if not name.startswith("_")]
+    assert sorted(metrics.__all__) == sorted(functions)
