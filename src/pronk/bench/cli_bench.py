@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,6 +127,7 @@ def bench(
         Path | None,
         _output("Write one JSON document with all figures; - is standard output.", "--json", metavar="FILE"),
     ] = None,
+    markdown: Annotated[Path | None, _output("Write the tables as Markdown.", metavar="FILE")] = None,
     report: Annotated[Path | None, _output("Write a page with plots, FOLDER/index.html.", metavar="FOLDER")] = None,
     trace: Annotated[Path | None, _output("Write what happens, step by step, as JSON lines.", metavar="FILE")] = None,
     replay: Annotated[Path | None, _output("Measure nothing: show what a trace has, again.", metavar="FILE")] = None,
@@ -145,11 +147,12 @@ def bench(
 
     pronk bench --replay run.jsonl --report out
     """
-    _check_outputs(as_json, report, trace)
+    outputs = _Outputs(as_json, markdown, report)
+    outputs.check(trace)
     if replay is not None:
         from pronk.bench.records import read_trace
 
-        _deliver(read_trace(replay), as_json, report)
+        outputs.deliver(read_trace(replay))
         return
     with ExitStack() as stack:
         status = stack.enter_context(_bar())
@@ -160,7 +163,7 @@ def bench(
         arguments = {**planned.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
         interrupted = _measure(loaders, made, records, arguments, status)
     if records.records:
-        _deliver(records.records, as_json, report)
+        outputs.deliver(records.records)
     if interrupted:
         raise typer.Exit(_INTERRUPTED)
 
@@ -220,18 +223,6 @@ def _interpreters(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _check_outputs(as_json: Path | None, report: Path | None, trace: Path | None) -> None:
-    """Mistakes in the outputs are told before anything is measured."""
-    for name, path in (("json", as_json), ("trace", trace)):
-        if path is not None and str(path) != _STDOUT and (path.is_dir() or not path.absolute().parent.is_dir()):
-            msg = f"{name}: expected a file in a folder that exists, found {path}"
-            raise OptionError(msg)
-    if report is not None:
-        from pronk.bench.report import check_report
-
-        check_report(report)
-
-
 def _open_trace(path: Path | None, stack: ExitStack) -> "Trace":
     from pronk.bench.records import Trace
 
@@ -258,19 +249,40 @@ def _bar() -> Iterator[Callable[[str, int, int], None] | None]:
         yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total or None)
 
 
-def _deliver(records: "Sequence[Record]", as_json: Path | None, report: Path | None) -> None:
-    """The tables, the document, the page."""
-    from pronk.bench.summary import summarize
-    from pronk.bench.tables import show
+@dataclass(frozen=True)
+class _Outputs:
+    """Where the figures go, besides the terminal."""
 
-    document = summarize(records)
-    show(document, Console(highlight=False, stderr=str(as_json) == _STDOUT))
-    text = json.dumps(document.to_dict(), ensure_ascii=False)
-    if as_json is not None and str(as_json) == _STDOUT:
-        typer.echo(text)
-    elif as_json is not None:
-        as_json.write_text(text + "\n", encoding="utf-8")
-    if report is not None:
-        from pronk.bench.report import write_report
+    json: Path | None
+    markdown: Path | None
+    report: Path | None
 
-        sys.stderr.write(f"{write_report(document, report)}\n")
+    def check(self, trace: Path | None) -> None:
+        """Mistakes are told before anything is measured."""
+        for name, path in (("json", self.json), ("markdown", self.markdown), ("trace", trace)):
+            if path is not None and str(path) != _STDOUT and (path.is_dir() or not path.absolute().parent.is_dir()):
+                msg = f"{name}: expected a file in a folder that exists, found {path}"
+                raise OptionError(msg)
+        if self.report is not None:
+            from pronk.bench.report import check_report
+
+            check_report(self.report)
+
+    def deliver(self, records: "Sequence[Record]") -> None:
+        """The tables, the document, the page."""
+        from pronk.bench.summary import summarize
+        from pronk.bench.tables import show, to_markdown
+
+        document = summarize(records)
+        text = json.dumps(document.to_dict(), ensure_ascii=False)
+        show(document, Console(highlight=False, stderr=str(self.json) == _STDOUT))
+        if str(self.json) == _STDOUT:
+            typer.echo(text)
+        elif self.json is not None:
+            self.json.write_text(text + "\n", encoding="utf-8")
+        if self.markdown is not None:
+            self.markdown.write_text(to_markdown(document), encoding="utf-8")
+        if self.report is not None:
+            from pronk.bench.report import write_report
+
+            sys.stderr.write(f"{write_report(document, self.report)}\n")
