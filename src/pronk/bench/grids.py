@@ -117,7 +117,7 @@ def origin(model: ModelResult) -> str | None:
     """What an inflated model is, or ``None``."""
     if model.inflated is None:
         return None
-    source, count = model.inflated.get("source"), _count(model.inflated.get("source_parameters"))
+    source, count = model.inflated.get("source"), _count(model.inflated.get("parameters"))
     return f"Real acceptance, simulated size: the function is that of {source} ({count} parameters)."
 
 
