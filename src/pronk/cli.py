@@ -1,4 +1,4 @@
-"""The command line: ``pronk generate``, ``pronk chat``, ``pronk train``.
+"""The command line: ``pronk generate``, ``pronk chat``, ``pronk bench``, ``pronk verify`` and more.
 
 Nothing here needs torch before a command runs, so that ``--help`` is immediate. The user's mistakes end with one
 line on standard error and exit code 2, an interrupt with 130.
@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pronk.bench.cli_bench import bench
+from pronk.bench.cli_inflate import inflate
+from pronk.bench.cli_verify import verify
 from pronk.cli_options import Progress, load_model, sampling_params, shares
 from pronk.errors import PromptError, PronkError
 
@@ -129,6 +132,11 @@ def chat(
     llm, params = _prepare(load, request, screen)
     llm.chat_ids([{"role": "user", "content": "?"}])  # a model that cannot chat says so now
     Chat(llm, params, screen).run()
+
+
+app.command()(bench)
+app.command()(verify)
+app.command()(inflate)
 
 
 @app.command(

@@ -1,0 +1,19 @@
+"""Two models: the bundled one, and a random one that is so small that many verifications of it take no time."""
+
+from __future__ import annotations
+
+import pytest
+
+from checkpoints import MakeCheckpoint
+from pronk.llm import LLM
+
+
+@pytest.fixture(scope="package")
+def bundled() -> LLM:
+    return LLM(kv_memory="128MiB")
+
+
+@pytest.fixture(scope="package")
+def llm(checkpoint: MakeCheckpoint) -> LLM:
+    """In bfloat16, where the two likeliest tokens are often a unit in the last place apart, or none."""
+    return LLM(checkpoint("llama"), dtype="bfloat16", kv_memory="32MiB")
