@@ -18,6 +18,10 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pronk"
 MODULES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 400
+EXTRAS = {"gguf", "llama_cpp", "openvino", "openvino_genai", "openvino_tokenizers"}  # not installed for the tests
+
+# It hands its environment on to another program, and reads nothing from it.
+HANDS_ON_ENVIRONMENT = {"bench/peers/process.py"}
 
 
 def tree(path: Path) -> ast.Module:
@@ -53,7 +57,11 @@ def test_module(path: Path) -> None:
     assert path.read_text(encoding="utf-8").count("\n") <= MAX_LINES
     assert ast.get_docstring(tree(path)), "a module without docstring"
     name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
-    module: ModuleType = importlib.import_module(name)
+    try:
+        module: ModuleType = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert error.name in EXTRAS
+        pytest.skip(f"{error.name} is not installed")
     for exported in getattr(module, "__all__", ()):
         assert hasattr(module, exported), f"{exported} is in __all__ only"
 
@@ -64,7 +72,9 @@ def test_library_neither_prints_nor_reads_the_environment(path: Path) -> None:
         if isinstance(node, ast.Name):
             assert node.id != "print"
         if isinstance(node, ast.Attribute):
-            assert node.attr not in {"environ", "getenv", "environb", "getenvb"}
+            assert node.attr not in {"environ", "getenv", "environb", "getenvb"} or (
+                relative(path) in HANDS_ON_ENVIRONMENT
+            )
 
 
 def test_versions_agree() -> None:
@@ -75,8 +85,8 @@ def test_versions_agree() -> None:
 
 def test_constraints_pin_what_the_project_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    names = {re.match(r"[\w-]+", requirement)[0] for requirement in asked}  # type: ignore[index]
+    asked = [*project["dependencies"], *(each for group in project["optional-dependencies"].values() for each in group)]
+    names = {re.match(r"[\w-]+", requirement)[0] for requirement in asked} - {"pronk"}  # type: ignore[index]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert names == set(pins)

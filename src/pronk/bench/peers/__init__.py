@@ -1,0 +1,211 @@
+"""Other engines, measured beside ours on the same checkpoint, prompts, tokens and threads.
+
+Each peer runs in a process of its own: a crash, its memory and its threads stay there, and its clock runs around its
+own generate call, so that talking to it costs it nothing. Token ids go in and token ids come out::
+
+    with Peer("openvino", checkpoint, draft=None, dtype="bfloat16", threads=2, cache=cache) as peer:
+        peer.load()
+        result = peer.generate(PeerRequest([1, 2, 3], 64, temperature=0.0, seed=0, ends=[0], ignore_eos=False))
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from pronk.bench.peers.process import PeerError, WorkerProcess
+
+__all__ = ["METHODS", "Method", "Peer", "PeerError", "PeerRequest", "PeerResult", "agreement"]
+
+_TYPES = {"bfloat16", "float16", "float32"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A peer's way to decode: the engine, its variant, and what it takes."""
+
+    engine: str
+    variant: str = ""
+    needs_draft: bool = False
+    converts: bool = False
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "transformers": Method("transformers"),
+        "transformers_prompt_lookup": Method("transformers", "prompt_lookup"),
+        "transformers_assisted": Method("transformers", "assisted", needs_draft=True),
+        "openvino": Method("openvino", converts=True),
+        "openvino_prompt_lookup": Method("openvino", "prompt_lookup", converts=True),
+        "openvino_draft": Method("openvino", "draft", needs_draft=True, converts=True),
+        "llama_cpp": Method("llama_cpp", converts=True),
+        "llama_cpp_prompt_lookup": Method("llama_cpp", "prompt_lookup", converts=True),
+    }
+)
+
+
+@dataclass(frozen=True)
+class PeerRequest:
+    """One prompt and how to continue it: greedily at temperature 0, else sampled from the whole distribution.
+
+    ``ends`` are the ids that end a text; ``ignore_eos`` goes on to ``max_tokens`` all the same.
+    """
+
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int
+    ends: list[int]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class PeerResult:
+    """``token_ids`` include the end token; ``seconds`` is the whole generation, prompt included.
+
+    ``ttft`` is ``None`` where the engine does not tell; ``peak_memory`` is the worker's so far, in bytes.
+    """
+
+    token_ids: list[int]
+    seconds: float
+    ttft: float | None
+    peak_memory: int
+
+
+class Peer:
+    """One worker process that decodes one checkpoint with one method.
+
+    Args:
+        method: a key of :data:`METHODS`.
+        checkpoint: a local folder in the Hugging Face layout.
+        draft: the draft model's folder, for the methods that need one.
+        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
+        threads: of the engine.
+        cache: where converted models are kept.
+        python: the interpreter that the peer is installed for, ours by default.
+        timeout: seconds after which a request counts as hung; converting and loading get ten times that.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        checkpoint: Path,
+        *,
+        draft: Path | None,
+        dtype: str,
+        threads: int,
+        cache: Path,
+        python: str | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        if method not in METHODS:
+            msg = f"unknown peer {method!r}; expected one of {', '.join(METHODS)}"
+            raise PeerError(msg)
+        self.name = method
+        self.versions: dict[str, str] = {}
+        self.settings: dict[str, str] = {}
+        self._method = METHODS[method]
+        self._config = {
+            "engine": self._method.engine,
+            "variant": self._method.variant,
+            "checkpoint": str(checkpoint.resolve()),
+            "draft": str(draft.resolve()) if draft is not None and self._method.needs_draft else None,
+            "dtype": dtype,
+            "threads": threads,
+            "cache": str(cache.resolve()),
+        }
+        self._python = python or sys.executable
+        self._threads = threads
+        self._timeout = timeout
+        self._worker: WorkerProcess | None = None
+
+    def load(self) -> None:
+        """Convert the checkpoint if the engine needs that and it is not in the cache, then load it.
+
+        Raises:
+            PeerError: a package is missing, the checkpoint is not supported, or the engine failed.
+        """
+        self.close()
+        if self._method.needs_draft and self._config["draft"] is None:
+            msg = f"{self.name}: expected a draft model"
+            raise PeerError(msg)
+        if self._config["dtype"] not in _TYPES:
+            msg = f"{self.name}: expected a dtype of {', '.join(sorted(_TYPES))}, found {self._config['dtype']!r}"
+            raise PeerError(msg)
+        if self._method.converts:
+            # In a process of its own: the peak memory of a conversion is not the engine's.
+            self._ask("prepare", self._config, 10 * self._timeout)
+            self.close()
+        loaded = self._ask("load", self._config, 10 * self._timeout)
+        self.versions, self.settings = loaded["versions"], loaded["settings"]
+
+    def generate(self, request: PeerRequest) -> PeerResult:
+        """Continue one prompt from an empty cache.
+
+        Raises:
+            PeerError: nothing is loaded, or the engine failed, died, hung or broke the request's rules.
+        """
+        if self._worker is None:
+            msg = f"{self.name}: expected load() before generate()"
+            raise PeerError(msg)
+        answer = self._ask("generate", asdict(request), self._timeout)
+        try:
+            result = PeerResult(**answer)
+            _check(result, request)
+        except (TypeError, ValueError) as error:
+            msg = f"{self.name}: {error}"
+            raise PeerError(msg) from error
+        return result
+
+    def close(self) -> None:
+        """Kill the worker. Closing twice is fine."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _command(self) -> list[str]:
+        return [self._python, str(Path(__file__).with_name("worker.py"))]
+
+    def _ask(self, op: str, document: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        if self._worker is None:
+            self._worker = WorkerProcess(self.name, self._command(), self._threads)
+        try:
+            return self._worker.ask(op, dict(document), timeout)
+        except PeerError:
+            # A failed peer is not asked again: what it would answer then is nobody's figure.
+            self.close()
+            raise
+
+
+def agreement(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens two continuations have in common before they part."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+
+
+def _check(result: PeerResult, request: PeerRequest) -> None:
+    """A run that is shorter or longer than asked would be compared with ours unfairly."""
+    tokens = result.token_ids
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        msg = f"expected token ids, found {tokens!r:.60}"
+        raise ValueError(msg)
+    if not isinstance(result.seconds, float) or result.seconds <= 0:
+        msg = f"expected seconds above 0, found {result.seconds!r}"
+        raise ValueError(msg)
+    ends = () if request.ignore_eos else request.ends
+    early = next((i for i, token in enumerate(tokens) if token in ends), request.max_tokens - 1)
+    if len(tokens) != early + 1:
+        msg = f"expected {early + 1} tokens, found {len(tokens)}"
+        raise ValueError(msg)

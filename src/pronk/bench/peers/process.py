@@ -1,0 +1,152 @@
+"""The parent's end of a worker process: one JSON line out, one back, and nothing survives ``close``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import weakref
+from typing import IO, Any
+
+from pronk.errors import PronkError
+
+__all__ = ["PeerError", "WorkerProcess"]
+
+# What a library writes last before it dies is usually the reason.
+_TAIL_BYTES = 4096
+
+
+class PeerError(PronkError):
+    """A peer that is not installed, cannot do what was asked, or died; the message is one line."""
+
+
+class WorkerProcess:
+    """A process that answers each JSON line with one JSON line. ``name`` is for the messages."""
+
+    def __init__(self, name: str, command: list[str], threads: int) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=_environment(threads),
+                # The terminal's Ctrl-C reaches the parent alone, which then closes its workers.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            msg = f"{name}: cannot start {command[0]}: {error.strerror}"
+            raise PeerError(msg) from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        reader = threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True)
+        reader.start()
+        self._finalizer = weakref.finalize(self, _end, self._process, reader, self._log)
+
+    @property
+    def pid(self) -> int:
+        """Of the worker."""
+        return self._process.pid
+
+    def ask(self, op: str, document: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            PeerError: the worker reports a failure, dies, answers nonsense or is late. It is closed then, except
+                after a report: that one can go on.
+        """
+        if not self._finalizer.alive:
+            msg = f"{self.name}: the worker is closed"
+            raise PeerError(msg)
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its end shows when the answer is read
+            stdin.write(json.dumps({"op": op, **document}).encode() + b"\n")
+            stdin.flush()
+        try:
+            line = self._lines.get(timeout=timeout)
+        except queue.Empty:
+            self.close()
+            msg = f"{self.name}: no answer to {op} within {timeout:g} s"
+            raise PeerError(msg) from None
+        return self._parse(op, line)
+
+    def close(self) -> None:
+        """Kill the worker, wait for it, and free its log. Closing twice is fine."""
+        self._finalizer()
+
+    def _parse(self, op: str, line: bytes) -> dict[str, Any]:
+        if not line:
+            msg = f"{self.name}: the worker died during {op}: {self._post_mortem()}"
+            self.close()
+            raise PeerError(msg)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict) and isinstance(answer.get("ok"), dict):
+            return dict(answer["ok"])
+        if not isinstance(answer, dict) or not isinstance(answer.get("error"), str):
+            self.close()
+            msg = f"{self.name}: expected a JSON answer to {op}, found {line[:60]!r}"
+            raise PeerError(msg)
+        if answer.get("missing"):
+            msg = f"{self.name}: {answer['missing']} is not installed: pip install 'pronk[peers]'"
+            raise PeerError(msg)
+        msg = f"{self.name}: {answer['error']}"
+        raise PeerError(msg)
+
+    def _post_mortem(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        code = self._process.returncode
+        cause = f"exit status {code}"
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                cause = signal.Signals(-code).name
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _TAIL_BYTES))
+        said = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"{cause}, {said[-1].strip()[:200]}" if said else cause
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Ours, without paths that would lead the worker to our packages, offline, and with our number of threads."""
+    # Known in advance to be local, so that no library waits for a network.
+    fixed = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    return kept | fixed | {"OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8"}
+
+
+def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
+    """Pass on every line, then ``b""`` for the end. Only a thread can wait with a timeout on every platform."""
+    with contextlib.suppress(ValueError):  # closed while reading
+        for line in stream:
+            lines.put(line)
+    lines.put(b"")
+
+
+def _end(process: subprocess.Popen[bytes], reader: threading.Thread, log: IO[bytes]) -> None:
+    """Kill the worker with whatever it started, and reap it."""
+    # Until it is waited for, its process id cannot belong to another process.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+    process.wait()
+    reader.join(timeout=5)
+    for stream in (process.stdin, process.stdout, log):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()

@@ -1,0 +1,268 @@
+"""The peers: tokens equal to ours, and every way for a worker to fail is one line and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from checkpoints import MakeCheckpoint
+from pronk import LLM, SamplingParams
+from pronk.bench.peers import METHODS, Peer, PeerError, PeerRequest, PeerResult, agreement
+from pronk.bench.peers.engines.checkpoint import Checkpoint, cached, convert_type
+from pronk.bench.peers.engines.contract import Unsupported
+from pronk.model.rope import RotaryEmbedding, parse_rope
+
+TOKENS = 20
+
+# A worker that does what the prompt's first token says.
+FAKE = """
+import json, os, sys, time
+for line in sys.stdin:
+    request = json.loads(line)
+    action = request.get("prompt", [0])[0]
+    out = {"token_ids": [1, 2], "seconds": 0.5, "ttft": None, "peak_memory": 1}
+    if request["op"] != "generate":
+        out = {"versions": {"fake": "1"}, "settings": {}}
+    if action == 1:
+        print("Traceback ...", "ValueError: of all things", sep="\\n", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), 11)
+    if action == 2:
+        time.sleep(60)
+    if action == 3:
+        print("Loading weights: 100%", flush=True)
+        continue
+    if action == 4:
+        out["token_ids"] = [1]
+    if action == 5:
+        out = {"tokens": []}
+    if action == 6:
+        sys.exit(3)
+    answer = {"error": "no module", "missing": "llama_cpp"} if action == 7 else {"ok": out}
+    if action == 8:
+        answer = {"error": "RuntimeError: out of luck", "missing": None}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class FakePeer(Peer):
+    """A peer whose worker is the program above."""
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-I", "-S", "-c", FAKE]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    torch.set_num_threads(1)
+    return LLM(dtype="float32")
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakePeer]:
+    with FakePeer("transformers", tmp_path, draft=None, dtype="float32", threads=1, cache=tmp_path, timeout=20) as peer:
+        peer.load()
+        yield peer
+
+
+def request(prompt: list[int], tokens: int = 2, **options: Any) -> PeerRequest:
+    return PeerRequest(prompt, tokens, **{"temperature": 0.0, "seed": 0, "ends": [], "ignore_eos": True} | options)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def check_method(method: str, llm: LLM, cache: Path) -> None:
+    """Greedy tokens are ours, an end token ends, a seed gives the same sample again, and nothing is left running."""
+    plain = llm.generate("def fibonacci(n):\n", SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+    prompt, ours = plain.prompt_token_ids, plain.token_ids
+    with Peer(method, llm.path, draft=llm.path, dtype="float32", threads=1, cache=cache) as peer:
+        peer.load()
+        assert peer.versions
+        assert peer.settings
+        done = peer.generate(request(prompt, TOKENS, ends=[ours[8]]))
+        assert agreement(ours, done.token_ids) == TOKENS
+        assert 0 < (done.ttft or 0.01) <= done.seconds
+        assert done.peak_memory > 10e6
+        end = ours[8]
+        stopped = peer.generate(request(prompt, TOKENS, ends=[end], ignore_eos=False))
+        assert stopped.token_ids == ours[: ours.index(end) + 1]
+        sampled = peer.generate(request(prompt, TOKENS, temperature=0.9, seed=5))
+        assert len(sampled.token_ids) == TOKENS
+        worker = peer._worker
+        assert worker is not None
+    assert not alive(worker.pid)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("transformers")])
+def test_transformers_agrees_with_us(method: str, llm: LLM, tmp_path: Path) -> None:
+    check_method(method, llm, tmp_path)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("openvino")])
+def test_openvino_agrees_with_us(method: str, llm: LLM, tmp_path: Path) -> None:
+    pytest.importorskip("openvino_genai")
+    check_method(method, llm, tmp_path)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("llama_cpp")])
+def test_llama_cpp_agrees_with_us(method: str, llm: LLM, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    pytest.importorskip("gguf")
+    check_method(method, llm, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["openvino", "llama_cpp"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_converters_know_the_families(method: str, family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    pytest.importorskip({"openvino": "openvino_genai"}.get(method, method))
+    folder = checkpoint(family)
+    ours = LLM(str(folder), dtype="float32").generate([5, 6, 7, 8], SamplingParams(max_tokens=12, ignore_eos=True))
+    with Peer(method, folder, draft=None, dtype="float32", threads=1, cache=tmp_path) as peer:
+        peer.load()
+        assert peer.generate(request([5, 6, 7, 8], 12)).token_ids == ours.token_ids
+
+
+@pytest.mark.parametrize("method", ["openvino", "llama_cpp"])
+def test_a_missing_package_says_what_to_install(method: str, llm: LLM, tmp_path: Path) -> None:
+    package = {"openvino": "openvino"}.get(method, method)
+    try:
+        __import__(package)
+    except ModuleNotFoundError:
+        peer = Peer(method, llm.path, draft=None, dtype="float32", threads=1, cache=tmp_path)
+        with peer, pytest.raises(PeerError, match=rf"{package} is not installed: pip install 'pronk\[peers\]'"):
+            peer.load()
+    else:
+        pytest.skip(f"{package} is installed")
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (1, "died during generate: SIGSEGV, ValueError: of all things"),
+        (3, "expected a JSON answer to generate, found b'Loading weights"),
+        (4, "expected 2 tokens, found 1"),
+        (5, "unexpected keyword argument 'tokens'"),
+        (6, "died during generate: exit status 3"),
+        (7, r"llama_cpp is not installed: pip install 'pronk\[peers\]'"),
+        (8, "transformers: RuntimeError: out of luck"),
+    ],
+)
+def test_a_failure_is_one_line(fake: FakePeer, action: int, message: str) -> None:
+    worker = fake._worker
+    assert worker is not None
+    assert fake.generate(request([0])) == PeerResult([1, 2], 0.5, None, 1)
+    with pytest.raises(PeerError, match=message) as raised:
+        fake.generate(request([action]))
+    assert "\n" not in str(raised.value)
+    fake.close()
+    assert not alive(worker.pid)
+    with pytest.raises(PeerError, match="load"):
+        fake.generate(request([0]))
+
+
+def test_a_hung_worker_is_killed(fake: FakePeer) -> None:
+    worker = fake._worker
+    assert worker is not None
+    fake._timeout = 0.2
+    began = time.perf_counter()
+    with pytest.raises(PeerError, match=r"no answer to generate within 0\.2 s"):
+        fake.generate(request([2]))
+    assert time.perf_counter() - began < 10
+    assert not alive(worker.pid)
+
+
+def test_a_peer_that_is_dropped_leaves_no_process(tmp_path: Path) -> None:
+    peer = FakePeer("transformers", tmp_path, draft=None, dtype="float32", threads=1, cache=tmp_path)
+    peer.load()
+    assert peer._worker is not None
+    pid = peer._worker.pid
+    del peer
+    assert not alive(pid)
+
+
+def test_wrong_options_are_refused(tmp_path: Path, llm: LLM) -> None:
+    def load(method: str, dtype: str = "float32", python: str | None = None) -> None:
+        with Peer(method, llm.path, draft=None, dtype=dtype, threads=1, cache=tmp_path, python=python) as peer:
+            peer.load()
+
+    with pytest.raises(PeerError, match="unknown peer 'vllm'; expected one of transformers,"):
+        load("vllm")
+    with pytest.raises(PeerError, match="openvino_draft: expected a draft model"):
+        load("openvino_draft")
+    with pytest.raises(PeerError, match="expected a dtype of bfloat16, float16, float32, found 'int8'"):
+        load("transformers", "int8")
+    with pytest.raises(PeerError, match="cannot start /no/python: No such file"):
+        load("transformers", python="/no/python")
+
+
+def test_agreement_is_the_common_prefix() -> None:
+    assert agreement([], [1]) == 0
+    assert agreement([1, 2, 3], [1, 2]) == 2
+    assert agreement([1, 2, 3], [1, 4, 3]) == 1
+
+
+def test_weights_are_read_bit_by_bit(llm: LLM) -> None:
+    checkpoint = Checkpoint(llm.path)
+    for name, weight in load_file(llm.path / "model.safetensors").items():
+        assert name in checkpoint
+        assert torch.equal(torch.from_numpy(checkpoint.tensor(name, "float32")), weight.float())
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    rounded = convert_type(values.numpy(), "F32", "BF16")
+    assert torch.equal(torch.from_numpy(rounded.view(np.int16)).view(torch.bfloat16), values.bfloat16())
+    assert torch.equal(torch.from_numpy(convert_type(rounded, "BF16", "F32")), values.bfloat16().float())
+
+
+def test_rotations_are_ours(tmp_path: Path) -> None:
+    llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    shape = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 1}
+    raw: dict[str, Any] = {"model_type": "llama", "vocab_size": 9, **shape}
+
+    def checkpoint(**rope: Any) -> Checkpoint:
+        raw["rope_scaling"] = rope
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        return Checkpoint(tmp_path)
+
+    for rope in ({"rope_type": "llama3", **llama3}, {"rope_type": "linear", "factor": 4.0}, {"rope_type": "default"}):
+        theirs = checkpoint(**rope).shape.inv_freq
+        ours = RotaryEmbedding(parse_rope(raw, 64, 2048), torch.device("cpu")).frequencies
+        assert np.allclose(theirs, ours.numpy(), rtol=1e-5)
+    with pytest.raises(Unsupported, match="cannot convert yarn rotary embeddings"):
+        checkpoint(rope_type="yarn", factor=2.0)
+
+
+def test_a_conversion_is_cached_whole_or_not_at_all(tmp_path: Path) -> None:
+    source, cache = tmp_path / "model", tmp_path / "cache"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    calls: list[Path] = []
+
+    def write(folder: Path) -> None:
+        calls.append(folder)
+        (folder / "half").write_text("x")
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached(cache, source, "gguf-float32", write)
+    assert list(cache.iterdir()) == []
+    first = cached(cache, source, "gguf-float32", write)
+    assert (first / "half").exists()
+    assert cached(cache, source, "gguf-float32", write) == first
+    assert len(calls) == 2
+    (source / "config.json").write_text("{ }")
+    assert cached(cache, source, "gguf-float32", write) != first
