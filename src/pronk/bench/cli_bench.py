@@ -4,6 +4,7 @@ typer wants the real types of the options: no postponed annotations here. torch 
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -260,8 +261,14 @@ class _Outputs:
     def check(self, trace: Path | None) -> None:
         """Mistakes are told before anything is measured."""
         for name, path in (("json", self.json), ("markdown", self.markdown), ("trace", trace)):
-            if path is not None and str(path) != _STDOUT and (path.is_dir() or not path.absolute().parent.is_dir()):
+            if path is None or (name, str(path)) == ("json", _STDOUT):
+                continue
+            folder = path.absolute().parent
+            if str(path) == _STDOUT or path.is_dir() or not folder.is_dir():
                 msg = f"{name}: expected a file in a folder that exists, found {path}"
+                raise OptionError(msg)
+            if not os.access(path if path.exists() else folder, os.W_OK):
+                msg = f"{name}: expected a file that can be written, found {path}"
                 raise OptionError(msg)
         if self.report is not None:
             from pronk.bench.report import check_report

@@ -37,19 +37,21 @@ class Grid:
     blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
 
-def by_task(model: ModelResult) -> Grid:
-    """What each method gains on each task, all temperatures side by side."""
-    temperatures = list(dict.fromkeys(figures.temperature for figures in model.figures))
+def by_task(model: ModelResult, temperatures: Sequence[float] | None = None) -> Grid:
+    """What each method gains on each task, the temperatures side by side; all of them unless some are given."""
+    if temperatures is None:
+        temperatures = list(dict.fromkeys(figures.temperature for figures in model.figures))
     columns = [name for t in temperatures for name in (f"× plain\nT = {t:g}", "S", "α", "loops")]
     blocks = []
     for task in dict.fromkeys(figures.task for figures in model.figures):
-        here = [figures for figures in model.figures if figures.task == task]
+        here = [figures for figures in model.figures if figures.task == task and figures.temperature in temperatures]
         rows = []
         for method in dict.fromkeys(figures.method for figures in here):
             row = {figures.temperature: figures for figures in here if figures.method == method}
             cells = [cell for t in temperatures for cell in _gain(row.get(t))]
             rows.append((method, *cells, _same(list(row.values())), _prompts(list(row.values()))))
-        blocks.append((_TITLES.get(task, task), tuple(rows)))
+        if rows:
+            blocks.append((_TITLES.get(task, task), tuple(rows)))
     return Grid("", (*columns, "same", "of"), tuple(blocks))
 
 

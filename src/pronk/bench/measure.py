@@ -18,7 +18,7 @@ from pronk.bench.methods import Item, Method
 from pronk.bench.passes import pass_times
 from pronk.bench.prompts import Prompt, encode, fit
 from pronk.bench.records import PLAIN, Bandwidth, End, Sample, Skip, Trace
-from pronk.errors import PronkError
+from pronk.errors import PromptError, PronkError
 from pronk.llm import LLM
 from pronk.sampling import SamplingParams, derive_seed
 
@@ -104,15 +104,15 @@ class Bench:
         total = runs * sum(prompt.num_turns for prompts in tasks.values() for prompt in prompts)
         self._progress, self._done, self._total = progress, 0, total
         self._advance(0)
-        self._warm_up(next(iter(tasks.values()))[0])
+        self._warm_up([prompt for prompts in tasks.values() for prompt in prompts])
         for task, prompts in tasks.items():
             for first in range(0, len(prompts), self._options.batch):
                 for temperature in self._options.temperatures:
                     self._converse(task, prompts[first : first + self._options.batch], temperature)
 
-    def _warm_up(self, prompt: Prompt) -> None:
+    def _warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Caches, thread pools, lazy imports; and the cost of a pass, which needs no prompt of its own."""
-        ids = fit(encode(self._llm, prompt, chat=self._options.chat), max(1, self._llm.config.context // 2))
+        ids = fit(self._first_ids(prompts), max(1, self._llm.config.context // 2))
         item = Item(ids, SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True), Sample("", "", "", "", 0.0, 0, 0))
         with self._timer.measuring():
             for method in self._methods:
@@ -121,6 +121,13 @@ class Bench:
             with suppress(PronkError):
                 for record in pass_times(self._llm, ids):
                     self._trace.add(record)
+
+    def _first_ids(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Those of the first prompt that the model can take; a single one if there is none."""
+        for prompt in prompts:
+            with suppress(PromptError):
+                return encode(self._llm, prompt, chat=self._options.chat)
+        return [0]
 
     def _converse(self, task: str, prompts: Sequence[Prompt], temperature: float) -> None:
         """All turns of a batch. The answers that a conversation goes on with are plain decoding's."""
@@ -147,11 +154,16 @@ class Bench:
         for prompt in prompts:
             turn = len(answers[prompt.id])
             name = f"{prompt.id} turn {turn + 1}" if turn else prompt.id
-            ids = encode(self._llm, prompt, answers[prompt.id], chat=options.chat)
+            try:
+                ids = encode(self._llm, prompt, answers[prompt.id], chat=options.chat)
+            except PromptError as error:  # the tokenizer or the chat template refuses it
+                self._trace.add(Skip(name, task, str(error)))
+                continue
             if options.fit:
                 ids = fit(ids, room)
             if not 0 < len(ids) <= room:
-                reason = f"{len(ids)} tokens; with {options.max_tokens} more the model's context is {room}"
+                context = self._llm.config.context
+                reason = f"{len(ids)} tokens and {options.max_tokens} more; the model's context is {context}"
                 self._trace.add(Skip(name, task, reason))
                 continue
             seed = derive_seed(options.seed, 1 + zlib.crc32(f"{task}/{name}".encode()))

@@ -13,10 +13,11 @@ template. Any other file is text: one prompt a line.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def load_prompts(path: Path) -> list[Prompt]:
     if path.name.endswith(_SUFFIXES):
         prompts = [_parse(row, f"{path}, line {number}", task, number) for number, row in read_json_lines(path)]
     else:
+        _check_task(task, str(path))
         prompts = [Prompt(f"{task}_{n}", task, text=line) for n, line in enumerate(_lines(path), 1) if line.strip()]
     if not prompts:
         msg = f"{path}: expected at least one prompt, found none"
@@ -114,9 +116,7 @@ def _parse(row: Mapping[str, Any], where: str, task: str, number: int) -> Prompt
         msg = f"{where}: expected 'prompt', 'turns' or 'messages', found {', '.join(map(repr, row)) or 'nothing'}"
         raise OptionError(msg)
     name, task = str(row.get("id", f"{task}_{number}")), str(row.get("task", task))
-    if task in {ALL, SOUND}:
-        msg = f"{where}: expected another task than {task!r}, which is what figures over all tasks are called"
-        raise OptionError(msg)
+    _check_task(task, where)
     value = row[given[0]]
     if given[0] == "prompt":
         return Prompt(name, task, text=_text(value, f"{where}: prompt"))
@@ -130,6 +130,12 @@ def _parse(row: Mapping[str, Any], where: str, task: str, number: int) -> Prompt
         msg = f"{where}: expected messages that end with the user's, found {messages[-1]['role']!r}"
         raise OptionError(msg)
     return Prompt(name, task, history=tuple(messages[:-1]), turns=(messages[-1]["content"],))
+
+
+def _check_task(task: str, where: str) -> None:
+    if task in {ALL, SOUND}:
+        msg = f"{where}: expected another task than {task!r}, which is what figures over all tasks are called"
+        raise OptionError(msg)
 
 
 def _text(value: Any, where: str) -> str:
@@ -154,13 +160,13 @@ def _message(entry: Any, where: str) -> dict[str, str]:
 def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
     """The first ``limit`` prompts of each task, by task in order of appearance; their ids are made unique."""
     tasks: dict[str, list[Prompt]] = defaultdict(list)
-    seen = Counter[tuple[str, str]]()
+    seen: set[tuple[str, str]] = set()
     for prompt in prompts:
         if limit is None or len(tasks[prompt.task]) < limit:
-            key = (prompt.task, prompt.id)
-            seen[key] += 1
-            again = seen[key] > 1
-            tasks[prompt.task].append(replace(prompt, id=f"{prompt.id} ({seen[key]})") if again else prompt)
+            numbered = (f"{prompt.id} ({n})" for n in count(2))
+            name = next(name for name in chain([prompt.id], numbered) if (prompt.task, name) not in seen)
+            seen.add((prompt.task, name))
+            tasks[prompt.task].append(replace(prompt, id=name))
     return dict(tasks)
 
 

@@ -202,14 +202,14 @@ def read_trace(path: Path) -> list[Record]:
 
 
 def _read(path: Path) -> Iterator[Record]:
-    rows = read_json_lines(path)
+    rows, number = read_json_lines(path), 0
     while True:
         try:
             number, row = next(rows)
         except StopIteration:
             return
         except OptionError:
-            if path.is_file() and not path.read_bytes().endswith(b"\n"):
+            if path.is_file() and path.read_bytes().count(b"\n") == number:  # the last line, which has no end
                 return
             raise
         yield _parse(row, f"{path}, line {number}")

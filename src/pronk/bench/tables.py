@@ -17,6 +17,9 @@ __all__ = ["show", "to_markdown"]
 _INTERRUPTED = "Interrupted: the figures are over what was measured until then."
 _FEW = 5
 
+# Temperatures that fit beside each other in 80 columns.
+_ABREAST = 2
+
 
 def show(document: Document, console: Console) -> None:
     """Print the tables of every model, and what they leave out."""
@@ -33,7 +36,9 @@ def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
     if (note := origin(model)) is not None:
         yield Text(note, style="yellow")
     if model.figures:
-        yield Padding(_table(by_task(model)), (1, 0))
+        temperatures = list(dict.fromkeys(figures.temperature for figures in model.figures))
+        for first in range(0, len(temperatures), _ABREAST):
+            yield Padding(_table(by_task(model, temperatures[first : first + _ABREAST])), (1, 0))
         yield _table(by_method(model))
         yield Text(f"\n{_explanation(document)}", style="dim")
     yield from _listed(f"{len(model.skipped)} prompts were skipped", [(f.id, f.reason) for f in model.skipped])
