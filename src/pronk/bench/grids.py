@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pronk.bench.document import ALL, SOUND, Document, Figures, ModelResult, Range
 
-__all__ = ["EXPLANATION", "Grid", "by_method", "by_task", "describe", "failures", "origin"]
+__all__ = ["EXPLANATION", "Grid", "against_peers", "by_method", "by_task", "describe", "failures", "origin"]
 
 EXPLANATION = (
     "× plain: tokens/s over plain decoding's, median and half the range of the repeats. S: tokens per pass of the "
@@ -121,6 +121,29 @@ def origin(model: ModelResult) -> str | None:
         return None
     source, count = model.inflated.get("source"), _count(model.inflated.get("parameters"))
     return f"Real acceptance, simulated size: the function is that of {source} ({count} parameters)."
+
+
+def against_peers(model: ModelResult) -> list[str]:
+    """Our fastest method against the fastest peer over all tasks, a line per temperature."""
+    lines = []
+    overall = [f for f in model.figures if f.task == ALL and f.tokens_per_second is not None]
+    for temperature in dict.fromkeys(f.temperature for f in overall):
+        sides = [
+            [f for f in overall if f.temperature == temperature and (f.engine == "pronk") == ours]
+            for ours in (True, False)
+        ]
+        if all(sides):
+            own, peer = (max(side, key=_speed) for side in sides)
+            share = _speed(own) / _speed(peer)
+            lines.append(
+                f"T = {temperature:g}: {own.method}, our fastest, runs at {share:.2f} times the speed of {peer.method}, "
+                "the fastest peer."
+            )
+    return lines
+
+
+def _speed(figures: Figures) -> float:
+    return 0.0 if figures.tokens_per_second is None else figures.tokens_per_second.median
 
 
 def failures(model: ModelResult) -> list[tuple[str, str]]:

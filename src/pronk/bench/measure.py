@@ -210,7 +210,6 @@ class Bench:
                     if found is not None:
                         self._trace.add(found)
 
-
     def _advance(self, runs: int) -> None:
         self._done += runs
         if self._progress is not None:

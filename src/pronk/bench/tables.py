@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pronk.bench.document import Document, ModelResult
-from pronk.bench.grids import EXPLANATION, Grid, by_method, by_task, describe, failures, origin
+from pronk.bench.grids import EXPLANATION, Grid, against_peers, by_method, by_task, describe, failures, origin
 
 __all__ = ["show", "to_markdown"]
 
@@ -40,7 +40,8 @@ def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
         for first in range(0, len(temperatures), _ABREAST):
             yield Padding(_table(by_task(model, temperatures[first : first + _ABREAST])), (1, 0))
         yield _table(by_method(model))
-        yield Text(f"\n{_explanation(document)}", style="dim")
+        yield from (Text(line) for line in ("", *against_peers(model)))
+        yield Text(_explanation(document), style="dim")
     yield from _listed(f"{len(model.skipped)} prompts were skipped", [(f.id, f.reason) for f in model.skipped])
     failed = failures(model)
     yield from _listed(f"{len(failed)} measurements failed", failed)
@@ -82,6 +83,7 @@ def to_markdown(document: Document) -> str:
             lines += [f"**{_escape(note)}**", ""]
         for grid in (by_task(model), by_method(model)) if model.figures else ():
             lines += [*_rows(grid), ""]
+        lines += [f"- {_escape(line)}" for line in against_peers(model)]
         for peer, notes in model.peers.items():
             said = ", ".join(f"{name} {value}" for name, value in notes.items())
             lines.append(_escape(f"- {peer}: {said}"))
