@@ -136,8 +136,8 @@ def against_peers(model: ModelResult) -> list[str]:
             own, peer = (max(side, key=_speed) for side in sides)
             share = _speed(own) / _speed(peer)
             lines.append(
-                f"T = {temperature:g}: {own.method}, our fastest, runs at {share:.2f} times the speed of {peer.method}, "
-                "the fastest peer."
+                f"T = {temperature:g}: {own.method}, our fastest, runs at {share:.2f} times the speed of the fastest "
+                f"peer, {peer.method}."
             )
     return lines
 
