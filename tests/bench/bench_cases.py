@@ -1,0 +1,94 @@
+"""What the tests of the benchmark share: hand-made records, methods that do as they are told, a model loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from pronk.bench.document import Document, Figures
+from pronk.bench.methods import Item, Method
+from pronk.bench.records import PLAIN, Model, Record, Sample, Start
+from pronk.bench.summary import summarize
+from pronk.engine.stats import Step
+from pronk.llm import LLM
+
+GUESS = "prompt_lookup"
+
+
+@cache
+def bundled() -> LLM:
+    """The bundled model."""
+    return LLM(kv_memory="128MiB")
+
+
+def start(**more: Any) -> Start:
+    values = {"arguments": {"seed": 7}, "versions": {"pronk": "0.1.0"}, "hardware": {"threads": 1, "processor": "cpu"}}
+    return Start("2026-11-20T10:00:00+00:00", **(values | more))
+
+
+def model(*methods: str, **more: Any) -> Model:
+    """A model of 500 parameters in bfloat16."""
+    values: dict[str, Any] = {"parameters": 500, "pass_bytes": 1000, "kv_bytes_per_token": 10}
+    return Model("m", dtype="bfloat16", context=100, methods=methods or (PLAIN, GUESS), **(values | more))
+
+
+def sample(method: str, id: str = "a", repeat: int = 0, tokens: Sequence[int] = (1, 2, 3), **more: Any) -> Sample:  # noqa: A002
+    """One second for three tokens of a prompt of task ``code``, unless told otherwise."""
+    values: dict[str, Any] = {
+        "task": "code",
+        "engine": "pronk",
+        "temperature": 0.0,
+        "seed": 1,
+        "seconds": 1.0,
+        "total_seconds": 1.0,
+        "prompt_tokens": 10,
+    }
+    return Sample(id=id, method=method, repeat=repeat, tokens=tuple(tokens), **(values | more))
+
+
+def steps(*rows: Sequence[float]) -> tuple[Step, ...]:
+    """Steps from ``(rows, drafted, depth, accepted, tokens, draft_clock, target_clock, clock)``."""
+    return tuple(Step(*(int(count) for count in row[:5]), *row[5:]) for row in rows)
+
+
+def document(*records: Record, of: Model | None = None) -> Document:
+    return summarize([start(), of or model(), *records])
+
+
+def figures(found: Document, method: str, task: str = "all", temperature: float = 0.0) -> Figures:
+    """The one entry of a document that fits."""
+    (one,) = [
+        each
+        for each in found.models[0].figures
+        if (each.method, each.task, each.temperature) == (method, task, temperature)
+    ]
+    return one
+
+
+class Fake(Method):
+    """Answers what ``answer`` says, at once, and writes down in ``log`` what it was asked."""
+
+    def __init__(
+        self, name: str, answer: Callable[[Item], Sequence[int]], log: list[tuple[str, Item]], engine: str = "pronk"
+    ) -> None:
+        self.name, self.engine = name, engine
+        self._answer, self._log = answer, log
+        self.closed = 0
+
+    def run(self, items: Sequence[Item]) -> list[Sample]:
+        self._log += [(self.name, item) for item in items]
+        return [replace(item.sample, seconds=1.0, tokens=tuple(self._answer(item))) for item in items]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Meter:
+    """A memory that is always as fast."""
+
+    nbytes = 0
+
+    def measure(self) -> float:
+        return 1e9

@@ -1,0 +1,382 @@
+"""Figures from hand-made records: every expectation here was computed by hand, in the comments beside it.
+
+Two prompts, ``a`` and ``b``, in two repeats, by plain decoding and by one drafter; the clocks are whole seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from bench.bench_cases import GUESS, document, figures, model, sample, start, steps
+from pronk.bench.document import FORMAT, Failure, Latency, PassCost, Range, Split
+from pronk.bench.records import PLAIN, Bandwidth, Divergence, End, PassTime, Peer, Record, Sample, Skip
+from pronk.bench.summary import summarize
+from pronk.engine.stats import Step
+
+A, B = (1, 2, 3, 4), (5, 6)
+
+
+def plain_steps(*clocks: tuple[float, float]) -> tuple[Step, ...]:
+    """Steps of one row and one token, from their target clocks and clocks."""
+    return steps(*[(1, 0, 0, 0, 1, 0, target, clock) for target, clock in clocks])
+
+
+SAMPLES = [
+    # Plain passes after the first take 2 seconds in the first repeat and 4 in the second: 3 in the mean.
+    sample(
+        PLAIN, "a", 0, A, seconds=16, total_seconds=15, ttft=5.0, peak_memory=100,
+        steps=plain_steps((4, 5), (6, 8), (8, 11), (10, 14)),
+    ),
+    sample(
+        PLAIN, "b", 0, B, seconds=8, total_seconds=8, ttft=4.0, prompt_tokens=20,
+        steps=plain_steps((3, 4), (5, 7)),
+    ),
+    sample(
+        PLAIN, "a", 1, A, seconds=20, total_seconds=20, ttft=5.0,
+        steps=plain_steps((4, 5), (8, 10), (12, 15), (16, 20)),
+    ),
+    sample(
+        PLAIN, "b", 1, B, seconds=10, total_seconds=10, ttft=4.0, prompt_tokens=20,
+        steps=plain_steps((3, 4), (7, 9)),
+    ),
+    # The drafter's later steps take (draft, target, clock) = (1, 3, 5) and (.5, 3, 4) seconds in the first repeat,
+    # (2, 5, 8) and (.5, 5, 6) in the second.
+    sample(
+        GUESS, "a", 0, A, seconds=12, total_seconds=11, ttft=5.0, peak_memory=120,
+        steps=steps((10, 0, 0, 0, 1, 0, 4, 5), (4, 3, 3, 2, 3, 1, 7, 10)),
+    ),
+    sample(
+        GUESS, "b", 0, B, seconds=8, total_seconds=8, ttft=3.0, prompt_tokens=20, peak_memory=130,
+        steps=steps((20, 0, 0, 0, 1, 0.5, 2, 3), (5, 4, 2, 0, 1, 1, 5, 7)),
+    ),
+    sample(
+        GUESS, "a", 1, A, seconds=10, total_seconds=14, ttft=5.0, peak_memory=110,
+        steps=steps((10, 0, 0, 0, 1, 0, 4, 5), (4, 3, 3, 2, 3, 2, 9, 13)),
+    ),
+    sample(
+        GUESS, "b", 1, B, seconds=5, total_seconds=11, ttft=4.0, prompt_tokens=20, peak_memory=110,
+        steps=steps((20, 0, 0, 0, 1, 0.5, 3, 4), (5, 4, 2, 0, 1, 1, 8, 10)),
+    ),
+]  # fmt: skip
+SPEEDS: list[Record] = [Bandwidth(8e3), Bandwidth(14e3), Bandwidth(10e3)]
+LOOP, VARIED = (7,) * 12, tuple(range(12))
+
+
+def test_every_figure_of_a_drafter() -> None:
+    found = figures(document(*SPEEDS, *SAMPLES), GUESS)
+    assert (found.task, found.method, found.engine, found.temperature) == ("all", GUESS, "pronk", 0.0)
+    assert (found.prompts, found.asked, found.failures, found.tokens) == (2, 2, (), 6)
+    # 6 tokens in 12 + 8 and in 10 + 5 seconds; plain in 24 and in 30: 0.3 / 0.25 and 0.4 / 0.2.
+    assert_range(found.tokens_per_second, 0.35, 0.05)
+    assert_range(found.speedup, 1.6, 0.4)
+    # Seconds a token after the first: 14/4 : 11/4 and 21/4 : 16/4, so 14/11 and 21/16.
+    assert_range(found.decode_speedup, (14 / 11 + 21 / 16) / 2, (21 / 16 - 14 / 11) / 2)
+    assert_range(found.ttft, 4.25, 0.25)  # (5 + 3) / 2 and (5 + 4) / 2
+    assert found.peak_memory == 130
+    # Four passes gave six tokens; of a chain of 3 guesses the first two were right, of 4 guesses, 2 deep, none.
+    assert (found.steps, found.S, found.drafted, found.accepted) == (4, 1.5, 7, 2)
+    assert found.alpha == 0.5
+    assert found.acceptance == (0.5, 0.5, 0.0)  # of 2, 2 and 1 steps that went so deep
+    assert found.ctar == (0.25, 0.25, 0.0)  # of all four steps
+    assert found.rows_per_pass == 4.5
+    assert found.verify_cost == pytest.approx(4 / 3)  # passes of 3, 3, 5 and 5 seconds
+    # Half-way through, the contexts are 12 and 21, 16.5 in the mean: 1000 + 165 bytes at 10,000 a second.
+    assert found.over_floor == pytest.approx((5 + 4 + 8 + 6) / 4 / 0.1165)
+    # 1 + .5 + 2 + .5 seconds for 10 positions, in plain passes of 3.
+    assert found.cost_coefficient == pytest.approx(0.4 / 3)
+    # 1 + 1/2 + 1/4 + 1/8 and 1 + 1/2 + 1/4 tokens, twice, over four passes and ten positions.
+    assert found.expected_speedup == pytest.approx(7.25 / (4 + 10 * 0.4 / 3))
+    # Waits, sorted: 3 of 5/3, 3 of 8/3, 4, 6; ranks 3.5, 6.3 and 6.93.
+    assert found.itl is not None
+    assert (found.itl.p50, found.itl.p90, found.itl.p99) == pytest.approx((8 / 3, 4.6, 5.86))
+    # Of 10 + 7 + 13 + 10 seconds 1 + 1 + 2 + 1 drafting and 7 + 5 + 9 + 8 in the target.
+    assert found.split == Split(5 / 40, 29 / 40, pytest.approx(6 / 40))
+    assert (found.same, found.compared, found.near_ties) == (2, 2, 0)
+    assert (found.repeated, found.degenerated) == (0.0, 0)
+
+
+def assert_range(found: Range | None, middle: float, around: float) -> None:
+    assert found is not None
+    assert (found.median, found.spread) == pytest.approx((middle, around))
+
+
+def test_figures_of_plain_decoding_are_the_unit() -> None:
+    found = figures(document(*SPEEDS, *SAMPLES), PLAIN)
+    assert found.speedup == found.decode_speedup == Range(1.0, 0.0)
+    assert (found.S, found.verify_cost, found.rows_per_pass, found.drafted) == (1.0, 1.0, 1.0, 0)
+    assert (found.alpha, found.acceptance, found.ctar) == (None, (), ())
+    assert (found.cost_coefficient, found.expected_speedup) == (None, None)
+    assert (found.same, found.compared, found.near_ties) == (None, None, None)
+    assert found.itl == Latency(*map(pytest.approx, (4.0, 5.0, 5.0)))  # 3 3 3 3 5 5 5 5
+
+
+def test_a_batch_reads_its_keys_and_values_in_one_pass() -> None:
+    found = figures(document(*SPEEDS, *SAMPLES, of=model(batch=2)), GUESS)
+    assert found.over_floor == pytest.approx(23 / 4 / ((1000 + 2 * 165) / 10e3))
+
+
+def test_without_bandwidth_there_is_no_floor() -> None:
+    found = figures(document(*SAMPLES), GUESS)
+    assert found.over_floor is None
+    assert found.verify_cost == pytest.approx(4 / 3)
+
+
+def test_acceptance_counts_guesses_of_the_first_step_and_costs_do_not() -> None:
+    """The first pass has the prompt in it, so its clocks say nothing of a pass; its guesses are guesses."""
+    own = [
+        replace(s, steps=steps((9, 2, 2, 2, 3, 9, 4, 13), (3, 2, 2, 0, 1, 10, 7, 17)))
+        for s in SAMPLES
+        if s.method == GUESS and s.id == "a"
+    ]
+    found = figures(document(*[s for s in SAMPLES if s.method == PLAIN and s.id == "a"], *own), GUESS)
+    assert (found.alpha, found.acceptance, found.ctar) == (0.5, (0.5, 0.5), (0.5, 0.5))
+    # Plain 2 and 4; later: one second for two positions that came to nothing.
+    assert found.verify_cost == pytest.approx(1.0)
+    assert found.cost_coefficient == pytest.approx(0.5 / 3)
+    assert found.expected_speedup == pytest.approx(1 / (2 * 0.5 / 3 + 1))
+    assert found.rows_per_pass == 3
+    # After the first step there is one token more: 11 - 5 and 14 - 5 seconds, plain 10/3 and 15/3.
+    assert_range(found.decode_speedup, (10 / 18 + 15 / 27) / 2, 0.0)
+
+
+def test_curves_end_at_sixteen_positions() -> None:
+    own = sample(GUESS, tokens=range(22), steps=steps((1, 0, 0, 0, 1, 0, 1, 1), (31, 30, 30, 20, 21, 1, 2, 3)))
+    plain = sample(PLAIN, tokens=range(22), steps=steps(*[(1, 0, 0, 0, 1, 0, i, i) for i in range(22)]))
+    found = figures(document(plain, own), GUESS)
+    assert found.acceptance == (1.0,) * 16
+    assert found.ctar == (0.5,) * 16
+
+
+def test_output_of_one_step_has_no_later_passes() -> None:
+    one = steps((4, 0, 0, 0, 1, 0, 1, 2))
+    both = [sample(m, tokens=(1,), ttft=2.0, total_seconds=2.0, seconds=2.0, steps=one) for m in (PLAIN, GUESS)]
+    found = figures(document(*SPEEDS, *both), GUESS)
+    assert (found.S, found.speedup) == (1.0, Range(1.0, 0.0))
+    assert [found.decode_speedup, found.itl, found.rows_per_pass, found.verify_cost, found.over_floor] == [None] * 5
+    assert found.split == Split(0.0, 0.5, 0.5)
+
+
+# Peers
+
+
+def test_a_peer_tells_nothing_of_its_steps() -> None:
+    """It has a time to the first token: 2 of its 8 seconds, so 6/3 a token against plain decoding's 10/3 and 15/3."""
+    plain = [s for s in SAMPLES if s.method == PLAIN and s.id == "a"]
+    own = [sample("openvino", "a", r, A, engine="openvino", seconds=8, total_seconds=8, ttft=2.0) for r in (0, 1)]
+    found = figures(document(*SPEEDS, *plain, *own, of=model(PLAIN, "openvino")), "openvino")
+    assert found.engine == "openvino"
+    assert_range(found.speedup, (2 + 2.5) / 2, 0.25)
+    assert_range(found.decode_speedup, (5 / 3 + 5 / 2) / 2, 5 / 12)
+    assert found.peak_memory is None
+    absent = "steps S alpha drafted accepted over_floor rows_per_pass cost_coefficient expected_speedup verify_cost"
+    assert [getattr(found, name) for name in [*absent.split(), "itl", "split"]] == [None] * 12
+    assert (found.acceptance, found.ctar, found.same, found.compared) == ((), (), 1, 1)
+
+    silent = [replace(s, ttft=None) for s in own]
+    found = figures(document(*plain, *silent, of=model(PLAIN, "openvino")), "openvino")
+    assert (found.ttft, found.decode_speedup) == (None, None)
+    assert_range(found.speedup, 2.25, 0.25)
+
+
+def test_sampled_outputs_of_a_peer_are_not_compared() -> None:
+    records = [
+        sample(method, temperature=t, tokens=tokens, engine=engine)
+        for t in (0.0, 0.8)
+        for method, engine, tokens in ((PLAIN, "pronk", A), (GUESS, "pronk", A), ("openvino", "openvino", B))
+    ]
+    found = document(*records, of=model(PLAIN, GUESS, "openvino"))
+    assert figures(found, "openvino").compared == 1
+    assert figures(found, "openvino").same == 0
+    assert figures(found, "openvino", temperature=0.8).compared is None
+    assert figures(found, GUESS, temperature=0.8).same == 1
+
+
+# Sameness
+
+
+@pytest.mark.parametrize("other", [A[:-1], (*A, 9), (), (1, 2, 3, 9)])
+@pytest.mark.parametrize("repeat", [0, 1])
+def test_an_output_is_equal_in_every_repeat_or_not(other: tuple[int, ...], repeat: int) -> None:
+    changed = [replace(s, tokens=other) if (s.method, s.id, s.repeat) == (GUESS, "a", repeat) else s for s in SAMPLES]
+    found = figures(document(*changed), GUESS)
+    assert (found.same, found.compared, found.near_ties) == (1, 2, 0)
+
+
+def test_near_ties_are_counted_for_their_own_output() -> None:
+    other = (1, 2, 3, 9)
+    changed = [replace(s, tokens=other) if (s.method, s.id) == (GUESS, "a") else s for s in SAMPLES]
+
+    def ties(*divergences: Divergence) -> int | None:
+        return figures(document(*changed, *divergences), GUESS).near_ties
+
+    tie = Divergence("code", "a", GUESS, 0.0, 3, 0.01, near_tie=True)
+    assert ties(tie) == 1
+    assert ties(replace(tie, near_tie=False)) == 0
+    for elsewhere in ({"temperature": 0.8}, {"method": "openvino"}, {"id": "b"}, {"task": "maths"}):
+        assert ties(replace(tie, **elsewhere)) == 0  # type: ignore[arg-type]
+
+
+# Failures
+
+
+def test_what_failed_once_is_left_out_on_both_sides() -> None:
+    """Only ``b`` counts: 2 tokens in 8 and 5 seconds, plain in 8 and 10."""
+    records = [
+        replace(s, tokens=(), steps=None, ttft=None, seconds=0.0, error="out of memory")
+        if (s.method, s.id, s.repeat) == (GUESS, "a", 1)
+        else s
+        for s in SAMPLES
+    ]
+    found = figures(document(*records), GUESS)
+    assert (found.prompts, found.asked, found.tokens) == (1, 2, 2)
+    assert found.failures == (Failure("code/a", "out of memory"),)
+    assert_range(found.speedup, 1.5, 0.5)
+    assert (found.S, found.compared) == (1.0, 1)
+    assert figures(document(*records), PLAIN).prompts == 2
+
+
+def test_a_repeat_that_only_plain_decoding_finished() -> None:
+    """Interrupted in the second repeat: one half of a pair of speeds says nothing."""
+    records = [s for s in SAMPLES if (s.method, s.repeat) != (GUESS, 1)]
+    found = figures(document(*records), GUESS)
+    assert (found.prompts, found.asked, found.speedup) == (0, 2, None)
+    assert figures(document(*records), PLAIN).prompts == 2
+
+
+def test_where_plain_decoding_failed_there_is_nothing_to_compare_with() -> None:
+    records = [
+        replace(s, tokens=(), steps=None, ttft=None, error="broken") if (s.method, s.id) == (PLAIN, "b") else s
+        for s in SAMPLES
+    ]
+    found = figures(document(*records), GUESS)
+    assert (found.prompts, found.asked, found.tokens) == (1, 2, 4)
+    assert [(f.id, "plain decoding" in f.reason) for f in found.failures] == [("code/b", True)]
+    assert figures(document(*records), PLAIN).failures == (Failure("code/b", "broken"),)
+
+
+def test_a_method_that_fails_everywhere() -> None:
+    failed = [
+        replace(
+            s, method="openvino", engine="openvino", tokens=(), steps=None, ttft=None, error=f"no package {s.repeat}"
+        )
+        for s in SAMPLES
+        if s.method == GUESS
+    ]
+    found = document(*SPEEDS, *SAMPLES, *failed, of=model(PLAIN, GUESS, "openvino"))
+    theirs = figures(found, "openvino")
+    assert (theirs.prompts, theirs.asked, theirs.tokens) == (0, 2, 0)
+    assert [f.reason for f in theirs.failures] == ["no package 0", "no package 0"]
+    absent = (theirs.speedup, theirs.tokens_per_second, theirs.same, theirs.repeated, theirs.S, theirs.ttft)
+    assert absent == (None,) * 6
+    assert figures(found, GUESS).prompts == 2
+
+
+# Loops
+
+
+def test_repetition_of_own_outputs() -> None:
+    """Of 9 four-grams 8 repeat the first; of 9 in the other output none."""
+    records = [
+        sample(method, id_, tokens=tokens)
+        for method, outputs in ((PLAIN, (VARIED, VARIED)), (GUESS, (LOOP, VARIED)))
+        for id_, tokens in zip("ab", outputs, strict=True)
+    ]
+    found = document(*records)
+    assert found.degenerate_above == 0.5
+    assert figures(found, GUESS).repeated == pytest.approx(4 / 9)
+    assert (figures(found, GUESS).degenerated, figures(found, PLAIN).degenerated) == (1, 0)
+
+
+def test_a_half_repeated_output_is_not_yet_a_loop() -> None:
+    """Six four-grams, three of them twice: exactly the threshold."""
+    half = (1, 2, 3, 1, 2, 3, 1, 2, 3)
+    found = document(sample(PLAIN, tokens=half), sample(GUESS, tokens=half))
+    assert figures(found, PLAIN).repeated == 0.5
+    assert figures(found, PLAIN).degenerated == 0
+    assert figures(found, GUESS, "sound").prompts == 1
+
+
+def test_sound_leaves_out_what_plain_decoding_loops_on() -> None:
+    """``a`` loops greedily, for plain decoding; ``b`` for the drafter only; at temperature 0.8 nothing loops."""
+    outputs = {
+        (PLAIN, "a", 0.0): LOOP,
+        (GUESS, "a", 0.0): VARIED,
+        (PLAIN, "b", 0.0): VARIED,
+        (GUESS, "b", 0.0): LOOP[:6],
+    }
+    records = [
+        sample(method, id_, task=task, temperature=t, tokens=outputs.get((method, id_, t), VARIED))
+        for t in (0.0, 0.8)
+        for id_, task in (("a", "code"), ("b", "chat"))
+        for method in (PLAIN, GUESS)
+    ]
+    found = document(*records)
+    for method, tokens in ((PLAIN, 12), (GUESS, 6)):
+        assert (figures(found, method, "sound").asked, figures(found, method, "sound").tokens) == (1, tokens)
+        assert figures(found, method, "sound", 0.8).asked == 2
+        assert figures(found, method, "all").asked == 2
+    order = [each.task for each in found.models[0].figures]
+    assert list(dict.fromkeys(order)) == ["code", "chat", "all", "sound"]
+    assert len(order) == 4 * 2 * 2
+
+
+def test_if_everything_loops_nothing_is_sound() -> None:
+    found = document(sample(PLAIN, tokens=LOOP), sample(GUESS, tokens=LOOP))
+    assert {each.task for each in found.models[0].figures} == {"code", "all"}
+
+
+# The document
+
+
+def test_the_rest_of_the_document() -> None:
+    found = document(
+        *SPEEDS,
+        PassTime(1, 0.5), PassTime(8, 3.0), PassTime(1, 0.3), PassTime(8, 0.6), PassTime(1, 0.4), PassTime(8, 0.8),
+        Peer("openvino", {"openvino": "2026.1"}),
+        Skip("long", "code", "too long"), Skip("long", "code", "too long"), Skip("long", "chat", "too long"),
+        *SAMPLES,
+        End(0.02, interrupted=False),
+        of=model(inflated={"source": "tiny"}),
+    )  # fmt: skip
+    assert (found.harness_share, found.interrupted, found.arguments) == (0.02, False, {"seed": 7})
+    (one,) = found.models
+    assert one.bandwidth == Range(10e3, 3e3)
+    assert one.pass_cost == (PassCost(1, 0.4, 1.0), PassCost(8, 0.8, 2.0))
+    assert one.peers == {"openvino": {"openvino": "2026.1"}}
+    assert one.skipped == (Failure("code/long", "too long"), Failure("chat/long", "too long"))
+    assert (one.name, one.parameters, one.dtype, one.inflated) == ("m", 500, "bfloat16", {"source": "tiny"})
+    as_json = found.to_dict()
+    assert as_json["format"] == FORMAT
+    assert as_json["models"][0]["figures"][0]["tokens_per_second"].keys() == {"median", "spread"}
+
+
+def test_each_model_has_its_own_records() -> None:
+    second = [replace(s, tokens=(1,)) for s in SAMPLES]
+    records = [start(), model(), *SAMPLES, Bandwidth(1.0), replace(model(), name="n"), Bandwidth(2.0), *second]
+    found = summarize(records)
+    assert [one.name for one in found.models] == ["m", "n"]
+    assert [one.figures[-1].tokens for one in found.models] == [6, 2]
+    assert [one.bandwidth for one in found.models] == [Range(1.0, 0.0), Range(2.0, 0.0)]
+
+
+def test_a_trace_without_its_end_was_interrupted() -> None:
+    """The last prompt was in its second repeat: what both have done in full counts, the rest is named."""
+    found = document(*SPEEDS, *SAMPLES[:-1])
+    assert found.interrupted
+    assert (figures(found, GUESS).prompts, figures(found, GUESS).asked) == (1, 2)
+    assert [f.id for f in figures(found, GUESS).failures] == ["code/b"]
+    assert summarize([start()]).models == ()
+    assert summarize([start(), End(0.5, interrupted=True)]).harness_share == 0.5
+    assert document(Bandwidth(1.0)).models[0].figures == ()
+
+
+def test_the_order_of_the_records_is_of_no_matter() -> None:
+    def comparable(records: list[Sample]) -> list[object]:
+        one = document(*SPEEDS, *records).models[0]
+        return sorted((repr(each) for each in one.figures if each.task == "all"), key=str)
+
+    shuffled = sorted(SAMPLES, key=lambda s: (s.repeat, s.id, math.sin(s.seconds)))
+    assert comparable(shuffled) == comparable(SAMPLES)

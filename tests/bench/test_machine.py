@@ -1,0 +1,119 @@
+"""What is said of the machine and of the memory that a pass reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from checkpoints import MakeCheckpoint
+from models import CPU
+from pronk.bench import machine
+from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, pass_bytes, versions
+from pronk.model.loader import read_config
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "unread"),
+    [
+        ("llama", {}, "embed_tokens"),
+        ("llama", {"tie_word_embeddings": True}, None),
+        ("qwen3", {}, "embed_tokens"),
+        ("gpt2", {}, "wpe"),
+    ],
+)
+def test_a_pass_reads_every_matrix_but_the_embedding(
+    checkpoint: MakeCheckpoint, family: str, options: dict[str, bool], unread: str | None
+) -> None:
+    """Counted in the file. A tied head is the embedding, which is then read; norms and biases are left out."""
+    folder = checkpoint(family, **options)
+    tensors = load_file(folder / "model.safetensors")
+    assert unread is None or any(unread in name for name in tensors)
+    matrices = {name: t for name, t in tensors.items() if t.dim() > 1 and (unread is None or unread not in name)}
+    read = sum(t.nbytes for t in matrices.values())
+    assert pass_bytes(read_config(folder), 4) == read
+    assert pass_bytes(read_config(folder), 2) == read / 2
+    vectors = sum(t.nbytes for t in tensors.values() if t.dim() == 1)
+    assert vectors < 0.04 * read  # even here, where they weigh more than in any real model
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")
+def test_peak_memory_sees_what_was_there_for_a_moment() -> None:
+    peak = PeakMemory(CPU)
+    peak.reset()
+    before = peak.read()
+    assert before is not None
+    if before > machine_resident() + 8 * MIB:
+        pytest.skip("the system does not forget earlier peaks")
+    held = torch.ones(64 * MIB, dtype=torch.uint8)
+    del held
+    after = peak.read()
+    assert after is not None
+    assert 60 * MIB < after - before < 80 * MIB
+    peak.reset()
+    again = peak.read()
+    assert again is not None
+    assert again < after - 40 * MIB
+    assert PeakMemory(CPU, besides=MIB).read() == pytest.approx(again - MIB, abs=MIB // 2)
+
+
+def machine_resident() -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def test_peak_memory_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    peak = PeakMemory(CPU)
+    peak.reset()
+    assert peak.read() is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")
+def test_bandwidth_is_that_of_memory_which_is_really_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that nobody wrote would all be one page of zeros, read from the cache."""
+    monkeypatch.setattr(machine, "_BUFFER_BYTES", 64 * MIB)
+    before = machine_resident()
+    meter = BandwidthMeter(CPU)
+    assert machine_resident() - before > 60 * MIB
+    assert meter.nbytes == 64 * MIB
+    assert 1e8 < meter.measure() < 1e13
+
+
+def test_bandwidth_is_the_best_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_BUFFER_BYTES", 1000)
+    clock = iter([0.0, 4.0, 10.0, 12.0, 20.0, 25.0])
+    monkeypatch.setattr(machine, "perf_counter", lambda: next(clock))
+    assert BandwidthMeter(CPU).measure() == 500.0
+
+
+def test_hardware_has_what_figures_depend_on() -> None:
+    found = hardware(CPU)
+    keys = {"processor", "cores", "threads", "memory", "capability", "system", "device"}
+    assert set(found) == keys
+    assert all(found.values())
+    assert (found["threads"], found["device"]) == (1, "cpu")
+    assert found["memory"] > 2**28
+    assert isinstance(found["cores"], int)
+
+
+def test_versions_of_all_that_computes() -> None:
+    found = versions()
+    assert set(found) == {"python", "pronk", "torch", "tokenizers", "safetensors", "numpy"}
+    assert found["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert all(re.match(r"\d+\.\d+", version) for version in found.values())
+
+
+def test_packages_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_PACKAGES", ("torch", "no-such-package"))
+    assert set(versions()) == {"python", "torch"}

@@ -1,0 +1,337 @@
+"""The loop: the order of the runs, what conversations go on with, what is skipped, and where failures stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from bench.bench_cases import Fake, Meter, bundled, document, figures, model
+from pronk.bench import measure
+from pronk.bench.measure import Bench, Options, Timer
+from pronk.bench.methods import Item
+from pronk.bench.prompts import Prompt, encode
+from pronk.bench.records import PLAIN, Bandwidth, Divergence, PassTime, Sample, Skip, Trace
+from pronk.errors import CacheFullError, PromptError
+from pronk.llm import LLM
+
+SHORT = Prompt("short", "code", text="def f(x):")
+OTHER = Prompt("other", "code", text="def g(x, y):")
+TALK = Prompt("talk", "chat", turns=("How are you?", "And then?"))
+LONG = Prompt("long", "code", text="word " * 3000)
+
+Log = list[tuple[str, Item]]
+Answer = Callable[[Item], Sequence[int]]
+
+
+@pytest.fixture(autouse=True)
+def no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their cost has tests of its own."""
+    monkeypatch.setattr(measure, "pass_times", lambda llm, ids: iter([PassTime(1, 0.5)]))
+
+
+class Ran:
+    """A benchmark of fakes that is through: the calls without the warm-up's, and the records."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        answers: dict[str, Answer],
+        engines: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.log: Log = []
+        self.trace = Trace()
+        self.progress: list[tuple[int, int]] = []
+        methods = [Fake(name, answer, self.log, (engines or {}).get(name, "pronk")) for name, answer in answers.items()]
+        values = {"max_tokens": 16, "temperatures": (0.0,), "repeats": 1} | options
+        bench = Bench(
+            bundled(), methods, Options(**values), bandwidth=Meter(), trace=self.trace, timer=Timer()  # type: ignore[arg-type]
+        )  # fmt: skip
+        tasks = {task: list(some) for task, some in groupby(prompts, lambda prompt: prompt.task)}
+        bench.run(tasks, lambda done, total: self.progress.append((done, total)))
+        self.warm_up = self.log[: len(methods)]
+        self.calls = self.log[len(methods) :]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [record for record in self.trace.records if isinstance(record, kind)]
+
+
+def always(*tokens: int) -> Answer:
+    return lambda item: tokens
+
+
+def answer_text(text: str) -> Answer:
+    return lambda item: bundled().tokenizer.encode(text, add_special_tokens=False)
+
+
+def fail(error: BaseException, *, on: str | None = None, repeat: int | None = None) -> Answer:
+    def answer(item: Item) -> Sequence[int]:
+        if on in (None, item.sample.id) and repeat in (None, item.sample.repeat):
+            raise error
+        return (1, 2)
+
+    return answer
+
+
+THREE = {PLAIN: always(1, 2), "x": always(1, 2), "y": always(1, 2)}
+
+
+# Order
+
+
+def test_methods_take_turns_and_each_repeat_begins_with_another() -> None:
+    ran = Ran([SHORT, OTHER], THREE, repeats=4)
+    orders = [[PLAIN, "x", "y"], ["x", "y", PLAIN], ["y", PLAIN, "x"], [PLAIN, "x", "y"]]
+    expected = [(p, repeat, name) for p in ("short", "other") for repeat, order in enumerate(orders) for name in order]
+    assert [(item.sample.id, item.sample.repeat, name) for name, item in ran.calls] == expected
+    assert [(s.id, s.repeat, s.method) for s in ran.of(Sample)] == expected
+
+
+def test_temperatures_follow_each_other_prompt_by_prompt() -> None:
+    ran = Ran([SHORT, OTHER], {PLAIN: always(1)}, temperatures=(0.0, 0.8))
+    expected = [("short", 0.0), ("short", 0.8), ("other", 0.0), ("other", 0.8)]
+    assert [(item.sample.id, item.params.temperature) for _, item in ran.calls] == expected
+    assert [(s.id, s.temperature) for s in ran.of(Sample)] == expected
+    assert [b.bytes_per_second for b in ran.of(Bandwidth)] == [1e9] * 4  # beside each of them
+
+
+def test_a_batch_goes_through_together() -> None:
+    prompts = [Prompt(f"p{i}", "code", text="x") for i in range(3)]
+    ran = Ran(prompts, {PLAIN: always(1), "x": always(1)}, batch=2)
+    assert [(name, item.sample.id) for name, item in ran.calls] == [
+        (PLAIN, "p0"), (PLAIN, "p1"), ("x", "p0"), ("x", "p1"), (PLAIN, "p2"), ("x", "p2"),
+    ]  # fmt: skip
+    assert len(ran.of(Bandwidth)) == 2
+
+
+def test_batches_do_not_mix_tasks() -> None:
+    ran = Ran([SHORT, Prompt("t", "chat", text="x")], {PLAIN: always(1)}, batch=2)
+    assert len(ran.of(Bandwidth)) == 2
+    assert [s.task for s in ran.of(Sample)] == ["code", "chat"]
+
+
+def test_the_warm_up_is_not_recorded() -> None:
+    ran = Ran([SHORT], THREE)
+    assert [name for name, _ in ran.warm_up] == list(THREE)
+    assert len(ran.of(Sample)) == 3
+    assert len(ran.of(PassTime)) == 1
+    assert all(record.id for record in ran.of(Sample))
+
+
+def test_options_reach_the_requests() -> None:
+    ran = Ran([SHORT], {PLAIN: always(1)}, max_tokens=9, ignore_eos=True)
+    ((_, item),) = ran.calls
+    assert (item.params.max_tokens, item.params.ignore_eos) == (9, True)
+    assert item.ids == bundled().tokenizer.encode("def f(x):")
+
+
+# Seeds
+
+
+def test_seeds_belong_to_prompts() -> None:
+    prompts = [SHORT, OTHER, Prompt("short", "chat", text="x"), TALK]
+    ran = Ran(prompts, THREE, repeats=2)
+    seeds: dict[tuple[str, str], set[int | None]] = {}
+    for _, item in ran.calls:
+        assert item.params.seed == item.sample.seed
+        seeds.setdefault((item.sample.task, item.sample.id), set()).add(item.params.seed)
+    assert len(seeds) == 5
+    assert all(len(each) == 1 for each in seeds.values())
+    assert len(set.union(*seeds.values())) == 5
+
+    again = Ran(prompts[::-1], {PLAIN: always(3)})
+    assert {item.params.seed for _, item in again.calls} == set.union(*seeds.values())
+    others = Ran(prompts, {PLAIN: always(1)}, seed=8)
+    assert not {item.params.seed for _, item in others.calls} & set.union(*seeds.values())
+
+
+# Conversations
+
+
+def test_conversations_go_on_with_plain_decodings_answers() -> None:
+    """Each temperature has a conversation of its own, and what other methods answer is of no matter."""
+    texts = {0.0: " Fine.", 0.8: " Not so fine."}
+    answers: dict[str, Answer] = {
+        PLAIN: lambda item: answer_text(texts[item.params.temperature])(item),
+        "x": answer_text(" Whatever."),
+    }
+    ran = Ran([TALK], answers, {"x": "somebody"}, temperatures=(0.0, 0.8), repeats=2)
+    asked: dict[tuple[str, float], list[list[int]]] = {}
+    for _, item in ran.calls:
+        asked.setdefault((item.sample.id, item.params.temperature), []).append(item.ids)
+    for temperature, text in texts.items():
+        first, second = encode(bundled(), TALK), encode(bundled(), TALK, [text])
+        assert asked["talk", temperature] == [first] * 4
+        assert asked["talk turn 2", temperature] == [second] * 4
+        assert first != second
+    assert ran.progress[-1] == (16, 16)
+
+
+def test_conversations_of_a_batch_may_have_different_lengths() -> None:
+    talk = [Prompt(f"t{n}", "chat", turns=("Hi",) * n) for n in (1, 3, 2)]
+    ran = Ran(talk, {PLAIN: always(50, 51)}, batch=3)
+    ids = [item.sample.id for _, item in ran.calls]
+    assert ids == ["t1", "t3", "t2", "t3 turn 2", "t2 turn 2", "t3 turn 3"]
+    assert len(ran.of(Bandwidth)) == 3
+    assert ran.progress[-1] == (6, 6)
+
+
+def test_a_conversation_ends_where_plain_decoding_failed() -> None:
+    ran = Ran([TALK, SHORT], {PLAIN: fail(RuntimeError("no"), on="talk"), "x": always(1)})
+    assert [s.id for s in ran.of(Sample)] == ["talk", "talk", "short", "short"]
+    assert ran.progress[-1] == (6, 6)
+
+
+# Failures
+
+
+def test_a_method_that_fails_is_recorded_and_the_others_go_on() -> None:
+    answers = THREE | {"x": fail(CacheFullError("no\n room"), on="short", repeat=1)}
+    ran = Ran([SHORT, OTHER], answers, repeats=2)
+    failed = [s for s in ran.of(Sample) if s.error is not None]
+    assert [(s.method, s.id, s.repeat, s.error, s.tokens) for s in failed] == [("x", "short", 1, "no room", ())]
+    assert len(ran.of(Sample)) == 2 * 2 * 3
+    assert ran.progress[-1] == (12, 12)
+    found = document(*ran.trace.records, of=model(PLAIN, "x", "y"))
+    assert [figures(found, name).prompts for name in THREE] == [2, 1, 2]
+
+
+def test_a_failure_without_words_has_its_kind() -> None:
+    ran = Ran([SHORT], {PLAIN: always(1), "x": fail(ValueError())})
+    assert [s.error for s in ran.of(Sample)] == [None, "ValueError"]
+
+
+def test_a_whole_batch_fails_together() -> None:
+    ran = Ran([SHORT, OTHER], {PLAIN: always(1), "x": fail(ValueError("no"), on="other")}, batch=2)
+    assert [(s.id, s.error) for s in ran.of(Sample) if s.method == "x"] == [("short", "no"), ("other", "no")]
+
+
+def test_an_interrupt_is_no_failure() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Ran([SHORT], {PLAIN: always(1), "x": fail(KeyboardInterrupt(), on="short")})
+
+
+# What does not fit
+
+
+def test_too_long_prompts_are_skipped_and_counted() -> None:
+    ran = Ran([SHORT, LONG, OTHER], THREE, repeats=2, temperatures=(0.0, 0.8))
+    assert Counter(s.id for s in ran.of(Sample)) == {"short": 12, "other": 12}
+    assert ran.progress[-1] == (36, 36)
+    assert [done for done, _ in ran.progress] == sorted(done for done, _ in ran.progress)
+    (skipped,) = document(*ran.trace.records).models[0].skipped  # once, at whatever temperatures
+    assert skipped.id == "code/long"
+    count = len(bundled().tokenizer.encode("word " * 3000))
+    assert all(str(number) in skipped.reason for number in (count, 16, 2048))
+
+
+def test_the_longest_prompt_that_fits() -> None:
+    def measured(tokens: int) -> int:
+        return len(Ran([Prompt("x", "code", text="word")], {PLAIN: always(1)}, max_tokens=2048 - tokens).calls)
+
+    count = len(bundled().tokenizer.encode("word"))
+    assert (measured(count), measured(count - 1)) == (1, 0)
+
+
+def test_a_conversation_that_grows_too_long_is_skipped_from_there() -> None:
+    ran = Ran([TALK], {PLAIN: lambda item: [50] * 2040, "x": always(1)}, temperatures=(0.0, 0.8))
+    assert Counter(s.id for s in ran.of(Sample)) == {"talk": 4}
+    assert {(s.id, s.task) for s in ran.of(Skip)} == {("talk turn 2", "chat")}
+    assert ran.progress[-1] == (8, 8)
+
+
+def test_fit_keeps_both_ends() -> None:
+    ran = Ran([LONG, SHORT], {PLAIN: always(1)}, fit=True)
+    whole = encode(bundled(), LONG)
+    ids = {item.sample.id: item.ids for _, item in ran.calls}
+    assert ids["long"] == whole[:1016] + whole[-1016:]
+    assert ids["short"] == encode(bundled(), SHORT)
+    assert not ran.of(Skip)
+
+
+def test_nothing_fits_where_the_output_takes_the_whole_context() -> None:
+    for fit in (False, True):
+        for max_tokens in (2048, 3000):
+            ran = Ran([SHORT], {PLAIN: always(1)}, max_tokens=max_tokens, fit=fit)
+            assert not ran.calls
+            assert [s.id for s in ran.of(Skip)] == ["short"]
+            assert ran.progress[-1] == (1, 1)
+
+
+def test_a_prompt_that_cannot_be_encoded_is_skipped() -> None:
+    """A lone surrogate, which JSON can write; first, so that the warm-up meets it as well."""
+    bad = Prompt("bad", "code", text="x\ud800")
+    ran = Ran([bad, SHORT], {PLAIN: always(1)})
+    assert [s.id for s in ran.of(Sample)] == ["short"]
+    assert [s.id for s in ran.of(Skip)] == ["bad"]
+    assert "\n" not in ran.of(Skip)[0].reason
+    assert ran.progress[-1] == (2, 2)
+    assert not Ran([bad], {PLAIN: always(1)}).calls
+
+
+def test_a_conversation_that_the_template_refuses_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: LLM, messages: object) -> list[int]:
+        raise PromptError("the template refuses a system's message")
+
+    monkeypatch.setattr(LLM, "chat_ids", refuse)
+    ran = Ran([TALK, SHORT], {PLAIN: always(1)})
+    assert [(s.id, s.reason) for s in ran.of(Skip)] == [("talk", "the template refuses a system's message")]
+    assert [s.id for s in ran.of(Sample)] == ["short"]
+    assert ran.progress[-1] == (3, 3)
+
+
+# Outputs that part
+
+
+def test_every_output_that_parts_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of our drafters at each temperature; a peer draws its own noise, so only its greedy ones."""
+    monkeypatch.setattr(
+        measure,
+        "find_divergence",
+        lambda llm, item, plain, other: (
+            None
+            if plain.tokens == other.tokens
+            else Divergence(
+                other.task, other.id, other.method, other.temperature, item.sample.repeat, None, near_tie=False
+            )
+        ),
+    )
+    answers = {PLAIN: always(1, 2), "same": always(1, 2), "ours": always(1, 3), "openvino": always(1, 4)}
+    ran = Ran([SHORT, OTHER], answers, {"openvino": "openvino"}, temperatures=(0.0, 0.8), repeats=2, batch=2)
+    found = Counter((d.id, d.method, d.temperature) for d in ran.of(Divergence))
+    expected = [("ours", 0.0), ("ours", 0.8), ("openvino", 0.0)]
+    assert found == Counter((id_, *which) for id_ in ("short", "other") for which in expected)
+
+
+def test_the_first_repeats_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int, tuple[int, ...]]] = []
+    monkeypatch.setattr(
+        measure,
+        "find_divergence",
+        lambda llm, item, plain, other: compared.append((plain.repeat, other.repeat, other.tokens)),
+    )
+    Ran([SHORT], {PLAIN: always(1), "x": lambda item: (item.sample.repeat,)}, repeats=3)
+    assert compared == [(0, 0, (1,)), (0, 0, (0,))]
+
+
+# The harness's own time
+
+
+def test_the_timer_tells_work_from_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 5.0, 6.0, 10.0, 12.0])
+    monkeypatch.setattr(measure, "perf_counter", lambda: next(clock))
+    timer = Timer()
+    with timer.measuring():
+        pass
+    with pytest.raises(ValueError, match="x"), timer.measuring():
+        raise ValueError("x")
+    end = timer.end(interrupted=True)
+    assert (end.harness_share, end.interrupted) == (0.5, True)  # 4 + 4 of 12 seconds were measured
+
+
+def test_a_benchmark_that_measured_nothing_has_no_share() -> None:
+    assert Timer().end(interrupted=True).harness_share == 0.0

@@ -1,0 +1,152 @@
+"""The cost of a pass by its rows, and where outputs part: both on the bundled model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+
+import pytest
+import torch
+
+from bench.bench_cases import bundled, sample
+from pronk.bench import passes
+from pronk.bench.divergence import find_divergence
+from pronk.bench.methods import Item
+from pronk.bench.passes import pass_times
+from pronk.bench.records import PLAIN, Divergence
+from pronk.bench.verify.plain import Recorder
+from pronk.drafters import DraftContext
+from pronk.llm import LLM
+from pronk.outputs import Completion
+from pronk.sampling import SamplingParams
+
+PROMPT = "def mean(values):\n"
+
+
+def test_passes_have_the_rows_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pass that is reported is one that the engine's statistics have, and all sizes are there, interleaved."""
+    llm = bundled()
+    original, seen = LLM.generate, list[Completion]()
+
+    def generate(*args: object, **options: object) -> Completion:
+        seen.append(original(*args, **options))  # type: ignore[call-overload]
+        return seen[-1]
+
+    monkeypatch.setattr(LLM, "generate", generate)
+    monkeypatch.setattr(passes, "_ROUNDS", 2)
+    monkeypatch.setattr(passes, "ROWS", (1, 2, 8, 64))
+    found = list(pass_times(llm, llm.tokenizer.encode(PROMPT)))
+    assert [rows for rows, _ in groupby(record.rows for record in found)] == [1, 2, 8, 64] * 2
+    counts = Counter(record.rows for record in found)
+    assert all(counts[rows] >= 6 for rows in (1, 2, 8, 64)), counts
+    assert all(0 < record.seconds < 10 for record in found)
+    steps = [
+        (step.rows, step.target_clock - before.target_clock)
+        for completion in seen
+        for before, step in pairwise(completion.stats.steps)
+    ]
+    assert all((record.rows, record.seconds) in steps for record in found)
+
+
+def test_the_star_has_so_many_different_guesses() -> None:
+    llm = bundled()
+    for vocab, last in ((300, 5), (300, 298), (64, 63)):
+        context = DraftContext(None, [1, last], 2, 9, 99, SamplingParams(), 0, None)  # type: ignore[arg-type]
+        (tree,) = passes._Star(64, vocab).propose([context])
+        assert tree.tokens[0] == last
+        assert len(set(tree.tokens)) == len(tree.tokens) == 64
+        assert all(0 <= token < vocab for token in tree.tokens)
+        assert set(tree.parents[1:]) == {0}
+    (tree,) = passes._Star(1, llm.config.vocab_size).propose([context])
+    assert tree.tokens == (63,)
+
+
+# Divergences
+
+
+def item(temperature: float = 0.0) -> Item:
+    params = SamplingParams(max_tokens=12, temperature=temperature, seed=5, ignore_eos=True)
+    return Item(bundled().tokenizer.encode(PROMPT), params, sample("", temperature=temperature))
+
+
+def plain_tokens(asked: Item) -> list[int]:
+    return bundled().generate(asked.ids, asked.params, drafter="autoregressive").token_ids
+
+
+def part(asked: Item, plain: Sequence[int], other: Sequence[int], **more: str) -> Divergence | None:
+    made = [replace(asked.sample, method=m, tokens=tuple(tokens)) for m, tokens in ((PLAIN, plain), ("x", other))]
+    return find_divergence(bundled(), asked, made[0], replace(made[1], **more))  # type: ignore[arg-type]
+
+
+def logits_after(ids: Sequence[int]) -> torch.Tensor:
+    """An answer of another way than the judge's: log-probabilities of all likely tokens, 64 at most."""
+    (found,) = bundled().generate(list(ids), SamplingParams(max_tokens=1, logprobs=64)).logprobs or ()
+    return torch.tensor([found.get(token, -torch.inf) for token in range(bundled().config.vocab_size)])
+
+
+def test_equal_outputs_and_failures_do_not_part() -> None:
+    asked = item()
+    assert part(asked, (1, 2, 3), (1, 2, 3)) is None
+    assert part(asked, (1, 2, 3), (), error="out of memory") is None
+
+
+@pytest.mark.parametrize(("other", "position"), [((1, 2), 2), ((), 0), ((1, 2, 3, 4), 3)])
+def test_another_length_is_a_defect(other: tuple[int, ...], position: int) -> None:
+    found = part(item(), (1, 2, 3), other)
+    assert found == Divergence("code", "a", "x", 0.0, position, None, near_tie=False)
+
+
+@pytest.mark.parametrize("position", [0, 7])
+def test_a_token_that_is_much_less_likely_is_a_defect(position: int) -> None:
+    asked = item()
+    plain = plain_tokens(asked)
+    scores = logits_after(asked.ids + plain[:position])
+    assert int(scores.argmax()) == plain[position]
+    rival = int(scores.topk(30).indices[-1])
+    found = part(asked, plain, [*plain[:position], rival, 9, 9])
+    assert found is not None
+    assert (found.position, found.method, found.temperature, found.near_tie) == (position, "x", 0.0, False)
+    assert found.gap == pytest.approx(float(scores.max() - scores[rival]), abs=0.1)  # bfloat16
+    assert found.gap > 1
+
+
+def test_a_token_that_is_as_likely_is_a_near_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits are moved so that the rival is a hair behind, and then further than rounding goes."""
+    asked = item()
+    plain = plain_tokens(asked)
+    rival = int(logits_after(asked.ids + plain[:4]).topk(30).indices[-1])
+    original = Recorder.choose
+
+    def found(gap: float) -> Divergence:
+        def choose(self: Recorder, logits: torch.Tensor) -> int:
+            moved = logits.clone()
+            moved[rival] = logits.max() - gap
+            return original(self, moved)
+
+        monkeypatch.setattr(Recorder, "choose", choose)
+        parted = part(asked, plain, [*plain[:4], rival])
+        assert parted is not None
+        assert parted.gap == pytest.approx(gap, abs=0.02)
+        return parted
+
+    assert found(0.0).near_tie
+    assert found(0.05).near_tie  # less than a unit in the last place of logits around 20
+    assert not found(3.0).near_tie
+
+
+def test_sampled_outputs_are_judged_with_their_noise() -> None:
+    """Plain decoding's own choice at 0.8 need not be the likeliest; whoever takes the likeliest there has a defect."""
+    asked = replace(item(0.8), params=SamplingParams(max_tokens=12, temperature=0.8, seed=9, ignore_eos=True))
+    plain = plain_tokens(asked)
+    position, likeliest = next(
+        (i, int(scores.argmax()))
+        for i, token in enumerate(plain)
+        if int((scores := logits_after(asked.ids + plain[:i])).argmax()) != token and scores.max() - scores[token] > 1
+    )
+    found = part(asked, plain, [*plain[:position], likeliest])
+    assert found is not None
+    assert (found.position, found.temperature, found.near_tie) == (position, 0.8, False)
+    assert found.gap is not None
+    assert found.gap > 0

@@ -1,0 +1,128 @@
+"""A trace file: what was written is what is read, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.bench_cases import model, sample, start, steps
+from pronk.bench.records import (
+    Bandwidth,
+    Divergence,
+    End,
+    PassTime,
+    Peer,
+    Record,
+    Sample,
+    Skip,
+    Trace,
+    read_trace,
+)
+from pronk.engine.stats import Step
+from pronk.errors import OptionError
+
+EVERY: list[Record] = [
+    start(arguments={"seed": 7, "model": ["a"], "data": None}),
+    model("autoregressive", "x(y=1)", inflated={"source": "Grüße", "parameters": 3}, batch=4),
+    Peer("openvino", {"openvino": "2026.1", "error": 'said "no"\n'}),
+    Bandwidth(1.5e10),
+    PassTime(8, 0.1),
+    Skip("a", "code", "too long"),
+    sample("x", steps=steps((1, 0, 0, 0, 1, 0.0, 0.1, 0.2), (5, 4, 3, 2, 3, 0.1, 0.3, 0.4)), ttft=0.2, peak_memory=5),
+    sample("x", error="out of memory", tokens=()),
+    sample("openvino", engine="openvino"),
+    Divergence("code", "a", "x", 0.8, 3, None, near_tie=False),
+    Divergence("code", "b", "x", 0.0, 3, 0.25, near_tie=True),
+    End(0.01, interrupted=False),
+]
+
+
+def save(path: Path, records: list[Record]) -> Path:
+    with path.open("w", encoding="utf-8") as file:
+        trace = Trace(file=file)
+        for record in records:
+            trace.add(record)
+        assert trace.records == records
+    return path
+
+
+def test_every_record_comes_back(tmp_path: Path) -> None:
+    read = read_trace(save(tmp_path / "t.jsonl", EVERY))
+    assert read == EVERY
+    assert [type(record) for record in read] == [type(record) for record in EVERY]
+    (sample,) = [record for record in read if isinstance(record, Sample) and record.steps]
+    assert [type(step) for step in sample.steps or ()] == [Step, Step]
+    assert isinstance(sample.tokens, tuple)
+
+
+def test_a_record_is_on_disk_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        trace = Trace(file=file)
+        trace.add(EVERY[0])
+        trace.add(EVERY[1])
+        assert read_trace(path) == EVERY[:2]
+
+
+def test_a_trace_that_was_cut_off_can_be_read(tmp_path: Path) -> None:
+    """Wherever it was cut: what is whole is read."""
+    whole = save(tmp_path / "t.jsonl", EVERY).read_bytes()
+    ends = [i for i, byte in enumerate(whole) if byte == 10]
+    path = tmp_path / "cut.jsonl"
+    for size in (ends[5], ends[5] + 1, ends[5] + 2, ends[6] - 1, len(whole) - 2):
+        path.write_bytes(whole[:size])
+        count = sum(end <= size for end in ends)  # a line without its newline is whole as well
+        assert read_trace(path) == EVERY[:count]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "bandwidth", "bytes_per_sec',
+        "7",
+        '{"kind": "nonsense"}',
+        '{"bytes_per_second": 1}',
+        '{"kind": "bandwidth"}',
+        '{"kind": "bandwidth", "bytes_per_second": 1.0, "more": 2}',
+        '{"kind": "sample", "task": "code", "id": "a", "steps": [[1, 2]]}',
+        '{"kind": "model", "methods": 5}',
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    path = save(tmp_path / "t.jsonl", EVERY)
+    lines = path.read_text().splitlines()
+    lines[3] = line
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(OptionError, match=r"t\.jsonl, line 4: expected"):
+        read_trace(path)
+
+
+def test_a_damaged_line_is_refused_in_a_trace_that_was_cut_off_as_well(tmp_path: Path) -> None:
+    """What follows the damage must not go missing silently."""
+    path = save(tmp_path / "t.jsonl", EVERY)
+    lines = path.read_text().splitlines()
+    lines[3] = lines[3][:-5]
+    path.write_text("\n".join(lines)[:-5])
+    with pytest.raises(OptionError, match=r"t\.jsonl, line 4: expected"):
+        read_trace(path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    for text in ("", "\n", '{"prompt": "x"}\n', '{"kind": "bandwidth", "bytes_per_second": 1.0}\n', '{"kind": "sta'):
+        path.write_text(text)
+        with pytest.raises(OptionError, match=r"t\.jsonl"):
+            read_trace(path)
+    with pytest.raises(OptionError, match="none"):
+        read_trace(tmp_path / "none.jsonl")
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.jsonl", EVERY)
+    first, *rest = path.read_text().splitlines()
+    first = json.dumps(json.loads(first) | {"format": "pronk-bench/99"})
+    path.write_text("\n".join([first, *rest]) + "\n")
+    with pytest.raises(OptionError, match=r"format pronk-bench/\d+, found pronk-bench/99"):
+        read_trace(path)

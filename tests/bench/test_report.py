@@ -1,0 +1,372 @@
+"""The page of ``pronk bench --report``: whole, self-contained, escaped, the same for the same document."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pronk.bench.document import (
+    ALL,
+    SOUND,
+    Document,
+    Failure,
+    Figures,
+    Latency,
+    ModelResult,
+    PassCost,
+    Range,
+    Split,
+)
+from pronk.bench.report import write_report
+from pronk.errors import OptionError
+
+TASKS = {"code": 1.25, "edit": 1.7, "chat": 0.8, "math": 1.0}
+METHODS = {
+    "autoregressive": 1.0,
+    "prompt_lookup": 1.5,
+    "lookahead(window=5, ngram=4, guesses=5)": 1.21,
+    "recycling": 1.36,
+    "jacobi": 0.74,
+    "draft_model": 1.004,
+    "openvino": 1.02,
+    "openvino_prompt_lookup": 1.23,
+    "transformers_prompt_lookup": 0.61,
+}
+PEERS = ("openvino", "transformers")
+VOID = {"br", "meta", "link", "img", "hr", "input"}
+
+
+def make_figures(method: str, task: str, temperature: float, gain: float) -> Figures:
+    """What a benchmark of a 1 B model on two cores might have found."""
+    engine = next((peer for peer in PEERS if method.startswith(peer)), "pronk")
+    plain = method == "autoregressive"
+    weight = 1.0 if plain else TASKS.get(task, 1.1 if task == ALL else 1.02)
+    speed = gain * (1 if plain else weight * (0.86 if temperature else 1))
+    asked = 48 if task in {ALL, SOUND} else 12
+    common: dict[str, Any] = {
+        "failures": (Failure("code/7", "the worker ended: out of memory"),)
+        if method == "jacobi" and task == "code"
+        else (),
+        "tokens": 128 * asked,
+        "tokens_per_second": Range(19.5 * speed, 0.7),
+        "speedup": Range(speed, 0.0 if plain else 0.03 + 0.02 * weight),
+        "decode_speedup": Range(speed * 1.03, 0.02),
+        "ttft": Range(0.182, 0.004),
+        "peak_memory": 2_310_000_000,
+        "repeated": 0.42 if not temperature else 0.07,
+        "degenerated": 4,
+    }
+    if engine != "pronk":
+        same = {} if temperature else {"same": asked - 5, "compared": asked, "near_ties": 4}
+        return Figures(task, method, engine, temperature, asked, asked, **common, **same)
+    s = 1.0 if plain else 1 + speed * 0.75
+    accepted = () if plain else tuple(0.62 * weight**0.5 * 0.78**w * (speed / 1.5) for w in range(8))
+    own: dict[str, Any] = {
+        "over_floor": 1.34,
+        "steps": int(128 * asked / s),
+        "S": s,
+        "alpha": None if plain else min(0.9, 0.5 * speed),
+        "drafted": 0 if plain else 9000,
+        "accepted": 0 if plain else 4100,
+        "acceptance": accepted,
+        "ctar": accepted,
+        "rows_per_pass": 1.0 if plain else 4 + 9 * abs(gain - 1),
+        "cost_coefficient": None if plain else 0.012,
+        "expected_speedup": None if plain else speed * 1.09,
+        "verify_cost": 1.0 if plain else 1.21,
+        "itl": Latency(0.03, 0.05, 0.0912),
+        "split": Split(0.0 if plain else 0.04 + 0.1 * abs(1 - gain), 0.8, 0.16 - 0.1 * abs(1 - gain)),
+    }
+    if not plain:
+        own |= {"same": asked, "compared": asked, "near_ties": 0}
+    return Figures(task, method, "pronk", temperature, asked - (method == "jacobi"), asked, **common, **own)
+
+
+def make_model(**changes: Any) -> ModelResult:
+    tasks = (*TASKS, ALL, SOUND)
+    values: dict[str, Any] = {
+        "name": "inflated/tiny-code-1b",
+        "parameters": 1_100_000_000,
+        "pass_bytes": 2_070_000_000,
+        "kv_bytes_per_token": 22528,
+        "dtype": "bfloat16",
+        "context": 2048,
+        "inflated": {"source": "bundled/tiny-code", "hidden_size": 256, "parameters": 9_669_440},
+        "bandwidth": Range(43.1e9, 1.9e9),
+        "pass_cost": tuple(PassCost(n, 0.049 + 0.0009 * n, 1 + 0.018 * n) for n in (1, 2, 4, 8, 16, 32, 64)),
+        "peers": {
+            "openvino": {"version": "2026.3", "settings": "LATENCY, bf16, 2 threads"},
+            "llama_cpp": {"missing": "expected the command llama-server, found none"},
+        },
+        "skipped": (Failure("chat/3", "2,310 tokens; with 128 more the model's context is 1920"),),
+        "figures": tuple(
+            make_figures(m, task, t, gain) for task in tasks for t in (0.0, 0.8) for m, gain in METHODS.items()
+        ),
+    }
+    return ModelResult(**{**values, **changes})
+
+
+def make_document(*models: ModelResult, **changes: Any) -> Document:
+    values: dict[str, Any] = {
+        "started": "2026-11-21T09:30:00Z",
+        "arguments": {"model": ["tiny-code-1b"], "seed": 7, "repeats": 3, "suite": ["code", "edit", "chat", "math"]},
+        "versions": {"pronk": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
+        "hardware": {"processor": "Xeon 8481C", "cores": 2, "threads": 2, "memory": 25_000_000_000},
+        "degenerate_above": 0.5,
+        "harness_share": 0.0031,
+        "interrupted": False,
+        "models": models or (make_model(),),
+    }
+    return Document(**{**values, **changes})
+
+
+def bare(figures: Figures) -> Figures:
+    """The same without a single figure, as when nothing was finished."""
+    failures = (Failure("a/1", "it went wrong"),)
+    return Figures(figures.task, figures.method, figures.engine, figures.temperature, 0, figures.asked, failures)
+
+
+def pick(model: ModelResult, **wanted: Any) -> ModelResult:
+    kept = (f for f in model.figures if all(getattr(f, name) in values for name, values in wanted.items()))
+    return replace(model, figures=tuple(kept))
+
+
+class Page(HTMLParser):
+    """Checks that a page is well-formed as it reads it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        assert len({name for name, _ in attrs}) == len(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+    def values(self, name: str) -> list[str]:
+        return [value for _, attribute, value in self.attributes if attribute == name]
+
+
+def render(document: Document, folder: Path) -> tuple[str, Page]:
+    pytest.importorskip("matplotlib")
+    text = write_report(document, folder).read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def test_page_needs_nothing_else(tmp_path: Path) -> None:
+    text, page = render(make_document(make_model(), make_model(name="second")), tmp_path / "new" / "folder")
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    links = page.values("href") + page.values("xlink:href")
+    assert links
+    assert all(link[0] == "#" and link[1:] in ids for link in links)
+    assert all(target in ids for target in re.findall(r"url\(#([^)]*)\)", text))
+    assert not re.findall(r"url\((?!#)|@import", text)
+    assert not page.values("src") + page.values("srcset")
+    assert not {"script", "link", "iframe", "img", "object"} & {tag for tag, _, _ in page.attributes}
+    assert "<script" not in text
+    assert ("meta", "content", "width=device-width, initial-scale=1") in page.attributes
+    assert len(text.encode()) < 2_000_000
+
+
+def test_plots_are_described_and_scale(tmp_path: Path) -> None:
+    text, page = render(make_document(), tmp_path)
+    plots = re.findall(r"<svg[^>]*>", text)
+    assert len(plots) == 2 * 6 + 1
+    assert all("viewBox=" in plot and 'role="img"' in plot and " width=" not in plot for plot in plots)
+    labels = [label for label in page.values("aria-label") if label.startswith("Speed-up, greedy.")]
+    assert len(labels) == 1
+    assert "prompt_lookup 1.65×" in labels[0]
+    assert "jacobi 0.81× slower" in labels[0]
+    # Nothing is left of the colours that stand for the page's variables.
+    assert not re.findall(r"#0[1470]0[258b]0[369c]", text)
+    assert "font-family: '" not in text
+
+
+def test_figures_are_there(tmp_path: Path) -> None:
+    page = render(make_document(), tmp_path)[1]
+    for part in (
+        "1.65 ± 0.05 times the speed of plain decoding, over 48 of 48 prompts",
+        "By task: from 1.20 times on chat to 2.55 times on edit.",
+        "Slower than plain decoding: jacobi (0.81).",
+        "The best peer, openvino_prompt_lookup, runs at 1.35 ± 0.05 times plain decoding’s speed. prompt_lookup beats it",
+        "Every drafter gave plain decoding’s tokens in all 239 outputs",
+        "openvino in 5 of 48 (4 at near ties)",
+        "without outputs that loop",
+        "Real acceptance, simulated size: the text of bundled/ tiny-code (9.67 M parameters) at the cost of 1.1 B",
+        "the worker ended: out of memory",
+        "2,310 tokens; with 128 more the model's context is 1920",
+        "LATENCY, bf16, 2 threads",
+        "expected the command llama-server, found none",
+        "code, edit, chat, math",
+        "2.31 GB",
+        "30.0 / 91.2",
+        "47 of 48",
+    ):
+        assert re.sub(r"([_(,/=]) ", r"\1", part) in re.sub(r"([_(,/=]) +", r"\1", page.text), part
+    assert "Interrupted" not in page.text
+
+
+def test_a_loss_is_called_a_loss(tmp_path: Path) -> None:
+    model = pick(make_model(), method={"autoregressive", "jacobi", "openvino"})
+    page = render(make_document(model), tmp_path)[1]
+    assert "every drafter loses to plain decoding: the best, jacobi, runs at 0.81 ± 0.05 times its speed" in page.text
+    assert "jacobi loses to it: 0.73 ± 0.07 times its speed." in page.text
+
+
+def test_no_clear_difference_is_no_win(tmp_path: Path) -> None:
+    model = pick(make_model(), method={"autoregressive", "draft_model"}, temperature={0.8})
+    text = render(make_document(model), tmp_path)[1].text.replace("_ ", "_")
+    assert "no drafter is clearly faster than plain decoding: the best, draft_model, runs at 0.95 ± 0.05" in text
+    assert "No peer has figures to compare with." in text
+
+
+def test_interrupted_is_said(tmp_path: Path) -> None:
+    assert "Interrupted: stopped before its end" in render(make_document(interrupted=True), tmp_path)[1].text
+
+
+def test_markup_in_names_is_text(tmp_path: Path) -> None:
+    evil = '<script>alert("$x$ & \\alpha^2")</script>'
+    model = make_model(
+        name=evil,
+        figures=tuple(
+            replace(f, method=evil, task=f"{evil}{f.task}") for f in pick(make_model(), method={"jacobi"}).figures
+        )
+        + tuple(replace(f, method=evil) for f in pick(make_model(), method={"jacobi"}).figures),
+        skipped=(Failure(evil, evil),),
+        peers={evil: {evil: evil}},
+        inflated={"source": evil},
+    )
+    text, page = render(make_document(model, arguments={evil: evil}, hardware={"processor": evil}), tmp_path)
+    assert "<script" not in text
+    assert evil in page.text
+    assert any(evil in label for label in page.values("aria-label"))
+    assert "<scrip…/script>" in page.text  # shortened in the plots
+
+
+def test_dollars_and_odd_characters_stay(tmp_path: Path) -> None:
+    names = ("a$b$c_1", "日本語\U0001f407", "bell\x07\udc80", "tab\tnew\nline")
+    figures = tuple(replace(f, method=name) for name in names for f in pick(make_model(), method={"recycling"}).figures)
+    text = render(make_document(make_model(figures=figures)), tmp_path)[0]
+    assert ">a$b$c_1</text>" in text
+    assert ">日本語\U0001f407</text>" in text
+    assert "tab new line</text>" in text
+
+
+def test_same_document_same_page(tmp_path: Path) -> None:
+    first, second = (render(make_document(), tmp_path / name)[0] for name in "ab")
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        make_model(figures=(), pass_cost=(), bandwidth=None, peers={}, skipped=(), inflated=None),
+        make_model(figures=tuple(bare(f) for f in make_model().figures)),
+        pick(make_model(), method={"autoregressive"}),
+        pick(make_model(), method={"recycling"}, task={ALL}, temperature={0.0}),
+        pick(make_model(), method={"openvino"}, task={"code"}),
+        make_model(pass_cost=(), bandwidth=None),
+        make_model(pass_cost=(PassCost(1, 0.05, 1.0),), bandwidth=Range(0.0, 0.0), pass_bytes=0),
+        make_model(
+            figures=tuple(
+                replace(f, speedup=Range(0.0, 0.0), decode_speedup=Range(0.0, 0.0), tokens_per_second=Range(0.0, 0.0))
+                for f in make_model().figures
+            )
+        ),
+        make_model(figures=tuple(replace(f, ctar=(), split=None, S=None, ttft=None) for f in make_model().figures)),
+        make_model(figures=tuple(replace(f, ctar=f.ctar[:1], repeated=None) for f in make_model().figures)),
+    ],
+    ids="nothing failed plain one peer no-cost no-floor zero sparse short".split(),
+)
+def test_what_is_missing_is_left_out(model: ModelResult, tmp_path: Path) -> None:
+    page = render(make_document(model), tmp_path)[1]
+    assert model.name in page.text.replace("/ ", "/")
+    assert not re.search(r"\b(None|nan|inf)\b", page.text)
+
+
+def test_no_model(tmp_path: Path) -> None:
+    assert "No model was measured." in render(replace(make_document(), models=()), tmp_path)[1].text
+
+
+def test_many_methods_and_tasks(tmp_path: Path) -> None:
+    figures = tuple(
+        make_figures(method, task, temperature, gain)
+        for task in (*(f"{'a very long task ' * 8}{i}" for i in range(10)), ALL)
+        for temperature in (0.0, 0.8)
+        for method, gain in {"autoregressive": 1.0, **{f"{'long_' * 40}{i}": 0.6 + 0.1 * i for i in range(11)}}.items()
+    )
+    text, page = render(make_document(make_model(figures=figures)), tmp_path)
+    assert len(text.encode()) < 2_000_000
+    assert len(set(page.values("id"))) == len(page.values("id"))
+    assert "long_lo…g_long_10"[:0] in text
+    assert all(len(label) < 120 for label in re.findall(r"<text[^>]*>([^<]*)", text))
+
+
+def test_missing_matplotlib_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    imported = builtins.__import__
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ImportError("No module named 'matplotlib'")
+        return imported(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(OptionError, match=r"expected matplotlib, found none .*; pip install 'pronk\[report\]'$"):
+        write_report(make_document(), tmp_path / "page")
+    assert not (tmp_path / "page").exists()
+
+
+def test_page_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    document = make_document(make_model(figures=()))
+    page = write_report(document, tmp_path)
+    page.write_text("old", encoding="utf-8")
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail)
+        with pytest.raises(OptionError, match="No space left on device"):
+            write_report(document, tmp_path)
+    assert os.listdir(tmp_path) == ["index.html"]
+    assert page.read_text(encoding="utf-8") == "old"
+    assert write_report(document, tmp_path) == page
+    assert "pronk bench" in page.read_text(encoding="utf-8")
+
+
+def test_folder_that_is_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        OptionError, match=r"report: expected a folder that can be written, found .*file \(File exists\)"
+    ):
+        write_report(make_document(make_model(figures=())), tmp_path / "file")

@@ -1,0 +1,326 @@
+"""Whole benchmarks on the bundled model: the same twice, peers that come and go, and what an early end leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from bench.bench_cases import GUESS, bundled, figures
+from checkpoints import MakeCheckpoint
+from models import CPU
+from pronk.bench import machine, methods, passes, run
+from pronk.bench.machine import PeakMemory
+from pronk.bench.measure import Options
+from pronk.bench.methods import Drafting, Item
+from pronk.bench.peers import PeerError, PeerRequest, PeerResult
+from pronk.bench.prompts import Prompt
+from pronk.bench.records import PLAIN, Bandwidth, Divergence, End, Model, PassTime, Peer, Sample, Start, Trace
+from pronk.bench.run import PeerOptions, Plan
+from pronk.bench.summary import summarize
+from pronk.errors import CheckpointError, OptionError
+from pronk.llm import LLM
+from pronk.sampling import SamplingParams
+
+TASKS = {
+    "code": [Prompt("sum", "code", text="total = a + b + c\nprint(total)\ntotal = a + b +")],
+    "chat": [Prompt("count", "chat", turns=("Say: one two three one two three one two", "Again."))],
+}
+OPTIONS = Options(max_tokens=12, repeats=2, ignore_eos=True)
+LOOKUP = "prompt_lookup(min_ngram=1)"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little memory to read, few passes to time."""
+    monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(passes, "_ROUNDS", 1)
+    monkeypatch.setattr(passes, "ROWS", (1, 4))
+
+
+def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **options: Any) -> Plan:
+    return Plan(drafters, PeerOptions(peers), tasks, replace(OPTIONS, **options))
+
+
+def measured(made: Plan, progress: run.Progress | None = None) -> Trace:
+    trace = Trace()
+    run.run({"tiny": lambda _: bundled()}, made, trace, {"seed": 7}, progress)
+    return trace
+
+
+@cache
+def usual(time: int) -> tuple[Trace, list[tuple[str, int, int]]]:
+    """The benchmark that several tests look at, run the ``time``-th time, and what it told of its progress."""
+    told: list[tuple[str, int, int]] = []
+    return measured(plan(LOOKUP, PLAIN, LOOKUP), lambda *what: told.append(what)), told
+
+
+def of(trace: Trace, kind: type[Any]) -> list[Any]:
+    return [record for record in trace.records if isinstance(record, kind)]
+
+
+# On a real model
+
+
+def test_a_benchmark_gives_the_same_tokens_and_counts_again() -> None:
+    """And guessing changes no token, which says something only where guesses were accepted."""
+    first, second = (usual(time)[0] for time in (1, 2))
+    outputs = [
+        [(s.id, s.method, s.temperature, s.repeat, s.seed, s.tokens) for s in of(t, Sample)] for t in (first, second)
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 3 * 2 * 2 * 2
+    assert not of(first, Divergence)
+    for temperature in (0.0, 0.8):
+        found, again = (figures(summarize(trace.records), LOOKUP, "all", temperature) for trace in (first, second))
+        counts = [
+            (f.S, f.alpha, f.drafted, f.accepted, f.acceptance, f.ctar, f.steps, f.tokens) for f in (found, again)
+        ]
+        assert counts[0] == counts[1]
+        assert (found.same, found.compared) == (3, 3)
+        assert found.accepted
+        assert found.S is not None
+        assert found.S > 1
+        assert found.alpha is not None
+        assert 0 < found.alpha <= 1
+    tokens = {s.tokens for s in of(first, Sample)}
+    assert len(tokens) == 6  # three prompts, greedy and not
+
+
+def test_records_of_a_benchmark() -> None:
+    trace, told = usual(1)
+    kinds = [type(record) for record in trace.records]
+    assert kinds[:4] == [Start, Model, PassTime, PassTime]
+    assert kinds[-1] is End
+    assert (kinds.count(Start), kinds.count(Model), kinds.count(End)) == (1, 1, 1)
+    assert {record.rows for record in of(trace, PassTime)} == {1, 4}
+    assert len(of(trace, Bandwidth)) == 6  # three turns at two temperatures
+    assert (of(trace, End)[0].interrupted, of(trace, Start)[0].arguments) == (False, {"seed": 7})
+    assert 0 <= of(trace, End)[0].harness_share < 0.5
+    assert told[-1] == ("tiny", 24, 24)
+
+    (one,) = of(trace, Model)
+    tensors = load_file(bundled().path / "model.safetensors")
+    assert one.parameters == sum(math.prod(tensor.shape) for tensor in tensors.values())
+    assert (one.kv_bytes_per_token, one.dtype, one.context) == (2 * 8 * 2 * 32 * 2, "bfloat16", 2048)
+    assert (one.methods, one.batch, one.inflated) == ((PLAIN, LOOKUP), 1, None)
+
+
+def test_clocks_of_a_sample_fit_into_each_other() -> None:
+    for sample in of(usual(1)[0], Sample):
+        assert sample.error is None
+        assert sample.steps
+        assert sum(step.tokens for step in sample.steps) == len(sample.tokens) == 12
+        last = sample.steps[-1]
+        assert 0 < last.target_clock <= last.clock <= sample.total_seconds <= sample.seconds
+        assert last.draft_clock + last.target_clock <= last.clock
+        assert sample.ttft == sample.steps[0].clock
+        assert sample.prompt_tokens > 5
+
+
+def test_the_time_of_a_batch_is_shared() -> None:
+    llm = bundled()
+    item = Item([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True), Sample("t", "x", "", "", 0.0, 0, 0))
+    items = [replace(item, ids=[5, 6, i], sample=replace(item.sample, id=str(i))) for i in range(3)]
+    done = Drafting(llm, PLAIN, PeakMemory(CPU)).run(items)
+    assert [s.id for s in done] == ["0", "1", "2"]
+    assert len({s.seconds for s in done}) == 1
+    whole = sum(s.seconds for s in done)
+    assert max(s.total_seconds for s in done) <= whole
+    assert max(s.total_seconds for s in done) > 0.5 * whole  # they ran side by side
+    assert [list(s.tokens) for s in done] == [llm.generate(i.ids, i.params, drafter=PLAIN).token_ids for i in items]
+
+
+def test_a_batch_gives_the_same_tokens() -> None:
+    prompts = [
+        Prompt(str(i), "code", text=text) for i, text in enumerate(("def f(", "x = 1\nx = ", "The", "1 2 1 2 1"))
+    ]
+    alone, together = (
+        {(s.id, s.method): s.tokens for s in of(measured(plan(LOOKUP, tasks={"code": prompts}, **more)), Sample)}
+        for more in ({"repeats": 1, "temperatures": (0.0,)}, {"repeats": 1, "temperatures": (0.0,), "batch": 3})
+    )
+    assert alone == together
+    assert len(alone) == 8
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_other_models(checkpoint: MakeCheckpoint, family: str) -> None:
+    """Without a chat template; random weights, two prompts of which one is too long."""
+    tasks = {"chat": [*TASKS["chat"], Prompt("long", "chat", text="word " * 300)]}
+    trace = Trace()
+    folder = checkpoint(family)
+    run.run({family: lambda _: LLM(folder, kv_memory="4MiB")}, plan(LOOKUP, tasks=tasks), trace, {})
+    found = summarize(trace.records)
+    (one,) = found.models
+    assert [each.id for each in one.skipped] == ["chat/long"]
+    assert figures(found, LOOKUP).same == figures(found, LOOKUP).compared == 2
+    tensors = load_file(folder / "model.safetensors")
+    assert one.parameters == sum(math.prod(tensor.shape) for tensor in tensors.values())
+    assert one.dtype == "float32"
+
+
+# Peers
+
+
+class FakePeer:
+    """Answers at once; says what it was given."""
+
+    made: list[FakePeer]
+    error: BaseException | None = None
+
+    def __init__(self, name: str, path: Path, **options: Any) -> None:
+        self.name, self.path, self.options = name, path, options
+        self.versions, self.settings = {"engine": "9.9"}, {"threads": "1"}
+        self.asked: list[PeerRequest] = []
+        self.open = False
+        FakePeer.made.append(self)
+
+    def load(self) -> None:
+        self.open = True
+        if FakePeer.error is not None:
+            raise FakePeer.error
+
+    def generate(self, request: PeerRequest) -> PeerResult:
+        self.asked.append(request)
+        if len(self.asked) == 3:
+            raise PeerError("the worker ended")
+        return PeerResult([5] * request.max_tokens, 0.5, 0.1, 4096)
+
+    def close(self) -> None:
+        self.open = False
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakePeer]:
+    FakePeer.made, FakePeer.error = [], None
+    monkeypatch.setattr(run, "Peer", FakePeer)
+    return FakePeer
+
+
+def test_a_peer_takes_part(fake: type[FakePeer]) -> None:
+    trace = measured(plan(GUESS, peers=("openvino",), tasks={"code": TASKS["code"]}))
+    (peer,) = fake.made
+    assert not peer.open
+    assert peer.path == bundled().path
+    expected = {"dtype": "bfloat16", "threads": 1, "draft": None, "python": None}
+    assert {key: peer.options[key] for key in expected} == expected
+    assert of(trace, Peer) == [Peer("openvino", {"engine": "9.9", "threads": "1"})]
+    assert of(trace, Model)[0].methods == (PLAIN, GUESS, "openvino")
+    request = peer.asked[1]
+    assert (request.max_tokens, request.ignore_eos, request.temperature) == (12, True, 0.0)
+    assert request.prompt == bundled().tokenizer.encode(str(TASKS["code"][0].text))
+    greedy, failed, *sampled = [s for s in of(trace, Sample) if s.method == "openvino"]
+    assert (greedy.engine, greedy.seconds, greedy.ttft, greedy.peak_memory) == ("openvino", 0.5, 0.1, 4096)
+    assert (greedy.tokens, greedy.steps, greedy.prompt_tokens) == ((5,) * 12, None, len(request.prompt))
+    assert (failed.error, failed.tokens) == ("the worker ended", ())
+    assert [s.seed for s in sampled] == [r.seed for r in peer.asked[3:]]
+    parted = of(trace, Divergence)
+    assert [(d.method, d.temperature) for d in parted] == [("openvino", 0.0)]
+
+
+def test_a_peer_that_cannot_start_fails_at_every_prompt(fake: type[FakePeer]) -> None:
+    fake.error = PeerError("openvino: no package openvino_genai")
+    trace = measured(plan(GUESS, peers=("openvino",), tasks={"code": TASKS["code"]}))
+    assert not fake.made[0].open
+    assert of(trace, Peer) == [Peer("openvino", {"error": "openvino: no package openvino_genai"})]
+    found = summarize(trace.records)
+    assert figures(found, "openvino").prompts == 0
+    assert figures(found, "openvino").asked == 1
+    assert {f.reason for f in figures(found, "openvino").failures} == {"openvino: no package openvino_genai"}
+    assert figures(found, GUESS).prompts == 1
+
+
+@pytest.mark.parametrize("where", ["load", "generate"])
+def test_no_peer_is_left_running_after_an_interrupt(
+    fake: type[FakePeer], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    if where == "load":
+        fake.error = KeyboardInterrupt()
+    else:
+        monkeypatch.setattr(fake, "generate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        measured(plan(peers=("openvino",)))
+    assert [peer.open for peer in fake.made] == [False]
+
+
+def interrupt(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+# An early end
+
+
+def interrupt_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    original: Callable[..., list[Sample]] = methods.Drafting.run
+    calls = SimpleNamespace(count=0)
+
+    def count(self: Drafting, items: list[Item]) -> list[Sample]:
+        calls.count += 1
+        return interrupt() if calls.count == number else original(self, items)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(methods.Drafting, "run", count)
+
+
+def test_an_interrupt_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs to warm up, four of the first prompt's greedy outputs, then one of the next."""
+    interrupt_call(monkeypatch, 2 + 4 + 2)
+    trace = Trace()
+    with pytest.raises(KeyboardInterrupt):
+        run.run({"tiny": lambda _: bundled()}, plan(LOOKUP), trace, {})
+    assert [(s.temperature, s.repeat, s.method) for s in of(trace, Sample)] == [
+        (0.0, 0, PLAIN), (0.0, 0, LOOKUP), (0.0, 1, LOOKUP), (0.0, 1, PLAIN), (0.8, 0, PLAIN),
+    ]  # fmt: skip
+    assert isinstance(trace.records[-1], End)
+    assert trace.records[-1].interrupted
+    found = summarize(trace.records)
+    assert found.interrupted
+    assert figures(found, LOOKUP).prompts == 1
+    monkeypatch.undo()
+    assert bundled().engine.cache.allocator.num_free == bundled().engine.cache.allocator.num_blocks
+
+
+def test_a_model_that_cannot_be_loaded() -> None:
+    def refuse(_: Any) -> LLM:
+        raise CheckpointError("no such folder")
+
+    trace = Trace()
+    with pytest.raises(CheckpointError):
+        run.run({"none": refuse}, plan(), trace, {})
+    assert trace.records == []
+    few = plan(tasks={"code": TASKS["code"]}, repeats=1, temperatures=(0.0,))
+    with pytest.raises(CheckpointError):
+        run.run({"tiny": lambda _: bundled(), "none": refuse}, few, trace, {})
+    assert len(of(trace, Sample)) == 1
+    assert summarize(trace.records).interrupted
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("drafters", "peers", "options", "expected"),
+    [
+        (("magic",), (), {}, "'magic'"),
+        (("prompt_lookup(speed=9)",), (), {}, "speed"),
+        ((), ("vllm",), {}, "unknown peer 'vllm'; expected one of .*openvino"),
+        ((), ("transformers_assisted",), {}, "transformers_assisted: expected --peer-draft"),
+        ((), ("openvino",), {"batch": 2}, "--batch 1, found 2"),
+    ],
+)
+def test_mistakes_are_found_first(
+    drafters: tuple[str, ...], peers: tuple[str, ...], options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(OptionError, match=expected):
+        run.check(plan(*drafters, peers=peers, **options))
+
+
+def test_what_can_be_measured_passes() -> None:
+    run.check(plan(LOOKUP, batch=4))
+    run.check(replace(plan(), peers=PeerOptions(("transformers_assisted",), draft=Path("x"))))

@@ -1,0 +1,213 @@
+"""The tables: at 80 columns no figure is cut, whatever the methods are called, and what is missing is a dash."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pronk.bench.document import (
+    ALL,
+    SOUND,
+    Document,
+    Failure,
+    Figures,
+    Latency,
+    ModelResult,
+    PassCost,
+    Range,
+    Split,
+)
+from pronk.bench.tables import show, to_markdown
+
+METHODS = (
+    "autoregressive",
+    "prompt_lookup",
+    "lookahead(window=5, ngram=4, guesses=5)",
+    "openvino_prompt_lookup",
+    "transformers_prompt_lookup",
+)
+FULL: dict[str, Any] = {
+    "prompts": 164,
+    "asked": 164,
+    "tokens": 20992,
+    "tokens_per_second": Range(1234.56, 7.0),
+    "speedup": Range(2.345, 0.118),
+    "decode_speedup": Range(3.456, 0.1),
+    "over_floor": 14.567,
+    "S": 2.718,
+    "alpha": 0.618,
+    "cost_coefficient": 0.0456,
+    "expected_speedup": 1.618,
+    "ttft": Range(0.2345, 0.01),
+    "itl": Latency(0.0321, 0.05, 0.4567),
+    "split": Split(0.12, 0.70, 0.18),
+    "peak_memory": 3 * 2**30,
+    "same": 162,
+    "compared": 164,
+    "near_ties": 2,
+    "repeated": 1.0,
+    "degenerated": 9,
+}
+# Of a row of each table, in order.
+GAIN = ["2.35±0.12", "2.72", "0.62", "100%"]
+COST = ["1234.6", "14.57", "234", "32.1", "457", "0.046", "1.62", "3.46", "12/18", "3.00"]
+
+
+def make(method: str = "x", task: str = ALL, temperature: float = 0.0, **more: Any) -> Figures:
+    return Figures(task, method, "pronk", temperature, **({"prompts": 1, "asked": 1} | more))
+
+
+def document(*figures: Figures, interrupted: bool = False, **more: Any) -> Document:
+    values: dict[str, Any] = {"inflated": None, "bandwidth": None, "pass_cost": (), "peers": {}, "skipped": ()} | more
+    one = ModelResult("models/one", 9_669_440, 19_338_880, 2048, "bfloat16", 2048, figures=figures, **values)
+    hardware = {"threads": 2, "processor": "Some CPU"}
+    return Document("2026-11-20T10:00:00+00:00", {}, {}, hardware, 0.5, 0.01, interrupted, (one,))
+
+
+def shown(of: Document, width: int = 80) -> str:
+    file = io.StringIO()
+    show(of, Console(file=file, width=width, highlight=False))
+    return file.getvalue()
+
+
+def rows_of(text: str, name: str) -> list[list[str]]:
+    """The cells behind a method's name, wherever it stands."""
+    return [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [name]]
+
+
+@pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 0.8), (0.0, 0.8, 1.2), (0.0, 0.3, 0.8, 1.0)])
+def test_no_figure_is_cut_and_long_names_fold(temperatures: tuple[float, ...]) -> None:
+    tasks = ("humaneval", "gsm8k", ALL, SOUND)
+    of = document(*[make(m, task, t, **FULL) for task in tasks for t in temperatures for m in METHODS])
+    text = shown(of)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    body = text.split("× plain: ")[0]
+    assert body.count(GAIN[0]) == body.count(GAIN[3]) == len(tasks) * len(METHODS) * len(temperatures)
+    for cell in COST:
+        assert len(re.findall(rf"(?<= ){re.escape(cell)}(?= |$)", body, re.MULTILINE)) == len(METHODS) * len(
+            temperatures
+        )
+    # A name may fold, but all of it is there: beside its figures, and in the lines below them.
+    names = "".join(re.split(r" {2,}(?=\d)| (?=\d+\.\d+[ ±])", line)[0].replace(" ", "") for line in body.splitlines())
+    for method in METHODS:
+        tables = -(-len(temperatures) // 2) * len(tasks) + len(temperatures)
+        assert names.count(method.replace(" ", "")) >= tables, method
+
+
+def test_rows_have_their_figures_in_order() -> None:
+    of = document(*[make("guess", task, t, **FULL) for task in ("code", ALL) for t in (0.0, 0.8)])
+    text = shown(of)
+    rows = rows_of(text, "guess")
+    assert rows[:2] == [[*GAIN, *GAIN, "324/328*", "164"]] * 2
+    assert rows[2:] == [COST] * 2
+    lines = [line.strip() for line in text.splitlines()]
+    assert lines.index("code") < lines.index("all tasks") < lines.index("T = 0") < lines.index("T = 0.8")
+    assert "T = 0    S    α loops   T = 0.8    S    α loops" in text
+
+
+def test_what_is_missing_is_a_dash() -> None:
+    peer = make("peer", speedup=Range(1.0, 0.0), repeated=0.25, tokens_per_second=Range(5.0, 0.1))
+    (gain, cost) = rows_of(shown(document(peer)), "peer")
+    assert gain == ["1.00±0.00", "–", "–", "25%", "1"]  # nothing compared
+    assert cost == ["5.0", *["–"] * 9]
+
+
+def test_a_method_that_failed_everywhere_is_there() -> None:
+    failed = tuple(Failure(f"code/{i}", "no package") for i in range(7))
+    text = shown(document(make("good", **FULL), make("peer", prompts=0, asked=7, failures=failed)))
+    assert rows_of(text, "peer") == [["–"] * 4 + ["0/7"]]
+    assert "7 measurements failed:" in text
+    assert text.count("peer, code/") == 5
+    assert "… and 2 more" in text
+
+
+def test_prompts_are_the_least_of_all_temperatures() -> None:
+    text = shown(document(make("x", prompts=3, asked=4), make("x", temperature=0.8, prompts=4, asked=4)))
+    assert rows_of(text, "x")[0][-1] == "3/4"
+
+
+def test_our_fastest_stands_against_the_fastest_peer() -> None:
+    speeds = {"slow": 10.0, "fast": 30.0, "peer": 12.0, "other": 20.0}
+    figures = [
+        replace(make(name, tokens_per_second=Range(speed, 1.0)), engine="pronk" if number < 2 else name)
+        for number, (name, speed) in enumerate(speeds.items())
+    ]
+    text = " ".join(shown(document(*figures)).split())
+    assert re.search(r"T = 0: fast, .* 1\.50 times .*fastest peer, other\.", text)
+    assert "the fastest peer" not in shown(document(*figures[:2]))
+
+
+def test_a_temperature_that_was_not_reached() -> None:
+    """Interrupted: one method has both, the other only the first."""
+    reached = [make("a", temperature=t, **FULL) for t in (0.0, 0.8)]
+    text = shown(document(*reached, make("b", **FULL), interrupted=True))
+    assert rows_of(text, "b")[0] == [*GAIN, *["–"] * 4, "162/164*", "164"]
+    assert text.startswith("Interrupted")
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([(5, 5, 0)], "5/5"),
+        ([(4, 5, 1)], "4/5*"),
+        ([(3, 5, 1)], "3/5"),
+        ([(4, 5, 1), (5, 5, 0)], "9/10*"),
+        ([(4, 5, 1), (4, 5, 0)], "8/10"),
+        ([(0, 5, 0)], "0/5"),
+    ],
+)
+def test_a_star_stands_where_all_others_are_near_ties(counts: list[tuple[int, int, int]], expected: str) -> None:
+    figures = [
+        make("x", temperature=float(t), same=same, compared=compared, near_ties=ties)
+        for t, (same, compared, ties) in enumerate(counts)
+    ]
+    assert rows_of(shown(document(*figures)), "x")[0][-2] == expected
+
+
+def test_what_stands_above_the_tables() -> None:
+    of = document(
+        make("x", **FULL),
+        bandwidth=Range(4.2e10, 1.1e9),
+        pass_cost=(PassCost(1, 0.01, 1.0), PassCost(8, 0.012, 1.2)),
+        inflated={"source": "tiny", "parameters": 15_700_000},
+    )
+    text = " ".join(shown(of).split())
+    # 19,338,880 bytes at 42 GB/s
+    for part in ("models/one", "9.7 M parameters", "2 threads", "Some CPU", "42 ± 1 GB/s", "floor 0.46 ms", "8: 1.20"):
+        assert part in text
+    assert "Real acceptance, simulated size: the function is that of tiny (15.7 M parameters)" in text
+
+
+def test_nothing_measured() -> None:
+    skipped = tuple(Failure(f"code/{i}", "3000 tokens") for i in range(2))
+    text = shown(document(skipped=skipped))
+    assert "2 prompts were skipped:" in text
+    assert "code/1: 3000 tokens" in text
+    assert "T =" not in text
+
+
+def test_names_are_no_markup() -> None:
+    text = shown(document(make("x[bold]", "[red]task", **FULL), skipped=(Failure("[b]id[/b]", "[/]"),)))
+    assert all(name in text for name in ("x[bold]", "[red]task", "[b]id[/b]: [/]"))
+
+
+def test_markdown_has_the_same_cells() -> None:
+    names = ("a|b", "prompt_lookup")
+    of = document(*[make(m, task, **FULL) for task in ("code", ALL) for m in names], skipped=(Failure("a", "b|c"),))
+    tables = [
+        [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()]
+        for block in to_markdown(of).split("\n\n")
+        if block.startswith("|")
+    ]
+    assert [len(table) for table in tables] == [2 + 4, 2 + 2]
+    assert all(len(row) == len(table[0]) for table in tables for row in table)
+    cells = [[cell.strip() for cell in row] for table in tables for row in table]
+    assert cells[2] == ["code", "a\\|b", *GAIN, "162/164\\*", "164"]
+    assert cells[3][:2] == ["", "prompt\\_lookup"]
+    assert cells[-1] == ["", "prompt\\_lookup", *COST]
