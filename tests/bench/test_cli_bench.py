@@ -245,6 +245,11 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--replay", "bad.jsonl"], ["bad.jsonl, line 1: expected a record"]),
         (["--replay", "empty.txt"], ["empty.txt: expected a trace"]),
         (["--replay", "empty.txt", "--json", "none/x.json"], ["json"]),
+        (["--replay", "empty.txt", "--trace", "x.jsonl"], ["replay", "--trace"]),
+        (["--replay", "empty.txt", "--max-tokens", "3"], ["replay", "--max-tokens"]),
+        (["--replay", "empty.txt", "--drafter", "autoregressive"], ["replay", "--drafter"]),
+        (["--replay", "empty.txt", "--threads", "2"], ["replay", "--threads"]),
+        (["--json", "x.json", "--trace", "./x.json"], ["different files"]),
         (["--limit", "0"], ["limit"]),
         (["--repeats", "0"], ["repeats"]),
         (["--temperature", "-1"], ["temperature"]),
@@ -296,3 +301,17 @@ sys.exit("torch" in sys.modules)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert all(option in result.stdout for option in ("--drafter", "--peer", "--json", "--replay"))
+
+
+def test_a_second_model_that_cannot_be_loaded_leaves_the_first_ones_figures(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    figures = tmp_path / "figures.json"
+    bundled = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
+    models = ("--model", bundled, "--model", tmp_path / "empty")
+    code, out, err = run(*models, "--limit", 1, *FEW, "--json", figures)
+    assert code == 2
+    assert "config.json" in err
+    assert "all tasks" in out
+    document = json.loads(figures.read_text())
+    assert document["interrupted"]
+    assert len(document["models"]) == 1

@@ -279,7 +279,10 @@ def test_a_conversation_that_the_template_refuses_is_skipped(monkeypatch: pytest
 
     monkeypatch.setattr(LLM, "chat_ids", refuse)
     ran = Ran([TALK, SHORT], {PLAIN: always(1)})
-    assert [(s.id, s.reason) for s in ran.of(Skip)] == [("talk", "the template refuses a system's message")]
+    assert [(s.id, s.reason) for s in ran.of(Skip)] == [
+        ("talk", "the template refuses a system's message"),
+        ("talk turn 2", "an earlier turn has no answer"),
+    ]
     assert [s.id for s in ran.of(Sample)] == ["short"]
     assert ran.progress[-1] == (3, 3)
 

@@ -3,6 +3,7 @@
 typer wants the real types of the options: no postponed annotations here. torch is imported when the command runs.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ import typer
 from rich.console import Console
 
 from pronk.cli_options import Progress, load_model, shares
-from pronk.errors import OptionError
+from pronk.errors import OptionError, PronkError
 
 if TYPE_CHECKING:
     from pronk.bench.prompts import Prompt
@@ -30,6 +31,7 @@ __all__ = ["bench"]
 _INTERRUPTED = 130
 _ALL_PEERS = "all"
 _STDOUT = "-"
+_DRAFTERS = ["prompt_lookup"]  # a list, as typer wants; nobody changes it
 
 
 def _what(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
@@ -123,7 +125,7 @@ def bench(
     ] = None,
     drafter: Annotated[
         list[str], _what('How to guess: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')
-    ] = ["prompt_lookup"],  # noqa: B006 - typer needs a list, and nobody changes it
+    ] = _DRAFTERS,
     as_json: Annotated[
         Path | None,
         _output("Write one JSON document with all figures; - is standard output.", "--json", metavar="FILE"),
@@ -151,6 +153,7 @@ def bench(
     outputs = _Outputs(as_json, markdown, report)
     outputs.check(trace)
     if replay is not None:
+        _refuse_options(planned, load, model=model, trace=trace, drafter=None if drafter == _DRAFTERS else drafter)
         from pronk.bench.records import read_trace
 
         outputs.deliver(read_trace(replay))
@@ -162,11 +165,11 @@ def bench(
         chosen: dict[str, str | None] = {name: name for name in model} if model else {"pronk-tiny": None}
         loaders = {name: _loader(load, value, made) for name, value in chosen.items()}
         arguments = {**planned.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
-        interrupted = _measure(loaders, made, records, arguments, status)
+        problem = _measure(loaders, made, records, arguments, status)
     if records.records:
         outputs.deliver(records.records)
-    if interrupted:
-        raise typer.Exit(_INTERRUPTED)
+    if problem is not None:
+        raise problem
 
 
 def _loader(load: "partial[LLM]", name: str | None, made: "Plan") -> Callable[[Progress | None], "LLM"]:
@@ -179,16 +182,29 @@ def _measure(
     records: "Trace",
     arguments: dict[str, Any],
     status: Callable[[str, int, int], None] | None,
-) -> bool:
-    """Measure; returns whether it was interrupted."""
+) -> Exception | None:
+    """Measure; returns what ended it early, to be raised once the figures up to there have been shown."""
     from pronk.bench.run import run
 
     plain = json.loads(json.dumps(arguments, default=str))  # paths as text
     try:
         run(loaders, made, records, plain, status)
     except KeyboardInterrupt:
-        return True
-    return False
+        return typer.Exit(_INTERRUPTED)
+    except PronkError as error:  # a model that cannot be loaded, after others
+        return error
+    return None
+
+
+def _refuse_options(planned: "partial[Plan]", load: "partial[LLM]", **others: Any) -> None:
+    """A replay measures nothing, so what says how to measure would be ignored."""
+    given = [name for name, value in others.items() if value is not None]
+    for build in (planned, load):
+        defaults = {name: each.default for name, each in inspect.signature(build.func).parameters.items()}
+        given += [name for name, value in build.keywords.items() if value != defaults[name]]
+    if given:
+        msg = f"replay: expected no options that say what to measure, found --{given[0].replace('_', '-')}"
+        raise OptionError(msg)
 
 
 def _tasks(
@@ -260,6 +276,10 @@ class _Outputs:
 
     def check(self, trace: Path | None) -> None:
         """Mistakes are told before anything is measured."""
+        paths = [path.resolve() for path in (self.json, self.markdown, trace) if path is not None]
+        if len(set(paths)) < len(paths):
+            msg = f"json, markdown, trace: expected different files, found {', '.join(map(str, paths))}"
+            raise OptionError(msg)
         for name, path in (("json", self.json), ("markdown", self.markdown), ("trace", trace)):
             if path is None or (name, str(path)) == ("json", _STDOUT):
                 continue

@@ -27,6 +27,8 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     if position == shorter:
         return Divergence(*where, gap=None, near_tie=False)
     ours, theirs = plain.tokens[position], other.tokens[position]
+    if theirs >= llm.config.vocab_size:
+        return Divergence(*where, gap=None, near_tie=False)
     (judge,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
     scores = judge.scores()
     gap = float(scores[ours] - scores[theirs])

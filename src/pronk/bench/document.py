@@ -147,7 +147,7 @@ class ModelResult:
     Attributes:
         name: as it was asked for.
         parameters: how many.
-        pass_bytes: what a pass reads at least: every weight but the embedding's other rows.
+        pass_bytes: what a pass reads at least: every matrix but the embedding's other rows.
         kv_bytes_per_token: what a pass reads beside them for each token of the context.
         inflated: the entry that ``pronk inflate`` leaves in ``config.json``: real acceptance, simulated size.
         bandwidth: bytes per second of reading memory, measured between the prompts.

@@ -126,7 +126,8 @@ def origin(model: ModelResult) -> str | None:
 def against_peers(model: ModelResult) -> list[str]:
     """Our fastest method against the fastest peer over all tasks, a line per temperature."""
     lines = []
-    overall = [f for f in model.figures if f.task == ALL and f.tokens_per_second is not None]
+    # Over the same prompts: whoever failed at one is out.
+    overall = [f for f in model.figures if f.task == ALL and f.tokens_per_second is not None and not f.failures]
     for temperature in dict.fromkeys(f.temperature for f in overall):
         sides = [
             [f for f in overall if f.temperature == temperature and (f.engine == "pronk") == ours]

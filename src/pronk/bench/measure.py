@@ -135,6 +135,9 @@ class Bench:
         for turn in range(max(prompt.num_turns for prompt in prompts)):
             asked = [prompt for prompt in prompts if turn < prompt.num_turns]
             going = [prompt for prompt in asked if len(answers[prompt.id]) == turn]
+            for prompt in asked:
+                if prompt not in going:
+                    self._trace.add(Skip(_name(prompt, turn), task, "an earlier turn has no answer"))
             items = self._items(task, going, answers, temperature)
             self._advance((len(asked) - len(items)) * self._options.repeats * len(self._methods))
             if not items:
@@ -153,7 +156,7 @@ class Bench:
         room = self._llm.config.context - options.max_tokens
         for prompt in prompts:
             turn = len(answers[prompt.id])
-            name = f"{prompt.id} turn {turn + 1}" if turn else prompt.id
+            name = _name(prompt, turn)
             try:
                 ids = encode(self._llm, prompt, answers[prompt.id], chat=options.chat)
             except PromptError as error:  # the tokenizer or the chat template refuses it
@@ -214,3 +217,7 @@ class Bench:
         self._done += runs
         if self._progress is not None:
             self._progress(self._done, self._total)
+
+
+def _name(prompt: Prompt, turn: int) -> str:
+    return f"{prompt.id} turn {turn + 1}" if turn else prompt.id

@@ -191,14 +191,15 @@ def read_trace(path: Path) -> list[Record]:
     Raises:
         OptionError: not a trace, or one of another format.
     """
-    records = list(_read(path))
-    if not records or not isinstance(records[0], Start):
+    read = _read(path)
+    start = next(read, None)
+    if not isinstance(start, Start):
         msg = f"{path}: expected a trace that pronk bench --trace wrote, found none"
         raise OptionError(msg)
-    if records[0].format != FORMAT:
-        msg = f"{path}: expected a trace of format {FORMAT}, found {records[0].format}"
+    if start.format != FORMAT:
+        msg = f"{path}: expected a trace of format {FORMAT}, found {start.format}"
         raise OptionError(msg)
-    return records
+    return [start, *read]
 
 
 def _read(path: Path) -> Iterator[Record]:
