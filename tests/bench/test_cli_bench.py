@@ -232,6 +232,7 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--peer", "openvino", "--batch", "2"], ["--batch 1, found 2"]),
         (["--peer", "all", "--batch", "2"], ["--batch 1, found 2"]),
         (["--peer", "openvino_draft"], ["--peer-draft"]),
+        (["--peer-draft", "none"], ["peer-draft", "none"]),
         (["--peer-python", "openvino"], ["ENGINE=PATH", "'openvino'"]),
         (["--peer-python", "vllm=bad.jsonl"], ["ENGINE=PATH", "openvino"]),
         (["--json", "none/x.json"], ["json: expected a file in a folder that exists", "none"]),

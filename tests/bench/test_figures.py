@@ -114,7 +114,7 @@ def test_figures_of_plain_decoding_are_the_unit() -> None:
 
 
 def test_a_batch_reads_its_keys_and_values_in_one_pass() -> None:
-    found = figures(document(*SPEEDS, *SAMPLES, of=model(batch=2)), GUESS)
+    found = figures(document(*SPEEDS, *(replace(s, batch=2) for s in SAMPLES)), GUESS)
     assert found.over_floor == pytest.approx(23 / 4 / ((1000 + 2 * 165) / 10e3))
 
 

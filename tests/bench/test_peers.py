@@ -171,7 +171,8 @@ def test_a_failure_is_one_line(fake: FakePeer, action: int, message: str) -> Non
     assert "\n" not in str(raised.value)
     fake.close()
     assert not alive(worker.pid)
-    with pytest.raises(PeerError, match="load"):
+    # The reason stays: a failure in the warm-up would otherwise be shown by none of the measured prompts.
+    with pytest.raises(PeerError, match="load" if action in (4, 5) else message):
         fake.generate(request([0]))
 
 

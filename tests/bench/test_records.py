@@ -25,7 +25,7 @@ from pronk.errors import OptionError
 
 EVERY: list[Record] = [
     start(arguments={"seed": 7, "model": ["a"], "data": None}),
-    model("autoregressive", "x(y=1)", inflated={"source": "Grüße", "parameters": 3}, batch=4),
+    model("autoregressive", "x(y=1)", inflated={"source": "Grüße", "parameters": 3}),
     Peer("openvino", {"openvino": "2026.1", "error": 'said "no"\n'}),
     Bandwidth(1.5e10),
     PassTime(8, 0.1),

@@ -110,7 +110,7 @@ def test_records_of_a_benchmark() -> None:
     tensors = load_file(bundled().path / "model.safetensors")
     assert one.parameters == sum(math.prod(tensor.shape) for tensor in tensors.values())
     assert (one.kv_bytes_per_token, one.dtype, one.context) == (2 * 8 * 2 * 32 * 2, "bfloat16", 2048)
-    assert (one.methods, one.batch, one.inflated) == ((PLAIN, LOOKUP), 1, None)
+    assert (one.methods, one.inflated) == ((PLAIN, LOOKUP), None)
 
 
 def test_clocks_of_a_sample_fit_into_each_other() -> None:
@@ -323,4 +323,4 @@ def test_mistakes_are_found_first(
 
 def test_what_can_be_measured_passes() -> None:
     run.check(plan(LOOKUP, batch=4))
-    run.check(replace(plan(), peers=PeerOptions(("transformers_assisted",), draft=Path("x"))))
+    run.check(replace(plan(), peers=PeerOptions(("transformers_assisted",), draft=bundled().path)))

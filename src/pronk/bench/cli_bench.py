@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from pronk.cli_options import Progress, load_model, shares
-from pronk.errors import OptionError, PronkError
+from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.bench.prompts import Prompt
@@ -191,7 +191,7 @@ def _measure(
         run(loaders, made, records, plain, status)
     except KeyboardInterrupt:
         return typer.Exit(_INTERRUPTED)
-    except PronkError as error:  # a model that cannot be loaded, after others
+    except Exception as error:  # noqa: BLE001 - a model that cannot be loaded, after others; no memory; a full disk
         return error
     return None
 
@@ -302,10 +302,8 @@ class _Outputs:
 
         document = summarize(records)
         text = json.dumps(document.to_dict(), ensure_ascii=False)
-        show(document, Console(highlight=False, stderr=str(self.json) == _STDOUT))
-        if str(self.json) == _STDOUT:
-            typer.echo(text)
-        elif self.json is not None:
+        # Files first: a terminal that is gone, or that cannot show a letter, costs no figures.
+        if self.json is not None and str(self.json) != _STDOUT:
             self.json.write_text(text + "\n", encoding="utf-8")
         if self.markdown is not None:
             self.markdown.write_text(to_markdown(document), encoding="utf-8")
@@ -313,3 +311,6 @@ class _Outputs:
             from pronk.bench.report import write_report
 
             sys.stderr.write(f"{write_report(document, self.report)}\n")
+        show(document, Console(highlight=False, stderr=str(self.json) == _STDOUT))
+        if str(self.json) == _STDOUT:
+            typer.echo(text)

@@ -89,7 +89,8 @@ class Figures:
         tokens_per_second: the prompt's time included.
         speedup: against plain decoding, in the same repeat.
         decode_speedup: the same without the time to the first token.
-        over_floor: time of a pass of the target, over the time to read its weights and keys and values once.
+        over_floor: time of a step after the first, its drafting included, over the time to read the weights and the
+            keys and values once.
         steps: passes of the target of one repeat; ``S``: tokens per pass.
         alpha: acceptance at the first position; ``acceptance``: at each; ``ctar``: share of the steps whose first
             1, 2, 3, … guesses were all accepted.

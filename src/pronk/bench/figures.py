@@ -215,5 +215,5 @@ def _floor(samples: Sequence[Sample], yardstick: Yardstick) -> float:
     """Seconds to read, once, the weights and the keys and values of half-way through the outputs."""
     assert yardstick.bandwidth is not None
     model = yardstick.model
-    context = sum(sample.prompt_tokens + len(sample.tokens) / 2 for sample in samples) / len(samples)
-    return (model.pass_bytes + model.kv_bytes_per_token * context * model.batch) / yardstick.bandwidth.median
+    read = sum((sample.prompt_tokens + len(sample.tokens) / 2) * sample.batch for sample in samples) / len(samples)
+    return (model.pass_bytes + model.kv_bytes_per_token * read) / yardstick.bandwidth.median

@@ -13,9 +13,10 @@ EXPLANATION = (
     "× plain: tokens/s over plain decoding's, median and half the range of the repeats. S: tokens per pass of the "
     "model. α: share of the first guesses that were accepted. loops: share of repeated 4-grams, which flatters every "
     "method that copies; a prompt whose plain output is above {above} is left out of the last block. same: outputs "
-    "equal to plain decoding's (* the others part at near ties). floor: time of a pass over the time to read the "
-    "weights once. wait: time between tokens, a step's shared by its tokens. c: time to draft a position, in plain "
-    "passes. exp.: speed-up that α, the drafted depth and c let expect; after 1st: measured, without the first token."
+    "equal to plain decoding's (* the others part at near ties). floor: time of a step over the time to read the "
+    "weights and the cache once. wait: time between tokens, a step's shared by its tokens. c: time to draft a "
+    "position, in plain passes. exp.: speed-up that α, the drafted depth and c let expect; after 1st: measured, "
+    "without the first token."
 )
 
 _TITLES = {ALL: "all tasks", SOUND: "without loops"}

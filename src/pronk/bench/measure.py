@@ -25,6 +25,7 @@ from pronk.sampling import SamplingParams, derive_seed
 __all__ = ["Bench", "Options", "Timer"]
 
 _WARM_UP_TOKENS = 8
+_SETTLE_TOKENS = 64
 
 Progress = Callable[[int, int], None]
 
@@ -122,6 +123,11 @@ class Bench:
                 for record in pass_times(self._llm, ids):
                     self._trace.add(record)
 
+    def _settle(self, ids: Sequence[int]) -> None:
+        """Measuring bandwidth leaves the caches cold, which whoever comes next, plain decoding, would pay for."""
+        with suppress(PronkError):  # the samples will say why
+            self._llm.generate(list(ids[:_SETTLE_TOKENS]), SamplingParams(max_tokens=2), drafter=PLAIN)
+
     def _first_ids(self, prompts: Sequence[Prompt]) -> list[int]:
         """Those of the first prompt that the model can take; a single one if there is none."""
         for prompt in prompts:
@@ -144,6 +150,7 @@ class Bench:
                 continue
             with self._timer.measuring():
                 self._trace.add(Bandwidth(self._bandwidth.measure()))
+                self._settle(items[0][1].ids)
             plain = self._repeat([item for _, item in items])
             for (prompt, _), sample in zip(items, plain, strict=True):
                 if sample.error is None:

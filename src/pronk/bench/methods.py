@@ -68,6 +68,7 @@ class Drafting(Method):
                 ttft=out.stats.ttft,
                 steps=tuple(out.stats.steps),
                 peak_memory=peak,
+                batch=len(items),
             )
             for item, out in zip(items, completions, strict=True)
         ]

@@ -52,7 +52,7 @@ class Start:
 class Model:
     """A model was loaded; what follows is about it. See :class:`~pronk.bench.document.ModelResult`.
 
-    ``methods`` are in the order in which they are shown; ``batch`` prompts share a pass.
+    ``methods`` are in the order in which they are shown.
     """
 
     name: str
@@ -62,7 +62,6 @@ class Model:
     dtype: str
     context: int
     methods: tuple[str, ...]
-    batch: int = 1
     inflated: dict[str, Any] | None = None
 
 
@@ -114,6 +113,7 @@ class Sample:
         ttft: seconds to the first token, if known.
         steps: the target's passes, if known.
         peak_memory: bytes of the process, if known.
+        batch: prompts that shared its passes, itself among them.
         error: why there is no output.
     """
 
@@ -131,6 +131,7 @@ class Sample:
     ttft: float | None = None
     steps: tuple[Step, ...] | None = None
     peak_memory: int | None = None
+    batch: int = 1
     error: str | None = None
 
 

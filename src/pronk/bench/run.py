@@ -77,6 +77,10 @@ def check(plan: Plan) -> None:
         if METHODS[name].needs_draft and plan.peers.draft is None:
             msg = f"peer {name}: expected --peer-draft with the folder of a draft model, found none"
             raise OptionError(msg)
+    draft = plan.peers.draft
+    if draft is not None and not (draft / "config.json").is_file():
+        msg = f"peer-draft: expected a folder with a checkpoint, found {draft}"
+        raise OptionError(msg)
     if plan.peers.methods and plan.options.batch > 1:
         msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
         raise OptionError(msg)
@@ -146,7 +150,6 @@ def _model(name: str, llm: LLM, plan: Plan) -> Model:
         dtype=str(dtype).removeprefix("torch."),
         context=llm.config.context,
         methods=plan.methods,
-        batch=plan.options.batch,
         inflated=raw.get("pronk_inflated"),
     )
 

@@ -68,7 +68,8 @@ class PeerRequest:
 class PeerResult:
     """``token_ids`` include the end token; ``seconds`` is the whole generation, prompt included.
 
-    ``ttft`` is ``None`` where the engine does not tell; ``peak_memory`` is the worker's so far, in bytes.
+    ``ttft`` is ``None`` where the engine does not tell; ``peak_memory`` is the worker's during it, in bytes,
+    where the system can tell that from what loading took.
     """
 
     token_ids: list[int]
@@ -123,6 +124,7 @@ class Peer:
         self._threads = threads
         self._timeout = timeout
         self._worker: WorkerProcess | None = None
+        self._failure: str | None = None
 
     def load(self) -> None:
         """Convert the checkpoint if the engine needs that and it is not in the cache, then load it.
@@ -131,6 +133,7 @@ class Peer:
             PeerError: a package is missing, the checkpoint is not supported, or the engine failed.
         """
         self.close()
+        self._failure = None
         if self._method.needs_draft and self._config["draft"] is None:
             msg = f"{self.name}: expected a draft model"
             raise PeerError(msg)
@@ -152,7 +155,7 @@ class Peer:
         """
         if self._worker is None:
             msg = f"{self.name}: expected load() before generate()"
-            raise PeerError(msg)
+            raise PeerError(msg if self._failure is None else f"{self._failure} (not asked again)")
         answer = self._ask("generate", asdict(request), self._timeout)
         try:
             result = PeerResult(**answer)
@@ -184,8 +187,9 @@ class Peer:
             self._worker = WorkerProcess(self.name, self._command(), self._threads)
         try:
             return self._worker.ask(op, dict(document), timeout)
-        except PeerError:
+        except PeerError as error:
             # A failed peer is not asked again: what it would answer then is nobody's figure.
+            self._failure = str(error)
             self.close()
             raise
 

@@ -7,6 +7,7 @@ answer is one line, ``{"ok": {...}}`` or ``{"error": ..., "missing": package or 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -58,6 +59,7 @@ class _Worker:
                 raise Unsupported(msg)
             # So that the collector has no reason to run inside the measured time.
             gc.collect()
+            _reset_peak()
             return asdict(self.engine.generate(Request(**document))) | {"peak_memory": _peak_memory()}
         config = WorkerConfig.from_json(document)
         file, name = _ENGINES[config.engine]
@@ -83,6 +85,13 @@ def _failure(error: Exception) -> dict[str, Any]:
     text = " ".join(str(error).split()) or type(error).__name__
     kind = "" if isinstance(error, Unsupported) else f"{type(error).__name__}: "
     return {"error": f"{kind}{text}"[:300], "missing": missing}
+
+
+def _reset_peak() -> None:
+    """Loading may take more than generating does; where the system cannot forget it, it stays in."""
+    with contextlib.suppress(OSError):
+        # 5 sets the process's peak to what it has resident now (proc(5), clear_refs).
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _peak_memory() -> int:
