@@ -21,6 +21,7 @@ from pronk.bench.records import Sample
 from pronk.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
+BUNDLED = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
 FEW = ("--max-tokens", "6", "--repeats", "1", "--temperature", "0")
 COUNT = "one two three one two three one two"
 
@@ -149,8 +150,11 @@ def test_all_prompts_too_long(run: Run, checkpoint: MakeCheckpoint, tmp_path: Pa
     path.write_text("word " * 300 + "\n" + "word " * 400)
     model = ("--model", checkpoint("llama"), "--prompts", path, *FEW)
     code, out, err = run(*model, "--json", tmp_path / "x.json")
-    assert (code, err) == (0, "")
-    assert "2 prompts were skipped" in out
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "nothing was measured" in err
+    assert "--fit" in err
+    assert "skipped, 2 in all" in out
     document = json.loads((tmp_path / "x.json").read_text())
     assert [s["id"] for s in document["models"][0]["skipped"]] == ["long/long_1", "long/long_2"]
     assert (document["models"][0]["figures"], document["models"][0]["bandwidth"]) == ([], None)
@@ -251,6 +255,10 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--replay", "empty.txt", "--drafter", "autoregressive"], ["replay", "--drafter"]),
         (["--replay", "empty.txt", "--threads", "2"], ["replay", "--threads"]),
         (["--json", "x.json", "--trace", "./x.json"], ["different files"]),
+        (["--data", "."], ["data", "--suite"]),
+        (["--peer", "transformers", "--peer-python", f"openvino={sys.executable}"], ["peer-python", "transformers"]),
+        (["--peer", "transformers", "--peer-draft", str(BUNDLED)], ["peer-draft", "transformers_assisted"]),
+        (["--peer", "transformers_assisted", "--peer-draft", "."], ["peer-draft", "checkpoint"]),
         (["--limit", "0"], ["limit"]),
         (["--repeats", "0"], ["repeats"]),
         (["--temperature", "-1"], ["temperature"]),
@@ -307,8 +315,7 @@ sys.exit("torch" in sys.modules)
 def test_a_second_model_that_cannot_be_loaded_leaves_the_first_ones_figures(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     figures = tmp_path / "figures.json"
-    bundled = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
-    models = ("--model", bundled, "--model", tmp_path / "empty")
+    models = ("--model", BUNDLED, "--model", tmp_path / "empty")
     code, out, err = run(*models, "--limit", 1, *FEW, "--json", figures)
     assert code == 2
     assert "config.json" in err

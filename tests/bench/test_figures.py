@@ -80,7 +80,7 @@ def test_every_figure_of_a_drafter() -> None:
     assert (found.steps, found.S, found.drafted, found.accepted) == (4, 1.5, 7, 2)
     assert found.alpha == 0.5
     assert found.acceptance == (0.5, 0.5, 0.0)  # of 2, 2 and 1 steps that went so deep
-    assert found.ctar == (0.25, 0.25, 0.0)  # of all four steps
+    assert found.ctar == (0.5, 0.5, 0.0)  # of the two steps that could guess, the prompts' passes left out
     assert found.rows_per_pass == 4.5
     assert found.verify_cost == pytest.approx(4 / 3)  # passes of 3, 3, 5 and 5 seconds
     # Half-way through, the contexts are 12 and 21, 16.5 in the mean: 1000 + 165 bytes at 10,000 a second.
@@ -109,8 +109,16 @@ def test_figures_of_plain_decoding_are_the_unit() -> None:
     assert (found.S, found.verify_cost, found.rows_per_pass, found.drafted) == (1.0, 1.0, 1.0, 0)
     assert (found.alpha, found.acceptance, found.ctar) == (None, (), ())
     assert (found.cost_coefficient, found.expected_speedup) == (None, None)
-    assert (found.same, found.compared, found.near_ties) == (None, None, None)
+    assert (found.same, found.compared, found.near_ties) == (2, 2, 0)  # the second repeat, to the first
     assert found.itl == Latency(*map(pytest.approx, (4.0, 5.0, 5.0)))  # 3 3 3 3 5 5 5 5
+
+
+def test_plain_decoding_is_compared_with_itself() -> None:
+    plain = [s for s in SAMPLES if s.method == PLAIN]
+    assert figures(document(*[s for s in plain if s.repeat == 0]), PLAIN).same is None
+    other = [replace(s, tokens=(9,) * len(s.tokens)) if (s.id, s.repeat) == ("a", 1) else s for s in plain]
+    found = figures(document(*other), PLAIN)
+    assert (found.same, found.compared) == (1, 2)
 
 
 def test_a_batch_reads_its_keys_and_values_in_one_pass() -> None:
@@ -147,7 +155,7 @@ def test_curves_end_at_sixteen_positions() -> None:
     plain = sample(PLAIN, tokens=range(22), steps=steps(*[(1, 0, 0, 0, 1, 0, i, i) for i in range(22)]))
     found = figures(document(plain, own), GUESS)
     assert found.acceptance == (1.0,) * 16
-    assert found.ctar == (0.5,) * 16
+    assert found.ctar == (1.0,) * 16
 
 
 def test_output_of_one_step_has_no_later_passes() -> None:

@@ -325,15 +325,17 @@ def test_the_first_repeats_are_compared(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_timer_tells_work_from_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 1.0, 5.0, 6.0, 10.0, 12.0])
+    clock = iter([0.0, 1.0, 5.0, 6.0, 10.0, 20.0, 50.0, 52.0])
     monkeypatch.setattr(measure, "perf_counter", lambda: next(clock))
     timer = Timer()
-    with timer.measuring():
+    with timer.running():
         pass
-    with pytest.raises(ValueError, match="x"), timer.measuring():
+    with pytest.raises(ValueError, match="x"), timer.running():
         raise ValueError("x")
+    with timer.preparing():
+        pass
     end = timer.end(interrupted=True)
-    assert (end.harness_share, end.interrupted) == (0.5, True)  # 4 + 4 of 12 seconds were measured
+    assert (end.harness_share, end.interrupted) == (14 / 8, True)  # of 52 seconds 8 were runs and 30 preparations
 
 
 def test_a_benchmark_that_measured_nothing_has_no_share() -> None:

@@ -5,11 +5,8 @@ typer wants the real types of the options: no postponed annotations here. torch 
 
 import inspect
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from pronk.bench.outputs import Outputs
 from pronk.cli_options import Progress, load_model, shares
-from pronk.errors import OptionError
+from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
     from pronk.bench.prompts import Prompt
-    from pronk.bench.records import Record, Trace
+    from pronk.bench.records import Trace
     from pronk.bench.run import Plan
     from pronk.llm import LLM
 
@@ -30,7 +28,6 @@ __all__ = ["bench"]
 
 _INTERRUPTED = 130
 _ALL_PEERS = "all"
-_STDOUT = "-"
 _DRAFTERS = ["prompt_lookup"]  # a list, as typer wants; nobody changes it
 
 
@@ -150,8 +147,8 @@ def bench(
 
     pronk bench --replay run.jsonl --report out
     """
-    outputs = _Outputs(as_json, markdown, report)
-    outputs.check(trace)
+    outputs = Outputs(as_json, markdown, report, trace)
+    outputs.check()
     if replay is not None:
         _refuse_options(planned, load, model=model, trace=trace, drafter=None if drafter == _DRAFTERS else drafter)
         from pronk.bench.records import read_trace
@@ -170,6 +167,11 @@ def bench(
         outputs.deliver(records.records)
     if problem is not None:
         raise problem
+    if not records.measured:
+        msg = (
+            "nothing was measured: expected prompts that leave room for the output; --fit cuts those that are too long"
+        )
+        raise PromptError(msg)
 
 
 def _loader(load: "partial[LLM]", name: str | None, made: "Plan") -> Callable[[Progress | None], "LLM"]:
@@ -210,8 +212,12 @@ def _refuse_options(planned: "partial[Plan]", load: "partial[LLM]", **others: An
 def _tasks(
     suites: list[str] | None, data: Path | None, files: Sequence[Path], limit: int | None
 ) -> "dict[str, list[Prompt]]":
-    from pronk.bench.prompts import SAMPLE, limit_per_task, load_prompts, load_suite
+    from pronk.bench.prompts import SAMPLE, limit_per_task, load_prompts, load_suite, suites_in
 
+    if data is not None and suites is None:
+        have = ", ".join(suites_in(data)) or "none"
+        msg = f"data: expected --suite with the suites to take from {data}, which has {have}"
+        raise OptionError(msg)
     names = suites if suites is not None else [] if files else [SAMPLE]
     found = [prompt for name in names for prompt in load_suite(name, data)]
     found += [prompt for file in files for prompt in load_prompts(file)]
@@ -264,53 +270,3 @@ def _bar() -> Iterator[Callable[[str, int, int], None] | None]:
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("loading", total=None)
         yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total or None)
-
-
-@dataclass(frozen=True)
-class _Outputs:
-    """Where the figures go, besides the terminal."""
-
-    json: Path | None
-    markdown: Path | None
-    report: Path | None
-
-    def check(self, trace: Path | None) -> None:
-        """Mistakes are told before anything is measured."""
-        paths = [path.resolve() for path in (self.json, self.markdown, trace) if path is not None]
-        if len(set(paths)) < len(paths):
-            msg = f"json, markdown, trace: expected different files, found {', '.join(map(str, paths))}"
-            raise OptionError(msg)
-        for name, path in (("json", self.json), ("markdown", self.markdown), ("trace", trace)):
-            if path is None or (name, str(path)) == ("json", _STDOUT):
-                continue
-            folder = path.absolute().parent
-            if str(path) == _STDOUT or path.is_dir() or not folder.is_dir():
-                msg = f"{name}: expected a file in a folder that exists, found {path}"
-                raise OptionError(msg)
-            if not os.access(path if path.exists() else folder, os.W_OK):
-                msg = f"{name}: expected a file that can be written, found {path}"
-                raise OptionError(msg)
-        if self.report is not None:
-            from pronk.bench.report import check_report
-
-            check_report(self.report)
-
-    def deliver(self, records: "Sequence[Record]") -> None:
-        """The tables, the document, the page."""
-        from pronk.bench.summary import summarize
-        from pronk.bench.tables import show, to_markdown
-
-        document = summarize(records)
-        text = json.dumps(document.to_dict(), ensure_ascii=False)
-        # Files first: a terminal that is gone, or that cannot show a letter, costs no figures.
-        if self.json is not None and str(self.json) != _STDOUT:
-            self.json.write_text(text + "\n", encoding="utf-8")
-        if self.markdown is not None:
-            self.markdown.write_text(to_markdown(document), encoding="utf-8")
-        if self.report is not None:
-            from pronk.bench.report import write_report
-
-            sys.stderr.write(f"{write_report(document, self.report)}\n")
-        show(document, Console(highlight=False, stderr=str(self.json) == _STDOUT))
-        if str(self.json) == _STDOUT:
-            typer.echo(text)

@@ -103,6 +103,7 @@ class Figures:
         split: where the time went.
         peak_memory: of the process that ran the method.
         same: outputs equal to plain decoding's, of ``compared``; ``near_ties`` of the others part at a near tie.
+            Plain decoding's own are compared with its first repeat.
         repeated: share of the 4-grams that occurred before in their output.
         degenerated: outputs that repeat themselves more than the document's threshold.
     """
@@ -181,7 +182,7 @@ class Document:
         versions: of pronk, Python, torch and what else took part.
         hardware: the processor's name, its cores, the threads used, the memory.
         degenerate_above: the share of repeated 4-grams above which an output counts as degenerated.
-        harness_share: time of the harness itself over the measured time.
+        harness_share: time of the harness itself over that of the methods' runs.
         interrupted: whether it was stopped before its end.
     """
 

@@ -129,15 +129,18 @@ def _per_token_after_first(samples: Sequence[Sample]) -> float:
 
 
 def _sameness(pairs: _Pairs, divergences: Sequence[Divergence]) -> dict[str, Any]:
-    """Outputs equal to plain decoding's in every repeat. A peer draws noise of its own: only its greedy ones count."""
+    """Outputs equal to plain decoding's in every repeat, plain decoding's own to its first.
+
+    A peer draws noise of its own: only its greedy outputs can be compared.
+    """
     first = pairs.own[0][0]
-    if first.method == PLAIN or (first.engine != "pronk" and first.temperature > 0):
+    if (first.engine != "pronk" and first.temperature > 0) or (first.method == PLAIN and len(pairs.own) == 1):
         return {}
-    count = len(pairs.own[0])
-    same = [all(o[i].tokens == p[i].tokens for o, p in zip(pairs.own, pairs.plain, strict=True)) for i in range(count)]
+    plain = pairs.plain[0]
+    same = [all(own[i].tokens == plain[i].tokens for own in pairs.own) for i in range(len(plain))]
     parted = {_key(sample) for sample, equal in zip(pairs.own[0], same, strict=True) if not equal}
     ties = [d for d in divergences if (d.method, d.temperature) == (first.method, first.temperature) and d.near_tie]
-    return {"same": sum(same), "compared": count, "near_ties": sum((d.task, d.id) in parted for d in ties)}
+    return {"same": sum(same), "compared": len(same), "near_ties": sum((d.task, d.id) in parted for d in ties)}
 
 
 def _repetition(samples: Sequence[Sample], above: float) -> dict[str, Any]:
@@ -146,15 +149,20 @@ def _repetition(samples: Sequence[Sample], above: float) -> dict[str, Any]:
 
 
 def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What was guessed and what became of it; the same in every repeat."""
-    steps = [step for sample in samples for step in sample.steps or ()]
-    depths, accepted = [step.depth for step in steps], [step.accepted for step in steps]
+    """What was guessed and what became of it; the same in every repeat.
+
+    The pass that ends the prompt counts as a step, so that plain decoding has S = 1. Unless the prompt is a single
+    token, nobody could guess in it, so it is left out of what is said of guesses.
+    """
+    numbered = [pair for sample in samples for pair in enumerate(sample.steps or ())]
+    guessing = [step for number, step in numbered if number or step.depth]
+    depths, accepted = [step.depth for step in guessing], [step.accepted for step in guessing]
     shares = acceptance_per_position(depths, accepted)
-    deepest = min(max(depths), _POSITIONS)
+    deepest = min(max(depths, default=0), _POSITIONS)
     return {
-        "steps": len(steps),
-        "S": step_compression(_tokens(samples), len(steps)),
-        "drafted": sum(step.drafted for step in steps),
+        "steps": len(numbered),
+        "S": step_compression(_tokens(samples), len(numbered)),
+        "drafted": sum(step.drafted for step in guessing),
         "accepted": sum(accepted),
         "alpha": shares[0] if shares else None,
         "acceptance": tuple(shares[:_POSITIONS]),

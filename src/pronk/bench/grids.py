@@ -13,10 +13,10 @@ EXPLANATION = (
     "× plain: tokens/s over plain decoding's, median and half the range of the repeats. S: tokens per pass of the "
     "model. α: share of the first guesses that were accepted. loops: share of repeated 4-grams, which flatters every "
     "method that copies; a prompt whose plain output is above {above} is left out of the last block. same: outputs "
-    "equal to plain decoding's (* the others part at near ties). floor: time of a step over the time to read the "
-    "weights and the cache once. wait: time between tokens, a step's shared by its tokens. c: time to draft a "
-    "position, in plain passes. exp.: speed-up that α, the drafted depth and c let expect; after 1st: measured, "
-    "without the first token."
+    "equal to plain decoding's (* the others part at near ties; a peer that samples draws noise of its own). floor: "
+    "time of a step over the time to read the weights and the cache once. wait: time between tokens, a step's shared "
+    "by its tokens. c: time to draft a position, in plain passes. exp.: speed-up that α, the drafted depth and c let "
+    "expect; after 1st: measured, without the first token. The harness took {harness} of the measured time."
 )
 
 _TITLES = {ALL: "all tasks", SOUND: "without loops"}
@@ -149,9 +149,17 @@ def _speed(figures: Figures) -> float:
 
 
 def failures(model: ModelResult) -> list[tuple[str, str]]:
-    """Method and prompt of what failed, and why."""
-    overall = [figures for figures in model.figures if figures.task == ALL]
-    return [(f"{figures.method}, {each.id}", each.reason) for figures in overall for each in figures.failures]
+    """What failed, and why: one entry per method and reason."""
+    prompts: dict[tuple[str, str], dict[str, None]] = {}
+    for figures in model.figures:
+        if figures.task == ALL:
+            for each in figures.failures:
+                prompts.setdefault((figures.method, each.reason), {})[each.id] = None
+    return [(f"{method}, {_few(list(ids))}", reason) for (method, reason), ids in prompts.items()]
+
+
+def _few(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _spread(value: Range | None) -> str:

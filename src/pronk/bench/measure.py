@@ -56,25 +56,34 @@ class Options:
 
 
 class Timer:
-    """Splits the time since its creation into what was measured and the harness around it."""
+    """Splits the time since its creation: runs of the methods, work around them that was asked for, and the harness."""
 
     def __init__(self) -> None:
         self._began = perf_counter()
-        self._measured = 0.0
+        self._runs = self._other = 0.0
 
     @contextmanager
-    def measuring(self) -> Iterator[None]:
-        """What happens inside is work that was asked for."""
+    def running(self) -> Iterator[None]:
+        """A method runs, and is measured."""
         began = perf_counter()
         try:
             yield
         finally:
-            self._measured += perf_counter() - began
+            self._runs += perf_counter() - began
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Loading, warming up, measuring the machine, looking at outputs that differ."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self._other += perf_counter() - began
 
     def end(self, *, interrupted: bool) -> End:
-        """The harness's time, as a share of the measured time."""
-        total = perf_counter() - self._began
-        return End((total - self._measured) / self._measured if self._measured else 0.0, interrupted)
+        """What is left is the harness's own time: as a share of that of the runs."""
+        harness = perf_counter() - self._began - self._runs - self._other
+        return End(harness / self._runs if self._runs else 0.0, interrupted)
 
 
 class Bench:
@@ -115,7 +124,7 @@ class Bench:
         """Caches, thread pools, lazy imports; and the cost of a pass, which needs no prompt of its own."""
         ids = fit(self._first_ids(prompts), max(1, self._llm.config.context // 2))
         item = Item(ids, SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True), Sample("", "", "", "", 0.0, 0, 0))
-        with self._timer.measuring():
+        with self._timer.preparing():
             for method in self._methods:
                 self._attempt(method, [item])
             # Where even this fails, the samples will say why.
@@ -148,7 +157,7 @@ class Bench:
             self._advance((len(asked) - len(items)) * self._options.repeats * len(self._methods))
             if not items:
                 continue
-            with self._timer.measuring():
+            with self._timer.preparing():
                 self._trace.add(Bandwidth(self._bandwidth.measure()))
                 self._settle(items[0][1].ids)
             plain = self._repeat([item for _, item in items])
@@ -190,13 +199,13 @@ class Bench:
             shift = repeat % len(self._methods)
             for method in [*self._methods[shift:], *self._methods[:shift]]:
                 named = [self._named(item, method, repeat) for item in items]
-                with self._timer.measuring():
+                with self._timer.running():
                     samples = self._attempt(method, named)
                 first.setdefault(method.name, samples)
                 for sample in samples:
                     self._trace.add(sample)
                 self._advance(len(samples))
-        with self._timer.measuring():
+        with self._timer.preparing():
             self._explain(items, first)
         return first[PLAIN]
 

@@ -26,7 +26,17 @@ from pronk.errors import OptionError, PromptError
 from pronk.json_lines import read_json_lines
 from pronk.llm import LLM
 
-__all__ = ["SAMPLE", "Prompt", "bundled_prompts", "encode", "fit", "limit_per_task", "load_prompts", "load_suite"]
+__all__ = [
+    "SAMPLE",
+    "Prompt",
+    "bundled_prompts",
+    "encode",
+    "fit",
+    "limit_per_task",
+    "load_prompts",
+    "load_suite",
+    "suites_in",
+]
 
 SAMPLE = "sample"
 
@@ -78,9 +88,13 @@ def load_suite(name: str, folder: Path | None) -> list[Prompt]:
     for suffix in _SUFFIXES:
         if (path := folder / f"{name}{suffix}").is_file():
             return load_prompts(path)
-    found = sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})
-    msg = f"suite {name!r}: expected {name}.jsonl in {folder}, found {', '.join(found) or 'no suite'}"
+    msg = f"suite {name!r}: expected {name}.jsonl in {folder}, found {', '.join(suites_in(folder)) or 'no suite'}"
     raise OptionError(msg)
+
+
+def suites_in(folder: Path) -> list[str]:
+    """Names of the suites that a folder has."""
+    return sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})
 
 
 def load_prompts(path: Path) -> list[Prompt]:

@@ -178,6 +178,11 @@ class Trace:
     records: list[Record] = field(default_factory=list)
     file: TextIO | None = None
 
+    @property
+    def measured(self) -> bool:
+        """Whether any method ran on any prompt."""
+        return any(isinstance(record, Sample) for record in self.records)
+
     def add(self, record: Record) -> None:
         """Keep a record; on disk at once, so that nothing is lost when the benchmark is killed."""
         self.records.append(record)

@@ -81,6 +81,15 @@ def check(plan: Plan) -> None:
     if draft is not None and not (draft / "config.json").is_file():
         msg = f"peer-draft: expected a folder with a checkpoint, found {draft}"
         raise OptionError(msg)
+    engines = {METHODS[name].engine for name in plan.peers.methods}
+    for engine in plan.peers.pythons:
+        if engine not in engines:
+            known = ", ".join(sorted(engines)) or "none"
+            msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
+            raise OptionError(msg)
+    if plan.peers.draft is not None and not any(METHODS[name].needs_draft for name in plan.peers.methods):
+        msg = "peer-draft: expected a peer that takes a draft model, such as transformers_assisted, found none"
+        raise OptionError(msg)
     if plan.peers.methods and plan.options.batch > 1:
         msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
         raise OptionError(msg)
@@ -109,7 +118,7 @@ def run(
     finished = False
     try:
         for number, (name, load) in enumerate(loaders.items()):
-            with timer.measuring():
+            with timer.preparing():
                 llm = load(None if progress is None else partial(progress, f"loading {name}"))
             if number == 0:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -124,7 +133,7 @@ def run(
 
 def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progress: Progress | None) -> None:
     with ExitStack() as stack:
-        with timer.measuring():
+        with timer.preparing():
             trace.add(_model(name, llm, plan))
             bandwidth = BandwidthMeter(llm.engine.runner.device)
             peak = PeakMemory(llm.engine.runner.device, bandwidth.nbytes)

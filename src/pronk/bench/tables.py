@@ -42,13 +42,12 @@ def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
         yield _table(by_method(model))
         yield from (Text(line) for line in ("", *against_peers(model)))
         yield Text(_explanation(document), style="dim")
-    yield from _listed(f"{len(model.skipped)} prompts were skipped", [(f.id, f.reason) for f in model.skipped])
-    failed = failures(model)
-    yield from _listed(f"{len(failed)} measurements failed", failed)
+    yield from _listed(f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped])
+    yield from _listed("failed", failures(model))
 
 
 def _explanation(document: Document) -> str:
-    return EXPLANATION.format(above=f"{document.degenerate_above:.0%}")
+    return EXPLANATION.format(above=f"{document.degenerate_above:.0%}", harness=f"{document.harness_share:.2%}")
 
 
 def _table(grid: Grid) -> Table:

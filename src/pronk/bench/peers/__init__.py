@@ -11,16 +11,18 @@ own generate call, so that talking to it costs it nothing. Token ids go in and t
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from pronk.bench.peers.process import PeerError, WorkerProcess
 
-__all__ = ["METHODS", "Method", "Peer", "PeerError", "PeerRequest", "PeerResult", "agreement"]
+__all__ = ["METHODS", "Method", "Peer", "PeerError", "PeerRequest", "PeerResult"]
+
+# How often a worker that died is started again.
+_RESTARTS = 2
 
 _TYPES = {"bfloat16", "float16", "float32"}
 
@@ -125,6 +127,7 @@ class Peer:
         self._timeout = timeout
         self._worker: WorkerProcess | None = None
         self._failure: str | None = None
+        self._restarts = _RESTARTS
 
     def load(self) -> None:
         """Convert the checkpoint if the engine needs that and it is not in the cache, then load it.
@@ -150,12 +153,20 @@ class Peer:
     def generate(self, request: PeerRequest) -> PeerResult:
         """Continue one prompt from an empty cache.
 
+        A worker that died or hung is started again for the next prompt, a few times.
+
         Raises:
             PeerError: nothing is loaded, or the engine failed, died, hung or broke the request's rules.
         """
         if self._worker is None:
-            msg = f"{self.name}: expected load() before generate()"
-            raise PeerError(msg if self._failure is None else f"{self._failure} (not asked again)")
+            if self._failure is None:
+                msg = f"{self.name}: expected load() before generate()"
+                raise PeerError(msg)
+            if not self._restarts:
+                msg = f"{self._failure} (not asked again)"
+                raise PeerError(msg)
+            self._restarts -= 1
+            self.load()
         answer = self._ask("generate", asdict(request), self._timeout)
         try:
             result = PeerResult(**answer)
@@ -188,15 +199,10 @@ class Peer:
         try:
             return self._worker.ask(op, dict(document), timeout)
         except PeerError as error:
-            # A failed peer is not asked again: what it would answer then is nobody's figure.
-            self._failure = str(error)
-            self.close()
+            if op != "generate" or not self._worker.alive:
+                self._failure = str(error)
+                self.close()
             raise
-
-
-def agreement(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many tokens two continuations have in common before they part."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
 
 
 def _check(result: PeerResult, request: PeerRequest) -> None:

@@ -57,6 +57,11 @@ class WorkerProcess:
         """Of the worker."""
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked again."""
+        return self._finalizer.alive
+
     def ask(self, op: str, document: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request and wait for its answer.
 

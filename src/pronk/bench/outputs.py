@@ -1,0 +1,88 @@
+"""Where a benchmark's figures go: the terminal, files, a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from pronk.errors import OptionError
+
+if TYPE_CHECKING:  # it needs torch, and a mistake in the paths is told before that is there
+    from pronk.bench.records import Record
+
+__all__ = ["STDOUT", "Outputs"]
+
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What is written besides the tables on the terminal.
+
+    Attributes:
+        document: file of the JSON document; :data:`STDOUT` sends it to standard output, and the tables to standard
+            error.
+        markdown: file of the tables as Markdown.
+        report: folder of the page.
+        trace: file of the records, which is written while they come.
+    """
+
+    document: Path | None
+    markdown: Path | None
+    report: Path | None
+    trace: Path | None
+
+    def check(self) -> None:
+        """Find mistakes before anything is measured.
+
+        Raises:
+            OptionError: a path that cannot be written, or that is given twice.
+        """
+        named = {"json": self.document, "markdown": self.markdown, "trace": self.trace}
+        files = {name: path for name, path in named.items() if path is not None}
+        if len({path.resolve() for path in files.values()}) < len(files):
+            msg = f"{', '.join(files)}: expected different files, found {', '.join(map(str, files.values()))}"
+            raise OptionError(msg)
+        for name, path in files.items():
+            if (name, path) != ("json", STDOUT):
+                _check_file(name, path)
+        if self.report is not None:
+            from pronk.bench.report import check_report  # noqa: PLC0415 - an extra, which few need
+
+            check_report(self.report)
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        """Write the files, then show the tables: a terminal that is gone, or lacks a letter, costs no figures."""
+        from pronk.bench.summary import summarize  # noqa: PLC0415 - needs torch
+        from pronk.bench.tables import show, to_markdown  # noqa: PLC0415
+
+        found = summarize(records)
+        text = json.dumps(found.to_dict(), ensure_ascii=False) + "\n"
+        if self.document is not None and self.document != STDOUT:
+            self.document.write_text(text, encoding="utf-8")
+        if self.markdown is not None:
+            self.markdown.write_text(to_markdown(found), encoding="utf-8")
+        if self.report is not None:
+            from pronk.bench.report import write_report  # noqa: PLC0415 - an extra
+
+            sys.stderr.write(f"{write_report(found, self.report)}\n")
+        show(found, Console(highlight=False, stderr=self.document == STDOUT))
+        if self.document == STDOUT:
+            sys.stdout.write(text)
+
+
+def _check_file(name: str, path: Path) -> None:
+    folder = path.absolute().parent
+    if path == STDOUT or path.is_dir() or not folder.is_dir():
+        msg = f"{name}: expected a file in a folder that exists, found {path}"
+        raise OptionError(msg)
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        msg = f"{name}: expected a file that can be written, found {path}"
+        raise OptionError(msg)
