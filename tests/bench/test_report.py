@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -24,7 +23,7 @@ from pronk.bench.document import (
     Range,
     Split,
 )
-from pronk.bench.report import write_report
+from pronk.bench.report import check_report, write_report
 from pronk.errors import OptionError
 
 TASKS = {"code": 1.25, "edit": 1.7, "chat": 0.8, "math": 1.0}
@@ -40,7 +39,7 @@ METHODS = {
     "transformers_prompt_lookup": 0.61,
 }
 PEERS = ("openvino", "transformers")
-VOID = {"br", "meta", "link", "img", "hr", "input"}
+VOID = {"br", "wbr", "meta", "link", "img", "hr", "input"}
 
 
 def make_figures(method: str, task: str, temperature: float, gain: float) -> Figures:
@@ -216,8 +215,9 @@ def test_figures_are_there(tmp_path: Path) -> None:
         "1.65 ± 0.05 times the speed of plain decoding, over 48 of 48 prompts",
         "By task: from 1.20 times on chat to 2.55 times on edit.",
         "Slower than plain decoding: jacobi (0.81).",
-        "The best peer, openvino_prompt_lookup, runs at 1.35 ± 0.05 times plain decoding’s speed. prompt_lookup beats it",
-        "Every drafter gave plain decoding’s tokens in all 239 outputs",
+        "The best peer, openvino_prompt_lookup, runs at 1.35 ± 0.05 times plain decoding’s speed.",
+        "prompt_lookup beats it",
+        "Every drafter gave plain decoding’s tokens in all 240 outputs",
         "openvino in 5 of 48 (4 at near ties)",
         "without outputs that loop",
         "Real acceptance, simulated size: the text of bundled/ tiny-code (9.67 M parameters) at the cost of 1.1 B",
@@ -238,7 +238,7 @@ def test_a_loss_is_called_a_loss(tmp_path: Path) -> None:
     model = pick(make_model(), method={"autoregressive", "jacobi", "openvino"})
     page = render(make_document(model), tmp_path)[1]
     assert "every drafter loses to plain decoding: the best, jacobi, runs at 0.81 ± 0.05 times its speed" in page.text
-    assert "jacobi loses to it: 0.73 ± 0.07 times its speed." in page.text
+    assert "jacobi loses to it: 0.73 ± 0.08 times its speed." in page.text
 
 
 def test_no_clear_difference_is_no_win(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     assert "<script" not in text
     assert evil in page.text
     assert any(evil in label for label in page.values("aria-label"))
-    assert "<scrip…/script>" in page.text  # shortened in the plots
+    assert "<script…script>" in page.text  # shortened in the plots
 
 
 def test_dollars_and_odd_characters_stay(tmp_path: Path) -> None:
@@ -326,7 +326,6 @@ def test_many_methods_and_tasks(tmp_path: Path) -> None:
     text, page = render(make_document(make_model(figures=figures)), tmp_path)
     assert len(text.encode()) < 2_000_000
     assert len(set(page.values("id"))) == len(page.values("id"))
-    assert "long_lo…g_long_10"[:0] in text
     assert all(len(label) < 120 for label in re.findall(r"<text[^>]*>([^<]*)", text))
 
 
@@ -357,7 +356,7 @@ def test_page_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tm
         patch.setattr(Path, "write_bytes", fail)
         with pytest.raises(OptionError, match="No space left on device"):
             write_report(document, tmp_path)
-    assert os.listdir(tmp_path) == ["index.html"]
+    assert [each.name for each in tmp_path.iterdir()] == ["index.html"]
     assert page.read_text(encoding="utf-8") == "old"
     assert write_report(document, tmp_path) == page
     assert "pronk bench" in page.read_text(encoding="utf-8")
@@ -370,3 +369,13 @@ def test_folder_that_is_a_file(tmp_path: Path) -> None:
         OptionError, match=r"report: expected a folder that can be written, found .*file \(File exists\)"
     ):
         write_report(make_document(make_model(figures=())), tmp_path / "file")
+
+
+def test_a_page_that_cannot_be_written_is_told_beforehand(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    check_report(tmp_path / "new" / "page")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "page"):
+        with pytest.raises(OptionError, match="report: expected a folder that can be written"):
+            check_report(folder)
