@@ -21,30 +21,28 @@ further from float32's than its other roundings do.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pronk.bench.shards import Entry, Progress, check_target, write_folder, write_json, write_weights
 from pronk.errors import CheckpointError, ConfigError, OptionError
-from pronk.model.checkpoint import INDEX, SINGLE, Checkpoint, read_json
+from pronk.model.checkpoint import Checkpoint, read_json
 from pronk.model.config import ModelConfig, parse_config
 from pronk.model.families import FAMILY_NAMES, Piece, plan_tensors
 from pronk.model.loader import parse_dtype, read_config
 
 __all__ = ["InflatedInfo", "Shape", "inflate"]
 
-Progress = Callable[[int, int], None]
 _MARK = "pronk_inflated"
 _MAX_SIZE = 1 << 20
-_SAFETENSORS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _COPIED = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.model vocab.json "
     "merges.txt chat_template.jinja chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE"
@@ -142,18 +140,18 @@ def inflate(
     builder = _Builder(Checkpoint(source), small, big, seed)
     entries = [builder.entry(piece) for piece in _pieces(big)]
     info = InflatedInfo(out, _count(big), _count(small), sum(entry.size for entry in entries))
-    _check_target(out, info.num_bytes)
+    check_target(out, info.num_bytes)
     card = _CARD.format(name=out.name, source=name, info=info, command=command or shape)
 
     def fill(folder: Path) -> None:
-        _write_weights(folder, entries, builder.tensor, shard_bytes, progress or (lambda *_: None))
+        write_weights(folder, entries, builder.tensor, shard_bytes, progress or (lambda *_: None))
         for file in _COPIED:
             if (source / file).is_file():
                 shutil.copyfile(source / file, folder / file)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        _write_json(folder / "config.json", document)
+        write_json(folder / "config.json", document)
 
-    _write_folder(out, fill)
+    write_folder(out, fill)
     return info
 
 
@@ -274,11 +272,11 @@ class _Builder:
                 raise CheckpointError(msg)
             checkpoint.check_dtype(name)
 
-    def entry(self, piece: Piece) -> _Entry:
+    def entry(self, piece: Piece) -> Entry:
         """Its name and dtype in the file: gains that would lose by rounding stay in float32."""
         prefix = "" if piece.name.startswith(self.names.head) else self.names.prefix
         rounds = _module(piece.name)[1] in _GAINS and math.frexp(self.shrink)[0] != 0.5
-        return _Entry(piece, prefix + piece.name, torch.float32 if rounds else self.matrix_dtype)
+        return Entry(piece, prefix + piece.name, torch.float32 if rounds else self.matrix_dtype)
 
     def tensor(self, piece: Piece) -> Tensor:
         """A tensor of the large model, in the shape and dtype of its :meth:`entry`."""
@@ -319,81 +317,3 @@ def _module(name: str) -> tuple[int | None, str]:
     """``layers.3.mlp.up_proj.weight`` to ``(3, "mlp.up_proj")``."""
     ((layer, module),) = re.findall(r"^(?:layers\.(\d+)\.)?(.+)\.(?:weight|bias)$", name)
     return (int(layer) if layer else None), module
-
-
-class _Entry(NamedTuple):
-    piece: Piece
-    name: str
-    dtype: torch.dtype
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.piece.shape) * self.dtype.itemsize
-
-
-def _write_weights(
-    folder: Path, entries: list[_Entry], build: Callable[[Piece], Tensor], limit: int, progress: Progress
-) -> None:
-    shards: list[list[_Entry]] = [[]]
-    for entry in entries:
-        if shards[-1] and sum(e.size for e in shards[-1]) + entry.size > limit:
-            shards.append([])
-        shards[-1].append(entry)
-    done, total = 0, sum(entry.size for entry in entries)
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        shard.sort(key=lambda entry: -entry.dtype.itemsize)  # whatever the sizes, every tensor is aligned
-        weight_map |= {entry.name: file for entry in shard}
-        with (folder / file).open("wb") as stream:
-            stream.write(_header(shard))
-            for entry in shard:
-                stream.write(build(entry.piece).view(-1).view(torch.uint8).numpy().data)
-                done += entry.size
-                progress(done, total)
-    if len(shards) > 1:
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _header(shard: Iterable[_Entry]) -> bytes:
-    """Of a safetensors file: its length, then JSON, padded to eight bytes."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for entry in shard:
-        at = [start, start := start + entry.size]
-        header[entry.name] = {"dtype": _SAFETENSORS[entry.dtype], "shape": entry.piece.shape, "data_offsets": at}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _check_target(out: Path, size: int) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        msg = f"out: expected a new or empty folder, found {out} in use; choose another name or remove it"
-        raise OptionError(msg)
-    there = next(folder for folder in out.absolute().parents if folder.is_dir())
-    free = shutil.disk_usage(there).free
-    if free < size:
-        msg = f"out: expected {size / 1e9:.2f} GB of free disk space in {there}, found {free / 1e9:.2f} GB"
-        raise OptionError(msg)
-
-
-def _write_folder(out: Path, fill: Callable[[Path], None]) -> None:
-    """Let ``fill`` write into a folder beside ``out`` that becomes ``out`` at the end, or is removed."""
-    partial = out.with_name(f"{out.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        fill(partial)
-        if out.is_dir():
-            out.rmdir()
-        partial.rename(out)
-    except OSError as error:
-        msg = f"out: cannot write {out}: {error.strerror or error}"
-        raise OptionError(msg) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
