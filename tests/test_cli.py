@@ -155,7 +155,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     ]  # fmt: skip
     made = fake.made
     expected = {"drafter": "autoregressive", "device": "cpu", "dtype": "float32", "kv_memory": "1GiB", "threads": 1}
-    assert (made.model, made.options) == ("m", expected | {"progress": None})
+    assert (made.model, made.options) == ("m", expected | {"max_batch": 16, "progress": None})
 
 
 # pronk generate

@@ -22,7 +22,7 @@ import pronk.bench.inflate as module
 from checkpoints import MakeCheckpoint, transformers_logits
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
-from pronk.bench import cli_inflate
+from pronk.bench import cli_inflate, shards
 from pronk.bench.inflate import InflatedInfo, Shape, inflate
 from pronk.errors import CheckpointError, ConfigError, OptionError, PronkError
 from pronk.model.checkpoint import Checkpoint
@@ -422,7 +422,7 @@ def test_command_inflates_the_bundled_model(monkeypatch: pytest.MonkeyPatch, tmp
 def test_command_interrupted(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "_header", interrupt)
+    monkeypatch.setattr(shards, "_header", interrupt)
     assert run(str(tmp_path / "big"), "--source", str(checkpoint("llama")), *SIZES) == 130
     assert "interrupted" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
