@@ -118,9 +118,6 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         assert text in err
 
 
-# Shape of the command line
-
-
 def test_help_version_and_no_arguments(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
@@ -319,9 +316,6 @@ def test_model_without_chat_template(run: Run, fake: type[FakeLLM], monkeypatch:
     assert_mistake(run("chat", given="a\n"), "no chat template")
 
 
-# Mistakes
-
-
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
@@ -475,9 +469,6 @@ def test_broken_checkpoints(run: Run, broken: Path, change: Breaks, expected: li
 def test_no_such_model(run: Run, tmp_path: Path) -> None:
     assert_mistake(run("generate", "x", "--model", str(tmp_path / "none")), "none")
     assert_mistake(run("generate", "x", "--model", str(tmp_path)), "config.json")
-
-
-# With a real model and a real process
 
 
 def test_real_model_in_a_process(checkpoint: MakeCheckpoint) -> None:

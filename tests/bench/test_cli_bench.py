@@ -78,9 +78,6 @@ def interrupt_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(methods.Drafting, "run", count)
 
 
-# What it gives
-
-
 def test_tables_document_and_trace(run: Run, loaded: list[dict[str, Any]], prompts: Path, tmp_path: Path) -> None:
     figures, trace = tmp_path / "figures.json", tmp_path / "trace.jsonl"
     outputs = ("--json", figures, "--trace", trace, "--markdown", tmp_path / "tables.md")
@@ -175,9 +172,6 @@ def test_a_bar_on_a_terminal(run: Run, loaded: object, prompts: Path, monkeypatc
     assert "6/6" in err  # three turns, two methods
 
 
-# Interrupts
-
-
 def test_an_interrupt_gives_what_was_measured(
     run: Run, loaded: object, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,9 +202,6 @@ def test_an_interrupt_before_anything_was_measured(
     path = tmp_path / "x.json"
     code, out, _ = run("--prompts", prompts, *FEW, "--json", path)
     assert (code, out, path.exists()) == (130, "", False)
-
-
-# Mistakes
 
 
 def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:

@@ -167,9 +167,6 @@ def test_output_of_one_step_has_no_later_passes() -> None:
     assert found.split == Split(0.0, 0.5, 0.5)
 
 
-# Peers
-
-
 def test_a_peer_tells_nothing_of_its_steps() -> None:
     """It has a time to the first token: 2 of its 8 seconds, so 6/3 a token against plain decoding's 10/3 and 15/3."""
     plain = [s for s in SAMPLES if s.method == PLAIN and s.id == "a"]
@@ -202,9 +199,6 @@ def test_sampled_outputs_of_a_peer_are_not_compared() -> None:
     assert figures(found, GUESS, temperature=0.8).same == 1
 
 
-# Sameness
-
-
 @pytest.mark.parametrize("other", [A[:-1], (*A, 9), (), (1, 2, 3, 9)])
 @pytest.mark.parametrize("repeat", [0, 1])
 def test_an_output_is_equal_in_every_repeat_or_not(other: tuple[int, ...], repeat: int) -> None:
@@ -225,9 +219,6 @@ def test_near_ties_are_counted_for_their_own_output() -> None:
     assert ties(replace(tie, near_tie=False)) == 0
     for elsewhere in ({"temperature": 0.8}, {"method": "openvino"}, {"id": "b"}, {"task": "maths"}):
         assert ties(replace(tie, **elsewhere)) == 0  # type: ignore[arg-type]
-
-
-# Failures
 
 
 def test_what_failed_once_is_left_out_on_both_sides() -> None:
@@ -282,9 +273,6 @@ def test_a_method_that_fails_everywhere() -> None:
     assert figures(found, GUESS).prompts == 2
 
 
-# Loops
-
-
 def test_repetition_of_own_outputs() -> None:
     """Of 9 four-grams 8 repeat the first; of 9 in the other output none."""
     records = [
@@ -334,9 +322,6 @@ def test_sound_leaves_out_what_plain_decoding_loops_on() -> None:
 def test_if_everything_loops_nothing_is_sound() -> None:
     found = document(sample(PLAIN, tokens=LOOP), sample(GUESS, tokens=LOOP))
     assert {each.task for each in found.models[0].figures} == {"code", "all"}
-
-
-# The document
 
 
 def test_the_rest_of_the_document() -> None:

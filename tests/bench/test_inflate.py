@@ -170,9 +170,6 @@ def test_greedy_text_of_the_bundled_model(tmp_path: Path) -> None:
     assert len(set(small[0])) > 10
 
 
-# That the tests above can fail, and that the size is real
-
-
 def test_added_weights_are_there(pair: tuple[Path, Path]) -> None:
     _, big = pair
     weights = tensors(big)
@@ -218,9 +215,6 @@ def test_epsilon_shows(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     file = tmp_path / "big" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.1}))
     assert distance(our_logits(tmp_path / "big"), our_logits(source)) > 0.01
-
-
-# Files
 
 
 def test_config_and_card(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -295,9 +289,6 @@ def test_shards(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert distance(transformers_logits(tmp_path / "many", TOKENS), transformers_logits(source, TOKENS)) < 1e-4
     assert seen == sorted(seen)
     assert seen[-1] == (info.num_bytes, info.num_bytes)
-
-
-# Refusals, and what is left behind
 
 
 @pytest.mark.parametrize(
@@ -378,9 +369,6 @@ def test_an_interrupted_run_leaves_nothing(problem: BaseException, checkpoint: M
     with pytest.raises(OptionError if isinstance(problem, OSError) else type(problem)):
         inflate(checkpoint("llama"), tmp_path / "big", Shape(80), progress=progress)
     assert not list(tmp_path.iterdir())
-
-
-# The command
 
 
 def run(*arguments: str) -> int:

@@ -80,9 +80,6 @@ def fail(error: BaseException, *, on: str | None = None, repeat: int | None = No
 THREE = {PLAIN: always(1, 2), "x": always(1, 2), "y": always(1, 2)}
 
 
-# Order
-
-
 def test_methods_take_turns_and_each_repeat_begins_with_another() -> None:
     ran = Ran([SHORT, OTHER], THREE, repeats=4)
     orders = [[PLAIN, "x", "y"], ["x", "y", PLAIN], ["y", PLAIN, "x"], [PLAIN, "x", "y"]]
@@ -129,9 +126,6 @@ def test_options_reach_the_requests() -> None:
     assert item.ids == bundled().tokenizer.encode("def f(x):")
 
 
-# Seeds
-
-
 def test_seeds_belong_to_prompts() -> None:
     prompts = [SHORT, OTHER, Prompt("short", "chat", text="x"), TALK]
     ran = Ran(prompts, THREE, repeats=2)
@@ -147,9 +141,6 @@ def test_seeds_belong_to_prompts() -> None:
     assert {item.params.seed for _, item in again.calls} == set.union(*seeds.values())
     others = Ran(prompts, {PLAIN: always(1)}, seed=8)
     assert not {item.params.seed for _, item in others.calls} & set.union(*seeds.values())
-
-
-# Conversations
 
 
 def test_conversations_go_on_with_plain_decodings_answers() -> None:
@@ -186,9 +177,6 @@ def test_a_conversation_ends_where_plain_decoding_failed() -> None:
     assert ran.progress[-1] == (6, 6)
 
 
-# Failures
-
-
 def test_a_method_that_fails_is_recorded_and_the_others_go_on() -> None:
     answers = THREE | {"x": fail(CacheFullError("no\n room"), on="short", repeat=1)}
     ran = Ran([SHORT, OTHER], answers, repeats=2)
@@ -213,9 +201,6 @@ def test_a_whole_batch_fails_together() -> None:
 def test_an_interrupt_is_no_failure() -> None:
     with pytest.raises(KeyboardInterrupt):
         Ran([SHORT], {PLAIN: always(1), "x": fail(KeyboardInterrupt(), on="short")})
-
-
-# What does not fit
 
 
 def test_too_long_prompts_are_skipped_and_counted() -> None:
@@ -287,9 +272,6 @@ def test_a_conversation_that_the_template_refuses_is_skipped(monkeypatch: pytest
     assert ran.progress[-1] == (3, 3)
 
 
-# Outputs that part
-
-
 def test_every_output_that_parts_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of our drafters at each temperature; a peer draws its own noise, so only its greedy ones."""
     monkeypatch.setattr(
@@ -319,9 +301,6 @@ def test_the_first_repeats_are_compared(monkeypatch: pytest.MonkeyPatch) -> None
     )
     Ran([SHORT], {PLAIN: always(1), "x": lambda item: (item.sample.repeat,)}, repeats=3)
     assert compared == [(0, 0, (1,)), (0, 0, (0,))]
-
-
-# The harness's own time
 
 
 def test_the_timer_tells_work_from_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:

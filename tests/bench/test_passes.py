@@ -63,9 +63,6 @@ def test_the_star_has_so_many_different_guesses() -> None:
     assert tree.tokens == (63,)
 
 
-# Divergences
-
-
 def item(temperature: float = 0.0) -> Item:
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=5, ignore_eos=True)
     return Item(bundled().tokenizer.encode(PROMPT), params, sample("", temperature=temperature))

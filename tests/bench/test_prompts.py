@@ -36,9 +36,6 @@ def write(tmp_path: Path) -> Write:
     return call
 
 
-# Forms
-
-
 def test_a_prompt_is_text(write: Write) -> None:
     path = write({"prompt": " def f():\n", "id": 3, "task": "code", "licence": "MIT"})
     assert load_prompts(path) == [Prompt("3", "code", text=" def f():\n")]
@@ -77,9 +74,6 @@ def test_any_other_file_is_text_with_a_prompt_a_line(write: Write) -> None:
     path = write("Once upon", "", '{"prompt": 1}', " Grüße", name="story.txt")
     expected = [("story_1", "Once upon"), ("story_3", '{"prompt": 1}'), ("story_4", " Grüße")]
     assert load_prompts(path) == [Prompt(name, "story", text=text) for name, text in expected]
-
-
-# Mistakes
 
 
 @pytest.mark.parametrize(
@@ -143,9 +137,6 @@ def test_no_prompt_is_a_mistake(write: Write, name: str) -> None:
         load_prompts(write("", " ", name=name))
 
 
-# Suites
-
-
 def test_the_bundled_suite() -> None:
     prompts = load_suite("sample", None)
     assert prompts == bundled_prompts()
@@ -170,9 +161,6 @@ def test_suites_that_are_not_there(tmp_path: Path) -> None:
             load_suite("humaneval", folder)
 
 
-# Choosing
-
-
 def test_limit_is_per_task() -> None:
     prompts = [Prompt(name, name[0], text="x") for name in ("b1", "a1", "b2", "a2", "a3", "c1")]
     chosen = limit_per_task(prompts, 2)
@@ -191,9 +179,6 @@ def test_ids_become_unique_within_their_task() -> None:
     assert [p.id for p in limit_per_task(prompts, None)["u"]] == ["a"]
     awkward = [Prompt(name, "t", text=name) for name in ("a", "a (2)", "a")]
     assert len({p.id for p in limit_per_task(awkward, None)["t"]}) == 3
-
-
-# Token ids
 
 
 def test_text_is_encoded_as_it_is() -> None:

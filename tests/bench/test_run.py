@@ -66,9 +66,6 @@ def of(trace: Trace, kind: type[Any]) -> list[Any]:
     return [record for record in trace.records if isinstance(record, kind)]
 
 
-# On a real model
-
-
 def test_a_benchmark_gives_the_same_tokens_and_counts_again() -> None:
     """And guessing changes no token, which says something only where guesses were accepted."""
     first, second = (usual(time)[0] for time in (1, 2))
@@ -166,9 +163,6 @@ def test_other_models(checkpoint: MakeCheckpoint, family: str) -> None:
     assert one.dtype == "float32"
 
 
-# Peers
-
-
 class FakePeer:
     """Answers at once; says what it was given."""
 
@@ -254,9 +248,6 @@ def interrupt(*_: Any) -> Any:
     raise KeyboardInterrupt
 
 
-# An early end
-
-
 def interrupt_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     original: Callable[..., list[Sample]] = methods.Drafting.run
     calls = SimpleNamespace(count=0)
@@ -299,9 +290,6 @@ def test_a_model_that_cannot_be_loaded() -> None:
         run.run({"tiny": lambda _: bundled(), "none": refuse}, few, trace, {})
     assert len(of(trace, Sample)) == 1
     assert summarize(trace.records).interrupted
-
-
-# Mistakes
 
 
 @pytest.mark.parametrize(

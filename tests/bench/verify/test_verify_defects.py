@@ -177,9 +177,6 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
     assert not guessing(check(llm)).rescoring.failed  # type: ignore[union-attr]
 
 
-# Near ties
-
-
 def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that differ by one unit in the last place flip some choices, and all of these are near ties."""
     monkeypatch.setattr(Engine, "_walk", nudged(Engine._walk, 1.0))
