@@ -137,22 +137,23 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     seen: list[SamplingParams] = []
     monkeypatch.setattr(fake, "_stream", lambda _, params: seen.append(params) or iter([]))
     args = """
-        --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1
+        --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
         --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
         --presence-penalty 0.2 --frequency-penalty -0.3 --logit-bias 7=1.5 --logit-bias 8=-100 --ignore-eos --seed 3
-        --n 2 --logprobs 4 --prompt-logprobs 5 --stop-token-ids 1 --stop-token-ids 2 --bad-words no
+        --n 2 --logprobs 4 --prompt-logprobs 5 --stop-token-ids 1 --stop-token-ids 2 --bad-words no --rule rejection
     """
     assert run("generate", "x", *args.split(), "--stop", "\n\n", "--stop", "def ")[0] == 0
     assert seen == [
         SamplingParams(
             max_tokens=9, min_tokens=1, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1,
             presence_penalty=0.2, frequency_penalty=-0.3, logit_bias={7: 1.5, 8: -100.0}, bad_words=("no",),
-            stop=("\n\n", "def "), stop_token_ids=(1, 2), ignore_eos=True, seed=3, n=2, logprobs=4, prompt_logprobs=5,
+            stop=("\n\n", "def "), stop_token_ids=(1, 2), ignore_eos=True, seed=3, rule="rejection", n=2, logprobs=4,
+            prompt_logprobs=5,
         )
     ]  # fmt: skip
     made = fake.made
     expected = {"drafter": "autoregressive", "device": "cpu", "dtype": "float32", "kv_memory": "1GiB", "threads": 1}
-    assert (made.model, made.options) == ("m", expected | {"max_batch": 16, "progress": None})
+    assert (made.model, made.options) == ("m", expected | {"max_batch": 16, "budget": "all", "progress": None})
 
 
 # pronk generate
@@ -352,6 +353,7 @@ def test_usage_errors_are_one_line_with_a_hint(run: Run, args: list[str], expect
         (["--stop", ""], ["stop", "empty"]),
         (["--stop-token-ids", "-1"], ["stop_token_ids", "-1"]),
         (["--seed", "-1"], ["seed", "-1"]),
+        (["--rule", "luck"], ["rule", '"coupled" or "rejection"', "luck"]),
         (["--n", "0"], ["n: ", "0"]),
         (["--logprobs", "65"], ["logprobs", "64", "65"]),
         (["--prompt-logprobs", "-1"], ["prompt_logprobs", "-1"]),

@@ -35,7 +35,8 @@ def relative(path: Path) -> str:
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
         "LLM", "Completion", "Piece", "SamplingParams", "TokenTree",
-        "Autoregressive", "Drafter", "PromptLookup",
+        "Autoregressive", "Drafter", "FirstOf", "GaussSeidel", "Jacobi", "Lookahead", "Merged", "PromptLookup",
+        "Recycling", "Retrieval", "Suffix",
         "PronkError", "CacheFullError", "CheckpointError", "ConfigError", "OptionError", "PromptError",
         "TokenizerError", "__version__",
     }  # fmt: skip
@@ -46,7 +47,10 @@ def test_public_surface_is_exactly_this() -> None:
 
 
 def test_drafters_by_name() -> None:
-    assert set(pronk.drafters.REGISTRY) == {"autoregressive", "prompt_lookup"}
+    assert set(pronk.drafters.REGISTRY) == {
+        "autoregressive", "first_of", "gauss_seidel", "jacobi", "lookahead", "merged", "prompt_lookup", "recycling",
+        "retrieval", "suffix",
+    }  # fmt: skip
     for name, drafter in pronk.drafters.REGISTRY.items():
         assert drafter.name == name
 

@@ -85,50 +85,6 @@ def test_chain() -> None:
     assert tree.main_chain == 3
 
 
-@pytest.mark.parametrize(
-    ("candidates", "max_nodes", "tokens", "parents"),
-    [
-        ([], 9, (0,), (-1,)),
-        ([[]], 9, (0,), (-1,)),
-        ([[1, 2, 3]], 9, (0, 1, 2, 3), (-1, 0, 1, 2)),
-        ([[1, 2, 3], [1, 2, 3]], 9, (0, 1, 2, 3), (-1, 0, 1, 2)),
-        ([[1, 2, 3], [1, 2]], 9, (0, 1, 2, 3), (-1, 0, 1, 2)),
-        ([[1, 2], [1, 2, 3]], 9, (0, 1, 2, 3), (-1, 0, 1, 2)),
-        ([[1, 2, 3], [1, 4], [4, 2]], 9, (0, 1, 2, 3, 4, 4, 2), (-1, 0, 1, 2, 1, 0, 5)),
-        ([[1, 1, 1], [1, 1, 2]], 9, (0, 1, 1, 1, 2), (-1, 0, 1, 2, 2)),
-        ([[1, 2, 3], [4, 5]], 4, (0, 1, 2, 3, 4), (-1, 0, 1, 2, 0)),
-        ([[1, 2, 3], [4, 5]], 3, (0, 1, 2, 3), (-1, 0, 1, 2)),
-        ([[1, 2, 3], [4, 5]], 2, (0, 1, 2), (-1, 0, 1)),
-        ([[1, 2, 3], [4, 5], [1, 6]], 3, (0, 1, 2, 3), (-1, 0, 1, 2)),
-        ([[1, 2, 3]], 0, (0,), (-1,)),
-    ],
-)
-def test_trie(candidates: list[list[int]], max_nodes: int, tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
-    tree = TokenTree.trie(0, candidates, max_nodes)
-    assert (tree.tokens, tree.parents) == (tokens, parents)
-
-
-def words(tree: TokenTree) -> set[tuple[int, ...]]:
-    return {tuple(tree.tokens[i] for i in tree.path(node)) for node in range(1, len(tree))}
-
-
-def test_a_trie_holds_the_candidates_and_nothing_else() -> None:
-    dice = random.Random(1)
-    for _ in range(200):
-        candidates = [[dice.randrange(3) for _ in range(dice.randrange(6))] for _ in range(dice.randrange(5))]
-        prefixes = {tuple(c[:n]) for c in candidates for n in range(1, len(c) + 1)}
-        tree = TokenTree.trie(9, candidates, 100)
-        assert words(tree) == prefixes
-        assert tree.num_guesses == len(prefixes)
-        limit = dice.randrange(8)
-        cut = TokenTree.trie(9, candidates, limit)
-        assert words(cut) <= prefixes
-        assert cut.num_guesses == min(limit, len(prefixes))
-        if candidates:
-            # The longest run of leading candidates without a branch.
-            assert cut.tokens[1 : len(candidates[0]) + 1] == tuple(candidates[0])[:limit]
-
-
 def test_child() -> None:
     tree = TokenTree((0, 5, 6, 5, 7, 7), (-1, 0, 0, 1, 2, 2), (True, True, False, True, True, True))
     assert tree.child(0, 5) == 1

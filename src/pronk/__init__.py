@@ -6,7 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pronk.drafters import Autoregressive, Drafter, PromptLookup
+    from pronk.drafters import (
+        Autoregressive,
+        Drafter,
+        FirstOf,
+        GaussSeidel,
+        Jacobi,
+        Lookahead,
+        Merged,
+        PromptLookup,
+        Recycling,
+        Retrieval,
+        Suffix,
+    )
     from pronk.errors import (
         CacheFullError,
         CheckpointError,
@@ -25,7 +37,19 @@ __version__ = "0.1.0"
 
 # Loaded at first use, so that `pronk --help` does not wait for torch.
 _HOMES = {
-    "pronk.drafters": ("Autoregressive", "Drafter", "PromptLookup"),
+    "pronk.drafters": (
+        "Autoregressive",
+        "Drafter",
+        "FirstOf",
+        "GaussSeidel",
+        "Jacobi",
+        "Lookahead",
+        "Merged",
+        "PromptLookup",
+        "Recycling",
+        "Retrieval",
+        "Suffix",
+    ),
     "pronk.errors": (
         "CacheFullError",
         "CheckpointError",
@@ -49,12 +73,20 @@ __all__ = [
     "Completion",
     "ConfigError",
     "Drafter",
+    "FirstOf",
+    "GaussSeidel",
+    "Jacobi",
+    "Lookahead",
+    "Merged",
     "OptionError",
     "Piece",
     "PromptError",
     "PromptLookup",
     "PronkError",
+    "Recycling",
+    "Retrieval",
     "SamplingParams",
+    "Suffix",
     "TokenTree",
     "TokenizerError",
     "__version__",

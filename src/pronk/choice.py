@@ -1,5 +1,7 @@
 """The target's choice at one node: the request's processors, then the coupled choice of :mod:`pronk.sampling`.
 
+Or, by the request's rule, the trial of the node's guesses (:func:`pronk.verify.reject`).
+
 Order: repetition, frequency and presence penalties; bias; bans (bad words, ends before ``min_tokens``);
 temperature; top-k; top-p; min-p; noise; argmax.
 """
@@ -13,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pronk.errors import OptionError
-from pronk.sampling import SamplingParams, gumbel_noise
+from pronk.sampling import SamplingParams, gumbel_noise, rejection_noise, rejection_uniform
+from pronk.verify import reject
 
 __all__ = ["Chooser", "token_logprobs"]
 
@@ -81,7 +84,10 @@ class Chooser:
                 self.counts[token] -= 1
 
     def choose(self, logits: Tensor) -> int:
-        """The target's token after the context; ``logits`` ``[vocab]``, any float dtype, left as they are."""
+        """The target's token after the context by the coupled rule.
+
+        ``logits`` ``[vocab]``, any float dtype, are left as they are.
+        """
         if self.params.shapes_logits:
             logits = self._shape(logits.float())
         if self.params.greedy:
@@ -89,6 +95,25 @@ class Chooser:
         scores, ids = self._truncate(logits.float() / max(self.params.temperature, _COLDEST))
         noise = gumbel_noise(self.seed, len(self.context), ids)
         return int(ids[(scores.double() + noise).argmax()])
+
+    def reject(self, logits: Tensor, guesses: Sequence[int]) -> int:
+        """The target's token after the context by the rejection rule, where ``guesses`` were made; never greedy."""
+        position = len(self.context)
+
+        def accepts(trial: int, chance: float) -> bool:
+            return rejection_uniform(self.seed, position, trial) < chance
+
+        def draw(p: Tensor) -> int:
+            ids = p.nonzero().flatten()
+            return int(ids[(p[ids].log() + rejection_noise(self.seed, position, ids)).argmax()])
+
+        return reject(self.distribution(logits), guesses, accepts, draw)
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """``[vocab]`` float64: the law of the token after the context, for a temperature above 0."""
+        shaped = self._shape(logits.float()) if self.params.shapes_logits else logits.float()
+        scores, ids = self._truncate(shaped / max(self.params.temperature, _COLDEST))
+        return torch.zeros(len(logits), dtype=torch.float64).index_copy_(0, ids, scores.double().softmax(0))
 
     def _shape(self, logits: Tensor) -> Tensor:
         p = self.params

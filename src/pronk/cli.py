@@ -15,6 +15,7 @@ import typer
 from pronk.bench.cli_bench import bench
 from pronk.bench.cli_inflate import inflate
 from pronk.bench.cli_verify import verify
+from pronk.cli_datastore import app as datastore_app
 from pronk.cli_options import Progress, load_model, sampling_params, shares
 from pronk.errors import PromptError, PronkError
 
@@ -137,6 +138,7 @@ def chat(
 app.command()(bench)
 app.command()(verify)
 app.command()(inflate)
+app.add_typer(datastore_app, name="datastore")
 
 
 @app.command(

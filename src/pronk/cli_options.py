@@ -8,7 +8,7 @@ the real types of the options: no postponed annotations here.
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -16,7 +16,7 @@ from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
-    from pronk.sampling import SamplingParams
+    from pronk.sampling import Rule, SamplingParams
 
 __all__ = ["Progress", "load_model", "sampling_params", "shares"]
 
@@ -74,14 +74,17 @@ def load_model(
         _model("Folder with a checkpoint, or its id on the Hub. Default: the bundled model.", show_default=False),
     ] = None,
     drafter: Annotated[
-        str, _model('How to guess tokens: a name, or a name with options as in "prompt_lookup(max_ngram=4)".')
-    ] = "prompt_lookup",
+        str, _model('How to guess tokens: a name, or a name with options as in "recycling(num_nodes=7)".')
+    ] = "suffix",
     device: Annotated[str, _model("Where the model runs, for example cpu or cuda.")] = "cpu",
     dtype: Annotated[str, _model("auto (the checkpoint's own), float32, bfloat16 or float16.")] = "auto",
     kv_memory: Annotated[
         str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="chosen for the model")
     ] = None,
     threads: Annotated[int | None, _model("Threads to compute with.", show_default="torch's choice", min=1)] = None,
+    budget: Annotated[
+        str, _model("auto: only guesses that pay for their rows on this machine. all: every guess of the drafter.")
+    ] = "auto",
 ) -> "LLM":
     """Load the model for up to ``max_batch`` requests a pass; ``progress`` is told the bytes read, and all."""
     from pronk.llm import LLM
@@ -94,6 +97,7 @@ def load_model(
         kv_memory=kv_memory,
         max_batch=max_batch,
         threads=threads,
+        budget=cast("Literal['auto', 'all']", budget),  # LLM says what is wrong with another
         progress=progress,
     )
 
@@ -123,6 +127,10 @@ def sampling_params(
     seed: Annotated[
         int | None, _request("Same seed, same text; 0..2^63-1.", show_default="a fresh one, reported")
     ] = None,
+    rule: Annotated[
+        str,
+        _request("coupled: same seed, same text whatever the drafter. rejection: only the distribution is the same."),
+    ] = "coupled",
     n: Annotated[int, _request("Independent samples of the prompt, 1..1024.")] = 1,
     logprobs: Annotated[
         int | None, _request("With --json: log-probabilities of each token and the so many likeliest, 0..64.")
@@ -152,6 +160,7 @@ def sampling_params(
         stop_token_ids=tuple(stop_token_ids),
         ignore_eos=ignore_eos,
         seed=seed,
+        rule=cast("Rule", rule),  # SamplingParams says what is wrong with another
         n=n,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, Literal, cast, overload
 from weakref import WeakValueDictionary
 
 import torch
@@ -34,7 +34,7 @@ class LLM:
 
     ::
 
-        llm = LLM("path-or-hub-id", drafter="prompt_lookup")
+        llm = LLM("path-or-hub-id", drafter="suffix")
         llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)).text
     """
 
@@ -42,13 +42,14 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        drafter: str | Drafter[Any] = "prompt_lookup",
+        drafter: str | Drafter[Any] = "suffix",
         device: str = "cpu",
         dtype: str = "auto",
         kv_memory: str | int | None = None,
         max_batch: int = 16,
         prefill_chunk: int = 512,
         threads: int | None = None,
+        budget: Literal["auto", "all"] = "auto",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Load a model.
@@ -64,6 +65,10 @@ class LLM:
             max_batch: most requests in one pass, 1..1024.
             prefill_chunk: most prompt tokens in one pass, 16..8192.
             threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
+            budget: how much to guess: ``"auto"`` drops the guesses that do not pay for their rows, at the acceptance so
+                far and the cost of passes, which is measured with the first request; ``"all"`` computes all that the
+                drafter has, so that the number of passes does not depend on measured times. Under the coupled rule
+                the text never does.
             progress: called with the bytes loaded so far and in all.
 
         Raises:
@@ -75,6 +80,9 @@ class LLM:
         if threads is not None:
             _check_range("threads", threads, 1, 4096)
             torch.set_num_threads(threads)
+        if budget not in ("auto", "all"):
+            msg = f'budget: expected "auto" or "all", found {budget!r}'
+            raise OptionError(msg)
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(_bundled() if model is None else model)
         self.config = read_config(self.path)
@@ -83,7 +91,14 @@ class LLM:
         decoder = load_decoder(self.path, self.config, dtype=kind, device=target, on_progress=progress)
         blocks = num_blocks(self.config, kind, target, kv_memory, max_batch)
         cache = PagedCache(self.config, num_blocks=blocks, block_size=BLOCK_SIZE, dtype=kind, device=target)
-        self.engine = Engine(decoder, cache, max_batch=max_batch, prefill_chunk=prefill_chunk)
+        self.engine = Engine(
+            decoder,
+            cache,
+            max_batch=max_batch,
+            prefill_chunk=prefill_chunk,
+            budget=budget == "auto",
+            vocabulary=self.tokenizer.fingerprint,
+        )
         self._named: dict[str, Drafter[Any]] = {}
         self._met: WeakValueDictionary[int, Drafter[Any]] = WeakValueDictionary()
         self._drafter(self.drafter)

@@ -7,6 +7,9 @@ The target's token at position ``p`` is ::
 which is a sample of the processed distribution (Gumbel 1954; Maddison et al. 2014), and for greedy decoding the
 same without noise. The noise is a hash of ``(seed, p, v)``, so the emitted token depends on the logits, the seed and
 the position alone: not on the drafter, the batch, or what was computed before.
+
+That is the *coupled* rule. The other one, *rejection* (:func:`pronk.verify.reject`), draws from the same distribution
+with numbers of its own.
 """
 
 from __future__ import annotations
@@ -15,14 +18,24 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pronk.errors import OptionError
 
-__all__ = ["SamplingParams", "derive_seed", "fresh_seed", "gumbel_noise"]
+__all__ = [
+    "Rule",
+    "SamplingParams",
+    "derive_seed",
+    "fresh_seed",
+    "gumbel_noise",
+    "rejection_noise",
+    "rejection_uniform",
+]
+
+Rule = Literal["coupled", "rejection"]
 
 _MAX_SEED = 2**63 - 1
 _MAX_LOGPROBS = 64
@@ -49,6 +62,10 @@ class SamplingParams:
         stop_token_ids: token ids that end the generation; they are part of ``token_ids``, not of the text.
         ignore_eos: go on after end-of-text.
         seed: in [0, 2**63); ``None`` draws a fresh one, which the result reports.
+        rule: how a guess is accepted when sampling. ``"coupled"``: the target's token is chosen without a look at the
+            guesses, so the same seed gives the same tokens whatever the drafter. ``"rejection"``: the guesses are tried
+            one after the other, each accepted with its probability; that has the same distribution, but the tokens
+            depend on the guesses as well as on the seed. Greedy decoding is the same under both.
         n: independent samples of the prompt; sample 0 has ``seed``, the others seeds derived from it.
         logprobs: report the log-probability of each token and of the so many likeliest, 0..64.
         prompt_logprobs: the same for the prompt's tokens.
@@ -69,6 +86,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    rule: Rule = "coupled"
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -83,6 +101,9 @@ class SamplingParams:
             msg = f"min_tokens: expected at most max_tokens = {self.max_tokens}, found {self.min_tokens}"
             raise OptionError(msg)
         _check_flag("ignore_eos", self.ignore_eos)
+        if self.rule not in get_args(Rule):
+            msg = f'rule: expected "coupled" or "rejection", found {self.rule!r}'
+            raise OptionError(msg)
         _check_bias(self.logit_bias)
         for token in _items("stop_token_ids", self.stop_token_ids):
             _check_integer("stop_token_ids", token, 0, None)
@@ -97,6 +118,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the choice has no noise."""
         return self.temperature == 0.0
+
+    @property
+    def rejects(self) -> bool:
+        """Whether guesses are accepted by chance: the choice depends on them, so it is not to be made a second time."""
+        return self.rule == "rejection" and not self.greedy
 
     @property
     def shapes_logits(self) -> bool:
@@ -227,3 +253,22 @@ def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
     # 52 random bits and a half, which float64 holds exactly, so that neither 0 nor 1 occurs.
     uniform = (_shift_right(x, 12).to(torch.float64) + 0.5) * 2.0**-52
     return uniform.log_().neg_().log_().neg_()
+
+
+# Added to a seed, it gives one that no request has: the numbers of the rejection rule are none of those that a drafter
+# may have drawn its guesses with.
+_REJECTION = _MAX_SEED + 1
+
+
+def rejection_uniform(seed: int, position: int, trial: int) -> float:
+    """A number in [0, 1) for the trial of guess number ``trial`` at a position; a pure function of its arguments.
+
+    It is the hash at "token" ``-1 - trial``, which :func:`rejection_noise` has no use for.
+    """
+    key = _mix(_mix(seed + _REJECTION) + position * _INCREMENT)
+    return (_mix(key - (trial + 1) * _INCREMENT) >> 11) * 2.0**-53
+
+
+def rejection_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
+    """:func:`gumbel_noise` for the draw after all guesses at a position were rejected, independent of their trials."""
+    return gumbel_noise(seed + _REJECTION, position, tokens)

@@ -6,6 +6,7 @@ the model was trained with.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +72,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, special ones included."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells files of token ids that were made with this tokenizer from others: 32 hexadecimal digits."""
+        return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()[:32]
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:

@@ -27,7 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["TokenTree"]
+__all__ = ["Origin", "TokenTree"]
+
+# A drafter's name, and a number that means something to that drafter alone.
+Origin = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class TokenTree:
         verify: may the node be accepted? ``None`` means every one. A node that may not (lookahead's window) is
             still computed, and its children may not be accepted either.
         probs: ``[nodes, vocab]`` distribution each node was drawn from; ``None`` for point masses.
-        gain: the drafter's estimate of the probability that the walk reaches each node, or ``None``.
+        gain: the drafter's estimate of the probability that the walk reaches each node, never larger than its parent's,
+            or ``None``.
+        origin: per node, who guessed it and by which of its ways: what acceptance is counted by. Or ``None``.
         acceptable: which nodes the walk can reach: those that may be accepted, and all above them as well.
 
     Raises:
@@ -57,6 +62,7 @@ class TokenTree:
     verify: tuple[bool, ...] | None = None
     probs: Tensor | None = None
     gain: tuple[float, ...] | None = None
+    origin: tuple[Origin, ...] | None = None
     acceptable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
     _children: tuple[dict[int, int], ...] = field(init=False, repr=False, compare=False)
 
@@ -65,7 +71,12 @@ class TokenTree:
         if size == 0 or len(self.parents) != size or self.parents[0] != -1:
             msg = f"expected as many parents as tokens, the first -1; found {size} tokens, parents {self.parents}"
             raise ValueError(msg)
-        for name, values in (("verify", self.verify), ("gain", self.gain), ("probs", self.probs)):
+        for name, values in (
+            ("verify", self.verify),
+            ("gain", self.gain),
+            ("probs", self.probs),
+            ("origin", self.origin),
+        ):
             if values is not None and len(values) != size:
                 msg = f"expected {size} entries in {name}, found {len(values)}"
                 raise ValueError(msg)
@@ -94,28 +105,6 @@ class TokenTree:
         ids = tuple(tokens)
         return cls(ids, tuple(range(-1, len(ids) - 1)), gain=None if gain is None else tuple(gain), probs=probs)
 
-    @classmethod
-    def trie(cls, root: int, candidates: Iterable[Sequence[int]], max_nodes: int) -> TokenTree:
-        """Merge candidate continuations of ``root`` by their common prefixes, at most ``max_nodes`` guesses in all.
-
-        The first candidate becomes the main chain; what does not fit any more is cut from the end.
-        """
-        tokens, parents, children = [root], [-1], [dict[int, int]()]
-        for candidate in candidates:
-            node = 0
-            for token in candidate:
-                child = children[node].get(token)
-                if child is None:
-                    if len(tokens) > max_nodes:
-                        break
-                    child = len(tokens)
-                    children[node][token] = child
-                    tokens.append(token)
-                    parents.append(node)
-                    children.append({})
-                node = child
-        return cls(tuple(tokens), tuple(parents))
-
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -127,6 +116,10 @@ class TokenTree:
     def child(self, node: int, token: int) -> int | None:
         """The acceptable child of ``node`` that carries ``token``."""
         return self._children[node].get(token)
+
+    def guesses(self, node: int) -> tuple[int, ...]:
+        """Tokens of the acceptable children of ``node``, in the order of the nodes."""
+        return tuple(self._children[node])
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -189,6 +182,7 @@ class TokenTree:
             None if self.verify is None else tuple(self.verify[i] for i in kept),
             None if self.probs is None else self.probs[kept],
             None if self.gain is None else tuple(self.gain[i] for i in kept),
+            None if self.origin is None else tuple(self.origin[i] for i in kept),
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:

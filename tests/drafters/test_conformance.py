@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafters.stores import conformance_spec
 from drafters.trees import (
     ADVERSARIAL,
     Shape,
@@ -28,13 +29,20 @@ from drafters.trees import (
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from pronk.cache.blocks import BlockTable
 from pronk.drafters import REGISTRY, Autoregressive, DraftContext, Drafter, Outcome, PromptLookup, make_drafter
+from pronk.drafters.rates import Rates
 from pronk.engine.request import Request
 from pronk.errors import OptionError
 from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
 
 # Drafters of the registry that a test has to give options.
-SPECS: dict[str, str] = {"prompt_lookup": "prompt_lookup(min_ngram=1, num_chains=3)"}
+SPECS: dict[str, str] = {
+    "prompt_lookup": "prompt_lookup(min_ngram=1, num_chains=3)",
+    "lookahead": "lookahead(window=4, ngram=3, guesses=3)",
+    "retrieval": conformance_spec(),
+    "merged": "merged(prompt_lookup(min_ngram=1), lookahead(window=3), recycling)",
+    "first_of": "first_of(prompt_lookup, lookahead(window=2, ngram=3), jacobi)",
+}
 
 SHAPES: dict[str, Shape] = {
     "random": random_trees,
@@ -133,7 +141,7 @@ def outcome(
         layer: torch.stack([rows([layer, *node], config.hidden_size) for node in nodes])
         for layer in drafter.needs.hidden
     }
-    return Outcome(state, tree, tuple(path), tuple(new), logits, hidden)
+    return Outcome(state, tree, tuple(path), tuple(new), len(before) - 1, SamplingParams(), logits, hidden)
 
 
 def context(
@@ -183,18 +191,36 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def forget_rates(state: Any) -> None:
+    """What was learned from guesses alone goes."""
+    if isinstance(state, Rates):
+        state.offered.clear()
+        state.taken.clear()
+    elif is_dataclass(state):
+        for field in fields(state):
+            forget_rates(getattr(state, field.name))
+
+
 @pytest.mark.parametrize("name", STATEFUL)
-def test_state_depends_on_committed_tokens_alone(name: str) -> None:
+def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> None:
+    """Rates are made of guesses; all else, for a drafter that hears no logits, is made of committed tokens alone."""
     drafter = make(name)
     drafter.bind(make_engine(tiny_decoder()).target)
     for seed in range(12):
         dice = random.Random(seed)
         # Few letters, so that much is guessed, and some of it right.
         tokens, prompt = [dice.randrange(4) for _ in range(80)], dice.randint(1, 60)
+        again = random.Random()
+        again.setstate(dice.getstate())
         state = replay(drafter, tokens, prompt, dice)
-        fresh = drafter.start(tokens[:prompt])
-        root = TokenTree.chain(tokens[prompt - 1 : prompt])
-        drafter.observe([outcome(drafter, fresh, tokens[:prompt], root, (), tokens[prompt:])])
+        if drafter.needs.logits or drafter.needs.hidden:
+            fresh = replay(drafter, tokens, prompt, again)
+        else:
+            fresh = drafter.start(tokens[:prompt])
+            root = TokenTree.chain(tokens[prompt - 1 : prompt])
+            drafter.observe([outcome(drafter, fresh, tokens[:prompt], root, (), tokens[prompt:])])
+            forget_rates(state)
+            forget_rates(fresh)
         assert same(state, fresh)
         (one,), (other,) = (drafter.propose([context(s, tokens, len(tokens))]) for s in (state, fresh))
         assert (one.tokens, one.parents, one.verify) == (other.tokens, other.parents, other.verify)
@@ -297,7 +323,7 @@ def test_options_in_a_name() -> None:
         ("\0", "cannot be read"),
         ("(" * 10_000, "cannot be read"),
         ("-" * 100_000 + "1", "cannot be read"),
-        ("oracle", r"unknown drafter 'oracle'.*autoregressive, prompt_lookup"),
+        ("oracle", r"unknown drafter 'oracle'.*autoregressive, .*prompt_lookup"),
         ("Prompt_Lookup", "unknown drafter 'Prompt_Lookup'"),
         ("prompt_lookup(ngram=2)", r"prompt_lookup: unknown option 'ngram'.*max_ngram, min_ngram"),
         ("autoregressive(num_tokens=2)", r"autoregressive: unknown option 'num_tokens'.*no options"),

@@ -18,7 +18,7 @@ from drafters.trees import (
     random_trees,
 )
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
-from pronk.drafters import Autoregressive, Drafter, PromptLookup
+from pronk.drafters import Autoregressive, Drafter, GaussSeidel, Jacobi, Lookahead, Merged, PromptLookup, Recycling
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult
@@ -41,11 +41,19 @@ PROMPTS = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 16, 
 DRAFTERS: dict[str, Drafter[Any]] = {
     "autoregressive": Autoregressive(),
     "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=12, num_chains=4),
+    "jacobi": Jacobi(),
+    "gauss_seidel": GaussSeidel(num_tokens=5),
+    "lookahead": Lookahead(window=4, ngram=3, guesses=5),
+    "recycling": Recycling(num_nodes=20, top_k=6),
+    "merged": Merged((PromptLookup(min_ngram=1), Recycling(shared=True), Lookahead(window=2))),
     "random": TreeDrafter(random_trees),
     "oracle": TreeDrafter(oracle_trees(0.7)),
     "adversarial": TreeDrafter(adversarial, ends=ENDS),
     "explore": TreeDrafter(explore_trees),
 }
+
+# One for each prompt, where a test mixes them: what is right and wrong in every way a tree can be.
+MIXED = ("autoregressive", "prompt_lookup", "random", "oracle", "adversarial", "explore")
 
 CORE = ("greedy", "temperature", "top_p", "penalties", "bias", "all")
 OPTIONS: dict[str, dict[str, Any]] = {

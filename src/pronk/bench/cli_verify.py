@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pronk.bench.verify import NamedPrompt, VerifyReport
     from pronk.llm import LLM
+    from pronk.sampling import Rule
 
 __all__ = ["verify"]
 
@@ -58,6 +59,9 @@ def verify(
         int, typer.Option(help="Strings per drafter to compare with the model's law, 100 or more; 0 is none.", min=0)
     ] = 2000,
     seed: Annotated[int, typer.Option(help="Same seed, same verdicts.", min=0)] = 0,
+    rule: Annotated[
+        str, typer.Option(help="How guesses are accepted in sampled texts: coupled or rejection.")
+    ] = "coupled",
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Prove that guessing does not change what the model says.
@@ -71,6 +75,10 @@ def verify(
 
     [bold]Law[/]: strings drawn with many seeds against the exact law of the
     model's logits (chi-square).
+
+    With [bold]--rule rejection[/] sampled tokens depend on the guesses: only
+    greedy texts are compared, log-probs agree up to rounding, and the law is
+    what tests the sampled ones.
 
     [bold]Accepted[/]: guesses that took part. Where none was accepted nothing
     was tested, and the table says so.
@@ -86,6 +94,8 @@ def verify(
 
     pronk verify --drafter "prompt_lookup(num_tokens=12)" --samples 0
 
+    pronk verify --rule rejection
+
     pronk verify --model ./checkpoint --device cuda --dtype bfloat16
     """
     from pronk.console import Screen
@@ -94,7 +104,7 @@ def verify(
         from pronk.bench.verify import Settings
         from pronk.drafters import make_drafter
 
-        settings = Settings(max_tokens, samples, seed)
+        settings = Settings(max_tokens, samples, seed, cast("Rule", rule))
         for spec in drafter or ():
             make_drafter(spec)  # a mistake is told before the model is loaded
         texts = _select(prompts, limit)
@@ -121,7 +131,7 @@ def _steps(
     reasons: dict[str, str] = {}
     names = drafters
     if names is None:
-        names, reasons = fitting_drafters(llm, fitting(llm, prompts, settings.max_tokens)[0])
+        names, reasons = fitting_drafters(llm, fitting(llm, prompts, settings.max_tokens)[0], settings.rule)
     asked = drafters is not None
     yield from verify_steps(llm, names, prompts, settings, required=asked, left_out=reasons, progress=progress)
 

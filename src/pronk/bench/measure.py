@@ -123,7 +123,9 @@ class Bench:
     def _warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Caches, thread pools, lazy imports; and the cost of a pass, which needs no prompt of its own."""
         ids = fit(self._first_ids(prompts), max(1, self._llm.config.context // 2))
-        item = Item(ids, SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True), Sample("", "", "", "", 0.0, 0, 0))
+        item = Item(
+            ids, SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True), Sample("", "", "", "", 0.0, 0, -1)
+        )
         with self._timer.preparing():
             for method in self._methods:
                 self._attempt(method, [item])

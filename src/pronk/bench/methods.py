@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 from pronk.bench.machine import PeakMemory
 from pronk.bench.peers import METHODS, Peer, PeerError, PeerRequest
 from pronk.bench.records import Sample
+from pronk.drafters import Drafter, make_drafter
 from pronk.engine.request import end_ids
 from pronk.llm import LLM
 from pronk.sampling import SamplingParams
@@ -41,7 +43,11 @@ class Method(ABC):
 
 
 class Drafting(Method):
-    """One of our drafters."""
+    """One of our drafters.
+
+    Those that remember earlier outputs have a memory of their own for each repeat and temperature: nobody is measured
+    on a prompt that it has answered before.
+    """
 
     engine = "pronk"
 
@@ -49,13 +55,17 @@ class Drafting(Method):
         self.name = drafter
         self._llm = llm
         self._peak = peak
+        self._drafters: dict[tuple[float, int], Drafter[Any]] = {}
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
         """Time the whole call; a batch's time is shared by its prompts."""
+        memory = (items[0].sample.temperature, items[0].sample.repeat)
+        if memory not in self._drafters:
+            self._drafters[memory] = make_drafter(self.name)
         prompts, params = [item.ids for item in items], [item.params for item in items]
         self._peak.reset()
         began = perf_counter()
-        completions = self._llm.generate(prompts, params, drafter=self.name)
+        completions = self._llm.generate(prompts, params, drafter=self._drafters[memory])
         seconds = (perf_counter() - began) / len(items)
         peak = self._peak.read()
         return [

@@ -1,9 +1,9 @@
 """The contract between the engine and whoever guesses tokens.
 
 A drafter has two verbs. ``propose`` turns what is known of some requests into one tree each; ``observe`` tells it
-what the target said. It may keep a state per request, which must depend on the committed tokens alone: whatever was
-guessed and rejected leaves no trace, so that a request can be replayed. Nothing a drafter does changes the text,
-only how many passes it takes.
+what the target said. It may keep a state per request, which must depend on the committed tokens and, if the drafter
+learns from its guesses, on what the target said of its trees: a request that goes the same way has the same state, and
+proposing leaves no trace. Nothing a drafter does changes the text, only how many passes it takes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
+from pronk.engine.costs import PassCosts
 from pronk.model.decoder import Decoder
 from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
@@ -33,18 +34,27 @@ class Needs:
     Attributes:
         hidden: numbers of layers whose output it wants at every node: 1 is the first layer's, before the final norm.
         logits: whether it wants the logits of every node, those that may not be accepted included.
+        costs: whether it wants to know what passes cost on this machine.
     """
 
     hidden: tuple[int, ...] = ()
     logits: bool = False
+    costs: bool = False
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model that a drafter guesses for; given once, when both are brought together."""
+    """The model that a drafter guesses for; given once, when both are brought together.
+
+    Attributes:
+        decoder: the model.
+        cache: its keys and values.
+        vocabulary: fingerprint of its tokenizer, by which files of token ids are told apart, or ``None``.
+    """
 
     decoder: Decoder
     cache: PagedCache
+    vocabulary: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,7 @@ class DraftContext(Generic[State]):
         params: the request's options.
         seed: the request's seed, for drafters that sample with the target's noise.
         table: where the target's keys and values of the first ``table.length`` tokens are.
+        costs: what a pass costs by its rows, if the drafter needs it and the cache had room to measure it.
     """
 
     state: State
@@ -71,6 +82,7 @@ class DraftContext(Generic[State]):
     params: SamplingParams
     seed: int
     table: BlockTable
+    costs: PassCosts | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +95,8 @@ class Outcome(Generic[State]):
         path: its accepted nodes, from the first below the root on.
         committed: the tokens that became certain in this step; not only tokens of this tree, and not yet those that are
             provisional.
+        position: of the tree's root in the text, from 0.
+        params: the request's options.
         logits: ``[nodes, vocab]`` of the tree if the drafter needs them.
         hidden: layer number to ``[nodes, hidden]`` for the layers that the drafter needs.
     """
@@ -91,6 +105,8 @@ class Outcome(Generic[State]):
     tree: TokenTree
     path: tuple[int, ...]
     committed: tuple[int, ...]
+    position: int
+    params: SamplingParams
     logits: Tensor | None = None
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
 

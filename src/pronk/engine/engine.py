@@ -7,6 +7,10 @@ chosen at main-chain nodes, and keeps what was chosen further down as *provision
 next pass, as its main chain, and what that pass chooses is certain. It costs a few rows and no extra pass, and the
 output is that of plain decoding to the bit. On devices whose kernels make no such promise (``exact=False``) every
 choice is final and the accepted rows are moved into place.
+
+The same goes for every request that samples by the *rejection* rule, on any device. To choose again gives the same
+token only where the choice depends on the logits, the seed and the position alone; there it depends on the guesses
+too, of which the token chosen before would be one, and the text would no longer have the model's law.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from torch import Tensor
 from pronk.cache.paged import PagedCache
 from pronk.choice import token_logprobs
 from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
+from pronk.engine.budget import paying
+from pronk.engine.costs import PassCosts
 from pronk.engine.interrupts import uninterrupted
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult, Runner
@@ -38,12 +44,16 @@ __all__ = ["Engine"]
 
 @dataclass(frozen=True)
 class _Plan:
-    """One request's part of a step: ``lead`` certain and provisional tokens, the last of them the root of ``draft``."""
+    """One request's part of a step: ``lead`` certain and provisional tokens, the last of them the root of ``draft``.
+
+    ``position`` is that of the first node of ``tree``.
+    """
 
     turn: Turn
     draft: TokenTree
     tree: TokenTree
     job: Job
+    position: int
 
     @property
     def start(self) -> int:
@@ -68,8 +78,21 @@ class Engine:
         prefill_chunk: int = 512,
         max_tree: int = 128,
         exact: bool | None = None,
+        budget: bool = False,
+        vocabulary: str | None = None,
     ) -> None:
-        """``exact`` keeps choices off the main chain provisional; the default is to do so on a CPU."""
+        """Bring a model and its cache together.
+
+        Args:
+            decoder: the model.
+            cache: for its keys and values.
+            max_batch: most requests in a pass.
+            prefill_chunk: most prompt tokens in a pass.
+            max_tree: most rows of a request in a pass that decodes.
+            exact: keep choices off the main chain provisional; the default is to do so on a CPU.
+            budget: drop guesses that do not pay for their rows (see :mod:`pronk.engine.budget`).
+            vocabulary: fingerprint of the tokenizer.
+        """
         self.runner = Runner(decoder, cache)
         self.cache = cache
         self.window = decoder.config.window
@@ -77,7 +100,9 @@ class Engine:
         self.scheduler = Scheduler(cache, self.window, max_batch, prefill_chunk, max_tree)
         self.max_tree = max_tree
         self.exact = self.runner.device.type == "cpu" if exact is None else exact
-        self.target = Target(decoder, cache)
+        self.budget = budget
+        self.costs: PassCosts | None = None
+        self.target = Target(decoder, cache, vocabulary)
 
     def add(self, request: Request) -> None:
         """Take a request in."""
@@ -94,7 +119,7 @@ class Engine:
             self._dismiss()
             turns = self.scheduler.schedule()
             self._start_drafting(turns)
-        drafts = self._propose(turns)
+        drafts = self._afford(turns, self._propose(turns))
         with uninterrupted():
             plans = [self._plan(turn, drafts.get(turn.request)) for turn in turns]
         result = self._forward(plans)
@@ -130,10 +155,31 @@ class Engine:
                 request.stats.draft_seconds += seconds
         return drafts
 
+    def _afford(self, turns: Sequence[Turn], drafts: dict[Request, TokenTree]) -> dict[Request, TokenTree]:
+        """The guesses that pay for their rows, where a drafter says how likely they are."""
+        if not self.budget or all(tree.gain is None for tree in drafts.values()):
+            return drafts
+        costs = self._costs()
+        if costs is None:
+            return drafts
+        rows = sum(turn.count + (len(turn.request.provisional) if turn.decodes else 0) for turn in turns)
+        trees = paying(list(drafts.values()), rows, costs)
+        return dict(zip(drafts, trees, strict=True))
+
+    def _costs(self) -> PassCosts | None:
+        """What passes cost: measured when first asked for, as soon as the cache has room."""
+        if self.costs is None:
+            with uninterrupted():
+                self.costs = PassCosts.measure(self.runner)
+        return self.costs
+
     def _accept_draft(self, drafter: Drafter[Any], context: DraftContext[Any], tree: TokenTree) -> TokenTree:
         """The proposal within the limits; guesses that the target has no token for are left out."""
         if tree.tokens[0] != context.tokens[-1]:
             msg = f"drafter {drafter.name}: expected a tree below token {context.tokens[-1]}, found {tree.tokens[0]}"
+            raise OptionError(msg)
+        if tree.probs is not None and context.params.rejects:
+            msg = f'rule: expected "coupled" with {drafter.name}, which draws its guesses at random; found "rejection"'
             raise OptionError(msg)
         if min(tree.tokens) < 0 or max(tree.tokens) >= self.vocab_size:
             tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < self.vocab_size)
@@ -150,6 +196,7 @@ class Engine:
             request.params,
             request.seed,
             request.table,
+            self._costs() if request.drafter.needs.costs else None,
         )
 
     def _plan(self, turn: Turn, draft: TokenTree | None) -> _Plan:
@@ -165,7 +212,7 @@ class Engine:
         if _reports_prompt(request):
             first = 0
         job = Job(Segment(request.table, tree), range(first, len(tree)), len(request.prompt))
-        return _Plan(turn, draft, tree, job)
+        return _Plan(turn, draft, tree, job, held)
 
     def _forward(self, plans: Sequence[_Plan]) -> PassResult:
         layers = frozenset(layer for plan in plans for layer in plan.turn.request.drafter.needs.hidden)
@@ -186,11 +233,15 @@ class Engine:
             return None
         logits = logits[plan.start - plan.job.wanted.start :]
         found = self._walk(plan, logits)
-        keep = found.certain if self.exact else len(found.tokens)
+        keep = len(found.tokens) if self._is_final(request) else found.certain
         committed = self._commit_tokens(plan, found, keep, logits)
         self._commit_rows(request, [*range(plan.start + 1), *found.path[: keep - 1]])
         self._keep_provisional(plan, found, keep)
         return self._outcome(plan, found, committed, result, index)
+
+    def _is_final(self, request: Request) -> bool:
+        """Whether choices off the main chain are not made again."""
+        return not self.exact or request.params.rejects
 
     def _walk(self, plan: _Plan, logits: Tensor) -> Walk:
         """The target's choices from the last certain token on; ``logits`` has a row per node from there."""
@@ -201,7 +252,10 @@ class Engine:
         best: list[int] | None = logits.argmax(-1).tolist() if chooser.is_argmax else None
 
         def choose(node: int, _: int) -> int:
-            token = chooser.choose(logits[node - start]) if best is None else best[node - start]
+            if request.params.rejects:
+                token = chooser.reject(logits[node - start], plan.tree.guesses(node))
+            else:
+                token = chooser.choose(logits[node - start]) if best is None else best[node - start]
             chooser.advance(token)
             return token
 
@@ -258,10 +312,12 @@ class Engine:
         path = tuple(node - above for node in found.path if node > above)
         depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
         self._record(plan, len(depths) - 1, max(depths, default=0), len(path), len(committed))
+        request.stats.count_sources(draft, path)
         needs = request.drafter.needs
         logits = result.logits[index][above - plan.job.wanted.start :] if needs.logits else None
         hidden = {layer: result.hidden[layer][index][above:] for layer in needs.hidden}
-        return Outcome(request.draft_state, draft, path, committed, logits, hidden)
+        root = plan.position + above
+        return Outcome(request.draft_state, draft, path, committed, root, request.params, logits, hidden)
 
     def _record(self, plan: _Plan, drafted: int, depth: int, accepted: int, tokens: int) -> None:
         request, stats = plan.turn.request, plan.turn.request.stats

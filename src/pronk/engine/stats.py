@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["Stats", "Step"]
+from pronk.tree import TokenTree
+
+__all__ = ["Source", "Stats", "Step"]
 
 
 class Step(NamedTuple):
@@ -36,6 +39,13 @@ class Step(NamedTuple):
     clock: float
 
 
+class Source(NamedTuple):
+    """One drafter's guesses: how many were computed, and how many were accepted."""
+
+    drafted: int
+    accepted: int
+
+
 @dataclass
 class Stats:
     """Counts and seconds of one request.
@@ -49,6 +59,7 @@ class Stats:
         total_seconds: from the request's start to its end.
         steps: the passes of the target that chose tokens; the last pass over the prompt is the first of them, so
             that plain decoding has exactly one token per step.
+        sources: drafter's name to what became of its guesses, where a tree says whose they are.
     """
 
     prompt_tokens: int = 0
@@ -58,6 +69,18 @@ class Stats:
     target_seconds: float = 0.0
     total_seconds: float = 0.0
     steps: list[Step] = field(default_factory=list, repr=False)
+    sources: dict[str, Source] = field(default_factory=dict)
+
+    def count_sources(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Whose guesses a verified tree had; ``path`` are its accepted nodes."""
+        if tree.origin is None:
+            return
+        accepted = set(path)
+        for node in range(1, len(tree)):
+            if tree.acceptable[node]:
+                name = tree.origin[node][0]
+                drafted, taken = self.sources.get(name, Source(0, 0))
+                self.sources[name] = Source(drafted + 1, taken + (node in accepted))
 
     @property
     def target_steps(self) -> int:
@@ -108,6 +131,7 @@ class Stats:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "carried": self.carried,
+            "sources": {name: source._asdict() for name, source in self.sources.items()},
             "acceptance": self.acceptance,
             "draft_seconds": self.draft_seconds,
             "target_seconds": self.target_seconds,

@@ -52,6 +52,13 @@ def test_verified(run: Run) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_rejection(run: Run) -> None:
+    code, out, _ = run(*SMALL, "--drafter", "prompt_lookup(min_ngram=1)", "--rule", "rejection")
+    assert code == 0
+    assert "4/4" in out
+    assert "the law of sampled ones was not tested" in " ".join(out.split())
+
+
 def test_json_is_one_object(run: Run) -> None:
     code, out, err = run(*SMALL, "--json", "--max-tokens", "24")
     report = json.loads(out)
@@ -69,7 +76,13 @@ def test_nothing_accepted_is_not_verified(run: Run) -> None:
 def test_mistakes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Any] = []
     monkeypatch.setattr(pronk.llm, "LLM", lambda *given, **_: loaded.append(given))
-    for args in (("--drafter", "nonsense"), ("--samples", "7"), ("--seed", str(2**64)), ("--prompts", "/none.jsonl")):
+    for args in (
+        ("--drafter", "nonsense"),
+        ("--samples", "7"),
+        ("--rule", "luck"),
+        ("--seed", str(2**64)),
+        ("--prompts", "/none.jsonl"),
+    ):
         with pytest.raises(OptionError):
             run(*args)
     with pytest.raises(typer.TyperException):

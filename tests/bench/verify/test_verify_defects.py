@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +91,18 @@ def test_sometimes_unverified_guesses_change_the_law(llm: LLM, monkeypatch: pyte
     assert strings is not None
     assert strings.failed
     assert strings.accepted > 0
+
+
+def test_rejection_without_a_new_norm_changes_the_law(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second guess, and the draw after it, get less than their share."""
+
+    def reject(p: Tensor, guesses: Sequence[int], accepts: Any, _: Any) -> int:
+        return next((x for j, x in enumerate(guesses) if accepts(j, float(p[x]))), int(p.argmax()))
+
+    monkeypatch.setattr(pronk.choice, "reject", reject)
+    monkeypatch.setattr(llm.engine, "budget", False)
+    report = check(llm, settings=replace(DRAWN, rule="rejection"))
+    assert not report.passed
 
 
 @pytest.mark.parametrize("scale", [0.6, 1.6])

@@ -15,7 +15,7 @@ from pronk.sampling import SamplingParams
 
 @pytest.fixture(scope="module")
 def law(llm: LLM) -> Law:
-    found = stage(llm, some_prompts(llm)[:2])
+    found = stage(llm, some_prompts(llm)[:2], exact=True)
     assert found is not None
     return found
 
@@ -61,7 +61,7 @@ def test_a_context_without_room_has_no_law(llm: LLM, monkeypatch: pytest.MonkeyP
     prompts = some_prompts(llm)[1:]
     size = len(prompts[0].ids)
     monkeypatch.setattr(llm, "config", _Short(size + DEPTH))
-    assert stage(llm, prompts) is None
+    assert stage(llm, prompts, exact=True) is None
 
 
 class _Short:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from bench.verify.verify_cases import DRAWN, GUESSER, QUICK, SILENT, check, guessing, is_json, some_prompts
@@ -17,6 +19,7 @@ from pronk.bench.verify.table import show
 from pronk.drafters import REGISTRY
 from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
+from pronk.tree import TokenTree
 
 
 def shown(report: VerifyReport) -> str:
@@ -61,6 +64,46 @@ def test_everything_passes_and_was_tested(report: VerifyReport) -> None:
     assert strings is not None
     assert 0 < strings.accepted < strings.drafted
     assert 0 < guessing(report).accepted < guessing(report).drafted
+
+
+def test_rejection(bundled: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy texts are compared, sampled ones re-scored, and strings drawn; the table says which."""
+    monkeypatch.setattr(bundled.engine, "budget", False)  # it depends on measured times, and the tokens on it
+    settings = Settings(max_tokens=32, samples=100, rule="rejection")
+    report = verify_model(bundled, [GUESSER], some_prompts(bundled)[:1], settings)
+    assert report.passed
+    assert report.to_dict()["rule"] == "rejection"
+    each = guessing(report)
+    assert each.equality is not None
+    assert each.rescoring is not None
+    assert each.distribution is not None
+    assert each.equality.texts == each.equality.equal == 2
+    assert each.rescoring.tokens >= 100
+    assert each.rescoring.tolerance > 0
+    assert each.rescoring.accepted > each.equality.accepted > 0
+    assert 0 < each.distribution.accepted < each.distribution.drafted
+    assert set(each.verdicts().values()) == {"passed"}
+    text = read(report)
+    assert "same greedy" in text
+    assert "those sampled by rejection depend on the guesses and share only their law" in text
+    assert f"{each.accepted} accepted guesses changed no greedy text and no law." in text
+    assert max(map(len, shown(report).splitlines()[3:])) <= 80
+    untested = replace(report, drafters=tuple(replace(part, distribution=None) for part in report.drafters))
+    assert "the law of sampled ones was not tested" in read(untested)
+
+
+def test_drafters_that_do_not_fit_the_rule(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Random(PromptLookup):
+        name = "random"
+
+        def propose(self, contexts: Any) -> list[TokenTree]:
+            return [TokenTree.chain([each.tokens[-1]], probs=torch.ones(1, 4)) for each in contexts]
+
+    monkeypatch.setitem(REGISTRY, "random", Random)
+    assert "random" in fitting_drafters(llm, some_prompts(llm)[0])[0]
+    fit, reasons = fitting_drafters(llm, some_prompts(llm)[0], "rejection")
+    assert "prompt_lookup" in fit
+    assert 'expected "coupled" with random' in reasons["random"]
 
 
 def test_report_as_json_and_as_table(report: VerifyReport) -> None:
@@ -154,7 +197,9 @@ def test_registered_drafters_that_fit(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     assert "refusing: left out: refusing: expected a checkpoint" in shown(report)
 
 
-@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"samples": 99}, {"samples": -1}, {"seed": -1}, {"seed": 2**63}])
-def test_settings_out_of_range(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"rule": "luck"}, {"max_tokens": 0}, {"samples": 99}, {"samples": -1}, {"seed": -1}, {"seed": 2**63}]
+)
+def test_settings_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(wrong))):
         Settings(**wrong)

@@ -1,7 +1,8 @@
 """Distribution: strings of several tokens, drawn with many seeds, against the model's exact law.
 
 For the coupled choice this follows from equality, but only as far as plain decoding itself samples rightly; a rule
-that accepts guesses by chance has no other proof. The verdict depends on the seed alone, so it is the same each time.
+that accepts guesses by chance has no other proof. The verdict depends on the seed alone (by rejection on the guesses,
+too), so it is the same each time.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 from pronk.bench.verify.chi_square import chi_square, merge_small, p_value
 from pronk.bench.verify.law import DEPTH, DRAW, Law
 from pronk.bench.verify.plain import continuation, run
-from pronk.bench.verify.prompts import Meter
+from pronk.bench.verify.prompts import Meter, Settings
 from pronk.drafters import Drafter
 from pronk.engine.request import Request
 from pronk.llm import LLM
-from pronk.sampling import derive_seed
+from pronk.sampling import SamplingParams, derive_seed
 
 __all__ = ["SIGNIFICANCE", "Distribution", "draw", "judge_counts", "strings_length"]
 
@@ -72,26 +73,27 @@ def strings_length() -> int:
     return DEPTH + 1
 
 
-def draw(llm: LLM, law: Law, drafter: Drafter[Any], samples: int, seed: int, meter: Meter) -> list[Request]:
-    """Draw ``samples`` strings, each with a seed of its own; ``drafter`` has met the target."""
+def draw(llm: LLM, law: Law, drafter: Drafter[Any], settings: Settings, meter: Meter) -> list[Request]:
+    """Draw strings, each with a seed of its own; ``drafter`` has met the target."""
     drawn: list[Request] = []
-    while len(drawn) < samples:
-        count = min(_SHARING, samples - len(drawn))
-        drawn += _draw_sharing(llm, law, drafter, [derive_seed(seed, len(drawn) + i) for i in range(count)])
-        meter.add(count * strings_length())
+    params = replace(DRAW, max_tokens=strings_length(), rule=settings.rule)
+    while len(drawn) < settings.samples:
+        places = range(len(drawn), min(len(drawn) + _SHARING, settings.samples))
+        wanted = [replace(params, seed=derive_seed(settings.seed, place)) for place in places]
+        drawn += _draw_sharing(llm, law, drafter, wanted)
+        meter.add(len(wanted) * strings_length())
     return drawn
 
 
-def _draw_sharing(llm: LLM, law: Law, drafter: Drafter[Any], seeds: Iterable[int]) -> list[Request]:
+def _draw_sharing(llm: LLM, law: Law, drafter: Drafter[Any], wanted: Iterable[SamplingParams]) -> list[Request]:
     """Strings that start from the prompt's cache, which one more request keeps alive.
 
     So a string costs no pass over the prompt, and its first token can be a guess.
     """
     prompt = law.prompt.ids
-    params = replace(DRAW, max_tokens=strings_length())
     room = llm.config.context - len(prompt)
     holder = continuation(llm, prompt, replace(DRAW, max_tokens=min(room, 2 * _SHARING)))
-    strings = [continuation(llm, prompt, replace(params, seed=seed), drafter=drafter, parent=holder) for seed in seeds]
+    strings = [continuation(llm, prompt, params, drafter=drafter, parent=holder) for params in wanted]
     llm.engine.add(holder)
     try:
         run(llm, strings)

@@ -1,4 +1,7 @@
-"""Equality: the tokens are those of plain decoding, of one text alone, whoever guesses and whatever is in the batch."""
+"""Equality: the tokens are those of plain decoding, of one text alone, whoever guesses and whatever is in the batch.
+
+Texts that are sampled by rejection are left out: their tokens depend on the guesses, and only their law is the same.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ class Equality:
 def options(mode: str, index: int, settings: Settings) -> SamplingParams:
     """The options of prompt number ``index``; each has a seed of its own."""
     seed = derive_seed(settings.seed, index)
-    return SamplingParams(max_tokens=settings.max_tokens, seed=seed, logprobs=1, **MODES[mode])
+    return SamplingParams(max_tokens=settings.max_tokens, seed=seed, logprobs=1, rule=settings.rule, **MODES[mode])
 
 
 def alone(
@@ -127,16 +130,17 @@ def batched(
 def compare(llm: LLM, so_far: Equality, want: Sequence[Text], got: Sequence[Text]) -> Equality:
     """Add texts to the count: ``got`` against plain decoding of the same prompts with the same options."""
     found: list[Divergence] = []
-    for plain, text in zip(want, got, strict=True):
+    pairs = [pair for pair in zip(want, got, strict=True) if not pair[1].params.rejects]
+    for plain, text in pairs:
         assert (plain.prompt, plain.params) == (text.prompt, text.params)
         divergence = explain(llm, plain.done, text.done, text.params, (text.prompt.id, text.mode, text.batch))
         if divergence is not None:
             found.append(divergence)
     return Equality(
         so_far.exact,
-        so_far.texts + len(got),
-        so_far.equal + len(got) - len(found),
-        so_far.drafted + sum(text.done.stats.drafted for text in got),
-        so_far.accepted + sum(text.done.stats.accepted for text in got),
+        so_far.texts + len(pairs),
+        so_far.equal + len(pairs) - len(found),
+        so_far.drafted + sum(text.done.stats.drafted for _, text in pairs),
+        so_far.accepted + sum(text.done.stats.accepted for _, text in pairs),
         (*so_far.divergences, *found),
     )

@@ -54,11 +54,11 @@ class Law:
     information: float = 0.0
 
     @classmethod
-    def after(cls, llm: LLM, prompt: NamedPrompt) -> Law:
+    def after(cls, llm: LLM, prompt: NamedPrompt, *, exact: bool) -> Law:
         """The law by its definition, from the logits of plain passes.
 
         That is the softmax of the ``top_k`` largest over the temperature, in double precision; nothing of
-        :mod:`pronk.choice` has a part in it.
+        :mod:`pronk.choice` has a part in it. Where logits are not ``exact``, rounding may put another token in the top.
         """
         cells: dict[Cell, float] = {}
         possible: dict[Cell, frozenset[int]] = {}
@@ -75,7 +75,7 @@ class Law:
                 information += mass * float(likely @ (scaled - likely @ scaled) ** 2)
                 probs = likely[:LETTERS].tolist()
                 # Of tokens that tie for the last place any may be taken; where rounding differs, also the next ones.
-                slack = 0.0 if llm.engine.exact else 2 * rounding(llm, float(logits.abs().max()))
+                slack = 0.0 if exact else 2 * rounding(llm, float(logits.abs().max()))
                 kept = (logits >= top.values[-1] - slack).nonzero().flatten()
                 possible[prefix] = frozenset(kept.tolist())
                 named = top.indices[:LETTERS].tolist()
@@ -96,14 +96,14 @@ class Law:
         return cell
 
 
-def stage(llm: LLM, prompts: Sequence[NamedPrompt]) -> Law | None:
+def stage(llm: LLM, prompts: Sequence[NamedPrompt], *, exact: bool) -> Law | None:
     """The law after one of the prompts, extended: the one that tells most. ``None`` if none has room, or a choice.
 
     After ``… X`` a text ``… X abc X def X ghi X jkl X`` is put, where abc and so on are plain samples after what
     stands before them and begin with different likely tokens. Then whoever copies has something to guess for most
     first tokens, and it is right as often as the model repeats itself; who guesses by a model needs no help.
     """
-    laws = [Law.after(llm, staged) for prompt in prompts if (staged := _extend(llm, prompt)) is not None]
+    laws = [Law.after(llm, staged, exact=exact) for prompt in prompts if (staged := _extend(llm, prompt)) is not None]
     open_ = [law for law in laws if max(law.cells.values()) < _CERTAIN]
     return max(open_, key=lambda law: law.information, default=None)
 

@@ -117,7 +117,8 @@ def score_next(
     """What plain decoding sees after ``prompt`` and each of ``outputs``, under the request's options and seed."""
     requests = []
     for output in outputs:
-        options = replace(params, max_tokens=len(output) + 1, logprobs=None, prompt_logprobs=None)
+        length = len(output) + 1
+        options = replace(params, max_tokens=length, logprobs=None, prompt_logprobs=None, rule="coupled")
         requests.append(continuation(llm, prompt, options, chooser=Recorder, output=output))
     run(llm, requests)
     recorders = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
+from pronk.sampling import Rule, SamplingParams
 
 __all__ = ["LEAST_SAMPLES", "Meter", "NamedPrompt", "Progress", "Settings", "fitting"]
 
@@ -36,7 +37,10 @@ class Settings:
     Attributes:
         max_tokens: tokens per text, at least 1.
         samples: strings per drafter for the test of the distribution, 100 or more; 0 leaves the test out.
-        seed: of all that is drawn; with the same seed the verdicts are the same.
+        seed: of all that is drawn; with the same seed the verdicts are the same (by rejection: if the guesses are).
+        rule: how guesses are accepted in sampled texts and strings. By rejection sampled tokens depend on the guesses,
+            so equality is asked of greedy texts alone, and log-probabilities agree up to rounding, because accepted
+            rows are moved into place on every device.
 
     Raises:
         OptionError: one of them is out of its range.
@@ -45,6 +49,7 @@ class Settings:
     max_tokens: int = 64
     samples: int = 2000
     seed: int = 0
+    rule: Rule = "coupled"
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -56,6 +61,7 @@ class Settings:
         if not 0 <= self.seed < 2**63:
             msg = f"seed: expected an integer in 0..2^63-1, found {self.seed}"
             raise OptionError(msg)
+        SamplingParams(rule=self.rule)  # says what is wrong with another
 
 
 @dataclass

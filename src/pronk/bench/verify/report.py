@@ -37,12 +37,12 @@ class DrafterReport:
     @property
     def drafted(self) -> int:
         """Guesses in all checks."""
-        return sum(check.drafted for check in (self.equality, self.distribution) if check is not None)
+        return sum(check.drafted for check in (self.rescoring, self.distribution) if check is not None)
 
     @property
     def accepted(self) -> int:
         """Guesses that the target confirmed, in all checks."""
-        return sum(check.accepted for check in (self.equality, self.distribution) if check is not None)
+        return sum(check.accepted for check in (self.rescoring, self.distribution) if check is not None)
 
     @property
     def tested(self) -> bool:
@@ -55,21 +55,16 @@ class DrafterReport:
         return any(check.failed for check in (self.equality, self.rescoring, self.distribution) if check is not None)
 
     def verdicts(self) -> dict[str, Verdict]:
-        """The verdict of each check. Log-probabilities are those of the texts that equality looks at."""
-        texts = 0 if self.equality is None else self.equality.accepted
-        strings = 0 if self.distribution is None else self.distribution.accepted
-        return {
-            "equality": self._verdict(self.equality, texts),
-            "rescoring": self._verdict(self.rescoring, texts),
-            "distribution": self._verdict(self.distribution, strings),
-        }
+        """The verdict of each check."""
+        checks = {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
+        return {name: self._verdict(check) for name, check in checks.items()}
 
-    def _verdict(self, check: Equality | Rescoring | Distribution | None, accepted: int) -> Verdict:
+    def _verdict(self, check: Equality | Rescoring | Distribution | None) -> Verdict:
         if check is None:
             return "skipped"
         if check.failed:
             return "failed"
-        return "passed" if self.plain or accepted else "vacuous"
+        return "passed" if self.plain or check.accepted else "vacuous"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -150,6 +145,7 @@ class VerifyReport:
             "max_tokens": self.settings.max_tokens,
             "samples": self.settings.samples,
             "seed": self.settings.seed,
+            "rule": self.settings.rule,
             "prompts": self.prompts,
             "prompts_too_long": self.too_long,
             "drafters": [each.to_dict() for each in self.drafters],

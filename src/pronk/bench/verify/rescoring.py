@@ -29,6 +29,8 @@ class Rescoring:
         where: the first wrong one: prompt, mode, position.
         left_out: texts that the model reads otherwise as a prompt (beyond the context that *dynamic* RoPE scaling
             starts from, whose frequencies depend on the length of the prompt).
+        drafted: guesses in all texts.
+        accepted: guesses there that the target confirmed.
     """
 
     tolerance: float
@@ -37,6 +39,8 @@ class Rescoring:
     worst: float = 0.0
     where: str | None = None
     left_out: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def failed(self) -> bool:
@@ -45,7 +49,7 @@ class Rescoring:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        names = ("failed", "tokens", "wrong", "worst", "tolerance", "where", "left_out")
+        names = ("failed", "tokens", "wrong", "worst", "tolerance", "where", "left_out", "drafted", "accepted")
         return {name: getattr(self, name) for name in names}
 
 
@@ -58,13 +62,13 @@ class Scorer:
     _known: dict[tuple[int, ...], list[Report | None]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def make(cls, llm: LLM, prompts: Sequence[NamedPrompt]) -> Scorer:
+    def make(cls, llm: LLM, prompts: Sequence[NamedPrompt], *, exact: bool) -> Scorer:
         """A scorer whose tolerance fits the logits after the prompts.
 
-        A log-probability is a logit less the log of a sum over all logits; rounding may move each of the two by
-        what it may move a logit.
+        It is 0 if they are to be ``exact``. A log-probability is a logit less the log of a sum over all logits;
+        rounding may move each of the two by what it may move a logit.
         """
-        if llm.engine.exact:
+        if exact:
             return cls(llm, 0.0)
         judges = [score_next(llm, prompt.ids, [[]], SamplingParams())[0] for prompt in prompts]
         return cls(llm, 2 * rounding(llm, max(float(judge.logits.abs().max()) for judge in judges)))
@@ -91,7 +95,12 @@ def rescore(scorer: Scorer, so_far: Rescoring, texts: Sequence[Text]) -> Rescori
     """Add texts to the count."""
     full = [[*text.prompt.ids, *text.done.token_ids] for text in texts]
     fit = [index for index, tokens in enumerate(full) if scorer.can_score(len(tokens))]
-    result = replace(so_far, left_out=so_far.left_out + len(texts) - len(fit))
+    result = replace(
+        so_far,
+        left_out=so_far.left_out + len(texts) - len(fit),
+        drafted=so_far.drafted + sum(text.done.stats.drafted for text in texts),
+        accepted=so_far.accepted + sum(text.done.stats.accepted for text in texts),
+    )
     for index, scored in zip(fit, scorer.score(full[index] for index in fit), strict=True):
         result = _compare(result, texts[index], scored[len(texts[index].prompt.ids) :])
     return result

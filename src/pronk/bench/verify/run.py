@@ -15,7 +15,7 @@ from pronk.bench.verify.rescoring import Rescoring, Scorer, rescore
 from pronk.drafters import REGISTRY, Autoregressive, Drafter, make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.sampling import SamplingParams
+from pronk.sampling import Rule, SamplingParams
 
 __all__ = ["fitting_drafters", "verify_model", "verify_steps"]
 
@@ -70,7 +70,7 @@ def verify_steps(
     settings = settings or Settings()
     kept = fitting(llm, prompts, settings.max_tokens)
     others = [each for each in dict.fromkeys(drafters) if each not in (_PLAIN, Autoregressive())]
-    guessers = [_meet(llm, each, kept[0]) for each in (_PLAIN, *others)]
+    guessers = [_meet(llm, each, kept[0], settings.rule) for each in (_PLAIN, *others)]
     names = [each if isinstance(each, str) else each.name for each in (_PLAIN, *others)]
     report = VerifyReport(
         str(llm.path),
@@ -94,12 +94,12 @@ def verify_steps(
     yield replace(report, drafters=done, complete=True)
 
 
-def fitting_drafters(llm: LLM, prompt: NamedPrompt) -> tuple[list[str], dict[str, str]]:
-    """The registered drafters that work with the model without options, and why the others do not."""
+def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> tuple[list[str], dict[str, str]]:
+    """The registered drafters that work with the model and the rule without options, and why the others do not."""
     fit, reasons = list[str](), dict[str, str]()
     for name in REGISTRY:
         try:
-            _meet(llm, name, prompt)
+            _meet(llm, name, prompt, rule)
         except OptionError as error:
             reasons[name] = str(error)
         else:
@@ -121,9 +121,10 @@ class _Job:
     law: Law | None = None
 
     def __post_init__(self) -> None:
-        self.scorer = Scorer.make(self.llm, self.prompts)
+        exact = self.llm.engine.exact and self.settings.rule == "coupled"
+        self.scorer = Scorer.make(self.llm, self.prompts, exact=exact)
         if self.settings.samples:
-            self.law = stage(self.llm, self.prompts[:_STAGED])
+            self.law = stage(self.llm, self.prompts[:_STAGED], exact=exact)
 
     def drafter(self, name: str, guesser: Drafter[Any]) -> Iterator[DrafterReport]:
         """One drafter's report as it grows; the distribution is the last part of it."""
@@ -141,7 +142,7 @@ class _Job:
                 yield part
         if self.law is not None:
             self.meter.begin(f"{name}: distribution")
-            drawn = draw(self.llm, self.law, guesser, self.settings.samples, self.settings.seed, self.meter)
+            drawn = draw(self.llm, self.law, guesser, self.settings, self.meter)
             yield replace(part, distribution=judge_counts(self.law, drawn, self.threshold))
 
     def _texts(self, name: str, guesser: Drafter[Any], mode: str) -> Iterator[list[Text]]:
@@ -156,10 +157,10 @@ class _Job:
         yield batched(*given)
 
 
-def _meet(llm: LLM, drafter: str | Drafter[Any], prompt: NamedPrompt) -> Drafter[Any]:
+def _meet(llm: LLM, drafter: str | Drafter[Any], prompt: NamedPrompt, rule: Rule) -> Drafter[Any]:
     """The drafter, once it has met the target and guessed for it."""
     made = make_drafter(drafter)
-    llm.generate(prompt.ids, SamplingParams(max_tokens=2), drafter=made)
+    llm.generate(prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=made)
     return made
 
 

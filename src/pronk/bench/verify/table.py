@@ -26,7 +26,8 @@ def show(report: VerifyReport, console: Console) -> None:
     console.print(Text(_heading(report)))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("drafter", overflow="fold", ratio=1)
-    for column in ("same tokens", "same log-probs", "law", "accepted", "verdict"):
+    coupled = report.settings.rule == "coupled"
+    for column in ("same tokens" if coupled else "same greedy", "same log-probs", "law", "accepted", "verdict"):
         table.add_column(column, overflow="fold")
     for each in report.drafters:
         table.add_row(*_row(each, complete=report.complete or each is not report.drafters[-1]))
@@ -42,6 +43,8 @@ def show(report: VerifyReport, console: Console) -> None:
 def _heading(report: VerifyReport) -> str:
     promise = "the same tokens to the bit" if report.exact else "the same tokens up to near ties"
     left = f" ({report.too_long} too long for the model)" if report.too_long else ""
+    if report.settings.rule == "rejection":
+        promise += " for greedy texts; those sampled by rejection depend on the guesses and share only their law"
     return (
         f"{Path(report.model).name} on {report.device} in {report.dtype}, which promises {promise}: {report.prompts} "
         f"prompts{left}, {report.settings.max_tokens} tokens each, seed {report.settings.seed}"
@@ -120,10 +123,17 @@ def _candidate(who: str, token: Candidate | None) -> str:
     return f"    {who}  {token.token_id:>6} {token.text!r:<14} logit {token.logit:.4f}  score {score}"
 
 
+def _unchanged(report: VerifyReport) -> str:
+    if report.settings.rule == "coupled":
+        return "changed nothing"
+    law = any(each.distribution is not None for each in report.drafters)
+    return "changed no greedy text" + (" and no law" if law else "; the law of sampled ones was not tested")
+
+
 def _summary(report: VerifyReport) -> Text:
     if report.passed:
         seen = sum(each.accepted for each in report.drafters)
-        text = Text(f"Verified: {seen} accepted guesses changed nothing." if seen else "Verified.", style="green")
+        text = Text(f"Verified: {seen} accepted guesses {_unchanged(report)}." if seen else "Verified.", style="green")
         if report.vacuous:
             text.append(f" Not tested, because nothing was accepted: {', '.join(report.vacuous)}.", style="yellow")
         return text

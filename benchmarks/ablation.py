@@ -1,0 +1,205 @@
+"""How many tokens a pass gives, for every drafter that needs no training, and for lookahead's sizes.
+
+Three tables in Markdown, and a plot if matplotlib is there: tokens per pass (S) of every method; lookahead with a tiny
+window, a tiny verification branch or both, with and without the text as reference (as table 3 of Fu et al. 2024); and S
+against the tokens that a step computes (as its figure 4). Nothing here depends on times: all guesses are computed.
+
+    python benchmarks/ablation.py --data SUITES --limit 8 --plot docs/lookahead.svg
+
+SUITES is a folder with humaneval.jsonl, gsm8k.jsonl, code_edit.jsonl and spec_bench.jsonl, one prompt a line (see
+docs/benchmarks.md); without it the bundled prompts are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from pronk import LLM, SamplingParams
+from pronk.bench.metrics import repeated_ngrams
+from pronk.bench.prompts import bundled_prompts, encode, fit, limit_per_task, load_suite
+
+SUITES = ("humaneval", "gsm8k", "code_edit", "spec_bench")
+CHAT = "mt_bench"  # of Spec-Bench's tasks, the one that is chat
+
+METHODS = (
+    "autoregressive",
+    "jacobi",
+    "gauss_seidel",
+    "lookahead(window=5, ngram=4)",
+    "lookahead(window=15, ngram=5)",
+    "prompt_lookup",
+    "suffix",
+    "retrieval",
+    "recycling",
+    "first_of",
+    "merged",
+)
+# Table 3 of the paper: (N, W, G) and whether the text is a reference.
+SETTINGS = (
+    (10, 1, 3, True),
+    (5, 1, 10, True),
+    (5, 1, 30, False),
+    (5, 1, 30, True),
+    (5, 30, 1, False),
+    (5, 15, 15, False),
+    (5, 15, 15, True),
+)
+WINDOWS = {3: (1, 2, 4, 8, 16, 30), 4: (1, 2, 4, 8, 16, 20), 5: (1, 2, 4, 8, 15)}
+
+
+@dataclass
+class Counts:
+    """Sums over some outputs."""
+
+    tokens: int = 0
+    steps: int = 0
+    rows: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def compression(self) -> float:
+        """S."""
+        return self.tokens / self.steps
+
+
+class Runner:
+    """Decodes the prompts and counts; every output is compared with plain decoding's."""
+
+    def __init__(self, llm: LLM, prompts: dict[str, list[list[int]]], max_tokens: int) -> None:
+        self.llm, self.prompts, self.max_tokens = llm, prompts, max_tokens
+        self.plain: dict[tuple[str, int, float], list[int]] = {}
+        self.loops: dict[tuple[str, float], float] = {}
+
+    def run(self, spec: str, temperature: float) -> dict[str, Counts]:
+        """Counts per task."""
+        found = {}
+        for task, prompts in self.prompts.items():
+            counts, loops = Counts(), []
+            for number, prompt in enumerate(prompts):
+                params = SamplingParams(self.max_tokens, temperature=temperature, seed=number, ignore_eos=True)
+                out = self.llm.generate(prompt, params, drafter=spec)
+                same = self.plain.setdefault((task, number, temperature), out.token_ids)
+                if same != out.token_ids:
+                    message = f"{spec} changed the output of {task} {number} at temperature {temperature}"
+                    raise SystemExit(message)
+                counts.tokens += out.stats.generated_tokens
+                counts.steps += out.stats.target_steps
+                counts.rows += sum(step.rows for step in out.stats.steps[1:])
+                counts.drafted += out.stats.drafted
+                counts.accepted += out.stats.accepted
+                loops.append(repeated_ngrams(out.token_ids))
+            found[task] = counts
+            self.loops[task, temperature] = fmean(loops)
+        return found
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """All tasks together."""
+    sums = Counts()
+    for one in counts:
+        for name, value in vars(one).items():
+            setattr(sums, name, getattr(sums, name) + value)
+    return sums
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print Markdown, row by row."""
+    print(f"| {' | '.join(head)} |\n| --- {'| --: ' * (len(head) - 1)}|")
+    for row in rows:
+        print(f"| {' | '.join(row)} |", flush=True)
+    print()
+
+
+def methods(runner: Runner) -> Iterable[list[str]]:
+    """S per method and task, greedy / at temperature 0.8."""
+    for spec in METHODS:
+        greedy, seeded = runner.run(spec, 0.0), runner.run(spec, 0.8)
+        both = [(greedy[task], seeded[task]) for task in greedy]
+        both.append((total(greedy.values()), total(seeded.values())))
+        share = both[-1][0].accepted / max(1, both[-1][0].drafted)
+        yield [f"`{spec}`", *(f"{a.compression:.2f} / {b.compression:.2f}" for a, b in both), f"{share:.2f}"]
+    loops = [f"{runner.loops[task, 0.0]:.0%} / {runner.loops[task, 0.8]:.0%}" for task in runner.prompts]
+    yield ["repeated 4-grams", *loops, "", ""]
+
+
+def settings(runner: Runner) -> Iterable[list[str]]:
+    """Table 3: S on all tasks."""
+    lookup = total(runner.run("prompt_lookup(num_tokens=10, num_chains=1)", 0.0).values())
+    yield ["prompt lookup", "yes", f"{lookup.compression:.2f}", f"{lookup.rows / lookup.steps:.0f}"]
+    for ngram, window, guesses, use_prompt in SETTINGS:
+        spec = f"lookahead(window={window}, ngram={ngram}, guesses={guesses}, use_prompt={use_prompt})"
+        counts = total(runner.run(spec, 0.0).values())
+        rows = f"{counts.rows / counts.steps:.0f}"
+        yield [f"({ngram}, {window}, {guesses})", "yes" if use_prompt else "no", f"{counts.compression:.2f}", rows]
+
+
+def scaling(runner: Runner, points: dict[int, list[tuple[float, float]]]) -> Iterable[list[str]]:
+    """Figure 4: S against (W + G)(N - 1), without the text as reference."""
+    for ngram, windows in WINDOWS.items():
+        for window in windows:
+            spec = f"lookahead(window={window}, ngram={ngram}, use_prompt=False)"
+            counts = total(runner.run(spec, 0.0).values())
+            points.setdefault(ngram, []).append((2.0 * window * (ngram - 1), counts.compression))
+        slope, error = line([(math.log2(x), y) for x, y in points[ngram]])
+        cells = ", ".join(f"{x:.0f}: {y:.2f}" for x, y in points[ngram])
+        yield [str(ngram), cells, f"{slope:.2f}", f"{error:.2f}"]
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Slope of the line through ``points``, and the share of their variance that it leaves unexplained."""
+    mx, my = fmean(x for x, _ in points), fmean(y for _, y in points)
+    slope = sum((x - mx) * (y - my) for x, y in points) / sum((x - mx) ** 2 for x, _ in points)
+    left = sum((y - my - slope * (x - mx)) ** 2 for x, y in points)
+    return slope, left / sum((y - my) ** 2 for _, y in points)
+
+
+def plot(points: dict[int, list[tuple[float, float]]], path: Path) -> None:
+    """Tokens per pass against tokens per step, on a logarithmic axis."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    for ngram, series in points.items():
+        axes.plot(*zip(*series, strict=True), marker="o", label=f"N = {ngram}")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("tokens computed per step, (W + G)(N - 1), G = W")
+    axes.set_ylabel("S, tokens per pass")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Run all three."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with the suites")
+    parser.add_argument("--limit", type=int, default=8, help="prompts per task")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--plot", type=Path, help="SVG file for the third table")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    llm = LLM(budget="all", threads=args.threads)
+    prompts = [prompt for name in SUITES for prompt in load_suite(name, args.data)] if args.data else bundled_prompts()
+    room = llm.config.context - args.max_tokens - 1
+    tasks = {
+        task: [fit(encode(llm, prompt), room) for prompt in chosen]
+        for task, chosen in limit_per_task(prompts, args.limit).items()
+        if not args.data or task in (*SUITES, CHAT)
+    }
+    runner = Runner(llm, tasks, args.max_tokens)
+    table(["method: S greedy / at 0.8", *tasks, "all", "accepted"], methods(runner))
+    table(["(N, W, G)", "text as reference", "S", "rows a pass"], settings(runner))
+    points: dict[int, list[tuple[float, float]]] = {}
+    table(["N", "tokens a step: S", "S per doubling", "unexplained"], scaling(runner, points))
+    if args.plot:
+        plot(points, args.plot)
+
+
+if __name__ == "__main__":
+    main()

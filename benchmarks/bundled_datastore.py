@@ -1,0 +1,66 @@
+"""Choose the text of the bundled model's datastore: Python, sums and prose that may be passed on.
+
+    python benchmarks/bundled_datastore.py FOLDER corpus.jsonl
+    pronk datastore build datastore corpus.jsonl
+
+FOLDER is the project's data, with train/ and eval/. Half of the text is from the standard library of the Python that
+runs this, leaving out files with a copyright notice of their own. The rest is sums and books. Nothing is chosen that
+shares a run of 13 words with eval/.
+"""
+
+import json
+import random
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from pronk.json_lines import read_json_lines
+from pronk.train.exclude import Exclusion
+from pronk.train.python_source import read_python
+
+# Bytes of text per source: about 3.4 times as many as tokens.
+BYTES = {"python": 360_000, "openai/grade-school-math": 150_000, "mlschmitt/": 100_000, "python/peps": 100_000}
+LONGEST = 6_000
+NOTICE = re.compile("copyright|licen[sc]e|all rights", re.IGNORECASE)
+
+
+def python() -> Iterator[str]:
+    for text, origin, _ in read_python(None):
+        if origin.startswith("CPython") and not NOTICE.search(text):
+            yield text
+
+
+def rows(folder: Path, origin: str) -> Iterator[str]:
+    for name in ("math", "prose"):
+        for _, row in read_json_lines(folder / "train" / f"{name}.jsonl.gz"):
+            if row["source"].startswith(origin):
+                yield row["text"]
+
+
+def cut(text: str, dice: random.Random) -> str:
+    """At most ``LONGEST`` characters from anywhere in the text, whole lines where it has lines."""
+    start = dice.randrange(max(1, len(text) - LONGEST))
+    part = text[start : start + LONGEST]
+    return part if len(text) <= LONGEST else part[part.find("\n") + 1 : part.rfind("\n") + 1] or part
+
+
+def main(folder: Path, out: Path) -> None:
+    unwanted = Exclusion.from_files(sorted((folder / "eval").glob("*.jsonl*")))
+    dice, chosen = random.Random(0), list[dict[str, str]]()
+    for origin, limit in BYTES.items():
+        texts = list(python() if origin == "python" else rows(folder, origin))
+        size = 0
+        for text in dice.sample(texts, len(texts)):
+            part = cut(text, dice)
+            if size < limit and part.strip() and not unwanted(part):
+                size += len(part.encode())
+                chosen.append({"text": part, "source": origin})
+    dice.shuffle(chosen)
+    out.write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
+    print(f"{out}: {len(chosen)} texts; standard library: {sysconfig.get_path('stdlib')}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,141 @@
+"""What drafting costs on the host: microseconds per step, and bytes of state, by the length of the context.
+
+A drafter is driven through a text that is known already, as a target that agrees with it would drive it: propose, walk,
+observe. The text is Python's own standard library in the bundled model's tokens, the logits are random.
+
+    python benchmarks/drafting.py                     # Markdown table
+    python benchmarks/drafting.py --vocab 128256      # logits of another width
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from pronk import LLM, SamplingParams
+from pronk.cache.blocks import BlockTable
+from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
+from pronk.engine.costs import PassCosts
+from pronk.tree import TokenTree
+
+SPECS = (
+    "prompt_lookup",
+    "suffix",
+    "retrieval",
+    "recycling",
+    "jacobi",
+    "gauss_seidel",
+    "lookahead",
+    "lookahead(window=5, ngram=4)",
+    "lookahead(window=15, ngram=5)",
+    "first_of",
+    "merged",
+)
+LENGTHS = (512, 4096, 32768)
+STEPS = 200
+
+# A pass over up to 8 rows costs the same here: all that is measured is the drafter.
+COSTS = PassCosts((1, 8, 16), (0.04, 0.05, 0.08))
+
+
+def library_text(llm: LLM, tokens: int) -> list[int]:
+    """So many tokens of the standard library's source."""
+    ids: list[int] = []
+    for path in sorted(Path(argparse.__file__).parent.glob("*.py"), key=lambda p: -p.stat().st_size):
+        ids += llm.tokenizer.encode(path.read_text(encoding="utf-8", errors="replace"), add_special_tokens=False)
+        if len(ids) >= tokens:
+            break
+    return ids[:tokens]
+
+
+def accepted(tree: TokenTree, truth: Sequence[int]) -> tuple[int, ...]:
+    """Nodes along the text that follows."""
+    node, path = 0, list[int]()
+    for token in truth:
+        child = tree.child(node, token)
+        if child is None:
+            break
+        path.append(child)
+        node = child
+    return tuple(path)
+
+
+def drive(drafter: Drafter[Any], text: Sequence[int], prompt: int, vocab: int) -> tuple[float, list[float], int, int]:
+    """Seconds of the start, of each step, guesses made and accepted."""
+    params, generator = SamplingParams(max_tokens=10**6), torch.Generator().manual_seed(0)
+    noise = torch.randn(128, vocab, generator=generator).to(torch.bfloat16)
+    began = perf_counter()
+    state = drafter.start(text[:prompt])
+    start, seconds, drafted, right, length = perf_counter() - began, [], 0, 0, prompt
+    for _ in range(STEPS):
+        context = DraftContext(state, text[:length], length, 60, 127, params, 0, BlockTable(), COSTS)
+        began = perf_counter()
+        (tree,) = drafter.propose([context])
+        proposed = perf_counter() - began
+        path = accepted(tree, text[length : length + 60])
+        new = tuple(text[length : length + len(path) + 1])
+        logits = noise[: len(tree)].clone()
+        for node in (0, *path):
+            logits[node, text[length + tree.depths[node]]] = 99.0
+        outcome = Outcome(state, tree, path, new, length - 1, params, logits if drafter.needs.logits else None)
+        began = perf_counter()
+        drafter.observe([outcome])
+        seconds.append(proposed + perf_counter() - began)
+        length, drafted, right = length + len(new), drafted + tree.num_guesses, right + len(path)
+    return start, seconds, drafted, right
+
+
+def state_bytes(drafter: Drafter[Any], text: Sequence[int], prompt: int) -> int:
+    """Memory of a request's state after its prompt."""
+    gc.collect()
+    tracemalloc.start()
+    state = drafter.start(text[:prompt])
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del state
+    return size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drafter", action="append", help="default: all that need no training")
+    parser.add_argument("--vocab", type=int, help="width of the logits; default: the bundled model's")
+    parser.add_argument("--step", type=float, default=37.0, help="ms of a plain step to compare with (1.1 B: 37)")
+    arguments = parser.parse_args()
+    llm = LLM(threads=1)
+    text = library_text(llm, LENGTHS[-1] + 60 * (STEPS + 2))
+    lines = [
+        f"| drafter | context | µs a step | steps /s | % of {arguments.step:g} ms | start, ms | state, MiB |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    for spec in arguments.drafter or SPECS:
+        for prompt in LENGTHS:
+            drafter = make_drafter(spec)
+            drafter.bind(llm.engine.target)
+            size = state_bytes(drafter, text, prompt)
+            start, seconds, _, _ = drive(drafter, text, prompt, arguments.vocab or llm.config.vocab_size)
+            step = median(seconds)
+            share = 100e3 * step / arguments.step
+            cells = (
+                f"`{spec}`",
+                prompt,
+                f"{1e6 * step:.0f}",
+                f"{1 / step:,.0f}",
+                f"{share:.2f}",
+                f"{1e3 * start:.1f}",
+                f"{size / 2**20:.2f}",
+            )
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+            print(lines[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""How often guesses turn out right, by the way they were found: what a node's gain is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pronk.tree import TokenTree
+
+__all__ = ["Rates"]
+
+# What was seen loses this share of its weight with every step, so that a way of guessing that fell out of use is tried
+# again when the text may have changed: half is gone after 34 steps.
+_FADE = 0.98
+
+
+@dataclass
+class Rates:
+    """Acceptance of one drafter's guesses for one request, calibrated as it decodes.
+
+    A rate belongs to an edge of the tree: the probability that a guess is the target's choice, given that its parent
+    was. The gain of a node is the product along its path.
+
+    Attributes:
+        source: the drafter's name, as its nodes' origins have it.
+        priors: way of guessing to the rate that is believed before anything was seen.
+        weight: how many observations that belief is worth.
+        offered: way to (faded) number of guesses whose parent was accepted.
+        taken: way to number of those that were accepted.
+    """
+
+    source: str
+    priors: Mapping[int, float]
+    weight: float = 4.0
+    offered: dict[int, float] = field(default_factory=dict)
+    taken: dict[int, float] = field(default_factory=dict)
+
+    def rate(self, way: int) -> float:
+        """Estimated acceptance of a guess found this way, above 0 and below 1."""
+        prior = self.priors[way]
+        return (self.taken.get(way, 0.0) + prior * self.weight) / (self.offered.get(way, 0.0) + self.weight)
+
+    def learn(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Count a verified tree; ``path`` are its accepted nodes. Other drafters' nodes in it do not matter."""
+        if tree.origin is None:
+            return
+        for seen in (self.offered, self.taken):
+            for way in seen:
+                seen[way] *= _FADE
+        visited, accepted = {0, *path}, set(path)
+        for node in range(1, len(tree)):
+            source, way = tree.origin[node]
+            if source == self.source and tree.parents[node] in visited and tree.acceptable[node]:
+                self.offered[way] = self.offered.get(way, 0.0) + 1.0
+                if node in accepted:
+                    self.taken[way] = self.taken.get(way, 0.0) + 1.0

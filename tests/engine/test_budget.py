@@ -1,0 +1,137 @@
+"""How much to guess: against trying every subset, and with the cost of passes made up."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from models import VOCAB, make_engine, make_request, run, tiny_decoder
+from pronk.drafters import PromptLookup, make_drafter
+from pronk.drafters.trie import Trie
+from pronk.engine.budget import paying
+from pronk.engine.costs import PassCosts
+from pronk.engine.runner import Runner
+from pronk.sampling import SamplingParams
+from pronk.tree import TokenTree
+
+# Four rows cost what one does, then every unit of four as much again.
+STEPS = PassCosts((1, 4, 8, 12, 64), (1.0, 1.0, 1.5, 2.0, 8.5))
+
+
+def some_tree(dice: random.Random, size: int) -> TokenTree:
+    trie = Trie(0)
+    while len(trie) <= size:
+        parent = dice.randrange(len(trie))
+        trie.add(parent, dice.randrange(50), trie.gains[parent] * dice.random(), ("x", 0))
+    return trie.tree(size)
+
+
+def value(trees: list[TokenTree], rows: int, kept: list[set[int]], costs: PassCosts) -> float:
+    gains = [tree.gain or () for tree in trees]
+    expected = len(trees) + sum(gain[node] for gain, nodes in zip(gains, kept, strict=True) for node in nodes)
+    return expected / costs.at(rows + sum(map(len, kept)))
+
+
+def test_no_subset_is_worth_more() -> None:
+    dice = random.Random(0)
+    for _ in range(60):
+        trees = [some_tree(dice, dice.randrange(5)) for _ in range(dice.randint(1, 2))]
+        rows = len(trees) + dice.randrange(4)
+        nodes = [(number, node) for number, tree in enumerate(trees) for node in range(1, len(tree))]
+        best = 0.0
+        for count in range(len(nodes) + 1):
+            for chosen in combinations(nodes, count):
+                kept = [{node for other, node in chosen if other == number} for number in range(len(trees))]
+                best = max(best, value(trees, rows, kept, STEPS))
+        cut = paying(trees, rows, STEPS)
+        expected = len(trees) + sum(sum((tree.gain or ())[1:]) for tree in cut)
+        found = expected / STEPS.at(rows + sum(tree.num_guesses for tree in cut))
+        assert found == pytest.approx(best)
+
+
+def test_hopeless_guesses_go_and_free_ones_stay() -> None:
+    hopeless = TokenTree.chain([1, 2, 3, 4, 5], gain=[1.0, 1e-6, 1e-7, 1e-8, 1e-9])
+    assert paying([hopeless], 1, PassCosts((1, 64), (1.0, 64.0)))[0].num_guesses == 0
+    assert paying([hopeless], 1, PassCosts((1, 64), (1.0, 1.0)))[0].num_guesses == 4
+    assert paying([hopeless], 1, STEPS)[0].num_guesses == 3  # up to the unit of rows that is paid for anyway
+
+
+def test_what_has_no_gain_is_left_alone() -> None:
+    plain = TokenTree.chain([1, 2, 3, 4])
+    window = TokenTree((1, 2, 3), (-1, 0, 0), (True, True, False), gain=(1.0, 1e-9, 0.0))
+    dear = PassCosts((1, 64), (1.0, 640.0))
+    assert paying([plain, window], 4, dear) == [plain, window.keep([2])]
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"),
+    [
+        (1, 1.0),
+        (3, 1.0),
+        (4, 1.0),
+        (5, 1.5),
+        (8, 1.5),
+        (9, 2.0),
+        (12, 2.0),
+        (38, 5.5),
+        (64, 8.5),
+        (128, 16.5),
+        (2000, 250.5),
+    ],
+)
+def test_cost_between_the_points_and_beyond(rows: int, seconds: float) -> None:
+    assert STEPS.at(rows) == pytest.approx(seconds)
+
+
+def test_costs_are_measured_where_there_is_room() -> None:
+    engine = make_engine(tiny_decoder(), num_blocks=10)
+    costs = PassCosts.measure(engine.runner)
+    assert costs is not None
+    assert costs.rows[0] == 1
+    assert list(costs.rows) == sorted(set(costs.rows))
+    assert 0 < costs.seconds[0] <= costs.seconds[-1]
+    assert engine.cache.allocator.num_free == 10
+    assert PassCosts.measure(Runner(tiny_decoder(), make_engine(tiny_decoder(), num_blocks=0).cache)) is None
+
+
+class Spy:
+    """Stands in for the measurement."""
+
+    def __init__(self, costs: PassCosts) -> None:
+        self.costs = costs
+        self.calls = 0
+
+    def __call__(self, _: Runner) -> PassCosts:
+        self.calls += 1
+        return self.costs
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "recycling", "jacobi", "lookahead", "merged", "first_of"])
+def test_where_rows_are_dear_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    dice = random.Random(0)
+    prompt = [dice.randrange(VOCAB) for _ in range(20)] * 3
+    guessed, outputs = [], []
+    for costs in (PassCosts((1, 64), (1.0, 1.0)), PassCosts((1, 64), (1.0, 6400.0))):
+        spy = Spy(costs)
+        monkeypatch.setattr(PassCosts, "measure", spy)
+        engine = make_engine(tiny_decoder(), budget=True)
+        drafter = make_drafter(name)
+        drafter.bind(engine.target)
+        request = make_request(prompt, SamplingParams(max_tokens=30, seed=3, logit_bias={3: 9.0, 5: 9.0}), drafter)
+        run(engine, [request])
+        guessed.append(request.stats.drafted)
+        outputs.append(request.output)
+        assert spy.calls == 1
+    assert guessed[0] > 0
+    assert guessed[1] == 0
+    assert outputs[0] == outputs[1]
+
+
+def test_without_a_budget_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(STEPS)
+    monkeypatch.setattr(PassCosts, "measure", spy)
+    request = make_request([1, 2, 3, 1, 2], SamplingParams(max_tokens=9), PromptLookup())
+    run(make_engine(tiny_decoder()), [request])
+    assert spy.calls == 0

@@ -1,0 +1,271 @@
+"""The rejection rule in the engine: the law of strings over seeds, a replay of every choice, and planted defects.
+
+Where sampling is coupled, equality with plain decoding says all. Here the tokens depend on the guesses, so there are
+two oracles: the exact law of the model, and the obvious rule at every place, both from plain passes over the text.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.trees import Growing, Guess, TreeDrafter, random_trees
+from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
+from models import assert_idle, make_engine, make_request, run, tiny_decoder
+from pronk.bench.verify import chi_square
+from pronk.cache.blocks import BlockTable
+from pronk.choice import Chooser
+from pronk.drafters import Drafter, PromptLookup
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.engine.runner import Job, PassResult
+from pronk.errors import OptionError
+from pronk.model.attention import Segment
+from pronk.model.decoder import Decoder
+from pronk.sampling import SamplingParams, rejection_noise, rejection_uniform
+from pronk.tree import TokenTree
+from pronk.verify import Walk
+from test_choice import BAD_WORDS, ENDS, scores_of
+
+String = tuple[int, ...]
+
+
+def bushy(guess: Guess) -> TokenTree:
+    """Nearly all there is, two levels deep: most of what is accepted is off the main chain.
+
+    The order of siblings does not change from step to step; at random, defects that favour the first would cancel.
+    """
+    tree, dice = Growing([guess.root]), guess.dice
+    for first in sorted(dice.sample(range(guess.vocab), min(guess.vocab - 1, 9))):
+        for second in sorted(dice.sample(range(guess.vocab), 5)):
+            tree.chain(0, [first, second])
+    return tree.done()
+
+
+def guessers(vocab: int) -> dict[str, Drafter[Any]]:
+    return {
+        "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=8, num_chains=4),
+        "random": TreeDrafter(random_trees, vocab=vocab),
+        "bushy": TreeDrafter(bushy, vocab=vocab),
+    }
+
+
+@torch.inference_mode()
+def logits_of(decoder: Decoder, text: Sequence[int], prompt: int) -> Tensor:
+    """``[len(text), vocab]`` of one plain pass."""
+    engine, table = make_engine(decoder), BlockTable()
+    engine.cache.prepare(table, len(text))
+    job = Job(Segment(table, TokenTree.chain(text)), range(len(text)), prompt)
+    return engine.runner.forward([job]).logits[0]
+
+
+# The law
+
+SMALL, SAMPLES = 5, 800
+PROMPT = (0, 3, 1, 4, 3, 1, 2, 3, 1, 0, 3, 1)
+# The first token of a text comes with the prompt, after which nobody guesses; the last one has no guess below it.
+DRAW = SamplingParams(rule="rejection", temperature=2.0, max_tokens=4)
+OPTIONS = {
+    "temperature": DRAW,
+    "colder": replace(DRAW, temperature=1.6),
+    "shaped": replace(DRAW, top_p=0.9, presence_penalty=0.8, repetition_penalty=1.2, logit_bias={2: 0.7}),
+}
+
+
+@cache
+def law_of(name: str) -> Tensor:
+    """The exact law of the first three tokens, token by token from the obvious processors."""
+    decoder = tiny_decoder(vocab=SMALL)
+    joint = torch.ones((SMALL,) * 3, dtype=torch.float64)
+    for output in ((), *product(range(SMALL)), *product(range(SMALL), repeat=2)):
+        made = Chooser(OPTIONS[name], 0, PROMPT, SMALL)
+        for token in output:
+            made.advance(token)
+        logits = logits_of(decoder, [*PROMPT, *output], len(PROMPT))[-1]
+        after = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
+        joint[output] *= after.view(-1, *[1] * (2 - len(output)))
+    return joint
+
+
+def draw(guesser: str, options: str) -> list[Request]:
+    by, given = guessers(SMALL)[guesser], OPTIONS[options]
+    asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(SAMPLES)]
+    run(make_engine(tiny_decoder(vocab=SMALL), max_batch=SAMPLES, num_blocks=4000), asked)
+    return asked
+
+
+drawn = cache(draw)
+
+
+def p_value(strings: Sequence[Request], law: Tensor) -> float:
+    counts = Counter(tuple(request.output[:3]) for request in strings)
+    cells = [cell for cell in product(range(SMALL), repeat=3) if law[cell] > 0]
+    assert set(counts) <= set(cells), "a string occurred that has probability 0"
+    merged = chi_square.merge_small([counts[cell] for cell in cells], [float(law[cell]) * SAMPLES for cell in cells])
+    assert len(merged[0]) > 15
+    return chi_square.p_value(*chi_square.chi_square(*merged))
+
+
+@pytest.mark.parametrize(
+    ("guesser", "options"),
+    [("prompt_lookup", "shaped"), ("random", "temperature"), ("bushy", "temperature"), ("bushy", "shaped")],
+)
+def test_strings_have_the_law_of_the_model(guesser: str, options: str) -> None:
+    strings = drawn(guesser, options)
+    assert p_value(strings, law_of(options)) > 1e-4
+    assert SAMPLES / 5 < total(strings, "accepted") < total(strings, "drafted") / 2
+    assert total(strings, "carried") == 0
+    assert total(strings, "target_steps") < 0.95 * total(strings, "generated_tokens")
+
+
+def test_the_law_is_not_that_of_other_options() -> None:
+    """The test can fail."""
+    assert p_value(drawn("bushy", "temperature"), law_of("colder")) < 1e-4
+
+
+@pytest.mark.parametrize("defect", ["a row off", "chosen again"])
+def test_planted_defects_change_the_law(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess compared with the logits after another token; an accepted guess that has to stand a second trial."""
+    original = Engine._walk
+
+    def shifted(engine: Engine, plan: Any, logits: Tensor) -> Walk:
+        return original(engine, plan, torch.cat((logits[:1], logits[:-1])))
+
+    if defect == "a row off":
+        monkeypatch.setattr(Engine, "_walk", shifted)
+    else:
+        monkeypatch.setattr(Engine, "_is_final", lambda *_: False)
+    strings = draw("bushy", "temperature")
+    assert p_value(strings, law_of("temperature")) < 1e-5
+    assert (total(strings, "carried") > 0) == (defect == "chosen again")
+
+
+# The replay
+
+VOCAB = 18
+TEXTS = tuple(tuple(random.Random(length).choices(range(VOCAB), k=length)) for length in (1, 16, 77, 505))
+REPLAYED: list[dict[str, Any]] = [
+    {"temperature": 2.5, "min_tokens": 30},
+    {"temperature": 3.0, "top_k": 9, "min_p": 0.02, "min_tokens": 25},
+    {"temperature": 3.0, "top_p": 0.8, "min_tokens": 15},
+    {
+        "temperature": 2.0,
+        "min_tokens": 25,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.4,
+    },
+    {"temperature": 1.3, "min_tokens": 12, "bad_words": ["given as tokens"], "logit_bias": {3: 1.0, 6: 3.0, 8: 2.0}},
+]
+
+
+def obvious(made: Chooser, logits: Tensor, guesses: Sequence[int]) -> int:
+    p = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
+    place = len(made.context)
+    for trial, guess in enumerate(guesses):
+        if rejection_uniform(made.seed, place, trial) < p[guess] / p.sum():
+            return guess
+        p[guess] = 0.0
+    return int((p.log() + rejection_noise(made.seed, place, torch.arange(len(p)))).argmax())
+
+
+def request(text: String, options: SamplingParams, guesser: Drafter[Any] | None = None) -> Request:
+    bad = BAD_WORDS if options.bad_words else ()
+    return make_request(text, options, guesser, ends=ENDS, bad_words=bad, vocab=VOCAB)
+
+
+def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Decoder) -> int:
+    """Make every choice again: the obvious rule on the logits of plain decoding. How many guesses does it accept?"""
+    made = request(tuple(done.prompt), done.params).chooser
+    logits, text, accepted = logits_of(decoder, done.tokens, len(done.prompt)), done.tokens, 0
+    logprobs = logits.log_softmax(-1)
+    for length, tree in passes:
+        if length + len(tree) < len(done.prompt):
+            continue  # a part of the prompt
+        node = len(tree) - 1 if length < len(done.prompt) - 1 else 0
+        while len(made.context) < len(text):
+            place, guesses = (
+                len(made.context),
+                [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node],
+            )
+            token = obvious(made, logits[place - 1], guesses)
+            assert token == text[place]
+            assert done.logprobs[place - len(done.prompt)][token] == pytest.approx(
+                float(logprobs[place - 1, token]), abs=1e-4
+            )
+            made.advance(token)
+            if token not in guesses:
+                break
+            node = next(i for i, parent in enumerate(tree.parents) if parent == node and tree.tokens[i] == token)
+            accepted += 1
+    assert made.context == text
+    return accepted
+
+
+@pytest.mark.parametrize("options", REPLAYED, ids=str)
+def test_mixed_batches(options: dict[str, Any]) -> None:
+    """Both rules in one batch: each request is what it is by its own rule."""
+    decoder = tiny_decoder(vocab=VOCAB)
+    engine, passes = make_engine(decoder), dict[int, list[tuple[int, TokenTree]]]()
+
+    def note(jobs: Sequence[Job], _: PassResult) -> None:
+        for job in jobs:
+            passes.setdefault(id(job.segment.table), []).append((job.segment.table.length, job.segment.tree))
+
+    watch(engine, note)
+    base = SamplingParams(max_tokens=30, logprobs=1, **options)
+    asked = [
+        request(text, replace(base, seed=index, rule=rule), guesser)
+        for index, (text, guesser) in enumerate(product(TEXTS, guessers(VOCAB).values()))
+        for rule in ("coupled", "rejection")
+    ]
+    run(engine, asked)
+    coupled = [each for each in asked if not each.params.rejects]
+    rejecting = [each for each in asked if each.params.rejects]
+    alone = [request(tuple(each.prompt), each.params) for each in coupled]
+    run(make_engine(decoder), alone)
+    assert_same(coupled, alone)
+    assert total(coupled, "carried") > 0
+    accepted = sum(replay(each, passes[id(each.table)], decoder) for each in rejecting)
+    assert accepted > 40
+    assert total(rejecting, "carried") == 0
+    assert any(one.output != other.output for one, other in zip(coupled, rejecting, strict=True))
+
+
+@pytest.mark.parametrize("options", ["greedy", "repetition"])
+def test_greedy_is_the_same_under_both(options: str) -> None:
+    """To the bit, and by the way that keeps choices off the main chain provisional."""
+    want = plain(torch.float32, options)
+    for name in ("prompt_lookup", "oracle"):
+        got = [
+            ask(p, replace(params(options, i), rule="rejection"), drafter(name, want)) for i, p in enumerate(PROMPTS)
+        ]
+        run(make_engine(tiny_decoder()), got)
+        assert_same(got, want)
+    assert total(got, "carried") > 0
+
+
+def with_probs(guess: Guess) -> TokenTree:
+    return TokenTree.chain([guess.root, 1, 2], probs=torch.full((3, guess.vocab), 1 / guess.vocab))
+
+
+def test_guesses_from_a_distribution_are_refused() -> None:
+    """They need another rule; accepted as point masses the text would have another law."""
+    guesser, engine = TreeDrafter(with_probs, vocab=VOCAB), make_engine(tiny_decoder(vocab=VOCAB))
+    options = SamplingParams(max_tokens=8, temperature=1.0, rule="rejection")
+    refused = request(TEXTS[1], replace(options, min_tokens=8), guesser)
+    with pytest.raises(OptionError, match=r'rule: expected "coupled" with trees, which draws .* found "rejection"'):
+        run(engine, [refused])
+    engine.abort(refused)
+    assert_idle(engine)
+    run(engine, [request(TEXTS[1], replace(options, rule="coupled"), guesser)])
+    run(engine, [request(TEXTS[1], replace(options, temperature=0.0), guesser)])
