@@ -113,6 +113,8 @@ def stats_line(stats: Stats, seed: int | None = None) -> str:
         f"S {stats.step_compression:.2f}",
         f"{stats.accepted} of {stats.drafted} guesses accepted",
     ]
+    if len(stats.sources) > 1:
+        parts.append(", ".join(f"{name} {each.accepted} of {each.drafted}" for name, each in stats.sources.items()))
     if seed is not None:
         parts.append(f"seed {seed}")
     return " · ".join(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ import pytest
 from bench.bench_cases import Fake, Meter, bundled, document, figures, model
 from pronk.bench import measure
 from pronk.bench.measure import Bench, Options, Timer
-from pronk.bench.methods import Item
+from pronk.bench.methods import Drafting, Item
 from pronk.bench.prompts import Prompt, encode
 from pronk.bench.records import PLAIN, Bandwidth, Divergence, PassTime, Sample, Skip, Trace
+from pronk.engine.stats import Stats
 from pronk.errors import CacheFullError, PromptError
 from pronk.llm import LLM
+from pronk.sampling import SamplingParams
 
 SHORT = Prompt("short", "code", text="def f(x):")
 OTHER = Prompt("other", "code", text="def g(x, y):")
@@ -319,3 +322,19 @@ def test_the_timer_tells_work_from_the_harness(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_benchmark_that_measured_nothing_has_no_share() -> None:
     assert Timer().end(interrupted=True).harness_share == 0.0
+
+
+def test_nobody_remembers_a_prompt_that_it_has_answered_before() -> None:
+    """A drafter may learn from other prompts of its repeat, but not from another repeat of the same ones."""
+    seen: list[Any] = []
+
+    def generate(prompts: list[list[int]], _: object, drafter: Any) -> list[SimpleNamespace]:
+        seen.append(drafter)
+        return [SimpleNamespace(token_ids=[1], stats=Stats()) for _ in prompts]
+
+    peak = SimpleNamespace(reset=lambda: None, read=lambda: None)
+    method = Drafting(SimpleNamespace(generate=generate), "suffix", peak)  # type: ignore[arg-type]
+    for temperature, repeat in ((0.0, -1), (0.0, 0), (0.0, 1), (0.8, 0), (0.0, 0)):
+        method.run([Item([1], SamplingParams(), Sample("", "", "suffix", "pronk", temperature, 0, repeat))])
+    assert len({id(drafter) for drafter in seen}) == 4
+    assert seen[1] is seen[4]

@@ -207,11 +207,14 @@ CHEAP = PassCosts((1, 128), (1.0, 1.1))
 DEAR = PassCosts((1, 4, 8, 128), (1.0, 1.05, 1.5, 13.0))
 
 
-def live(experience: Experience, costs: PassCosts, harvest: Callable[[Shape, int], int], steps: int) -> list[Shape]:
+def live(
+    experience: Experience, costs: PassCosts, harvest: Callable[[Shape, int], int], steps: int, requests: int = 1
+) -> list[Shape]:
     shapes = []
     for number in range(steps):
         shapes.append(experience.shape())
-        experience.learn(1, harvest(experience.shape(), number), 1, costs)
+        found = harvest(experience.shape(), number)
+        experience.learn(requests=requests, rows=requests, plain=requests, harvest=found * requests, costs=costs)
     return shapes
 
 
@@ -231,6 +234,13 @@ def test_automatic_window_goes_where_it_brings_nothing_and_costs_next_to_nothing
 def test_automatic_window_stays_where_it_pays_for_itself_and_no_more() -> None:
     shapes = live(Experience(), DEAR, lambda shape, step: int(shape.window > 0 and step % 2 == 0), 300)
     assert set(shapes[1:]) == {LADDER[1]}
+
+
+def test_automatic_window_pays_for_the_rows_of_the_whole_batch() -> None:
+    """What is free for one request is not for sixteen."""
+    good: Callable[[Shape, int], int] = lambda shape, step: int(shape.window > 0 and step % 4 == 0)  # noqa: E731
+    assert live(Experience(), DEAR, good, 300)[-1] == LADDER[1]
+    assert set(live(Experience(), DEAR, good, 300, requests=16)) == {NO_WINDOW}
 
 
 def test_no_window_where_costs_are_unknown_or_no_row_is_free() -> None:

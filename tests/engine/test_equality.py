@@ -318,3 +318,23 @@ def test_long_outputs_of_random_models(seed: int, dtype: torch.dtype) -> None:
         engine = make_engine(tiny_decoder(dtype, **variant), num_blocks=1500, **settings)
         got = decode(engine, [drafter(name, want) for name in MIXED], "temperature", prompts, 300)
         assert_same(got, want)
+
+
+@pytest.mark.parametrize("name", ["jacobi", "gauss_seidel", "lookahead", "recycling", "merged"])
+@pytest.mark.parametrize(
+    ("windows", "settings"),
+    [
+        ((70, None, 70), {"max_tree": 6}),
+        ((64, 64), {"prefill_chunk": 33, "max_batch": 3}),
+        ((None, None), {"num_blocks": 60, "max_batch": 2}),
+    ],
+    ids=["tiny trees", "short windows", "tight cache"],
+)
+def test_drafters_that_read_logits(name: str, windows: tuple[int | None, ...], settings: dict[str, Any]) -> None:
+    """Sliding windows, queues and limits on trees: what they learn from is what the target said, wherever it was."""
+    want = plain(torch.bfloat16, "temperature", windows=windows)
+    engine = make_engine(tiny_decoder(torch.bfloat16, windows=windows), **settings)
+    got = decode(engine, [drafter(name, want)], "temperature")
+    assert_same(got, want)
+    assert total(got, "drafted") > 0
+    assert_idle(engine)

@@ -135,9 +135,8 @@ class Lookahead(Drafter[LookaheadState]):
             outcome.state.rates.learn(outcome.tree, outcome.path)
             self._read(outcome.state, outcome.committed)
             self._explore(outcome, shape)
-        if self.window == "auto":
-            for outcome in outcomes:
-                self._judge(outcome)
+        if self.window == "auto" and self._own.costs is not None:
+            self._judge([outcome.tree for outcome in outcomes], [outcome.path for outcome in outcomes], self._own.costs)
 
     def _read(self, state: LookaheadState, tokens: Sequence[int]) -> None:
         """The text goes on: its n-grams are candidates, too."""
@@ -188,8 +187,16 @@ class Lookahead(Drafter[LookaheadState]):
                 state.pool.add([*(row[column] for row in rows), output], explored=True)
         state.window = Window(outcome.position, (*rows, outputs))
 
-    def _judge(self, outcome: Outcome[LookaheadState]) -> None:
-        tree = outcome.tree
-        found = sum(tree.origin is not None and tree.origin[node][1] >= _EXPLORED for node in outcome.path)
-        rows = sum(tree.acceptable)
-        self._own.experience.learn(rows, found, 1 + len(outcome.path) - found, self._own.costs)
+    def _judge(self, trees: Sequence[TokenTree], paths: Sequence[Sequence[int]], costs: PassCosts) -> None:
+        """Tell the window's size what this step was worth."""
+        found = 0
+        for tree, path in zip(trees, paths, strict=True):
+            if tree.origin is not None:
+                found += sum(tree.origin[n][0] == self.name and tree.origin[n][1] >= _EXPLORED for n in path)
+        self._own.experience.learn(
+            requests=len(trees),
+            rows=sum(sum(tree.acceptable) for tree in trees),
+            plain=sum(1 + len(path) for path in paths) - found,
+            harvest=found,
+            costs=costs,
+        )

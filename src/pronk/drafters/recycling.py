@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -31,7 +30,7 @@ from pronk.drafters.options import check_flag, check_integer, check_path
 from pronk.drafters.outputs import likeliest
 from pronk.drafters.rates import Rates
 from pronk.drafters.successors import Successors, load_successors, save_successors
-from pronk.drafters.trie import Trie
+from pronk.drafters.trie import Frontier, Trie
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
@@ -135,21 +134,17 @@ class Recycling(Drafter[Recycled]):
         rates = [context.state.rates.rate(rank) for rank in range(self.top_k)]
         rates = [min(rates[: rank + 1]) for rank in range(self.top_k)]  # a better rank is never passed over
         trie = Trie(context.tokens[-1])
-        # By falling gain; the counter keeps equal ones in the order in which they were found.
-        heap: list[tuple[float, int, int, int]] = []
-        found = 0
+        frontier = Frontier[tuple[int, int]]()
 
         def offer(parent: int, rank: int) -> None:
-            nonlocal found
             if trie.depths[parent] < context.max_depth and rank < len(successors.after(trie.tokens[parent])):
-                found += 1
-                heappush(heap, (-trie.gains[parent] * rates[rank], found, parent, rank))
+                frontier.offer(trie.gains[parent] * rates[rank], (parent, rank))
 
         offer(0, 0)
-        while heap and len(trie) <= room:
-            loss, _, parent, rank = heappop(heap)
+        while frontier and len(trie) <= room:
+            gain, (parent, rank) = frontier.take()
             token = successors.after(trie.tokens[parent])[rank]
-            node = trie.add(parent, token, -loss, (self.name, rank))
+            node = trie.add(parent, token, gain, (self.name, rank))
             offer(node, 0)
             offer(parent, rank + 1)
         return trie.tree(room)

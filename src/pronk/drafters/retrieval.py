@@ -23,7 +23,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar
@@ -32,7 +31,7 @@ from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
 from pronk.drafters.datastore import Child, Datastore
 from pronk.drafters.options import check_integer, check_path
 from pronk.drafters.rates import Rates
-from pronk.drafters.trie import Trie
+from pronk.drafters.trie import Frontier, Trie
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
@@ -129,22 +128,18 @@ class Retrieval(Drafter[Rates]):
         found = store.find(context.tokens, self.max_match)
         if found.length < self.min_match or nodes < 1 or depth < 1:
             return trie.tree(0)
-        # Loss, number (among equals, first come first served), parent, way, and the place in the datastore.
-        candidates: list[tuple[float, int, int, int, Child]] = []
+        frontier = Frontier[tuple[int, int, Child]]()  # parent, way, and the place in the datastore
         parent, low, high = 0, found.low, found.high
-        count = 0
         while len(trie) <= nodes:
             if trie.depths[parent] < depth:
                 length = found.length + trie.depths[parent]
                 for child in store.children(low, high, length, nodes - len(trie) + 1):
                     way = _way(length, child.high - child.low, high - low)
-                    gain = trie.gains[parent] * context.state.rate(way)
-                    heappush(candidates, (-gain, count, parent, way, child))
-                    count += 1
-            if not candidates:
+                    frontier.offer(trie.gains[parent] * context.state.rate(way), (parent, way, child))
+            if not frontier:
                 break
-            loss, _, parent, way, (token, low, high) = heappop(candidates)
-            parent = trie.add(parent, token, -loss, (self.name, way))
+            gain, (parent, way, (token, low, high)) = frontier.take()
+            parent = trie.add(parent, token, gain, (self.name, way))
         return trie.tree(nodes)
 
     @property

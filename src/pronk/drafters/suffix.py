@@ -25,7 +25,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, nlargest
+from heapq import nlargest
 from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -35,7 +35,7 @@ from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
 from pronk.drafters.options import check_integer, check_number, check_path
 from pronk.drafters.rates import Rates
 from pronk.drafters.suffix_store import SuffixStore
-from pronk.drafters.trie import Trie
+from pronk.drafters.trie import Frontier, Trie
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
@@ -199,8 +199,7 @@ class _Growth:
         width: guesses that it may have.
         min_match: shortest match that counts.
         sources: the text's own automaton, then those of earlier outputs.
-        heap: guesses to come, the largest gain first, among equals the first offered.
-        offered: how many were put into it.
+        frontier: guesses to come.
     """
 
     trie: Trie
@@ -208,8 +207,7 @@ class _Growth:
     width: int
     min_match: int
     sources: list[SuffixAutomaton] = field(default_factory=list)
-    heap: list[tuple[float, int, _Guess]] = field(default_factory=list)
-    offered: int = 0
+    frontier: Frontier[_Guess] = field(default_factory=Frontier)
 
     def offer(self, place: _Place, known: set[int]) -> None:
         """What follows a place, but for ``known``, which grows: what longer matches know already."""
@@ -222,17 +220,15 @@ class _Growth:
             if each.token not in known:
                 known.add(each.token)
                 way = _way(stored=place.source > 0, length=place.length, share=each.times / total)
-                gain = self.trie.gains[place.node] * self.rates.rate(way)
-                self.offered += 1
-                heappush(self.heap, (-gain, self.offered, _Guess(place, each, way)))
+                self.frontier.offer(self.trie.gains[place.node] * self.rates.rate(way), _Guess(place, each, way))
 
     def grow(self) -> TokenTree:
         """The tree of the likeliest guesses."""
         looks = _LOOKS * self.width
-        while self.heap and len(self.trie) <= self.width and looks:
+        while self.frontier and len(self.trie) <= self.width and looks:
             looks -= 1
-            loss, _, (place, found, way) = heappop(self.heap)
-            node = self.trie.add(place.node, found.token, -loss, (Suffix.name, way))
+            gain, (place, found, way) = self.frontier.take()
+            node = self.trie.add(place.node, found.token, gain, (Suffix.name, way))
             state, length = self.sources[place.source].follow(found, place.length)
             self.offer(_Place(node, place.source, state, length, place.depth), set())
         return self.trie.tree(self.width)

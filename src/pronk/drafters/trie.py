@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
 from pronk.tree import Origin, TokenTree
 
-__all__ = ["Trie"]
+__all__ = ["Frontier", "Trie"]
+
+Guess = TypeVar("Guess")
+
+
+class Frontier(Generic[Guess]):
+    """Guesses that a tree may grow by: the largest gain comes out first, among equals what was offered first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Guess]] = []
+        self._offered = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def offer(self, gain: float, guess: Guess) -> None:
+        """A guess and its gain."""
+        # The number decides between equals, so that guesses are never compared.
+        self._offered += 1
+        heappush(self._heap, (-gain, self._offered, guess))
+
+    def take(self) -> tuple[float, Guess]:
+        """The likeliest guess, with its gain."""
+        loss, _, guess = heappop(self._heap)
+        return -loss, guess
 
 
 class Trie:

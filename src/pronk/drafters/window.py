@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -133,48 +134,59 @@ class Experience:
     """Finds the size of the window that pays: a ladder, climbed while twice the harvest would pay for the next rung.
 
     With ``a`` tokens a step without the window's help, ``h`` more with it, and the time ``t`` of a pass with and
-    without the window's rows, a rung is worth ``(a + h) / t``. It belongs to the drafter: what one request learned, the
-    next one need not.
+    without the window's rows, a rung is worth ``(a + h) / t``, over all requests of the pass together. It belongs to
+    the
+    drafter: what one request learned, the next one need not.
     """
 
     rung: int = 0
-    steps: int = 0
-    plain: float = 0.0
-    harvest: float = 0.0
-    rows: float = 0.0
     waiting: int = 0
+    steps: int = 0
+    sums: Counter[str] = field(default_factory=Counter)
 
     def shape(self) -> Shape:
         """The present size."""
         return LADDER[self.rung]
 
-    def learn(self, rows: int, harvest: int, plain: int, costs: PassCosts | None) -> None:
-        """Count a step: the pass's rows but for the window's, and the tokens that the window and others brought."""
-        if costs is None:
-            return
+    def learn(self, *, requests: int, rows: int, plain: int, harvest: int, costs: PassCosts) -> None:
+        """Count a step.
+
+        Args:
+            requests: that took part.
+            rows: of the pass, but for the windows'.
+            plain: tokens that would have come without windows.
+            harvest: tokens that the windows brought.
+            costs: of passes.
+        """
+        self.steps += 1
+        self.sums.update(requests=requests, rows=rows, plain=plain, harvest=harvest)
         if self.rung == 0:
             self.waiting -= 1
-            if self.waiting < 0 and self._worth(rows, plain, _HOPE, 1, costs) > self._worth(rows, plain, 0.0, 0, costs):
+            if self.waiting < 0 and self._worth(1, costs, _HOPE * self._mean("requests")) > self._worth(0, costs):
                 self._move(1)
-            return
-        self.steps += 1
-        self.rows, self.plain, self.harvest = self.rows + rows, self.plain + plain, self.harvest + harvest
-        if self.steps >= _TRIAL:
+            elif self.steps >= _TRIAL:
+                self._move(0)
+        elif self.steps >= _TRIAL:
             self._judge(costs)
 
     def _judge(self, costs: PassCosts) -> None:
-        rows, plain, harvest = (round(self.rows / self.steps), self.plain / self.steps, self.harvest / self.steps)
-        here, rung = self._worth(rows, plain, harvest, self.rung, costs), self.rung
-        if here < self._worth(rows, plain, 0.0, 0, costs):
+        harvest, rung = self._mean("harvest"), self.rung
+        here = self._worth(rung, costs, harvest)
+        if here < self._worth(0, costs):
             self._move(0)
             self.waiting = _REST
-        elif rung + 1 < len(LADDER) and self._worth(rows, plain, 2.0 * harvest, rung + 1, costs) > here:
+        elif rung + 1 < len(LADDER) and self._worth(rung + 1, costs, 2.0 * harvest) > here:
             self._move(rung + 1)
         elif self.steps >= _REST:
             self._move(rung)
 
-    def _worth(self, rows: int, plain: float, harvest: float, rung: int, costs: PassCosts) -> float:
-        return (plain + harvest) / costs.at(rows + LADDER[rung].explored)
+    def _mean(self, name: str) -> float:
+        return self.sums[name] / self.steps
+
+    def _worth(self, rung: int, costs: PassCosts, harvest: float = 0.0) -> float:
+        rows = self._mean("rows") + self._mean("requests") * LADDER[rung].explored
+        return (self._mean("plain") + harvest) / costs.at(round(rows))
 
     def _move(self, rung: int) -> None:
-        self.rung, self.steps, self.plain, self.harvest, self.rows = rung, 0, 0.0, 0.0, 0.0
+        self.rung, self.steps = rung, 0
+        self.sums.clear()
