@@ -22,6 +22,7 @@ from statistics import fmean
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import repeated_ngrams
 from pronk.bench.prompts import bundled_prompts, encode, fit, limit_per_task, load_suite
+from pronk.drafters import make_drafter
 
 SUITES = ("humaneval", "gsm8k", "code_edit", "spec_bench")
 CHAT = "mt_bench"  # of Spec-Bench's tasks, the one that is chat
@@ -77,13 +78,13 @@ class Runner:
         self.loops: dict[tuple[str, float], float] = {}
 
     def run(self, spec: str, temperature: float) -> dict[str, Counts]:
-        """Counts per task."""
-        found = {}
+        """Counts per task, with a drafter that has not seen the prompts before."""
+        found, drafter = {}, make_drafter(spec)
         for task, prompts in self.prompts.items():
             counts, loops = Counts(), []
             for number, prompt in enumerate(prompts):
                 params = SamplingParams(self.max_tokens, temperature=temperature, seed=number, ignore_eos=True)
-                out = self.llm.generate(prompt, params, drafter=spec)
+                out = self.llm.generate(prompt, params, drafter=drafter)
                 same = self.plain.setdefault((task, number, temperature), out.token_ids)
                 if same != out.token_ids:
                     message = f"{spec} changed the output of {task} {number} at temperature {temperature}"

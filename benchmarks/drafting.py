@@ -112,10 +112,8 @@ def main() -> None:
     arguments = parser.parse_args()
     llm = LLM(threads=1)
     text = library_text(llm, LENGTHS[-1] + 60 * (STEPS + 2))
-    lines = [
-        f"| drafter | context | µs a step | steps /s | % of {arguments.step:g} ms | start, ms | state, MiB |",
-        "| --- | --: | --: | --: | --: | --: | --: |",
-    ]
+    print(f"| drafter | context | µs a step | steps /s | % of {arguments.step:g} ms | start, ms | state, MiB |")
+    print("| --- | --: | --: | --: | --: | --: | --: |")
     for spec in arguments.drafter or SPECS:
         for prompt in LENGTHS:
             drafter = make_drafter(spec)
@@ -133,8 +131,7 @@ def main() -> None:
                 f"{1e3 * start:.1f}",
                 f"{size / 2**20:.2f}",
             )
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-            print(lines[-1], flush=True)
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 if __name__ == "__main__":

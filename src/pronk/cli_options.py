@@ -75,7 +75,7 @@ def load_model(
     ] = None,
     drafter: Annotated[
         str, _model('How to guess tokens: a name, or a name with options as in "recycling(num_nodes=7)".')
-    ] = "suffix",
+    ] = "suffix(store_tokens=0)",
     device: Annotated[str, _model("Where the model runs, for example cpu or cuda.")] = "cpu",
     dtype: Annotated[str, _model("auto (the checkpoint's own), float32, bfloat16 or float16.")] = "auto",
     kv_memory: Annotated[

@@ -42,7 +42,7 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        drafter: str | Drafter[Any] = "suffix",
+        drafter: str | Drafter[Any] = "suffix(store_tokens=0)",
         device: str = "cpu",
         dtype: str = "auto",
         kv_memory: str | int | None = None,
@@ -57,7 +57,8 @@ class LLM:
         Args:
             model: a folder in the Hugging Face layout, or the id of such a model on the Hub; ``None`` is the
                 bundled one.
-            drafter: who guesses: a name, a name with options, or an object (see :mod:`pronk.drafters`).
+            drafter: who guesses: a name, a name with options, or an object (see :mod:`pronk.drafters`). The default
+                remembers nothing from one request to the next.
             device: ``"cpu"`` or an accelerator as torch names it.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the checkpoint's.
             kv_memory: size of the KV cache in bytes or as text (``"2GiB"``); by default what ``max_batch`` full

@@ -7,6 +7,7 @@ the model was trained with.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -75,8 +76,9 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells files of token ids that were made with this tokenizer from others: 32 hexadecimal digits."""
-        return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()[:32]
+        """Tells files of ids that mean this tokenizer's tokens from others: 32 hexadecimal digits of the vocabulary."""
+        tokens = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+        return hashlib.sha256(json.dumps(tokens).encode("ascii")).hexdigest()[:32]
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ __all__ = ["bench"]
 
 _INTERRUPTED = 130
 _ALL_PEERS = "all"
-_DRAFTERS = ["suffix"]  # a list, as typer wants; nobody changes it
+_DRAFTERS = ["suffix(store_tokens=0)"]  # a list, as typer wants; nobody changes it
 
 
 def _what(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word

@@ -18,11 +18,12 @@ from torch import Tensor
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.engine.costs import PassCosts
+from pronk.errors import OptionError
 from pronk.model.decoder import Decoder
 from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
 
-__all__ = ["DraftContext", "Drafter", "Needs", "Outcome", "Target"]
+__all__ = ["DraftContext", "Drafter", "Memory", "Needs", "Outcome", "Target"]
 
 State = TypeVar("State")
 
@@ -57,6 +58,25 @@ class Target:
     vocabulary: str | None = None
 
 
+@dataclass
+class Memory:
+    """Whose tokens a drafter remembers from one request to the next: those of the first model that it meets.
+
+    ``vocabularies`` has the fingerprint of that model's tokenizer, once it has met one.
+    """
+
+    vocabularies: set[str | None] = field(default_factory=set)
+
+    def belongs_to(self, drafter: str, target: Target) -> None:
+        """Raise :class:`~pronk.errors.OptionError` if the drafter remembers tokens of another vocabulary."""
+        if self.vocabularies - {target.vocabulary}:
+            msg = (
+                f"{drafter}: expected the tokenizer of the model it was used with first, found another; make a new one"
+            )
+            raise OptionError(msg)
+        self.vocabularies.add(target.vocabulary)
+
+
 @dataclass(frozen=True)
 class DraftContext(Generic[State]):
     """One request, as a drafter sees it before a step.
@@ -88,6 +108,9 @@ class DraftContext(Generic[State]):
 @dataclass(frozen=True)
 class Outcome(Generic[State]):
     """What the target said of one tree.
+
+    Under the rejection rule what is said depends on the request's random numbers and on the guesses; a guess may not
+    depend on those numbers in turn, so nothing of such a request may reach the guesses of another (``params.rejects``).
 
     Attributes:
         state: the request's state.

@@ -87,7 +87,7 @@ class Jacobi(Drafter[Iterate]):
             state, first = outcome.state, outcome.position + 1
             state.end = self._end(state, first)
             state.rates.learn(outcome.tree, outcome.path)
-            state.start, state.guesses = first, tuple(guess for (guess,) in likeliest(outcome, 1))
+            state.start, state.guesses = first, _outputs(outcome)
 
     def _chain(self, context: DraftContext[Iterate]) -> TokenTree:
         first = len(context.tokens)
@@ -102,3 +102,8 @@ class Jacobi(Drafter[Iterate]):
     def _end(self, state: Iterate, first: int) -> int:
         """Where the system ends whose next unknown is at position ``first``."""
         return state.end if first < state.end else first + self.num_tokens
+
+
+def _outputs(outcome: Outcome[Iterate]) -> tuple[int, ...]:
+    """What the target said along the main chain; beside a chain there may be other drafters' guesses."""
+    return tuple(guess for (guess,) in likeliest(outcome, 1, range(outcome.tree.main_chain)))

@@ -11,8 +11,9 @@ so far, of the ranks on its path ::
     dog → ran sat was
 
 For any text, above all where nothing has been said before that could be copied. It takes no model and no match in the
-context. A proposal takes 30 to 60 µs, learning one ``topk`` over the nodes' logits. A table holds at most
-``max_tokens`` rows of ``top_k`` ids, about 200 bytes each: 3.3 MB with the defaults. It is the request's own, begun
+context. It takes 0.1 ms a step, ten thousand steps a second, with a vocabulary of 8,192; the ``topk`` over
+the nodes' logits grows with it. A table holds at most
+``max_tokens`` rows of ``top_k`` ids, about 300 bytes each: 5 MB with the defaults. It is the request's own, begun
 from its prompt and the saved table if there is one, or that of all requests (``shared=True``), which
 :meth:`Recycling.save` can keep.
 """
@@ -25,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
-from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome, Target
+from pronk.drafters.base import DraftContext, Drafter, Memory, Needs, Outcome, Target
 from pronk.drafters.options import check_flag, check_integer, check_path
 from pronk.drafters.outputs import likeliest
 from pronk.drafters.rates import Rates
@@ -50,9 +51,10 @@ class Recycled:
 
 @dataclass
 class _Shared:
-    """What belongs to the drafter and not to a request: the table of all, and the target's vocabulary."""
+    """What belongs to the drafter and not to a request: the table of all, and whose tokens are in it."""
 
     successors: Successors | None = None
+    memory: Memory = field(default_factory=Memory)
     vocabulary: str | None = None
 
 
@@ -89,8 +91,9 @@ class Recycling(Drafter[Recycled]):
         """Load the table.
 
         Raises:
-            OptionError: the file is missing, damaged, or of another vocabulary.
+            OptionError: the file is missing, damaged, or of another vocabulary; or the drafter has met another one.
         """
+        self._own.memory.belongs_to(self.name, target)
         self._own.vocabulary = target.vocabulary
         if self._own.successors is None:
             fresh = Successors(self.top_k, self.max_tokens)
@@ -126,6 +129,8 @@ class Recycling(Drafter[Recycled]):
         """Recycle the logits of all nodes; where a token is in the tree twice, those of the later node count."""
         for outcome in outcomes:
             outcome.state.rates.learn(outcome.tree, outcome.path)
+            if self.shared and outcome.params.rejects:
+                continue
             for token, best in zip(outcome.tree.tokens, likeliest(outcome, self.top_k), strict=True):
                 outcome.state.successors.put(token, best)
 

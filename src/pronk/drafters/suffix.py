@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from pronk.drafters.automaton import Continuation, SuffixAutomaton
-from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
+from pronk.drafters.base import DraftContext, Drafter, Memory, Outcome, Target
 from pronk.drafters.options import check_integer, check_number, check_path
 from pronk.drafters.rates import Rates
 from pronk.drafters.suffix_store import SuffixStore
@@ -78,11 +78,13 @@ class SuffixState:
         text: the certain tokens.
         rates: acceptance by the kind of guess.
         output: the certain tokens after the prompt.
+        private: whether other requests may not learn from it.
     """
 
     text: SuffixAutomaton
     rates: Rates
     output: list[int] = field(default_factory=list)
+    private: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Suffix(Drafter[SuffixState]):
     store_tokens: int = 65536
     store: str | None = None
     past: SuffixStore = field(init=False, repr=False, compare=False)
+    _memory: Memory = field(default_factory=Memory, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_integer(self.name, "num_nodes", self.num_nodes, 1, 128)
@@ -127,6 +130,8 @@ class Suffix(Drafter[SuffixState]):
 
     def bind(self, target: Target) -> None:
         """Read the store's file."""
+        if self.store_tokens:
+            self._memory.belongs_to(self.name, target)
         self.past.open(target.vocabulary, target.decoder.config.vocab_size)
 
     def start(self, prompt: Sequence[int]) -> SuffixState:
@@ -146,12 +151,14 @@ class Suffix(Drafter[SuffixState]):
             state = outcome.state
             state.rates.learn(outcome.tree, outcome.path)
             state.output.extend(outcome.committed)
+            state.private = outcome.params.rejects
             for token in outcome.committed:
                 state.text.extend(token)
 
     def stop(self, state: SuffixState) -> None:
         """Keep the output for requests to come."""
-        self.past.add(state.output)
+        if not state.private:
+            self.past.add(state.output)
 
     def _tree(self, context: DraftContext[SuffixState]) -> TokenTree:
         width = min(self.num_nodes, context.max_nodes)

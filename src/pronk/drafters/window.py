@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pronk.engine.costs import PassCosts
-from pronk.tree import TokenTree
+from pronk.tree import Origin, TokenTree
 
 __all__ = ["LADDER", "NO_WINDOW", "Experience", "Pool", "Shape", "Window"]
 
@@ -98,17 +98,16 @@ class Window:
             parents += range(above, above + width)
         return tokens, parents
 
-    def below(self, trie: TokenTree) -> TokenTree:
-        """``trie``, with this window beside its candidates; the window's nodes may not be accepted."""
+    def below(self, trie: TokenTree, mark: Origin) -> TokenTree:
+        """``trie``, with this window beside its candidates; its nodes carry ``mark`` and may not be accepted."""
         tokens, parents = self.tree()
         above = len(trie) - 1
-        nobody = (("", 0),)
         return TokenTree(
             (*trie.tokens, *tokens),
             (*trie.parents, *(parent + above if parent else 0 for parent in parents)),
             (True,) * len(trie) + (False,) * len(tokens),
             gain=None if trie.gain is None else (*trie.gain, *(0.0,) * len(tokens)),
-            origin=(*(trie.origin or nobody * len(trie)), *nobody * len(tokens)),
+            origin=(*(trie.origin or (("", 0),) * len(trie)), *(mark,) * len(tokens)),
         )
 
 

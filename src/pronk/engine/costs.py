@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pronk.cache.blocks import BlockTable
+from pronk.engine.interrupts import uninterrupted
 from pronk.engine.runner import Job, Runner
 from pronk.model.attention import ROW_ALIGNMENT, Segment
 from pronk.tree import TokenTree
@@ -23,7 +24,10 @@ _TABLE = 1024
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Seconds of a pass over so many rows, at some of their numbers.
+    """Seconds of a pass over so many rows, at some of their numbers, with a short context and a quiet machine.
+
+    Only their ratios decide how much is guessed, and those change little with the context: its keys and values are read
+    once per pass, whatever the rows.
 
     Attributes:
         rows: numbers of rows, rising; the first is 1.
@@ -41,20 +45,24 @@ class PassCosts:
         sizes = [rows for rows in _ROWS if rows <= room]
         if len(sizes) < 2:
             return None
-        rows, seconds = list[int](), list[float]()
+        best: dict[int, float] = {}
         try:
-            pool.prepare(table, sizes[-1])
-            for size in sizes:
-                job = Job(Segment(table, TokenTree.chain([0] * size)), range(size), 1)
-                if size == 1:
-                    runner.forward([job])  # the first pass of all pays for more than itself
-                rows.append(size)
-                seconds.append(min(runner.forward([job]).seconds for _ in range(_ROUNDS)))
-                if len(rows) > 1 and seconds[-1] > _ENOUGH * seconds[0]:
-                    break
+            with uninterrupted():
+                pool.prepare(table, sizes[-1])
+            # Round by round, so that whoever disturbs the machine for a while does not disturb one size alone; the
+            # first round pays for more than its passes and does not count.
+            for count in range(1 + _ROUNDS):
+                for size in sizes:
+                    job = Job(Segment(table, TokenTree.chain([0] * size)), range(size), 1)
+                    seconds = runner.forward([job]).seconds
+                    best[size] = min(seconds, best[size]) if count > 1 and size in best else seconds
+                    if size > 1 and seconds > _ENOUGH * best[1]:
+                        break
         finally:
-            pool.release(table)
-        return cls(tuple(rows), tuple(max(seconds[: i + 1]) for i in range(len(seconds))))
+            with uninterrupted():
+                pool.release(table)
+        rows = tuple(sorted(best))
+        return cls(rows, tuple(max(best[low] for low in rows[: i + 1]) for i in range(len(rows))))
 
     def at(self, rows: int) -> float:
         """Seconds of a pass over ``rows``, at least 1; beyond a unit of rows, whole units are what is computed."""

@@ -131,7 +131,9 @@ class Engine:
     def _start_drafting(self, turns: Sequence[Turn]) -> None:
         """Drafter states begin with a request's first pass; those that wait in the queue cost nothing."""
         for request in (turn.request for turn in turns if not turn.request.drafting):
+            began = perf_counter()
             request.draft_state = request.drafter.start(request.prompt)
+            request.stats.draft_seconds += perf_counter() - began
             request.drafting = True
 
     def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
@@ -146,8 +148,8 @@ class Engine:
         """Ask each drafter once, for all its requests that decode; a prompt's own tokens need no guesses."""
         drafts: dict[Request, TokenTree] = {}
         for drafter, requests in _by_drafter(turn.request for turn in turns if turn.request.num_pending == 1):
-            began = perf_counter()
             contexts = [self._context(request) for request in requests]
+            began = perf_counter()
             trees = drafter.propose(contexts)
             seconds = perf_counter() - began
             for request, context, tree in zip(requests, contexts, trees, strict=True):
@@ -169,8 +171,7 @@ class Engine:
     def _costs(self) -> PassCosts | None:
         """What passes cost: measured when first asked for, as soon as the cache has room."""
         if self.costs is None:
-            with uninterrupted():
-                self.costs = PassCosts.measure(self.runner)
+            self.costs = PassCosts.measure(self.runner)
         return self.costs
 
     def _accept_draft(self, drafter: Drafter[Any], context: DraftContext[Any], tree: TokenTree) -> TokenTree:
