@@ -8,9 +8,20 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drafters.helpers import context
+from drafters.helpers import context, hear, looping
 from models import make_engine, make_request, run, tiny_decoder
-from pronk.drafters import DraftContext, Drafter, FirstOf, Jacobi, Merged, Needs, Outcome, PromptLookup, make_drafter
+from pronk.drafters import (
+    DraftContext,
+    Drafter,
+    FirstOf,
+    Jacobi,
+    Lookahead,
+    Merged,
+    Needs,
+    Outcome,
+    PromptLookup,
+    make_drafter,
+)
 from pronk.drafters.base import Target
 from pronk.errors import OptionError
 from pronk.sampling import SamplingParams
@@ -164,3 +175,36 @@ def test_bad_parts_in_a_name(spec: str, message: str) -> None:
 def test_bad_parts(parts: Any) -> None:
     with pytest.raises(OptionError, match="first_of: parts must be a tuple of drafters"):
         FirstOf(parts)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "first_of(lookahead(window=3, ngram=3), lookahead(window=5, ngram=4))",
+        "first_of(lookahead, lookahead(window=2))",
+        "first_of(lookahead(window=1, ngram=2), lookahead(window=1, ngram=4), lookahead(window=2, ngram=2))",
+        "merged(lookahead(window=3), first_of(jacobi, lookahead(window=2)), recycling)",
+    ],
+)
+def test_windows_are_told_apart(spec: str) -> None:
+    """Each lookahead reads its own window, and none mistakes another's nodes for it."""
+    engine = make_engine(tiny_decoder())
+    drafter = make_drafter(spec)
+    drafter.bind(engine.target)
+    options = SamplingParams(max_tokens=60, temperature=0.7, seed=1, logit_bias={3: 9.0, 5: 9.0})
+    request, plain = make_request([3, 5, 3], options, drafter), make_request([3, 5, 3], options)
+    run(engine, [request])
+    run(engine, [plain])
+    assert request.output == plain.output
+    assert request.stats.accepted > 0
+
+
+def test_one_drafter_in_two_places() -> None:
+    part = Lookahead(window=2)
+    drafter, tokens = FirstOf((part, part)), [1, 2]
+    state = drafter.start(tokens)
+    for _ in range(12):
+        (tree,) = drafter.propose([context(state, tokens)])
+        hear(drafter, state, tree, tokens, looping)
+    assert tokens[:8] == [1, 2, 3, 4, 0, 1, 2, 3]
+    assert len(tokens) > 20

@@ -151,13 +151,22 @@ def context(
     return DraftContext(state, list(tokens), committed, max_depth, max_nodes, SamplingParams(), 0, table)
 
 
-def replay(drafter: Drafter[Any], tokens: Sequence[int], prompt: int, dice: random.Random) -> Any:
-    """The state after the engine's way through ``tokens``: guesses, rejections, provisional tokens, right and wrong."""
+def replay(
+    drafter: Drafter[Any], tokens: Sequence[int], prompt: int, dice: random.Random, *, disturbed: bool = False
+) -> Any:
+    """The state after the engine's way through ``tokens``: guesses, rejections, provisional tokens, right and wrong.
+
+    ``disturbed``: with another request in the same batches, and proposals that nobody hears of again.
+    """
     state = drafter.start(tokens[:prompt])
+    other = drafter.start(tokens[:1])
     committed, provisional = prompt, list[int]()
     while committed < len(tokens):
         before = [*tokens[:committed], *provisional]
-        (tree,) = drafter.propose([context(state, before, committed)])
+        if disturbed:
+            drafter.propose([context(state, [*before, 1, 2], committed, 3, 5)])
+        company = [context(other, tokens[:1], 1)] if disturbed else []
+        *_, tree = drafter.propose([*company, context(state, before, committed)])
         fine = 0
         while fine < len(provisional) and before[committed + fine] == tokens[min(committed + fine, len(tokens) - 1)]:
             fine += 1
@@ -214,7 +223,7 @@ def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> Non
         again.setstate(dice.getstate())
         state = replay(drafter, tokens, prompt, dice)
         if drafter.needs.logits or drafter.needs.hidden:
-            fresh = replay(drafter, tokens, prompt, again)
+            fresh = replay(drafter, tokens, prompt, again, disturbed=True)
         else:
             fresh = drafter.start(tokens[:prompt])
             root = TokenTree.chain(tokens[prompt - 1 : prompt])

@@ -71,3 +71,34 @@ def test_the_system_ends_or_slides(drafter: Drafter[Iterate], lengths: list[int]
     found = [step(drafter, state, tokens, never).num_guesses for _ in lengths]
     assert len(tokens) == 1 + len(lengths)
     assert found == lengths
+
+
+def slow(prompt: list[int], steps: int, size: int, model: Model, *, slides: bool) -> list[int]:
+    """Lengths of the text after each pass of a Jacobi iteration: by absolute positions, asking once per position."""
+    tokens, guesses, end, lengths = list(prompt), dict[int, int](), 0, []
+    for _ in range(steps):
+        first = len(tokens)
+        if slides or first >= end:
+            end = first + size
+        iterate = [guesses.get(place, prompt[place * 7919 % len(prompt)]) for place in range(first, end)]
+        outputs = [model([*tokens, *iterate[:i]]) for i in range(len(iterate) + 1)]
+        right = 0
+        while right < len(iterate) and iterate[right] == outputs[right]:
+            right += 1
+        tokens += outputs[: right + 1]
+        guesses = {first + i: output for i, output in enumerate(outputs)}
+        lengths.append(len(tokens))
+    return lengths
+
+
+@pytest.mark.parametrize("model", [scrambled, looping, markov])
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("kind", [Jacobi, GaussSeidel])
+def test_every_pass_is_that_of_a_slow_loop(kind: type[Jacobi], size: int, model: Model) -> None:
+    for prompt in ([3, 1, 4], [9], [2, 7, 1, 8, 2, 8]):
+        drafter, tokens, lengths = kind(num_tokens=size), list(prompt), []
+        state = drafter.start(prompt)
+        for _ in range(25):
+            step(drafter, state, tokens, model)
+            lengths.append(len(tokens))
+        assert lengths == slow(prompt, 25, size, model, slides=kind is GaussSeidel)

@@ -369,7 +369,7 @@ def test_a_large_file_is_cut_down_to_its_end(tmp_path: Path) -> None:
         ({"depth_factor": 0}, r"depth_factor must be a number in 0\.25\.\.64, found 0"),
         ({"depth_factor": float("nan")}, "depth_factor must be a number"),
         ({"store_tokens": 2**24 + 1}, r"store_tokens must be an integer in 0\.\.16777216"),
-        ({"store": 3}, "store must be the name of a file, found 3"),
+        ({"store": 3}, "store must be a path, found 3"),
         ({"store": "x", "store_tokens": 0}, "expected store_tokens of at least 1 for the store x, found 0"),
     ],
     ids=str,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from drafters.stores import conformance_spec
 from drafters.trees import (
     TreeDrafter,
     adversarial,
@@ -18,7 +19,19 @@ from drafters.trees import (
     random_trees,
 )
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
-from pronk.drafters import Autoregressive, Drafter, GaussSeidel, Jacobi, Lookahead, Merged, PromptLookup, Recycling
+from pronk.drafters import (
+    Autoregressive,
+    Drafter,
+    FirstOf,
+    GaussSeidel,
+    Jacobi,
+    Lookahead,
+    Merged,
+    PromptLookup,
+    Recycling,
+    Suffix,
+    make_drafter,
+)
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult
@@ -41,6 +54,9 @@ PROMPTS = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 16, 
 DRAFTERS: dict[str, Drafter[Any]] = {
     "autoregressive": Autoregressive(),
     "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=12, num_chains=4),
+    "suffix": Suffix(),
+    "retrieval": make_drafter(conformance_spec()),
+    "first_of": FirstOf((PromptLookup(max_ngram=3), Lookahead(window=3, ngram=3), GaussSeidel())),
     "jacobi": Jacobi(),
     "gauss_seidel": GaussSeidel(num_tokens=5),
     "lookahead": Lookahead(window=4, ngram=3, guesses=5),

@@ -6,7 +6,9 @@ import random
 from itertools import combinations
 
 import pytest
+import torch
 
+from engine.cases import DRAFTERS, PROMPTS, ask, assert_same, drafter, params, plain
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from pronk.drafters import PromptLookup, make_drafter
 from pronk.drafters.trie import Trie
@@ -135,3 +137,19 @@ def test_without_a_budget_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -
     request = make_request([1, 2, 3, 1, 2], SamplingParams(max_tokens=9), PromptLookup())
     run(make_engine(tiny_decoder()), [request])
     assert spy.calls == 0
+
+
+@pytest.mark.parametrize("options", ["greedy", "all"])
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "autoregressive"])
+def test_trees_that_are_cut_in_part_give_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: str
+) -> None:
+    """In a ragged batch, with provisional tokens, at costs that a part of the guesses pays for."""
+    monkeypatch.setattr(PassCosts, "measure", Spy(STEPS))
+    want = plain(torch.bfloat16, options)
+    engine = make_engine(tiny_decoder(torch.bfloat16), budget=True)
+    guesser = drafter(name, want)
+    guesser.bind(engine.target)
+    got = [ask(prompt, params(options, index), guesser) for index, prompt in enumerate(PROMPTS)]
+    run(engine, got)
+    assert_same(got, want)

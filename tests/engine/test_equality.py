@@ -50,6 +50,8 @@ def decode(
     engine: Engine, guessers: Sequence[Drafter[Any]], options: str, prompts: Prompts = PROMPTS, max_tokens: int = 40
 ) -> list[Request]:
     """All prompts in one batch; the drafters take turns."""
+    for each in guessers:
+        each.bind(engine.target)
     guesser = cycle(guessers)
     requests = [ask(p, params(options, i, max_tokens), next(guesser)) for i, p in enumerate(prompts)]
     run(engine, requests)

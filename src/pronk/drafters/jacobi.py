@@ -21,15 +21,12 @@ from typing import ClassVar
 
 from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome
 from pronk.drafters.options import check_integer
-from pronk.drafters.outputs import likeliest
+from pronk.drafters.outputs import likeliest, unknown
 from pronk.drafters.rates import Rates
 from pronk.drafters.trie import Trie
 from pronk.tree import TokenTree
 
 __all__ = ["Iterate", "Jacobi"]
-
-# A large prime, so that first guesses are spread over the prompt.
-_STRIDE = 7919
 
 # Depths whose acceptance is told apart, and what is believed of each at first.
 _DEPTHS, _PRIOR = 8, 0.3
@@ -54,7 +51,7 @@ class Iterate:
         index = position - self.start
         if 0 <= index < len(self.guesses):
             return self.guesses[index]
-        return self.prompt[position * _STRIDE % len(self.prompt)]
+        return unknown(self.prompt, position)
 
 
 @dataclass(frozen=True)

@@ -31,5 +31,5 @@ def check_flag(drafter: str, option: str, value: object) -> None:
 def check_path(drafter: str, option: str, value: object) -> None:
     """Raise :class:`~pronk.errors.OptionError` unless ``value`` is text, or ``None`` for no file."""
     if value is not None and not (isinstance(value, str) and value):
-        msg = f"{drafter}: {option} must be the name of a file, found {value!r}"
+        msg = f"{drafter}: {option} must be a path, found {value!r}"
         raise OptionError(msg)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pronk.drafters.base import Outcome
 
-__all__ = ["likeliest"]
+__all__ = ["likeliest", "unknown"]
+
+_FEW = 8
 
 
 def likeliest(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
@@ -30,5 +34,21 @@ def likeliest(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = N
     if outcome.params.logit_bias:
         ids, values = zip(*outcome.params.logit_bias.items(), strict=True)
         logits = logits.float().index_add(1, torch.tensor(ids), torch.tensor(values).expand(len(logits), -1))
-    best: list[list[int]] = logits.topk(min(count, logits.shape[-1]), dim=-1).indices.tolist()
-    return best
+    count = min(count, logits.shape[-1])
+    if count > _FEW:
+        best: list[list[int]] = logits.topk(count, dim=-1).indices.tolist()
+        return best
+    # One argmax after the other: up to 8 of them are faster than a topk, 2.5 times for 4 of 128,256.
+    table: NDArray[np.float32] = logits.to(torch.float32, copy=True).numpy()
+    found: list[list[int]] = []
+    for _ in range(count):
+        largest = table.argmax(-1)
+        table[np.arange(len(table)), largest] = -np.inf
+        found.append(largest.tolist())
+    return [list(row) for row in zip(*found, strict=True)]
+
+
+def unknown(prompt: Sequence[int], position: int) -> int:
+    """Some token of the prompt: the first guess for a position of which nothing is known."""
+    # A large prime, so that first guesses are spread over the prompt.
+    return prompt[position * 7919 % len(prompt)]

@@ -15,8 +15,8 @@ The file is JSON lines: a header, then one list of token ids per output ::
 
 An output is appended by a single write, so that several processes may share a file; each sees the others' outputs when
 it next starts. A process that was killed in the middle of a write leaves a torn last line, which is cut off. The file
-grows while it is in use, and is cut down to the latest ``max_tokens`` tokens when it is read: what another process
-appends in the moment of the cut is lost.
+is cut down to the latest ``max_tokens`` tokens when it is read, and whenever a process has appended as many: what
+another process appends in the moment of the cut is lost.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ class SuffixStore:
     _generations: list[SuffixAutomaton] = field(default_factory=list, repr=False)
     # The vocabularies it was opened for: none or one.
     _opened: list[str | None] = field(default_factory=list, repr=False)
-    # Where outputs are appended, once the file was opened.
+    # Where outputs are appended, once the file was opened, and how many tokens were since it was last read.
     _file: Path | None = field(default=None, repr=False)
+    _appended: int = field(default=0, repr=False)
+    _vocab_size: int = field(default=0, repr=False)
 
     @property
     def generations(self) -> Sequence[SuffixAutomaton]:
@@ -91,6 +93,7 @@ class SuffixStore:
         # Ids of another vocabulary mean nothing in this one.
         held = () if self._opened else self._generations
         self._opened, self._generations, self._file = [vocabulary], [*held], self.path
+        self._vocab_size = vocab_size
         for output in outputs:
             self._keep(output)
 
@@ -106,7 +109,11 @@ class SuffixStore:
             return
         try:
             _append(self._file, output)
-        except OSError as error:
+            self._appended += len(output)
+            if self._appended > self.max_tokens:
+                self._appended = 0
+                _read(self._file, self._opened[0], self._vocab_size, self.max_tokens)
+        except (OSError, OptionError) as error:
             warnings.warn(f"{self._file}: past outputs are no longer saved: {error}", RuntimeWarning, stacklevel=2)
             self._file = None
 

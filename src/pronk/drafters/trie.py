@@ -83,11 +83,14 @@ class Trie:
         return bool(self._children[node]) and token not in self._children[node]
 
     def merge(self, tree: TokenTree, origin: Origin = ("", 0)) -> None:
-        """Add the acceptable nodes of a tree below the same root; ``origin`` is for trees without their own."""
+        """Add the acceptable nodes of a tree below the same root.
+
+        Where it has no gains, a guess is believed to be right half the time; ``origin`` is for trees without their own.
+        """
         here = {0: 0}
         for node in range(1, len(tree)):
             if tree.acceptable[node]:
-                gain = self.gains[here[tree.parents[node]]] if tree.gain is None else tree.gain[node]
+                gain = self.gains[here[tree.parents[node]]] / 2 if tree.gain is None else tree.gain[node]
                 found = origin if tree.origin is None else tree.origin[node]
                 here[node] = self.add(here[tree.parents[node]], tree.tokens[node], gain, found)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pronk.drafters.outputs import unknown
 from pronk.engine.costs import PassCosts
 from pronk.tree import Origin, TokenTree
 
@@ -80,7 +81,7 @@ class Window:
             rows, behind = rows[1:], behind - 1
         kept = [
             [
-                row[column + behind] if 0 <= column + behind < len(row) else _some(fill, position + number + column)
+                row[column + behind] if 0 <= column + behind < len(row) else unknown(fill, position + number + column)
                 for column in range(shape.window)
             ]
             for number, row in enumerate(rows or [()])
@@ -109,11 +110,6 @@ class Window:
             gain=None if trie.gain is None else (*trie.gain, *(0.0,) * len(tokens)),
             origin=(*(trie.origin or (("", 0),) * len(trie)), *(mark,) * len(tokens)),
         )
-
-
-def _some(fill: Sequence[int], position: int) -> int:
-    # A large prime, so that first guesses are spread over the prompt.
-    return fill[position * 7919 % len(fill)]
 
 
 NO_WINDOW = Shape(0, 5, 3)

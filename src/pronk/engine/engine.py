@@ -250,7 +250,8 @@ class Engine:
         chooser = request.chooser
         # It was told of choices that the last walk left provisional, or of those of a step that was interrupted.
         chooser.rollback(len(chooser.context) - len(request.tokens))
-        best: list[int] | None = logits.argmax(-1).tolist() if chooser.is_argmax else None
+        # NumPy's argmax is 30 times as fast as torch's for bfloat16, and takes the first of equals as well.
+        best: list[int] | None = logits.float().numpy().argmax(-1).tolist() if chooser.is_argmax else None
 
         def choose(node: int, _: int) -> int:
             if request.params.rejects:
