@@ -229,9 +229,6 @@ def test_extremes() -> None:
     torch.testing.assert_close(drawn[0], torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64))
 
 
-# The rule with its own numbers
-
-
 def chooser(seed: int, vocab: int = 8, **options: Any) -> Chooser:
     return Chooser(SamplingParams(rule="rejection", **options), seed, [1, 2], vocab, ends=(3,))
 

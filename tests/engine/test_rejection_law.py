@@ -24,7 +24,7 @@ from models import assert_idle, make_engine, make_request, run, tiny_decoder
 from pronk.bench.verify import chi_square
 from pronk.cache.blocks import BlockTable
 from pronk.choice import Chooser
-from pronk.drafters import Drafter, PromptLookup
+from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Recycling, Suffix
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult
@@ -56,6 +56,8 @@ def guessers(vocab: int) -> dict[str, Drafter[Any]]:
         "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=8, num_chains=4),
         "random": TreeDrafter(random_trees, vocab=vocab),
         "bushy": TreeDrafter(bushy, vocab=vocab),
+        "recycling": Recycling(num_nodes=8, top_k=3),
+        "shared": Merged((Recycling(shared=True), Lookahead(window=3, ngram=3, shared=True), Suffix())),
     }
 
 
@@ -67,8 +69,6 @@ def logits_of(decoder: Decoder, text: Sequence[int], prompt: int) -> Tensor:
     job = Job(Segment(table, TokenTree.chain(text)), range(len(text)), prompt)
     return engine.runner.forward([job]).logits[0]
 
-
-# The law
 
 SMALL, SAMPLES = 5, 800
 PROMPT = (0, 3, 1, 4, 3, 1, 2, 3, 1, 0, 3, 1)
@@ -99,7 +99,9 @@ def law_of(name: str) -> Tensor:
 def draw(guesser: str, options: str) -> list[Request]:
     by, given = guessers(SMALL)[guesser], OPTIONS[options]
     asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(SAMPLES)]
-    run(make_engine(tiny_decoder(vocab=SMALL), max_batch=SAMPLES, num_blocks=4000), asked)
+    engine = make_engine(tiny_decoder(vocab=SMALL), max_batch=SAMPLES, num_blocks=4000)
+    by.bind(engine.target)
+    run(engine, asked)
     return asked
 
 
@@ -117,7 +119,14 @@ def p_value(strings: Sequence[Request], law: Tensor) -> float:
 
 @pytest.mark.parametrize(
     ("guesser", "options"),
-    [("prompt_lookup", "shaped"), ("random", "temperature"), ("bushy", "temperature"), ("bushy", "shaped")],
+    [
+        ("prompt_lookup", "shaped"),
+        ("random", "temperature"),
+        ("bushy", "temperature"),
+        ("bushy", "shaped"),
+        ("recycling", "colder"),
+        ("shared", "temperature"),
+    ],
 )
 def test_strings_have_the_law_of_the_model(guesser: str, options: str) -> None:
     strings = drawn(guesser, options)
@@ -148,8 +157,6 @@ def test_planted_defects_change_the_law(defect: str, monkeypatch: pytest.MonkeyP
     assert p_value(strings, law_of("temperature")) < 1e-5
     assert (total(strings, "carried") > 0) == (defect == "chosen again")
 
-
-# The replay
 
 VOCAB = 18
 TEXTS = tuple(tuple(random.Random(length).choices(range(VOCAB), k=length)) for length in (1, 16, 77, 505))

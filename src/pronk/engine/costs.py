@@ -16,8 +16,8 @@ __all__ = ["PassCosts"]
 
 _ROWS = (1, 4, 8, 16, 32, 64, 128)
 
-# A pass of so many times the cost of one row is not worth measuring on: from there on costs grow with the rows.
-_ENOUGH = 3.0
+# A pass of so many times the cost of one row ends a round: from there on costs grow with the rows.
+_ENOUGH = 1.8
 _ROUNDS = 2
 _TABLE = 1024
 
@@ -49,13 +49,12 @@ class PassCosts:
         try:
             with uninterrupted():
                 pool.prepare(table, sizes[-1])
-            # Round by round, so that whoever disturbs the machine for a while does not disturb one size alone; the
-            # first round pays for more than its passes and does not count.
-            for count in range(1 + _ROUNDS):
+            # Round by round, so that whoever disturbs the machine for a while does not disturb one size alone.
+            for _ in range(_ROUNDS):
                 for size in sizes:
                     job = Job(Segment(table, TokenTree.chain([0] * size)), range(size), 1)
                     seconds = runner.forward([job]).seconds
-                    best[size] = min(seconds, best[size]) if count > 1 and size in best else seconds
+                    best[size] = min(seconds, best.get(size, seconds))
                     if size > 1 and seconds > _ENOUGH * best[1]:
                         break
         finally:
