@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
 from pronk.tokenizer import Tokenizer
 
 torch.set_num_threads(1)  # for what is set up before the first test, too
+# A shell that starts the tests in the background lets them ignore Ctrl-C, which some of them are about.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM()
+    return LLM(budget="all")
 
 
 def test_it_is_small_and_documented(llm: LLM) -> None:
@@ -29,7 +29,7 @@ def test_it_is_small_and_documented(llm: LLM) -> None:
 def test_greedy_tokens_are_those_of_transformers() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    llm = LLM(dtype="float32")
+    llm = LLM(dtype="float32", budget="all")
     model = AutoModelForCausalLM.from_pretrained(llm.path, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(llm.path)
     for prompt in PROMPTS:
@@ -46,7 +46,7 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_guessing_never_changes_the_text(dtype: str, temperature: float) -> None:
-    llm = LLM(dtype=dtype)
+    llm = LLM(dtype=dtype, budget="all")
     params = SamplingParams(max_tokens=96, temperature=temperature, seed=7, ignore_eos=True, logprobs=2)
     plain = llm.generate(PROMPTS, params, drafter="autoregressive")
     for name in ("prompt_lookup", "prompt_lookup(min_ngram=1, num_tokens=24, num_chains=6)"):

@@ -35,7 +35,7 @@ PROMPTS = ["def add(a, b):\n    return", "The quick brown fox", "for i in range(
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: MakeCheckpoint) -> LLM:
-    return LLM(checkpoint("llama"), drafter="prompt_lookup(min_ngram=1)")
+    return LLM(checkpoint("llama"), drafter="prompt_lookup(min_ngram=1)", budget="all")
 
 
 def transformers_greedy(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
@@ -56,7 +56,7 @@ def test_greedy_tokens_are_those_of_transformers(
     folder = checkpoint(family, **overrides)
     # min_new_tokens of transformers bans the end of text, so ban it here as well.
     params = SamplingParams(max_tokens=128, min_tokens=128)
-    llm = LLM(folder, drafter="prompt_lookup(min_ngram=1)")
+    llm = LLM(folder, drafter="prompt_lookup(min_ngram=1)", budget="all")
     done = llm.generate(PROMPTS[0], params)
     assert done.token_ids == transformers_greedy(folder, done.prompt_token_ids, 128)
     assert done.stats.drafted > 0
@@ -337,7 +337,7 @@ def test_any_mix_of_drafters_gives_the_same_tokens(llm: LLM) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtypes(checkpoint: MakeCheckpoint, dtype: str) -> None:
-    llm = LLM(checkpoint("llama"), dtype=dtype)
+    llm = LLM(checkpoint("llama"), dtype=dtype, budget="all")
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, ignore_eos=True))
     assert llm.engine.runner.dtype == getattr(torch, dtype)
     assert len(done.token_ids) == 8

@@ -20,7 +20,7 @@ GUESS = "prompt_lookup"
 @cache
 def bundled() -> LLM:
     """The bundled model."""
-    return LLM(kv_memory="128MiB")
+    return LLM(kv_memory="128MiB", budget="all")
 
 
 def start(**more: Any) -> Start:

@@ -153,7 +153,7 @@ def test_other_models(checkpoint: MakeCheckpoint, family: str) -> None:
     tasks = {"chat": [*TASKS["chat"], Prompt("long", "chat", text="word " * 300)]}
     trace = Trace()
     folder = checkpoint(family)
-    run.run({family: lambda _: LLM(folder, kv_memory="4MiB")}, plan(LOOKUP, tasks=tasks), trace, {})
+    run.run({family: lambda _: LLM(folder, kv_memory="4MiB", budget="all")}, plan(LOOKUP, tasks=tasks), trace, {})
     found = summarize(trace.records)
     (one,) = found.models
     assert [each.id for each in one.skipped] == ["chat/long"]

@@ -8,12 +8,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from pronk.cli_options import Progress, load_model, shares
+from pronk.cli_options import load_model, shares
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,9 +32,9 @@ _INTERRUPTED = 130
 _LIMIT = 8
 
 
-@shares(load=load_model, without=("drafter",))
+@shares(load=load_model, without=("drafter", "budget"))
 def verify(
-    load: Callable[[Progress | None], "LLM"],
+    load: "partial[LLM]",
     *,
     drafter: Annotated[
         list[str] | None,
@@ -108,7 +109,7 @@ def verify(
         for spec in drafter or ():
             make_drafter(spec)  # a mistake is told before the model is loaded
         texts = _select(prompts, limit)
-        llm = load(loading)
+        llm = load(loading, budget="all")  # a guess that is not computed is not verified
     named = _encode(llm, texts)
     report: VerifyReport | None = None
     code = 0

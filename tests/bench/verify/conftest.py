@@ -10,10 +10,10 @@ from pronk.llm import LLM
 
 @pytest.fixture(scope="package")
 def bundled() -> LLM:
-    return LLM(kv_memory="128MiB")
+    return LLM(kv_memory="128MiB", budget="all")
 
 
 @pytest.fixture(scope="package")
 def llm(checkpoint: MakeCheckpoint) -> LLM:
     """In bfloat16, where the two likeliest tokens are often a unit in the last place apart, or none."""
-    return LLM(checkpoint("llama"), dtype="bfloat16", kv_memory="32MiB")
+    return LLM(checkpoint("llama"), dtype="bfloat16", kv_memory="32MiB", budget="all")

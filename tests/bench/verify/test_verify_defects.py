@@ -100,7 +100,6 @@ def test_rejection_without_a_new_norm_changes_the_law(llm: LLM, monkeypatch: pyt
         return next((x for j, x in enumerate(guesses) if accepts(j, float(p[x]))), int(p.argmax()))
 
     monkeypatch.setattr(pronk.choice, "reject", reject)
-    monkeypatch.setattr(llm.engine, "budget", False)
     report = check(llm, settings=replace(DRAWN, rule="rejection"))
     assert not report.passed
 
