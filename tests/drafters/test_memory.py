@@ -56,6 +56,6 @@ def test_memory_belongs_to_one_vocabulary(name: str) -> None:
 
 
 def test_what_remembers_nothing_goes_with_any_model() -> None:
-    for drafter in (Suffix(store_tokens=0), Lookahead()):
+    for drafter in (Suffix(store_tokens=0), Lookahead(), Recycling()):
         for name in ("one", "other"):
             drafter.bind(make_engine(tiny_decoder(), vocabulary=name).target)

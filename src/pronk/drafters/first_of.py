@@ -7,7 +7,7 @@ copies where the text repeats itself and recycles where it does not. The tree is
     recycling       the ── cat ── sat          this one
                      └──── dog
 
-The parts that are not asked cost nothing but what they learn.
+The parts that are not asked cost nothing but what they learn: 5,000 to 7,000 steps a second for suffix and recycling.
 """
 
 from __future__ import annotations

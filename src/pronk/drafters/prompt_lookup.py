@@ -7,7 +7,7 @@ more, and among equal ones the latest comes first::
                                                   ├── ran ── …      (latest match of "the cat")
                                                   └── sat ── on ── the ── mat
 
-For texts that repeat themselves or their prompt: code, edits, summaries, retrieval. A proposal takes 20 to 60 µs,
+For texts that repeat themselves or their prompt: code, edits, summaries, retrieval. A step takes 10 to 50 µs,
 whatever the length of the text, and nothing at all is guessed where nothing matches. The index takes about 300 bytes
 per token and length of match, at most 1.2 KB a token with the defaults.
 """

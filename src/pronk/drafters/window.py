@@ -130,8 +130,7 @@ class Experience:
 
     With ``a`` tokens a step without the window's help, ``h`` more with it, and the time ``t`` of a pass with and
     without the window's rows, a rung is worth ``(a + h) / t``, over all requests of the pass together. It belongs to
-    the
-    drafter: what one request learned, the next one need not.
+    the drafter: what one request learned, the next one need not.
     """
 
     rung: int = 0
