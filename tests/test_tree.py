@@ -23,7 +23,8 @@ def random_tree(dice: random.Random, size: int, vocab: int = 1000) -> TokenTree:
     parents = (-1, *(dice.randrange(node) for node in range(1, size)))
     verify = tuple(dice.random() < 0.8 for _ in range(size)) if dice.random() < 0.5 else None
     gain = tuple(dice.random() for _ in range(size)) if dice.random() < 0.5 else None
-    probs = torch.rand(size, 3) if dice.random() < 0.5 else None
+    drawn = [torch.rand(3) if dice.random() < 0.7 else None for _ in range(size)]
+    probs = tuple(drawn) if dice.random() < 0.5 else None
     return TokenTree(tuple(dice.sample(range(vocab), size)), parents, verify, probs, gain)
 
 
@@ -82,6 +83,8 @@ def test_chain() -> None:
     tree = TokenTree.chain(iter([7, 8, 9]), gain=[1.0, 0.5, 0.2])
     assert (tree.tokens, tree.parents, tree.gain) == ((7, 8, 9), (-1, 0, 1), (1.0, 0.5, 0.2))
     assert TokenTree.chain([7]).num_guesses == 0
+    q = torch.ones(3)
+    assert TokenTree.chain([7, 8, 9], probs=iter([None, q, None])).probs == (None, q, None)
     assert tree.main_chain == 3
 
 
@@ -93,6 +96,26 @@ def test_child() -> None:
     assert tree.child(1, 5) == 3
     assert tree.child(0, 7) is None
     assert tree.child(3, 5) is None
+
+
+def test_guesses() -> None:
+    q, r = torch.rand(8), torch.rand(8)
+    tree = TokenTree((0, 5, 6, 5, 7, 1), (-1, 0, 0, 1, 0, 4), (True, False, True, True, True, True), (None, q, r) * 2)
+    assert tree.guesses(0) == ((6, r), (7, q))
+    assert tree.guesses(1) == ()  # may not be accepted, nor what is below it
+    assert tree.guesses(4) == ((1, r),)
+    assert tree.keep([2, 4, 5]).guesses(0) == ((6, r), (7, q))
+    assert CAT.guesses(0) == ((11, None), (13, None))
+    assert (CAT.guess(0), tree.guess(1)) == ((10, None), (5, q))
+
+
+def test_first_chain() -> None:
+    assert CAT.first_chain(0) == (1, 2)
+    assert CAT.first_chain(3) == (4,)
+    assert CAT.first_chain(4) == ()
+    tree = TokenTree((0, 5, 6, 5, 7, 1), (-1, 0, 0, 1, 0, 2), (True, False, True, True, True, True))
+    assert tree.first_chain(0) == (2, 5)
+    assert tree.first_chain(1) == ()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +130,7 @@ def test_child() -> None:
         (((1, 2, 3), (-1, 0, -2)), "node 2 has parent -2"),
         (((1, 2, 2), (-1, 0, 0)), "node 0 has two children with token 2"),
         (((1, 2), (-1, 0), (True,)), "2 entries in verify, found 1"),
-        (((1, 2), (-1, 0), None, torch.zeros(3, 4)), "2 entries in probs, found 3"),
+        (((1, 2), (-1, 0), None, (None,) * 3), "2 entries in probs, found 3"),
         (((1, 2), (-1, 0), None, None, (1.0,)), "2 entries in gain, found 1"),
     ],
 )
@@ -136,7 +159,7 @@ def entries(tree: TokenTree, node: int) -> tuple[object, ...]:
         tree.tokens[node],
         None if tree.verify is None else tree.verify[node],
         None if tree.gain is None else tree.gain[node],
-        None if tree.probs is None else tuple(tree.probs[node].tolist()),
+        None if tree.probs is None else id(tree.probs[node]),
     )
 
 
@@ -194,5 +217,8 @@ def test_hang_below() -> None:
             found = tree.child(below.parents[node] + above, token)
             old = below.child(below.parents[node], token)
             assert found == (None if old is None else old + above)
+        for node in range(len(below)):
+            assert tree.guess(node + above) == below.guess(node)
+        assert all(tree.guess(node) == (node, None) for node in range(above))
         # The chain and the old root are certain, whatever the draft says.
         assert all(tree.child(node, tree.tokens[node + 1]) == node + 1 for node in range(above))

@@ -1,6 +1,6 @@
 """The target's choice at one node: the request's processors, then the coupled choice of :mod:`pronk.sampling`.
 
-Or, by the request's rule, the trial of the node's guesses (:func:`pronk.verify.reject`).
+Or, by the request's rule, the trial of guesses (:func:`pronk.verify.reject`, :func:`pronk.verify.block`).
 
 Order: repetition, frequency and presence penalties; bias; bans (bad words, ends before ``min_tokens``);
 temperature; top-k; top-p; min-p; noise; argmax.
@@ -9,22 +9,67 @@ temperature; top-k; top-p; min-p; noise; argmax.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.errors import OptionError
-from pronk.sampling import SamplingParams, gumbel_noise, rejection_noise, rejection_uniform
-from pronk.verify import reject
+from pronk.sampling import (
+    SamplingParams,
+    block_uniform,
+    draft_noise,
+    gumbel_noise,
+    lots,
+    rejection_noise,
+    rejection_uniform,
+)
+from pronk.tree import Drawn
+from pronk.verify import block, reject
 
-__all__ = ["Chooser", "token_logprobs"]
+__all__ = ["Chooser", "Guess", "token_logprobs"]
 
 # Tokens that are sorted before the whole vocabulary is.
 _HEAD = 512
 
 # Below it logits divided by the temperature would leave float32; it is as greedy as can be.
 _COLDEST = 1e-30
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a draft model chooses in the target's place.
+
+    Attributes:
+        token: the choice.
+        confidence: how likely the likeliest token is the target's choice, by the draft alone: its share of
+            ``exp(scores)``. It is ``token``, or, where guesses are drawn, the one that most often is.
+        scores: ``[vocab]``: log-probabilities up to a constant, with the target's noise where the choice has it; the
+            likelier a token is the target's choice, the higher. ``-inf`` is none.
+        q: ``[vocab]`` float64 distribution that ``token`` was drawn from, where the rule for accepting it asks for it.
+    """
+
+    token: int
+    confidence: float
+    scores: NDArray[np.floating[Any]]
+    q: Tensor | None = None
+
+    def ranked(self, count: int) -> list[tuple[int, float]]:
+        """The ``count`` tokens of highest score in falling order, each with its share of ``exp(score)``."""
+        left, best = self.scores.copy(), list[tuple[int, float]]()
+        # One argmax after the other: up to a dozen are faster than a partition.
+        for _ in range(min(count, len(left))):
+            token = int(left.argmax())
+            if left[token] == -math.inf:
+                break
+            best.append((token, float(left[token])))
+            left[token] = -math.inf
+        shares = [self.confidence * math.exp(score - best[0][1]) for _, score in best]
+        return [(token, share) for (token, _), share in zip(best, shares, strict=True) if share > 0.0]
 
 
 class Chooser:
@@ -47,6 +92,7 @@ class Chooser:
         """``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete."""
         self.params = params
         self.seed = seed
+        self.lots = lots(seed, prompt) if params.rejects else seed
         self.context = list(prompt)
         self.num_prompt = len(prompt)
         self.ends = torch.tensor(list(ends), dtype=torch.int64)
@@ -83,6 +129,20 @@ class Chooser:
             if self.counts is not None:
                 self.counts[token] -= 1
 
+    def recover(self, tokens: Sequence[int]) -> None:
+        """Begin again after ``tokens``, whatever an interruption has left half done."""
+        self.context = list(tokens)
+        if self.counts is not None:
+            self.counts.zero_()
+            for token in tokens[self.num_prompt :]:
+                self.counts[token] += 1
+
+    def follow(self, certain: int, then: Sequence[int] = ()) -> None:
+        """Go back to the first ``certain`` tokens of the context, and on along ``then``."""
+        self.rollback(len(self.context) - certain)
+        for token in then:
+            self.advance(token)
+
     def choose(self, logits: Tensor) -> int:
         """The target's token after the context by the coupled rule.
 
@@ -96,18 +156,58 @@ class Chooser:
         noise = gumbel_noise(self.seed, len(self.context), ids)
         return int(ids[(scores.double() + noise).argmax()])
 
-    def reject(self, logits: Tensor, guesses: Sequence[int]) -> int:
-        """The target's token after the context by the rejection rule, where ``guesses`` were made; never greedy."""
+    def reject(self, p: Tensor, guesses: Sequence[Drawn]) -> int:
+        """The token after the context, whose law is ``p``, where ``guesses`` were made; never greedy."""
         position = len(self.context)
 
         def accepts(trial: int, chance: float) -> bool:
-            return rejection_uniform(self.seed, position, trial) < chance
+            return rejection_uniform(self.lots, position, trial) < chance
 
         def draw(p: Tensor) -> int:
             ids = p.nonzero().flatten()
-            return int(ids[(p[ids].log() + rejection_noise(self.seed, position, ids)).argmax()])
+            return int(ids[(p[ids].log() + rejection_noise(self.lots, position, ids)).argmax()])
 
-        return reject(self.distribution(logits), guesses, accepts, draw)
+        return reject(p, guesses, accepts, draw)
+
+    def block(self, p: Callable[[int], Tensor], chain: Sequence[Drawn]) -> tuple[int, Tensor]:
+        """How many guesses of a chain below the context are accepted, and the law of the token after them.
+
+        ``p(i)`` is the law of the token after ``i`` of them.
+        """
+        position = len(self.context)
+        return block(p, chain, lambda i, chance: block_uniform(self.lots, position, i) < chance)
+
+    def guess(self, logits: Tensor, root: int, *, draw: bool = True) -> Guess | None:
+        """What a draft model with these logits chooses after the context, in the target's place.
+
+        Under the coupled rule it is :meth:`choose`, with the target's own noise: where draft and target agree on the
+        distribution they agree on the token. Under the others it is a draw with noise of its own, a new one for each
+        step, because what was accepted of the step before may have depended on all of that step's guesses.
+
+        Args:
+            logits: ``[vocab]``, any float dtype, left as they are; ``-inf`` is a token that the draft does not have.
+            root: position of the last token that is not a guess, which tells the steps apart.
+            draw: under the other rules, draw the guess; or else take the likeliest token, as a point mass.
+
+        Returns:
+            The guess; ``None`` if there is none, because all tokens are banned or the numbers overflow.
+        """
+        logits = logits.float()
+        shaped = self._shape(logits, allow_none=True) if self.params.shapes_logits else logits
+        if not math.isfinite(float(shaped.max())):
+            return None
+        if self.params.greedy:
+            return _guess(shaped.numpy())
+        kept, ids = self._truncate(shaped / max(self.params.temperature, _COLDEST))
+        kept, position = kept.double(), len(self.context)
+        if not self.params.rejects:
+            kept = kept + gumbel_noise(self.seed, position, ids)
+        scores = torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, kept)
+        likeliest = _guess(scores.numpy())
+        if not self.params.rejects or not draw:
+            return likeliest
+        token = int(ids[(kept + draft_noise(self.lots, root, position, ids)).argmax()])
+        return replace(likeliest, token=token, q=scores.softmax(0))
 
     def distribution(self, logits: Tensor) -> Tensor:
         """``[vocab]`` float64: the law of the token after the context, for a temperature above 0."""
@@ -115,7 +215,7 @@ class Chooser:
         scores, ids = self._truncate(shaped / max(self.params.temperature, _COLDEST))
         return torch.zeros(len(logits), dtype=torch.float64).index_copy_(0, ids, scores.double().softmax(0))
 
-    def _shape(self, logits: Tensor) -> Tensor:
+    def _shape(self, logits: Tensor, *, allow_none: bool = False) -> Tensor:
         p = self.params
         if self.counts is not None:
             counts = self.counts
@@ -129,7 +229,7 @@ class Chooser:
         if not len(banned):
             return logits
         logits = logits.index_fill(0, banned, -math.inf)
-        if logits.max() == -math.inf:
+        if not allow_none and logits.max() == -math.inf:
             msg = "min_tokens, stop_token_ids and bad_words ban every token; expected at least one to be left"
             raise OptionError(msg)
         return logits
@@ -161,6 +261,11 @@ class Chooser:
             return scores, ids
         keep = scores >= scores.max() + math.log(self.params.min_p)
         return scores[keep], ids[keep]
+
+
+def _guess(scores: NDArray[np.floating[Any]]) -> Guess:
+    token = int(scores.argmax())
+    return Guess(token, float(1.0 / np.exp(scores - scores[token]).sum()), scores)
 
 
 def _head(scores: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -129,7 +129,10 @@ def sampling_params(
     ] = None,
     rule: Annotated[
         str,
-        _request("coupled: same seed, same text whatever the drafter. rejection: only the distribution is the same."),
+        _request(
+            "How guesses are accepted when sampling. coupled: same seed, same text whatever the drafter. rejection, "
+            "block: only the distribution is the same; the chance is min(1, p/q), of each guess or of a whole chain."
+        ),
     ] = "coupled",
     n: Annotated[int, _request("Independent samples of the prompt, 1..1024.")] = 1,
     logprobs: Annotated[

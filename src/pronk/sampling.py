@@ -8,14 +8,18 @@ which is a sample of the processed distribution (Gumbel 1954; Maddison et al. 20
 same without noise. The noise is a hash of ``(seed, p, v)``, so the emitted token depends on the logits, the seed and
 the position alone: not on the drafter, the batch, or what was computed before.
 
-That is the *coupled* rule. The other one, *rejection* (:func:`pronk.verify.reject`), draws from the same distribution
-with numbers of its own.
+That is the *coupled* rule. The other two, *rejection* and *block* (:mod:`pronk.verify`), draw from the same
+distribution with numbers of their own, and look at the guesses. Why the argmax is a sample: with ``u`` uniform, Gumbel
+noise is ``-log(-log u)``, so the argmax of ``log p(v) + noise(v)`` is the argmin of ``-log u(v) / p(v)``. Those are
+exponential variables of rates ``p(v)``, and the first of them is ``v`` with probability ``p(v) / Σ p``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -28,14 +32,17 @@ from pronk.errors import OptionError
 __all__ = [
     "Rule",
     "SamplingParams",
+    "block_uniform",
     "derive_seed",
+    "draft_noise",
     "fresh_seed",
     "gumbel_noise",
+    "lots",
     "rejection_noise",
     "rejection_uniform",
 ]
 
-Rule = Literal["coupled", "rejection"]
+Rule = Literal["coupled", "rejection", "block"]
 
 _MAX_SEED = 2**63 - 1
 _MAX_LOGPROBS = 64
@@ -64,8 +71,9 @@ class SamplingParams:
         seed: in [0, 2**63); ``None`` draws a fresh one, which the result reports.
         rule: how a guess is accepted when sampling. ``"coupled"``: the target's token is chosen without a look at the
             guesses, so the same seed gives the same tokens whatever the drafter. ``"rejection"``: the guesses are tried
-            one after the other, each accepted with its probability; that has the same distribution, but the tokens
-            depend on the guesses as well as on the seed. Greedy decoding is the same under both.
+            one after the other, each accepted with the chance that leaves the distribution as it is, but the tokens
+            depend on the guesses as well as on the seed. ``"block"``: the same with the guesses of a chain tried
+            together, of which never fewer are accepted. Greedy decoding is the same under all.
         n: independent samples of the prompt; sample 0 has ``seed``, the others seeds derived from it.
         logprobs: report the log-probability of each token and of the so many likeliest, 0..64.
         prompt_logprobs: the same for the prompt's tokens.
@@ -102,7 +110,7 @@ class SamplingParams:
             raise OptionError(msg)
         _check_flag("ignore_eos", self.ignore_eos)
         if self.rule not in get_args(Rule):
-            msg = f'rule: expected "coupled" or "rejection", found {self.rule!r}'
+            msg = f'rule: expected "coupled", "rejection" or "block", found {self.rule!r}'
             raise OptionError(msg)
         _check_bias(self.logit_bias)
         for token in _items("stop_token_ids", self.stop_token_ids):
@@ -122,7 +130,7 @@ class SamplingParams:
     @property
     def rejects(self) -> bool:
         """Whether guesses are accepted by chance: the choice depends on them, so it is not to be made a second time."""
-        return self.rule == "rejection" and not self.greedy
+        return self.rule != "coupled" and not self.greedy
 
     @property
     def shapes_logits(self) -> bool:
@@ -255,9 +263,21 @@ def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-# Added to a seed, it gives one that no request has: the numbers of the rejection rule are none of those that a drafter
-# may have drawn its guesses with.
+# Added to a seed, it gives one that no request has: the numbers of the rules that reject are none of those that a
+# drafter may have drawn its guesses with. Among them, "tokens" from 0 on are for the draw after the last rejection,
+# those from -1 down for single guesses, and those from -1 - 2**32 down for chains.
 _REJECTION = _MAX_SEED + 1
+_CHAINS = 2**32
+
+
+def lots(seed: int, prompt: Sequence[int]) -> int:
+    """The seed of what follows, for one prompt.
+
+    How much is guessed for a request depends on how its neighbours in the batch fare. If they had a seed in common, and
+    so the same numbers at the same positions, it would depend on numbers that the request has yet to draw.
+    """
+    digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8).digest()
+    return _mix(_mix(seed) ^ int.from_bytes(digest, "little")) & _MAX_SEED
 
 
 def rejection_uniform(seed: int, position: int, trial: int) -> float:
@@ -272,3 +292,24 @@ def rejection_uniform(seed: int, position: int, trial: int) -> float:
 def rejection_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
     """:func:`gumbel_noise` for the draw after all guesses at a position were rejected, independent of their trials."""
     return gumbel_noise(seed + _REJECTION, position, tokens)
+
+
+def block_uniform(seed: int, position: int, index: int) -> float:
+    """A number in [0, 1) for the trial of the first ``index`` guesses of a chain that begins at a position.
+
+    It is none of :func:`rejection_uniform`'s: of a chain that begins at position 5, guess number 3 is the one for
+    position 7, and if it is rejected a chain of the next step may begin there.
+    """
+    return rejection_uniform(seed, position, _CHAINS + index)
+
+
+# The same for what a drafter draws where guesses are accepted by chance.
+_DRAFT = 3 * 2**62
+
+
+def draft_noise(seed: int, root: int, position: int, tokens: Tensor) -> Tensor:
+    """:func:`gumbel_noise` for a drafter's own draw at a position, in the step whose last certain token is at ``root``.
+
+    Each step has a root of its own: noise that was looked at in a step is never used again.
+    """
+    return gumbel_noise(_mix(seed + _DRAFT) + root * _INCREMENT, position, tokens)

@@ -27,10 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Origin", "TokenTree"]
+__all__ = ["Drawn", "Origin", "TokenTree"]
 
 # A drafter's name, and a number that means something to that drafter alone.
 Origin = tuple[str, int]
+
+# A token and the distribution that it was drawn from; ``None`` is the point mass on it.
+Drawn = tuple[int, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,11 @@ class TokenTree:
         parents: ``parents[0] == -1`` and ``0 <= parents[i] < i`` for every other node.
         verify: may the node be accepted? ``None`` means every one. A node that may not (lookahead's window) is
             still computed, and its children may not be accepted either.
-        probs: ``[nodes, vocab]`` distribution each node was drawn from; ``None`` for point masses.
+        probs: per node the distribution that its token was drawn from, given its path and its earlier siblings, and
+            whatever else is in the tree before it: ``[vocab]`` of the target, float64. (Of siblings drawn without
+            replacement, a later one's has the earlier ones removed and is normalized again.) ``None`` for a node that
+            was not drawn at random, or for all. What was drawn may decide what is drawn next, but not what is kept: a
+            node that its own token could have cost its place has another law than this.
         gain: the drafter's estimate of the probability that the walk reaches each node, never larger than its parent's,
             or ``None``.
         origin: per node, who guessed it and by which of its ways: what acceptance is counted by. Or ``None``.
@@ -60,7 +67,7 @@ class TokenTree:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     verify: tuple[bool, ...] | None = None
-    probs: Tensor | None = None
+    probs: tuple[Tensor | None, ...] | None = None
     gain: tuple[float, ...] | None = None
     origin: tuple[Origin, ...] | None = None
     acceptable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
@@ -99,11 +106,19 @@ class TokenTree:
 
     @classmethod
     def chain(
-        cls, tokens: Iterable[int], gain: Iterable[float] | None = None, probs: Tensor | None = None
+        cls,
+        tokens: Iterable[int],
+        gain: Iterable[float] | None = None,
+        probs: Iterable[Tensor | None] | None = None,
     ) -> TokenTree:
         """The tokens one below the other; the first is the root."""
         ids = tuple(tokens)
-        return cls(ids, tuple(range(-1, len(ids) - 1)), gain=None if gain is None else tuple(gain), probs=probs)
+        return cls(
+            ids,
+            tuple(range(-1, len(ids) - 1)),
+            probs=None if probs is None else tuple(probs),
+            gain=None if gain is None else tuple(gain),
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -117,9 +132,21 @@ class TokenTree:
         """The acceptable child of ``node`` that carries ``token``."""
         return self._children[node].get(token)
 
-    def guesses(self, node: int) -> tuple[int, ...]:
-        """Tokens of the acceptable children of ``node``, in the order of the nodes."""
-        return tuple(self._children[node])
+    def guess(self, node: int) -> Drawn:
+        """The token of ``node`` and what it was drawn from."""
+        return self.tokens[node], None if self.probs is None else self.probs[node]
+
+    def guesses(self, node: int) -> tuple[Drawn, ...]:
+        """The acceptable children of ``node``, in the order of the nodes."""
+        return tuple(self.guess(child) for child in self._children[node].values())
+
+    def first_chain(self, node: int) -> tuple[int, ...]:
+        """The nodes below ``node``, each the first acceptable child of the one before."""
+        chain: list[int] = []
+        while self._children[node]:
+            node = next(iter(self._children[node].values()))
+            chain.append(node)
+        return tuple(chain)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -166,6 +193,7 @@ class TokenTree:
             (*chain, *self.tokens),
             (*lead, above - 1, *(parent + above for parent in self.parents[1:])),
             None if self.verify is None else ((True,) * above + (True, *self.verify[1:])),
+            None if self.probs is None else ((None,) * above + self.probs),
         )
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:
@@ -180,7 +208,7 @@ class TokenTree:
             tuple(self.tokens[i] for i in kept),
             tuple(new[self.parents[i]] for i in kept),
             None if self.verify is None else tuple(self.verify[i] for i in kept),
-            None if self.probs is None else self.probs[kept],
+            None if self.probs is None else tuple(self.probs[i] for i in kept),
             None if self.gain is None else tuple(self.gain[i] for i in kept),
             None if self.origin is None else tuple(self.origin[i] for i in kept),
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from laws import Same, Sampler, Table
 from pronk.drafters import DraftContext, Drafter, Outcome
 from pronk.tree import TokenTree
 
@@ -228,6 +229,33 @@ def adversarial(guess: Guess) -> TokenTree:
     return guess.dice.choice(ADVERSARIAL)(guess)
 
 
+class Rolled:
+    """The dice, as a source of draws for :class:`laws.Sampler`."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+
+    def take(self, probabilities: Sequence[float]) -> int:
+        return self.dice.choices(range(len(probabilities)), probabilities)[0]
+
+
+def drawn_trees(parents: tuple[int, ...], drawn: float = 1.0, *, honest: bool = True) -> Shape:
+    """Trees of one shape, each node drawn from a distribution of its own with probability ``drawn``.
+
+    The others are point masses. Without ``honest`` the trees say that all tokens were as likely.
+    """
+    dice, q, flat = random.Random(str(parents)), dict[int, Table](), dict[int, Table]()
+    random_nodes = tuple(dice.random() < drawn for _ in parents)
+
+    def shape(guess: Guess) -> TokenTree:
+        law = q.setdefault(guess.vocab, Table("drawn", guess.vocab, 0.0))
+        claim = None if honest else flat.setdefault(guess.vocab, Same(*[1] * guess.vocab))
+        tree = Sampler(parents, random_nodes, law, claim)(Rolled(guess.dice), (guess.root,))
+        return replace(tree, tokens=(guess.root, *tree.tokens[1:]))
+
+    return shape
+
+
 @dataclass(frozen=True, eq=False)
 class TreeDrafter(Drafter[Prompt]):
     """Proposes what ``shape`` makes.
@@ -260,8 +288,8 @@ class TreeDrafter(Drafter[Prompt]):
     def guess(self, context: DraftContext[Any], prompt: Prompt) -> Guess:
         """What the shape is told."""
         length = len(context.tokens)
-        text = self.texts.get((prompt, context.seed), [])
+        text = self.texts.get((prompt, context.chooser.seed), [])
         # Provisional tokens may be wrong; then nothing is known of what follows.
         truth = text[length:] if list(context.tokens) == text[:length] else []
-        dice = random.Random(f"{self.dice} {context.seed} {length}")
+        dice = random.Random(f"{self.dice} {context.chooser.seed} {length}")
         return Guess(context.tokens[-1], truth, context.max_depth, context.max_nodes, self.vocab, self.ends, dice)

@@ -1,5 +1,7 @@
 """The rejection rule in the engine: the law of strings over seeds, a replay of every choice, and planted defects.
 
+Guesses that are drawn from distributions of their own, and the block rule, are in ``test_drawn_guesses.py``.
+
 Where sampling is coupled, equality with plain decoding says all. Here the tokens depend on the guesses, so there are
 two oracles: the exact law of the model, and the obvious rule at every place, both from plain passes over the text.
 """
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from drafters.trees import Growing, Guess, TreeDrafter, random_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
-from models import assert_idle, make_engine, make_request, run, tiny_decoder
+from models import make_engine, make_request, run, tiny_decoder
 from pronk.bench.verify import chi_square
 from pronk.cache.blocks import BlockTable
 from pronk.choice import Chooser
@@ -28,7 +30,6 @@ from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Recycling, 
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult
-from pronk.errors import OptionError
 from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder
 from pronk.sampling import SamplingParams, rejection_noise, rejection_uniform
@@ -96,11 +97,11 @@ def law_of(name: str) -> Tensor:
     return joint
 
 
-def draw(guesser: str, options: str) -> list[Request]:
+def draw(guesser: str, options: str, samples: int = SAMPLES) -> list[Request]:
     by, given = guessers(SMALL)[guesser], OPTIONS[options]
-    asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(SAMPLES)]
+    asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
     engine = make_engine(tiny_decoder(vocab=SMALL), max_batch=SAMPLES, num_blocks=4000)
-    by.bind(engine.target)
+    by = by.bind(engine.target)
     run(engine, asked)
     return asked
 
@@ -112,7 +113,8 @@ def p_value(strings: Sequence[Request], law: Tensor) -> float:
     counts = Counter(tuple(request.output[:3]) for request in strings)
     cells = [cell for cell in product(range(SMALL), repeat=3) if law[cell] > 0]
     assert set(counts) <= set(cells), "a string occurred that has probability 0"
-    merged = chi_square.merge_small([counts[cell] for cell in cells], [float(law[cell]) * SAMPLES for cell in cells])
+    expected = [float(law[cell]) * len(strings) for cell in cells]
+    merged = chi_square.merge_small([counts[cell] for cell in cells], expected)
     assert len(merged[0]) > 15
     return chi_square.p_value(*chi_square.chi_square(*merged))
 
@@ -153,7 +155,7 @@ def test_planted_defects_change_the_law(defect: str, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(Engine, "_walk", shifted)
     else:
         monkeypatch.setattr(Engine, "_is_final", lambda *_: False)
-    strings = draw("bushy", "temperature")
+    strings = draw("bushy", "temperature", 2500)
     assert p_value(strings, law_of("temperature")) < 1e-5
     assert (total(strings, "carried") > 0) == (defect == "chosen again")
 
@@ -179,10 +181,10 @@ def obvious(made: Chooser, logits: Tensor, guesses: Sequence[int]) -> int:
     p = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
     place = len(made.context)
     for trial, guess in enumerate(guesses):
-        if rejection_uniform(made.seed, place, trial) < p[guess] / p.sum():
+        if rejection_uniform(made.lots, place, trial) < p[guess] / p.sum():
             return guess
         p[guess] = 0.0
-    return int((p.log() + rejection_noise(made.seed, place, torch.arange(len(p)))).argmax())
+    return int((p.log() + rejection_noise(made.lots, place, torch.arange(len(p)))).argmax())
 
 
 def request(text: String, options: SamplingParams, guesser: Drafter[Any] | None = None) -> Request:
@@ -249,30 +251,12 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", ["greedy", "repetition"])
-def test_greedy_is_the_same_under_both(options: str) -> None:
+def test_greedy_is_the_same_under_all(options: str) -> None:
     """To the bit, and by the way that keeps choices off the main chain provisional."""
     want = plain(torch.float32, options)
-    for name in ("prompt_lookup", "oracle"):
-        got = [
-            ask(p, replace(params(options, i), rule="rejection"), drafter(name, want)) for i, p in enumerate(PROMPTS)
-        ]
+    for name, rule in product(("prompt_lookup", "oracle"), ("rejection", "block")):
+        given = [replace(params(options, i), rule=rule) for i in range(len(PROMPTS))]
+        got = [ask(prompt, each, drafter(name, want)) for prompt, each in zip(PROMPTS, given, strict=True)]
         run(make_engine(tiny_decoder()), got)
         assert_same(got, want)
     assert total(got, "carried") > 0
-
-
-def with_probs(guess: Guess) -> TokenTree:
-    return TokenTree.chain([guess.root, 1, 2], probs=torch.full((3, guess.vocab), 1 / guess.vocab))
-
-
-def test_guesses_from_a_distribution_are_refused() -> None:
-    """They need another rule; accepted as point masses the text would have another law."""
-    guesser, engine = TreeDrafter(with_probs, vocab=VOCAB), make_engine(tiny_decoder(vocab=VOCAB))
-    options = SamplingParams(max_tokens=8, temperature=1.0, rule="rejection")
-    refused = request(TEXTS[1], replace(options, min_tokens=8), guesser)
-    with pytest.raises(OptionError, match=r'rule: expected "coupled" with trees, which draws .* found "rejection"'):
-        run(engine, [refused])
-    engine.abort(refused)
-    assert_idle(engine)
-    run(engine, [request(TEXTS[1], replace(options, rule="coupled"), guesser)])
-    run(engine, [request(TEXTS[1], replace(options, temperature=0.0), guesser)])

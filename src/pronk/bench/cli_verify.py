@@ -61,7 +61,7 @@ def verify(
     ] = 2000,
     seed: Annotated[int, typer.Option(help="Same seed, same verdicts.", min=0)] = 0,
     rule: Annotated[
-        str, typer.Option(help="How guesses are accepted in sampled texts: coupled or rejection.")
+        str, typer.Option(help="How guesses are accepted in sampled texts: coupled, rejection or block.")
     ] = "coupled",
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object instead.")] = False,
 ) -> None:
@@ -77,9 +77,9 @@ def verify(
     [bold]Law[/]: strings drawn with many seeds against the exact law of the
     model's logits (chi-square).
 
-    With [bold]--rule rejection[/] sampled tokens depend on the guesses: only
-    greedy texts are compared, log-probs agree up to rounding, and the law is
-    what tests the sampled ones.
+    With [bold]--rule rejection[/] or [bold]block[/] sampled tokens depend on
+    the guesses: only greedy texts are compared, log-probs agree up to rounding,
+    and the law is what tests the sampled ones.
 
     [bold]Accepted[/]: guesses that took part. Where none was accepted nothing
     was tested, and the table says so.

@@ -21,6 +21,7 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.llm import LLM
 from pronk.sampling import SamplingParams, gumbel_noise
+from pronk.tree import Drawn
 from pronk.verify import Walk, walk
 
 DRAWN = Settings(max_tokens=3, samples=360)
@@ -96,8 +97,8 @@ def test_sometimes_unverified_guesses_change_the_law(llm: LLM, monkeypatch: pyte
 def test_rejection_without_a_new_norm_changes_the_law(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second guess, and the draw after it, get less than their share."""
 
-    def reject(p: Tensor, guesses: Sequence[int], accepts: Any, _: Any) -> int:
-        return next((x for j, x in enumerate(guesses) if accepts(j, float(p[x]))), int(p.argmax()))
+    def reject(p: Tensor, guesses: Sequence[Drawn], accepts: Any, _: Any) -> int:
+        return next((x for j, (x, _) in enumerate(guesses) if accepts(j, float(p[x]))), int(p.argmax()))
 
     monkeypatch.setattr(pronk.choice, "reject", reject)
     report = check(llm, settings=replace(DRAWN, rule="rejection"))

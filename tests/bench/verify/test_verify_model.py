@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 from bench.verify.verify_cases import DRAWN, GUESSER, QUICK, SILENT, check, guessing, is_json, some_prompts
@@ -19,6 +18,7 @@ from pronk.bench.verify.table import show
 from pronk.drafters import REGISTRY
 from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
+from pronk.sampling import Rule
 from pronk.tree import TokenTree
 
 
@@ -66,12 +66,13 @@ def test_everything_passes_and_was_tested(report: VerifyReport) -> None:
     assert 0 < guessing(report).accepted < guessing(report).drafted
 
 
-def test_rejection(bundled: LLM) -> None:
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
+def test_rules_that_accept_by_chance(bundled: LLM, rule: Rule) -> None:
     """Greedy texts are compared, sampled ones re-scored, and strings drawn; the table says which."""
-    settings = Settings(max_tokens=32, samples=100, rule="rejection")
+    settings = Settings(max_tokens=32, samples=100, rule=rule)
     report = verify_model(bundled, [GUESSER], some_prompts(bundled)[:1], settings)
     assert report.passed
-    assert report.to_dict()["rule"] == "rejection"
+    assert report.to_dict()["rule"] == rule
     each = guessing(report)
     assert each.equality is not None
     assert each.rescoring is not None
@@ -84,25 +85,50 @@ def test_rejection(bundled: LLM) -> None:
     assert set(each.verdicts().values()) == {"passed"}
     text = read(report)
     assert "same greedy" in text
-    assert "those sampled by rejection depend on the guesses and share only their law" in text
+    assert f"those sampled by {rule} depend on the guesses and share only their law" in text
     assert f"{each.accepted} accepted guesses changed no greedy text and no law." in text
     assert max(map(len, shown(report).splitlines()[3:])) <= 80
     untested = replace(report, drafters=tuple(replace(part, distribution=None) for part in report.drafters))
     assert "the law of sampled ones was not tested" in read(untested)
 
 
+@pytest.mark.parametrize("rule", [pytest.param("coupled", marks=pytest.mark.slow), "rejection", "block"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "draft_model(num_tokens=3)",
+        pytest.param("cape(threshold(draft_model), max_nodes=12)", marks=pytest.mark.slow),
+        pytest.param("staged(num_nodes=6)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_draft_model_that_draws_keeps_the_law(bundled: LLM, drafter: str, rule: Rule) -> None:
+    """The bundled pair: strings that the target writes with drawn guesses have the target's law."""
+    settings = Settings(max_tokens=8, samples=400, rule=rule)
+    report = verify_model(bundled, [drafter], some_prompts(bundled)[1:], settings)
+    law = guessing(report).distribution
+    assert report.passed
+    assert law is not None
+    assert law.samples == 400
+    assert 0 < law.accepted < law.drafted
+
+
 def test_drafters_that_do_not_fit_the_rule(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Random(PromptLookup):
-        name = "random"
+    class Coupled(PromptLookup):
+        name = "coupled_only"
 
         def propose(self, contexts: Any) -> list[TokenTree]:
-            return [TokenTree.chain([each.tokens[-1]], probs=torch.ones(1, 4)) for each in contexts]
+            if any(each.params.rejects for each in contexts):
+                msg = "rule: expected coupled"
+                raise OptionError(msg)
+            return super().propose(contexts)
 
-    monkeypatch.setitem(REGISTRY, "random", Random)
-    assert "random" in fitting_drafters(llm, some_prompts(llm)[0])[0]
-    fit, reasons = fitting_drafters(llm, some_prompts(llm)[0], "rejection")
-    assert "prompt_lookup" in fit
-    assert 'expected "coupled" with random' in reasons["random"]
+    monkeypatch.setattr("pronk.bench.verify.run.REGISTRY", {"prompt_lookup": PromptLookup, "coupled_only": Coupled})
+    monkeypatch.setitem(REGISTRY, "coupled_only", Coupled)
+    prompt = some_prompts(llm)[0]
+    assert fitting_drafters(llm, prompt) == (["prompt_lookup", "coupled_only"], {})
+    for rule in ("rejection", "block"):
+        fit = fitting_drafters(llm, prompt, rule)  # type: ignore[arg-type]
+        assert fit == (["prompt_lookup"], {"coupled_only": "rule: expected coupled"})
 
 
 def test_report_as_json_and_as_table(report: VerifyReport) -> None:

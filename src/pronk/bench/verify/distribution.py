@@ -1,8 +1,8 @@
 """Distribution: strings of several tokens, drawn with many seeds, against the model's exact law.
 
-For the coupled choice this follows from equality, but only as far as plain decoding itself samples rightly; a rule
-that accepts guesses by chance has no other proof. The verdict depends on the seed alone (by rejection on the guesses,
-too), so it is the same each time.
+For the coupled choice this follows from equality, but only as far as plain decoding itself samples rightly; a rule that
+accepts guesses by chance has no other proof. The verdict depends on the seed alone (and on the guesses, where these are
+accepted by chance), so it is the same each time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Equality: the tokens are those of plain decoding, of one text alone, whoever guesses and whatever is in the batch.
 
-Texts that are sampled by rejection are left out: their tokens depend on the guesses, and only their law is the same.
+Texts that are sampled by another rule than the coupled one are left out: their tokens depend on the guesses, and only
+their law is the same.
 """
 
 from __future__ import annotations

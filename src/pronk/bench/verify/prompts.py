@@ -37,10 +37,11 @@ class Settings:
     Attributes:
         max_tokens: tokens per text, at least 1.
         samples: strings per drafter for the test of the distribution, 100 or more; 0 leaves the test out.
-        seed: of all that is drawn; with the same seed the verdicts are the same (by rejection: if the guesses are).
-        rule: how guesses are accepted in sampled texts and strings. By rejection sampled tokens depend on the guesses,
-            so equality is asked of greedy texts alone, and log-probabilities agree up to rounding, because accepted
-            rows are moved into place on every device.
+        seed: of all that is drawn; with the same seed the verdicts are the same (where guesses are
+            accepted by chance: if these are).
+        rule: how guesses are accepted in sampled texts and strings. But for ``"coupled"`` sampled tokens depend on the
+            guesses, so equality is asked of greedy texts alone, and log-probabilities agree up to rounding, because
+            accepted rows are moved into place on every device.
 
     Raises:
         OptionError: one of them is out of its range.

@@ -159,7 +159,7 @@ class _Job:
 
 def _meet(llm: LLM, drafter: str | Drafter[Any], prompt: NamedPrompt, rule: Rule) -> Drafter[Any]:
     """The drafter, once it has met the target and guessed for it."""
-    made = make_drafter(drafter)
+    made = llm.meet(make_drafter(drafter))
     llm.generate(prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=made)
     return made
 

@@ -43,8 +43,8 @@ def show(report: VerifyReport, console: Console) -> None:
 def _heading(report: VerifyReport) -> str:
     promise = "the same tokens to the bit" if report.exact else "the same tokens up to near ties"
     left = f" ({report.too_long} too long for the model)" if report.too_long else ""
-    if report.settings.rule == "rejection":
-        promise += " for greedy texts; those sampled by rejection depend on the guesses and share only their law"
+    if (rule := report.settings.rule) != "coupled":
+        promise += f" for greedy texts; those sampled by {rule} depend on the guesses and share only their law"
     return (
         f"{Path(report.model).name} on {report.device} in {report.dtype}, which promises {promise}: {report.prompts} "
         f"prompts{left}, {report.settings.max_tokens} tokens each, seed {report.settings.seed}"

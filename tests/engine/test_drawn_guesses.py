@@ -1,0 +1,160 @@
+"""Guesses that are drawn from distributions of their own, in the engine: the law of strings under both rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.trees import Guess, TreeDrafter, drawn_trees
+from engine.cases import assert_same, total
+from engine.test_budget import Spy
+from engine.test_rejection_law import OPTIONS, PROMPT, SMALL, bushy, law_of, p_value
+from laws import chain_shape
+from models import make_engine, make_request, run, tiny_decoder
+from pronk.drafters import Drafter
+from pronk.engine.costs import PassCosts
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.sampling import Rule, SamplingParams
+from pronk.tree import TokenTree
+from pronk.verify import Walk
+
+RULES: tuple[Rule, ...] = ("rejection", "block")
+SAMPLES = 600
+CHAIN = (-1, 0, 1, 2)
+TREE = (-1, 0, 1, 2, 0, 1, 4, 0)
+
+
+def outside(guess: Guess) -> TokenTree:
+    """Draws from a larger vocabulary than the target's."""
+    wide = replace(guess, vocab=guess.vocab + 3)
+    return drawn_trees(TREE)(wide)
+
+
+SHAPES = {
+    "chain": drawn_trees(CHAIN),
+    "tree": drawn_trees(TREE),
+    "mixed": drawn_trees(TREE, 0.5),
+    "outside": outside,
+    "point masses": bushy,
+    "dishonest": drawn_trees(CHAIN, honest=False),
+}
+
+
+def draw(guesser: Drafter[Any] | str, options: str, rule: Rule, samples: int = SAMPLES) -> list[Request]:
+    by = TreeDrafter(SHAPES[guesser], vocab=SMALL) if isinstance(guesser, str) else guesser
+    given = replace(OPTIONS[options], rule=rule)
+    asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
+    run(make_engine(tiny_decoder(vocab=SMALL), max_batch=samples, num_blocks=5 * samples), asked)
+    return asked
+
+
+drawn = cache(draw)
+
+
+def assert_not_vacuous(strings: Sequence[Request]) -> None:
+    assert len(strings) / 5 < total(strings, "accepted") < total(strings, "drafted") / 2
+    assert total(strings, "carried") == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "rule"),
+    [
+        ("chain", "temperature", "rejection"),
+        ("chain", "shaped", "block"),
+        ("tree", "shaped", "rejection"),
+        ("mixed", "temperature", "block"),
+    ],
+)
+def test_strings_have_the_law_of_the_model(shape: str, options: str, rule: Rule) -> None:
+    strings = drawn(shape, options, rule)
+    assert p_value(strings, law_of(options)) > 1e-3
+    assert_not_vacuous(strings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("options", ["temperature", "shaped"])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "dishonest"])
+def test_more_strings_have_the_law_of_the_model(shape: str, options: str, rule: Rule) -> None:
+    strings = draw(shape, options, rule, 2500)
+    assert p_value(strings, law_of(options)) > 1e-3
+    assert_not_vacuous(strings)
+
+
+def test_guesses_of_another_law_than_they_claim_are_found() -> None:
+    assert p_value(draw("dishonest", "temperature", "rejection"), law_of("temperature")) < 1e-5
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_that_belong_to_other_nodes_are_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess is compared with the logits after it."""
+    original = Engine._walk
+
+    def shifted(engine: Engine, plan: Any, logits: Tensor) -> Walk:
+        return original(engine, plan, torch.cat((logits[1:], logits[-1:])))
+
+    monkeypatch.setattr(Engine, "_walk", shifted)
+    assert p_value(draw("chain", "temperature", rule), law_of("temperature")) < 1e-5
+
+
+def test_the_block_accepts_more() -> None:
+    one, other = (total(draw("chain", "temperature", rule), "accepted") for rule in RULES)
+    assert other > one
+
+
+def test_all_rules_in_one_batch() -> None:
+    """What is drawn depends on the request alone; the coupled one is plain decoding, whatever its guesses claim."""
+    by, rules = TreeDrafter(drawn_trees(TREE, 0.7), vocab=SMALL), ("coupled", *RULES)
+    base = SamplingParams(max_tokens=20, temperature=1.5, logprobs=1)
+    asked = [make_request(PROMPT[: 3 + i], replace(base, seed=i, rule=rules[i % 3]), by, vocab=SMALL) for i in range(9)]
+    run(make_engine(tiny_decoder(vocab=SMALL)), asked)
+    for request in asked:
+        guesser = None if request.params.rule == "coupled" else by
+        alone = make_request(request.prompt, request.params, guesser, vocab=SMALL)
+        run(make_engine(tiny_decoder(vocab=SMALL)), [alone])
+        assert_same([request], [alone])
+    assert total(asked[1::3], "accepted") > 0
+    assert total(asked[2::3], "accepted") > 0
+
+
+def gained(guess: Guess) -> TokenTree:
+    tree = drawn_trees(chain_shape(30))(guess)
+    return replace(tree, gain=(1.0, *(1e-6,) * 30))
+
+
+@pytest.mark.parametrize("rule", ["coupled", *RULES])
+def test_what_was_drawn_is_not_dropped(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little it pays, where the rule counts on its distribution."""
+    monkeypatch.setattr(PassCosts, "measure", Spy(PassCosts((1, 64), (1.0, 64.0))))
+    params, drafted = SamplingParams(max_tokens=12, temperature=1.0, rule=rule), []
+    for budget in (False, True):
+        request = make_request(PROMPT, params, TreeDrafter(gained, vocab=SMALL), vocab=SMALL)
+        run(make_engine(tiny_decoder(vocab=SMALL), budget=budget), [request])
+        drafted.append(request.stats.drafted)
+    assert drafted[0] > 12
+    assert (drafted[1] == drafted[0]) == (rule != "coupled")
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_tokens_without_a_place_in_the_vocabulary(more: int) -> None:
+    """Guesses that are drawn from more tokens than the target has are point masses, whatever was drawn."""
+    trees: list[TokenTree] = []
+
+    class Watched(TreeDrafter):
+        def observe(self, outcomes: Any) -> None:
+            trees.extend(outcome.tree for outcome in outcomes if len(outcome.tree) > 1)
+
+    params = SamplingParams(max_tokens=60, temperature=1.0, rule="block", seed=2)
+    shape = outside if more else drawn_trees(TREE)
+    request = make_request(PROMPT, params, Watched(shape, vocab=SMALL), vocab=SMALL)
+    run(make_engine(tiny_decoder(vocab=SMALL)), [request])
+    assert trees
+    assert all((tree.probs is None) == bool(more) for tree in trees)
+    assert all(max(tree.tokens) < SMALL for tree in trees)
