@@ -6,12 +6,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast, overload
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize, ref
 
 import torch
 
-from pronk.cache.budget import BLOCK_SIZE, num_blocks
-from pronk.cache.paged import PagedCache
+from pronk.cache.budget import KVBudget
 from pronk.choice import Chooser
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.engine import Engine
@@ -90,19 +89,20 @@ class LLM:
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
         target, kind = _device(device), parse_dtype(dtype, self.config)
         decoder = load_decoder(self.path, self.config, dtype=kind, device=target, on_progress=progress)
-        blocks = num_blocks(self.config, kind, target, kv_memory, max_batch)
-        cache = PagedCache(self.config, num_blocks=blocks, block_size=BLOCK_SIZE, dtype=kind, device=target)
+        memory = KVBudget(kv_memory, max_batch, target)
         self.engine = Engine(
             decoder,
-            cache,
+            memory.add(self.config, kind),
             max_batch=max_batch,
             prefill_chunk=prefill_chunk,
             budget=budget == "auto",
-            vocabulary=self.tokenizer.fingerprint,
+            tokenizer=self.tokenizer,
+            kv_budget=memory,
         )
         self._named: dict[str, Drafter[Any]] = {}
         self._met: WeakValueDictionary[int, Drafter[Any]] = WeakValueDictionary()
-        self._drafter(self.drafter)
+        self._copies: dict[int, Drafter[Any]] = {}
+        self.meet(self.drafter)
 
     @overload
     def generate(
@@ -151,7 +151,7 @@ class LLM:
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
         options = self._options(params, len(batch))
-        chosen = self._drafter(drafter)
+        chosen = self.meet(drafter)
         groups = [self._requests(self._ids(p), o, chosen) for p, o in zip(batch, options, strict=True)]
         self._run([request for group in groups for request in group], progress)
         completions = [_completion(group) for group in groups]
@@ -165,7 +165,7 @@ class LLM:
         Closing the iterator, or an exception in whoever reads it, ends the request and frees its memory.
         """
         (options,) = self._options(params, 1)
-        return self._stream(self._requests(self._ids(prompt), options, self._drafter(drafter)))
+        return self._stream(self._requests(self._ids(prompt), options, self.meet(drafter)))
 
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
@@ -224,17 +224,29 @@ class LLM:
             raise OptionError(msg)
         return list(params)
 
-    def _drafter(self, spec: str | Drafter[Any] | None) -> Drafter[Any]:
-        """The drafter, once it has met the target."""
+    def meet(self, spec: str | Drafter[Any] | None = None) -> Drafter[Any]:
+        """The drafter as it guesses for this model: bound to it, its own model loaded if it has one.
+
+        :meth:`generate` and its like do this by themselves; it is for those who ask a drafter directly, or want to hear
+        early of a mistake in its options. ``None`` is the drafter given at loading.
+
+        Raises:
+            OptionError: no such drafter or option, or it does not go with this model.
+            CheckpointError: its own model cannot be loaded.
+        """
         drafter = self.drafter if spec is None else spec
         if isinstance(drafter, str):
             if drafter not in self._named:
                 self._named[drafter] = make_drafter(drafter)
             drafter = self._named[drafter]
         if id(drafter) not in self._met:
-            drafter.bind(self.engine.target)
+            bound = drafter.bind(self.engine.target)
             self._met[id(drafter)] = drafter
-        return drafter
+            if bound is not drafter:
+                # Kept as long as both this model and the drafter it is a copy of, which only its user holds.
+                self._copies[id(drafter)] = bound
+                finalize(drafter, _forget, ref(self), id(drafter))
+        return self._copies.get(id(drafter), drafter)
 
     def _ids(self, prompt: Prompt) -> list[int]:
         vocab, context = self.config.vocab_size, self.config.context
@@ -286,6 +298,11 @@ class LLM:
                 if token >= vocab:
                     msg = f"{name}: expected token ids in 0..{vocab - 1}, found {token}"
                     raise OptionError(msg)
+
+
+def _forget(model: ref[LLM], drafter: int) -> None:
+    if (alive := model()) is not None:
+        alive._copies.pop(drafter, None)  # noqa: SLF001 - a method would keep the model alive
 
 
 def _bundled() -> Path:

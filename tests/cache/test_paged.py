@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 from models import CPU, POISON, make_cache, tiny_config
 from pronk.cache import budget
 from pronk.cache.blocks import BlockTable
-from pronk.cache.budget import BLOCK_SIZE, num_blocks, parse_memory
+from pronk.cache.budget import BLOCK_SIZE, parse_memory
 from pronk.cache.paged import KV_ALIGNMENT, PagedCache
-from pronk.errors import OptionError
+from pronk.errors import CacheFullError, OptionError
 
 SIZE = 4
 CONFIG = tiny_config(heads=2, kv_heads=2, head_dim=3)
@@ -274,18 +275,46 @@ def test_memory_sizes_that_are_refused(value: object) -> None:
     assert repr(value) in str(caught.value)
 
 
+def blocks(dtype: torch.dtype, memory: str | int | None, requests: int) -> int:
+    return budget.KVBudget(memory, requests, CPU).add(CONFIG, dtype).allocator.num_blocks
+
+
 def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the budget holds; without one, what the requests need, within a quarter of the memory."""
     block = 2 * 2 * 2 * 3 * 4 * BLOCK_SIZE  # keys and values, layers, heads, size of a head, bytes, tokens
     assert CONFIG.kv_bytes_per_token(4) * BLOCK_SIZE == block
-    assert num_blocks(CONFIG, torch.float32, CPU, block, 9) == 1
-    assert num_blocks(CONFIG, torch.float32, CPU, 10 * block - 1, 9) == 9
-    assert num_blocks(CONFIG, torch.bfloat16, CPU, 10 * block, 9) == 20
+    assert blocks(torch.float32, block, 9) == 1
+    assert blocks(torch.float32, 10 * block - 1, 9) == 9
+    assert blocks(torch.bfloat16, 10 * block, 9) == 20
     with pytest.raises(OptionError, match=f"kv_memory: expected at least {block} bytes.*found '1k'"):
-        num_blocks(CONFIG, torch.float32, CPU, "1k", 9)
+        blocks(torch.float32, "1k", 9)
     needed = 3 * (math.ceil(CONFIG.context / BLOCK_SIZE) + 1)
-    assert num_blocks(CONFIG, torch.float32, CPU, None, 3) == needed
+    assert blocks(torch.float32, None, 3) == needed
     monkeypatch.setattr(budget, "_memory", lambda _: 4 * 10 * block)
-    assert num_blocks(CONFIG, torch.float32, CPU, None, 3) == 10
+    assert blocks(torch.float32, None, 3) == 10
     monkeypatch.setattr(budget, "_memory", lambda _: 100)
-    assert num_blocks(CONFIG, torch.float32, CPU, None, 3) == 1
+    assert blocks(torch.float32, None, 3) == 1
+
+
+def test_pools_share_the_budget() -> None:
+    """A second pool takes its share from the first; both have the same number of blocks, whatever their layers take."""
+    block = CONFIG.kv_bytes_per_token(4) * BLOCK_SIZE
+    memory = budget.KVBudget(10 * block, 9, CPU)
+    target = memory.add(CONFIG, torch.float32)
+    table = BlockTable()
+    target.prepare(table, 9 * BLOCK_SIZE)
+    with pytest.raises(OptionError, match="expected no request while a draft model joins"):
+        memory.add(CONFIG, torch.bfloat16)
+    target.release(table)
+    draft = memory.add(CONFIG, torch.bfloat16)
+    assert target.allocator.num_blocks == draft.allocator.num_blocks == 6  # 6.67 of one and a half
+    assert all(len(pool[0]) == target.num_slots for pool in target.keys)
+    target.prepare(table, 6 * BLOCK_SIZE)
+    with pytest.raises(CacheFullError):
+        target.prepare(table, 6 * BLOCK_SIZE + 1)
+    target.release(table)
+    del draft
+    gc.collect()
+    assert memory.add(CONFIG, torch.bfloat16).allocator.num_blocks == 6, "the first draft's share is free again"
+    with pytest.raises(OptionError, match="kv_memory: expected at least"):
+        budget.KVBudget(block, 9, CPU).add(replace(CONFIG, num_layers=7, windows=(None,) * 7), torch.float32)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from drafters import drafts
 from drafters.stores import conformance_spec
 from drafters.trees import (
     TreeDrafter,
@@ -61,6 +62,7 @@ DRAFTERS: dict[str, Drafter[Any]] = {
     "gauss_seidel": GaussSeidel(num_tokens=5),
     "lookahead": Lookahead(window=4, ngram=3, guesses=5),
     "recycling": Recycling(num_nodes=20, top_k=6),
+    **{name: make_drafter(spec) for name, spec in drafts.specs().items()},
     "merged": Merged((PromptLookup(min_ngram=1), Recycling(shared=True), Lookahead(window=2))),
     "random": TreeDrafter(random_trees),
     "oracle": TreeDrafter(oracle_trees(0.7)),

@@ -120,7 +120,7 @@ def test_where_rows_are_dear_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(PassCosts, "measure", spy)
         engine = make_engine(tiny_decoder(), budget=True)
         drafter = make_drafter(name)
-        drafter.bind(engine.target)
+        drafter = drafter.bind(engine.target)
         request = make_request(prompt, SamplingParams(max_tokens=30, seed=3, logit_bias={3: 9.0, 5: 9.0}), drafter)
         run(engine, [request])
         guessed.append(request.stats.drafted)
@@ -149,7 +149,7 @@ def test_trees_that_are_cut_in_part_give_the_same_tokens(
     want = plain(torch.bfloat16, options)
     engine = make_engine(tiny_decoder(torch.bfloat16), budget=True)
     guesser = drafter(name, want)
-    guesser.bind(engine.target)
+    guesser = guesser.bind(engine.target)
     got = [ask(prompt, params(options, index), guesser) for index, prompt in enumerate(PROMPTS)]
     run(engine, got)
     assert_same(got, want)

@@ -50,9 +50,7 @@ def decode(
     engine: Engine, guessers: Sequence[Drafter[Any]], options: str, prompts: Prompts = PROMPTS, max_tokens: int = 40
 ) -> list[Request]:
     """All prompts in one batch; the drafters take turns."""
-    for each in guessers:
-        each.bind(engine.target)
-    guesser = cycle(guessers)
+    guesser = cycle([each.bind(engine.target) for each in guessers])
     requests = [ask(p, params(options, i, max_tokens), next(guesser)) for i, p in enumerate(prompts)]
     run(engine, requests)
     return requests
@@ -89,9 +87,11 @@ def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", GUESSING)
 def test_batch_of_one(name: str, options: str, dtype: torch.dtype) -> None:
     want = plain(dtype, options)
-    got = [ask(PROMPTS[i], params(options, i), drafter(name, want)) for i in (1, 4)]
+    engine = make_engine(tiny_decoder(dtype))
+    guesser = drafter(name, want).bind(engine.target)
+    got = [ask(PROMPTS[i], params(options, i), guesser) for i in (1, 4)]
     for request in got:
-        run(make_engine(tiny_decoder(dtype)), [request])
+        run(engine, [request])
     assert_same(got, [want[1], want[4]])
     assert total(got, "drafted") > 0
 

@@ -112,8 +112,9 @@ def test_samples_equal_separate_requests(name: str, length: int) -> None:
         run(make_engine(decoder), [request])
     assert len({tuple(request.output) for request in want}) == 4
     for settings in ({}, {"max_batch": 1}, {"max_batch": 3, "prefill_chunk": 16}):
-        got = samples(prompt, options, drafter(name, want))
-        run(make_engine(decoder, **settings), got)
+        engine = make_engine(decoder, **settings)
+        got = samples(prompt, options, drafter(name, want).bind(engine.target))
+        run(engine, got)
         assert_same(got, want)
 
 

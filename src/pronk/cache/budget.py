@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from weakref import WeakSet
 
 import torch
 
+from pronk.cache.paged import PagedCache
 from pronk.errors import OptionError
 from pronk.model.config import ModelConfig
 
-__all__ = ["BLOCK_SIZE", "num_blocks", "parse_memory"]
+__all__ = ["BLOCK_SIZE", "KVBudget", "parse_memory"]
 
 # Tokens per block: small enough that a short request wastes little, large enough that tables stay short.
 BLOCK_SIZE = 32
@@ -32,25 +34,56 @@ def parse_memory(value: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
-def num_blocks(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, kv_memory: str | int | None, max_requests: int
-) -> int:
-    """Blocks of the pool: as many as ``kv_memory`` holds.
+class KVBudget:
+    """The memory that keys and values may take: a pool for the target, and one for every draft model beside it.
 
-    The default is enough for ``max_requests`` full contexts, within a quarter of the memory.
-
-    Raises:
-        OptionError: the budget does not hold a single block.
+    All pools have the same number of blocks of the same number of tokens, so a request that has room in the target's
+    has room in a draft's: unless the target keeps a window of its text only, or two drafters of a request use one
+    draft. A pool whose drafters are gone gives its share back when the next one joins.
     """
-    block_bytes = config.kv_bytes_per_token(dtype.itemsize) * BLOCK_SIZE
-    if kv_memory is None:
-        wanted = max_requests * (-(-config.context // BLOCK_SIZE) + 1)
-        return max(1, min(wanted, int(_memory(device) * _DEFAULT_SHARE) // block_bytes))
-    count = parse_memory(kv_memory) // block_bytes
-    if not count:
-        msg = f"kv_memory: expected at least {block_bytes} bytes, one block of {BLOCK_SIZE} tokens; found {kv_memory!r}"
-        raise OptionError(msg)
-    return count
+
+    def __init__(self, kv_memory: str | int | None, max_requests: int, device: torch.device) -> None:
+        """The default is enough for ``max_requests`` full contexts of the target, within a quarter of the memory."""
+        self.given = kv_memory
+        self.memory = None if kv_memory is None else parse_memory(kv_memory)
+        self.max_requests = max_requests
+        self.device = device
+        self._most = int(_memory(device) * _DEFAULT_SHARE)
+        self._wanted: int | None = None
+        self._pools: WeakSet[PagedCache] = WeakSet()
+
+    def add(self, config: ModelConfig, dtype: torch.dtype) -> PagedCache:
+        """A new pool; the others give up their share of its memory. The first one is the target's.
+
+        Raises:
+            OptionError: the budget does not hold a block of every pool, or a pool that has to shrink is in use.
+        """
+        if self._wanted is None:
+            self._wanted = self.max_requests * (-(-config.context // BLOCK_SIZE) + 1)
+        block_bytes = BLOCK_SIZE * (
+            config.kv_bytes_per_token(dtype.itemsize) + sum(pool.bytes_per_token for pool in self._pools)
+        )
+        count = self._count(block_bytes)
+        if any(pool.in_use and pool.allocator.num_blocks > count for pool in self._pools):
+            msg = "expected no request while a draft model joins, found some that are being decoded; end them first"
+            raise OptionError(msg)
+        for pool in self._pools:
+            if not pool.in_use and pool.allocator.num_blocks != count:
+                pool.resize(count)
+        pool = PagedCache(config, num_blocks=count, block_size=BLOCK_SIZE, dtype=dtype, device=self.device)
+        self._pools.add(pool)
+        return pool
+
+    def _count(self, block_bytes: int) -> int:
+        if self.memory is None:
+            return max(1, min(self._wanted or 1, self._most // block_bytes))
+        if self.memory < block_bytes:
+            msg = (
+                f"kv_memory: expected at least {block_bytes} bytes, one block of {BLOCK_SIZE} tokens; "
+                f"found {self.given!r}"
+            )
+            raise OptionError(msg)
+        return self.memory // block_bytes
 
 
 def _memory(device: torch.device) -> int:

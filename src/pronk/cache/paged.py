@@ -47,13 +47,33 @@ class PagedCache:
         poison: float | None = None,
     ) -> None:
         """``poison`` is written over freed blocks; tests use it to prove that nothing reads them."""
-        self.allocator = BlockAllocator(num_blocks, block_size)
+        self.config = config
+        self.dtype = dtype
+        self.device = device
         self.block_size = block_size
-        self.num_slots = num_blocks * block_size + KV_ALIGNMENT
         self.poison = poison
-        shape = (config.num_kv_heads, self.num_slots, config.head_dim)
-        self.keys = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        self.keys: list[Tensor]
+        self.values: list[Tensor]
+        self.resize(num_blocks)
+
+    def resize(self, num_blocks: int) -> None:
+        """Begin anew with so many blocks; no table may be in use."""
+        self.allocator = BlockAllocator(num_blocks, self.block_size)
+        self.num_slots = num_blocks * self.block_size + KV_ALIGNMENT
+        self.keys, self.values = [], []  # gone before the new ones need their memory
+        shape = (self.config.num_kv_heads, self.num_slots, self.config.head_dim)
+        self.keys = [_zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
+        self.values = [_zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any block is a request's."""
+        return self.allocator.num_free < self.allocator.num_blocks
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What the keys and values of a token take in all layers."""
+        return self.config.kv_bytes_per_token(self.dtype.itemsize)
 
     @property
     def spare_slot(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,8 @@ _ROWS = (1, 4, 8, 16, 32, 64, 128)
 # A pass of so many times the cost of one row ends a round: from there on costs grow with the rows.
 _ENOUGH = 1.8
 _ROUNDS = 2
+# A size is looked at twice before it ends a round: it may have been disturbed.
+_LOOKS = 2
 _TABLE = 1024
 
 
@@ -53,15 +56,18 @@ class PassCosts:
             for _ in range(_ROUNDS):
                 for size in sizes:
                     job = Job(Segment(table, TokenTree.chain([0] * size)), range(size), 1)
-                    seconds = runner.forward([job]).seconds
-                    best[size] = min(seconds, best.get(size, seconds))
-                    if size > 1 and seconds > _ENOUGH * best[1]:
+                    for _ in range(_LOOKS):
+                        best[size] = min(runner.forward([job]).seconds, best.get(size, math.inf))
+                        if best[size] <= _ENOUGH * best[1]:
+                            break
+                    else:
                         break
         finally:
             with uninterrupted():
                 pool.release(table)
         rows = tuple(sorted(best))
-        return cls(rows, tuple(max(best[low] for low in rows[: i + 1]) for i in range(len(rows))))
+        # More rows never take less time, and whoever disturbs a measurement makes it longer.
+        return cls(rows, tuple(min(best[more] for more in rows[i:]) for i in range(len(rows))))
 
     def at(self, rows: int) -> float:
         """Seconds of a pass over ``rows``, at least 1; beyond a unit of rows, whole units are what is computed."""

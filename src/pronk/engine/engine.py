@@ -8,21 +8,22 @@ next pass, as its main chain, and what that pass chooses is certain. It costs a 
 output is that of plain decoding to the bit. On devices whose kernels make no such promise (``exact=False``) every
 choice is final and the accepted rows are moved into place.
 
-The same goes for every request that samples by the *rejection* rule, on any device. To choose again gives the same
-token only where the choice depends on the logits, the seed and the position alone; there it depends on the guesses
-too, of which the token chosen before would be one, and the text would no longer have the model's law.
+The same goes for every request that samples by the *rejection* or *block* rule, on any device. To choose again gives
+the same token only where the choice depends on the logits, the seed and the position alone; there it depends on the
+guesses too, of which the token chosen before would be one, and the text would no longer have the model's law.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from torch import Tensor
 
+from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache
 from pronk.choice import token_logprobs
 from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
@@ -36,6 +37,8 @@ from pronk.engine.stats import Step
 from pronk.errors import OptionError, PronkError
 from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder
+from pronk.rules import choices
+from pronk.tokenizer import Tokenizer
 from pronk.tree import TokenTree
 from pronk.verify import Walk, walk
 
@@ -79,7 +82,8 @@ class Engine:
         max_tree: int = 128,
         exact: bool | None = None,
         budget: bool = False,
-        vocabulary: str | None = None,
+        tokenizer: Tokenizer | None = None,
+        kv_budget: KVBudget | None = None,
     ) -> None:
         """Bring a model and its cache together.
 
@@ -91,7 +95,8 @@ class Engine:
             max_tree: most rows of a request in a pass that decodes.
             exact: keep choices off the main chain provisional; the default is to do so on a CPU.
             budget: drop guesses that do not pay for their rows (see :mod:`pronk.engine.budget`).
-            vocabulary: fingerprint of the tokenizer.
+            tokenizer: of the model, for drafters to which it matters what ids mean.
+            kv_budget: what ``cache`` belongs to, for drafters that need a cache of their own.
         """
         self.runner = Runner(decoder, cache)
         self.cache = cache
@@ -102,7 +107,7 @@ class Engine:
         self.exact = self.runner.device.type == "cpu" if exact is None else exact
         self.budget = budget
         self.costs: PassCosts | None = None
-        self.target = Target(decoder, cache, vocabulary)
+        self.target = Target(decoder, cache, tokenizer, kv_budget)
 
     def add(self, request: Request) -> None:
         """Take a request in."""
@@ -148,9 +153,16 @@ class Engine:
         """Ask each drafter once, for all its requests that decode; a prompt's own tokens need no guesses."""
         drafts: dict[Request, TokenTree] = {}
         for drafter, requests in _by_drafter(turn.request for turn in turns if turn.request.num_pending == 1):
-            contexts = [self._context(request) for request in requests]
             began = perf_counter()
-            trees = drafter.propose(contexts)
+            try:
+                contexts = [self._context(request) for request in requests]
+                trees = drafter.propose(contexts)
+            except BaseException:
+                # Drafters borrow the choosers; an interruption may have left one between two tokens.
+                with uninterrupted():
+                    for request in requests:
+                        request.chooser.recover(request.tokens)
+                raise
             seconds = perf_counter() - began
             for request, context, tree in zip(requests, contexts, trees, strict=True):
                 drafts[request] = self._accept_draft(drafter, context, tree)
@@ -165,8 +177,12 @@ class Engine:
         if costs is None:
             return drafts
         rows = sum(turn.count + (len(turn.request.provisional) if turn.decodes else 0) for turn in turns)
-        trees = paying(list(drafts.values()), rows, costs)
-        return dict(zip(drafts, trees, strict=True))
+        # Where guesses are accepted by what they were drawn from, a tree stays whole: gains may say what was drawn, and
+        # a guess that its own token could have cost its place has another law than its ``probs``.
+        whole = {request for request, tree in drafts.items() if request.params.rejects and tree.probs is not None}
+        offered = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
+        paid = zip(drafts, paying(offered, rows, costs), strict=True)
+        return {request: drafts[request] if request in whole else tree for request, tree in paid}
 
     def _costs(self) -> PassCosts | None:
         """What passes cost: measured when first asked for, as soon as the cache has room."""
@@ -179,15 +195,17 @@ class Engine:
         if tree.tokens[0] != context.tokens[-1]:
             msg = f"drafter {drafter.name}: expected a tree below token {context.tokens[-1]}, found {tree.tokens[0]}"
             raise OptionError(msg)
-        if tree.probs is not None and context.params.rejects:
-            msg = f'rule: expected "coupled" with {drafter.name}, which draws its guesses at random; found "rejection"'
-            raise OptionError(msg)
+        if any(q is not None and len(q) != self.vocab_size for q in tree.probs or ()):
+            # Drawn from other tokens than the target's, some of which are left out: what is left has another law. And
+            # it must not depend on the draw how a guess is tried, so all are point masses, which any guess may be.
+            tree = replace(tree, probs=None)
         if min(tree.tokens) < 0 or max(tree.tokens) >= self.vocab_size:
             tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < self.vocab_size)
         return tree.limit(context.max_depth, context.max_nodes)
 
     def _context(self, request: Request) -> DraftContext[Any]:
         provisional = len(request.provisional)
+        request.chooser.follow(len(request.tokens), request.provisional)
         return DraftContext(
             request.draft_state,
             request.tokens + request.provisional,
@@ -195,9 +213,10 @@ class Engine:
             max(0, request.remaining - provisional - 1),
             self.max_tree - 1 - provisional,
             request.params,
-            request.seed,
+            request.chooser,
             request.table,
             self._costs() if request.drafter.needs.costs else None,
+            self.budget,
         )
 
     def _plan(self, turn: Turn, draft: TokenTree | None) -> _Plan:
@@ -249,19 +268,8 @@ class Engine:
         request, start = plan.turn.request, plan.start
         chooser = request.chooser
         # It was told of choices that the last walk left provisional, or of those of a step that was interrupted.
-        chooser.rollback(len(chooser.context) - len(request.tokens))
-        # NumPy's argmax is 30 times as fast as torch's for bfloat16, and takes the first of equals as well.
-        best: list[int] | None = logits.float().numpy().argmax(-1).tolist() if chooser.is_argmax else None
-
-        def choose(node: int, _: int) -> int:
-            if request.params.rejects:
-                token = chooser.reject(logits[node - start], plan.tree.guesses(node))
-            else:
-                token = chooser.choose(logits[node - start]) if best is None else best[node - start]
-            chooser.advance(token)
-            return token
-
-        return walk(plan.tree, choose, start)
+        chooser.follow(len(request.tokens))
+        return walk(plan.tree, choices(chooser, plan.tree, logits, start), start)
 
     def _commit_tokens(self, plan: _Plan, found: Walk, keep: int, logits: Tensor) -> tuple[int, ...]:
         request = plan.turn.request

@@ -38,7 +38,7 @@ class PassResult:
 
     Attributes:
         logits: one ``[len(job.wanted), vocab]`` per job, in the model's dtype.
-        hidden: for each collected layer, one ``[nodes, hidden]`` per job.
+        hidden: for each collected layer, one ``[rows, hidden]`` per job.
         seconds: the duration of the pass.
     """
 
@@ -74,7 +74,7 @@ class Runner:
             if layer in collect:
                 collected[layer] = x
         logits = self._logits(x, jobs)
-        sizes = [len(job.segment.tree) for job in jobs]
+        sizes = [job.segment.rows for job in jobs]
         hidden = {layer: list(rows[: sum(sizes)].split(sizes)) for layer, rows in collected.items()}
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
@@ -86,9 +86,9 @@ class Runner:
         positions: list[int] = []
         spans: list[int] = []
         for job in jobs:
-            length = job.segment.table.length
-            tokens.extend(job.segment.tree.tokens)
-            places = [length + depth for depth in job.segment.tree.depths]
+            length, computed = job.segment.table.length, job.segment.computed
+            tokens.extend(job.segment.tree.tokens[computed:])
+            places = [length + depth for depth in job.segment.tree.depths[computed:]]
             positions.extend(places)
             spans.extend(max(job.prompt_length, place + 1) for place in places)
         padding = -len(tokens) % ROW_ALIGNMENT
@@ -102,8 +102,8 @@ class Runner:
         wanted: list[int] = []
         start = 0
         for job in jobs:
-            wanted.extend(start + node for node in job.wanted)
-            start += len(job.segment.tree)
+            wanted.extend(start + node - job.segment.computed for node in job.wanted)
+            start += job.segment.rows
         if not wanted:
             return [x.new_empty(0, self.decoder.config.vocab_size) for _ in jobs]
         rows = x[torch.tensor(wanted, device=self.device)]

@@ -33,10 +33,23 @@ ROW_ALIGNMENT = 4
 
 @dataclass(frozen=True)
 class Segment:
-    """One request's rows in a pass: ``tree`` below the ``table.length`` tokens that its cache holds."""
+    """One request's rows in a pass: ``tree`` below the ``table.length`` tokens that its cache holds.
+
+    Attributes:
+        table: where those tokens are; the tree's nodes go behind them, in order.
+        tree: the nodes.
+        computed: so many leading nodes are there already, from an earlier pass over the same tree as far as it had
+            grown: they are seen, but they are not rows of this pass.
+    """
 
     table: BlockTable
     tree: TokenTree
+    computed: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Nodes that the pass computes."""
+        return len(self.tree) - self.computed
 
 
 @dataclass(frozen=True)
@@ -61,8 +74,8 @@ class PagedAttention:
         self.windows: list[dict[int | None, _Window]] = []
         start = 0
         for segment in segments:
-            stop = start + len(segment.tree)
-            length = segment.table.length
+            stop = start + segment.rows
+            length = segment.table.length + segment.computed
             self.slots[start:stop] = torch.from_numpy(cache.slots(segment.table, length, length + stop - start))
             self.windows.append({span: self._window(segment, span, device) for span in set(config.windows)})
             self.bounds.append((start, stop))
@@ -100,13 +113,14 @@ class PagedAttention:
     def _window(self, segment: Segment, span: int | None, device: torch.device) -> _Window:
         table, tree = segment.table, segment.tree
         length, size = table.length, len(tree)
+        rows = segment.rows
         oldest = 0 if span is None else max(0, length - span + 1)
         start = oldest // KV_ALIGNMENT * KV_ALIGNMENT
         stop = start + math.ceil((length + size - start) / KV_ALIGNMENT) * KV_ALIGNMENT
-        seen = _visible(tree, length, span, start, stop)
+        seen = _visible(tree, length, span, start, stop)[segment.computed :]
         mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(~seen, -math.inf).to(device)
         mask = mask.repeat(self.config.group, 1)
-        mask = F.pad(mask, (0, 0, 0, _folded_rows(size, self.config) - len(mask)))
+        mask = F.pad(mask, (0, 0, 0, _folded_rows(rows, self.config) - len(mask)))
         mask = mask.view(1, _tasks(self.config) // self.config.num_kv_heads, -1, stop - start)
         return _Window(self.cache.where(table, start, stop), mask)
 

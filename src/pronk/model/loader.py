@@ -123,6 +123,7 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     linear: LinearFactory | None = None,
+    weights: str = "plain",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """A decoder with the weights of ``folder``, in ``dtype`` on ``device``.
@@ -134,19 +135,22 @@ def load_decoder(
         config: what :func:`read_config` says about it.
         dtype: of the weights and the computation.
         device: where the weights go.
-        linear: builds the linear layers; the fastest that the device has by default.
+        linear: builds the linear layers; the fastest that the device has for ``weights`` by default.
+        weights: ``"plain"``, or ``"int8"`` for half the memory where the outputs need not be exact.
         on_progress: called with the bytes read so far and in total.
 
     Raises:
         CheckpointError: tensors are missing, left over, wrongly shaped, not floating point or damaged.
+        OptionError: ``weights`` is neither, or the device has no products for it.
     """
+    linear = linear or choose_linear(dtype, device, weights)
     checkpoint = Checkpoint(folder)
     names = FAMILY_NAMES[config.family]
     parts = list(plan_tensors(config))
     stored = _match(checkpoint, names, config, [piece for part in parts for piece in part.pieces])
     with torch.device("meta"):
         decoder = Decoder(config)
-    placer = _Placer(decoder, checkpoint, stored, dtype, device, linear or choose_linear(dtype, device))
+    placer = _Placer(decoder, checkpoint, stored, dtype, device, linear)
     sizes = [sum(checkpoint.nbytes(stored[piece.name]) for piece in part.pieces) for part in parts]
     done, total = 0, sum(sizes)
     for part, size in zip(parts, sizes, strict=True):
