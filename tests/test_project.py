@@ -35,8 +35,8 @@ def relative(path: Path) -> str:
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
         "LLM", "Completion", "Piece", "SamplingParams", "TokenTree",
-        "Autoregressive", "Drafter", "FirstOf", "GaussSeidel", "Jacobi", "Lookahead", "Merged", "PromptLookup",
-        "Recycling", "Retrieval", "Suffix",
+        "Autoregressive", "Beam", "Cape", "DraftModel", "Drafter", "FirstOf", "GaussSeidel", "Jacobi", "Lookahead",
+        "Merged", "PromptLookup", "Recycling", "Retrieval", "Staged", "Suffix", "Threshold",
         "PronkError", "CacheFullError", "CheckpointError", "ConfigError", "OptionError", "PromptError",
         "TokenizerError", "__version__",
     }  # fmt: skip
@@ -48,8 +48,8 @@ def test_public_surface_is_exactly_this() -> None:
 
 def test_drafters_by_name() -> None:
     assert set(pronk.drafters.REGISTRY) == {
-        "autoregressive", "first_of", "gauss_seidel", "jacobi", "lookahead", "merged", "prompt_lookup", "recycling",
-        "retrieval", "suffix",
+        "autoregressive", "beam", "cape", "draft_model", "first_of", "gauss_seidel", "jacobi", "lookahead", "merged",
+        "prompt_lookup", "recycling", "retrieval", "staged", "suffix", "threshold",
     }  # fmt: skip
     for name, drafter in pronk.drafters.REGISTRY.items():
         assert drafter.name == name

@@ -39,6 +39,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "pronk.drafters": (
         "Autoregressive",
+        "Beam",
+        "Cape",
+        "DraftModel",
         "Drafter",
         "FirstOf",
         "GaussSeidel",
@@ -48,7 +51,9 @@ _HOMES = {
         "PromptLookup",
         "Recycling",
         "Retrieval",
+        "Staged",
         "Suffix",
+        "Threshold",
     ),
     "pronk.errors": (
         "CacheFullError",
@@ -68,10 +73,13 @@ _HOMES = {
 __all__ = [
     "LLM",
     "Autoregressive",
+    "Beam",
     "CacheFullError",
+    "Cape",
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "DraftModel",
     "Drafter",
     "FirstOf",
     "GaussSeidel",
@@ -86,7 +94,9 @@ __all__ = [
     "Recycling",
     "Retrieval",
     "SamplingParams",
+    "Staged",
     "Suffix",
+    "Threshold",
     "TokenTree",
     "TokenizerError",
     "__version__",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from pronk.cache.blocks import BlockTable
+from pronk.choice import Chooser
 from pronk.drafters import DraftContext, Drafter, Outcome
 from pronk.engine.costs import PassCosts
 from pronk.sampling import SamplingParams
@@ -15,6 +17,13 @@ from pronk.tree import TokenTree
 from pronk.verify import walk
 
 VOCAB = 11
+
+
+def named(vocabulary: str | None) -> Any:
+    """A tokenizer of which nothing is known but its fingerprint; ``None`` for none."""
+    return None if vocabulary is None else SimpleNamespace(fingerprint=vocabulary)
+
+
 Model = Callable[[Sequence[int]], int]
 
 
@@ -44,9 +53,9 @@ def context(
     costs: PassCosts | None = None,
 ) -> DraftContext[Any]:
     """What a drafter sees of a text that is all committed."""
-    return DraftContext(
-        state, list(tokens), len(tokens), depth, nodes, params or SamplingParams(), 0, BlockTable(), costs
-    )
+    params = params or SamplingParams()
+    chooser = Chooser(params, 0, tokens, VOCAB)
+    return DraftContext(state, list(tokens), len(tokens), depth, nodes, params, chooser, BlockTable(), costs)
 
 
 def hear(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pytest
 
@@ -39,8 +39,9 @@ class Says(Drafter[list[int]]):
     verify: bool = True
     calls: list[str] = field(default_factory=list, compare=False)
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Target) -> Self:
         self.calls.append("bind")
+        return self
 
     def start(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
@@ -112,7 +113,7 @@ def test_all_parts_meet_the_target_hear_and_stop(kind: type[FirstOf | Merged]) -
     a, b = Says((1,)), Says((2,))
     drafter = kind((a, b))
     engine = make_engine(tiny_decoder())
-    drafter.bind(engine.target)
+    drafter = drafter.bind(engine.target)
     request = make_request([4, 5], SamplingParams(max_tokens=6), drafter)
     run(engine, [request])
     for part in (a, b):
@@ -133,7 +134,7 @@ def test_needs_are_those_of_all_parts() -> None:
 def test_stats_say_whose_guesses_were_right() -> None:
     drafter = make_drafter("merged(prompt_lookup(min_ngram=1), recycling)")
     engine = make_engine(tiny_decoder())
-    drafter.bind(engine.target)
+    drafter = drafter.bind(engine.target)
     params = SamplingParams(max_tokens=40, temperature=0.7, seed=1, logit_bias={3: 100.0, 5: 100.0})
     request = make_request([3, 5, 3, 3, 5], params, drafter)
     run(engine, [request])
@@ -190,7 +191,7 @@ def test_windows_are_told_apart(spec: str) -> None:
     """Each lookahead reads its own window, and none mistakes another's nodes for it."""
     engine = make_engine(tiny_decoder())
     drafter = make_drafter(spec)
-    drafter.bind(engine.target)
+    drafter = drafter.bind(engine.target)
     options = SamplingParams(max_tokens=60, temperature=0.7, seed=1, logit_bias={3: 9.0, 5: 9.0})
     request, plain = make_request([3, 5, 3], options, drafter), make_request([3, 5, 3], options)
     run(engine, [request])

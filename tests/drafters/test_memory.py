@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drafters.helpers import context, hear, markov
+from drafters.helpers import context, hear, markov, named
 from models import make_engine, tiny_decoder
 from pronk.drafters import Drafter, Lookahead, Recycling, Suffix
 from pronk.errors import OptionError
@@ -48,7 +48,7 @@ def test_a_request_under_rejection_is_not_remembered(name: str, rule: Any) -> No
 @pytest.mark.parametrize("name", REMEMBERING)
 def test_memory_belongs_to_one_vocabulary(name: str) -> None:
     drafter = REMEMBERING[name]()
-    one, other = (make_engine(tiny_decoder(), vocabulary=name).target for name in ("one", "other"))
+    one, other = (make_engine(tiny_decoder(), tokenizer=named(name)).target for name in ("one", "other"))
     drafter.bind(one)
     drafter.bind(one)
     with pytest.raises(OptionError, match=f"{name}: expected the tokenizer of the model it was used with first"):
@@ -58,4 +58,4 @@ def test_memory_belongs_to_one_vocabulary(name: str) -> None:
 def test_what_remembers_nothing_goes_with_any_model() -> None:
     for drafter in (Suffix(store_tokens=0), Lookahead(), Recycling()):
         for name in ("one", "other"):
-            drafter.bind(make_engine(tiny_decoder(), vocabulary=name).target)
+            drafter.bind(make_engine(tiny_decoder(), tokenizer=named(name)).target)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from drafters.helpers import VOCAB, context, hear, markov, step
+from drafters.helpers import VOCAB, context, hear, markov, named, step
 from models import make_engine, tiny_decoder
 from pronk.drafters import Outcome, Recycling
 from pronk.drafters.recycling import Recycled
@@ -101,7 +101,7 @@ def test_tables_are_the_request_s_own_or_shared() -> None:
 
 
 def test_a_saved_table_warms_the_next_one(tmp_path: Path) -> None:
-    engine = make_engine(tiny_decoder(), vocabulary="mine")
+    engine = make_engine(tiny_decoder(), tokenizer=named("mine"))
     path = tmp_path / "table.safetensors"
     drafter = Recycling(shared=True)
     with pytest.raises(OptionError, match="shared=True"):

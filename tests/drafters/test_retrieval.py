@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from drafters.helpers import named
 from drafters.stores import VOCABULARY, followers, random_documents, write
 from models import make_engine, make_request, run, tiny_decoder
 from pronk import LLM
 from pronk.cache.blocks import BlockTable
+from pronk.choice import Chooser
 from pronk.drafters.base import DraftContext, Outcome, Target
 from pronk.drafters.datastore_format import SUFFIXES, Header
 from pronk.drafters.rates import Rates
@@ -33,7 +35,7 @@ DOCUMENTS = [
 
 def target(vocabulary: str | None = VOCABULARY, vocab_size: int = 4096) -> Target:
     decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=vocab_size))
-    return Target(decoder, None, vocabulary)  # type: ignore[arg-type]
+    return Target(decoder, None, named(vocabulary))  # type: ignore[arg-type]
 
 
 def bound(folder: Path, **options: Any) -> Retrieval:
@@ -43,7 +45,9 @@ def bound(folder: Path, **options: Any) -> Retrieval:
 
 
 def context(rates: Rates, tokens: Sequence[int], depth: int = 40, nodes: int = 127) -> DraftContext[Rates]:
-    return DraftContext(rates, list(tokens), len(tokens), depth, nodes, SamplingParams(), 0, BlockTable())
+    params = SamplingParams()
+    chooser = Chooser(params, 0, tokens, 4096)
+    return DraftContext(rates, list(tokens), len(tokens), depth, nodes, params, chooser, BlockTable())
 
 
 def propose(drafter: Retrieval, tokens: Sequence[int], **limits: int) -> TokenTree:

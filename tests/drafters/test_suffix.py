@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from drafters.helpers import named
 from models import VOCAB, make_engine, tiny_decoder
 from pronk.cache.blocks import BlockTable
+from pronk.choice import Chooser
 from pronk.drafters.base import DraftContext, Outcome, Target
 from pronk.drafters.suffix import Suffix, SuffixState
 from pronk.drafters.suffix_store import SuffixStore
@@ -25,7 +27,7 @@ HEADER = '{"format": "pronk-suffix-store/1", "vocabulary": "v"}\n'
 
 
 def target(vocabulary: str | None = "v") -> Target:
-    return replace(make_engine(tiny_decoder()).target, vocabulary=vocabulary)
+    return replace(make_engine(tiny_decoder()).target, tokenizer=named(vocabulary))
 
 
 def codes(text: str) -> list[int]:
@@ -33,7 +35,9 @@ def codes(text: str) -> list[int]:
 
 
 def context(state: SuffixState, tokens: Sequence[int], depth: int = 99, nodes: int = 99) -> DraftContext[SuffixState]:
-    return DraftContext(state, list(tokens), len(tokens), depth, nodes, SamplingParams(), 0, BlockTable())
+    params = SamplingParams()
+    chooser = Chooser(params, 0, tokens, 200)
+    return DraftContext(state, list(tokens), len(tokens), depth, nodes, params, chooser, BlockTable())
 
 
 def guess(drafter: Suffix, prompt: str, provisional: str = "", **limits: int) -> TokenTree:

@@ -13,6 +13,9 @@ from typing import Any
 
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome, Target
+from pronk.drafters.beam import Beam
+from pronk.drafters.cape import Cape
+from pronk.drafters.draft_model import DraftModel
 from pronk.drafters.first_of import FirstOf
 from pronk.drafters.gauss_seidel import GaussSeidel
 from pronk.drafters.jacobi import Jacobi
@@ -21,13 +24,18 @@ from pronk.drafters.merged import Merged
 from pronk.drafters.prompt_lookup import PromptLookup
 from pronk.drafters.recycling import Recycling
 from pronk.drafters.retrieval import Retrieval
+from pronk.drafters.staged import Staged
 from pronk.drafters.suffix import Suffix
+from pronk.drafters.threshold import Threshold
 from pronk.errors import OptionError
 
 __all__ = [
     "REGISTRY",
     "Autoregressive",
+    "Beam",
+    "Cape",
     "DraftContext",
+    "DraftModel",
     "Drafter",
     "FirstOf",
     "GaussSeidel",
@@ -39,8 +47,10 @@ __all__ = [
     "PromptLookup",
     "Recycling",
     "Retrieval",
+    "Staged",
     "Suffix",
     "Target",
+    "Threshold",
     "make_drafter",
 ]
 
@@ -55,6 +65,11 @@ REGISTRY: dict[str, type[Drafter[Any]]] = {
         Suffix,
         Retrieval,
         Recycling,
+        DraftModel,
+        Threshold,
+        Staged,
+        Cape,
+        Beam,
         FirstOf,
         Merged,
     )

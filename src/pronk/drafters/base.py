@@ -11,17 +11,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
+from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache
+from pronk.choice import Chooser
 from pronk.engine.costs import PassCosts
 from pronk.errors import OptionError
 from pronk.model.decoder import Decoder
 from pronk.sampling import SamplingParams
+from pronk.tokenizer import Tokenizer
 from pronk.tree import TokenTree
+
+if TYPE_CHECKING:
+    from pronk.drafters.draft import Draft
 
 __all__ = ["DraftContext", "Drafter", "Memory", "Needs", "Outcome", "Target"]
 
@@ -50,12 +57,23 @@ class Target:
     Attributes:
         decoder: the model.
         cache: its keys and values.
-        vocabulary: fingerprint of its tokenizer, by which files of token ids are told apart, or ``None``.
+        tokenizer: its tokenizer, or ``None`` where nobody knows what the ids mean.
+        budget: the memory for keys and values, which draft models share, or ``None`` where nobody counts it.
+        drafts: the draft models at work beside it, by path, dtype and kind of weights, so that drafters share them.
     """
 
     decoder: Decoder
     cache: PagedCache
-    vocabulary: str | None = None
+    tokenizer: Tokenizer | None = None
+    budget: KVBudget | None = None
+    drafts: WeakValueDictionary[tuple[str, str, str], Draft] = field(
+        default_factory=WeakValueDictionary, repr=False, compare=False
+    )
+
+    @property
+    def vocabulary(self) -> str | None:
+        """Fingerprint of the tokenizer, by which files of token ids are told apart, or ``None``."""
+        return None if self.tokenizer is None else self.tokenizer.fingerprint
 
 
 @dataclass
@@ -89,9 +107,13 @@ class DraftContext(Generic[State]):
         max_depth: a guess deeper than this is of no use.
         max_nodes: no more guesses than this.
         params: the request's options.
-        seed: the request's seed, for drafters that sample with the target's noise.
+        chooser: who chooses the request's tokens, told of all ``tokens``: for drafters that choose from a distribution
+            of their own as the target would. Whoever tells it of more takes that back.
         table: where the target's keys and values of the first ``table.length`` tokens are.
         costs: what a pass costs by its rows, if the drafter needs it and the cache had room to measure it.
+        thrifty: whether guesses that do not pay for their time are to be left out.
+        draws: whether guesses are drawn where the rule of acceptance asks for it. Nothing is drawn for a proposal that
+            the target will not see, as the numbers are for the one that it does.
     """
 
     state: State
@@ -100,9 +122,11 @@ class DraftContext(Generic[State]):
     max_depth: int
     max_nodes: int
     params: SamplingParams
-    seed: int
+    chooser: Chooser
     table: BlockTable
     costs: PassCosts | None = None
+    thrifty: bool = False
+    draws: bool = True
 
 
 @dataclass(frozen=True)
@@ -140,8 +164,16 @@ class Drafter(ABC, Generic[State]):
     name: ClassVar[str]
     needs: Needs = Needs()
 
-    def bind(self, target: Target) -> None:
-        """Meet the target. Raises :class:`~pronk.errors.OptionError` if the two do not fit."""
+    def bind(self, target: Target) -> Self:  # noqa: ARG002 - most go with any target
+        """Meet the target.
+
+        Returns:
+            The drafter that guesses for it: this one, or a copy that works with this target alone.
+
+        Raises:
+            OptionError: the two do not fit.
+        """
+        return self
 
     @abstractmethod
     def start(self, prompt: Sequence[int]) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome, Target
 from pronk.drafters.recycling import Recycling
@@ -40,10 +40,10 @@ class Composite(Drafter[Parts]):
         needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
         object.__setattr__(self, "needs", needs)
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Target) -> Self:
         """Every part meets the target."""
-        for part in self.parts:
-            part.bind(target)
+        parts = tuple(part.bind(target) for part in self.parts)
+        return self if all(a is b for a, b in zip(parts, self.parts, strict=True)) else replace(self, parts=parts)
 
     def start(self, prompt: Sequence[int]) -> Parts:
         """Every part's state."""

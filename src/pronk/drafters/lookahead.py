@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pronk.drafters.base import DraftContext, Drafter, Memory, Needs, Outcome, Target
 from pronk.drafters.options import check_flag, check_integer
@@ -112,10 +112,11 @@ class Lookahead(Drafter[LookaheadState]):
         check_integer(self.name, "max_ngrams", self.max_ngrams, 1, 1048576)
         object.__setattr__(self, "needs", Needs(logits=True, costs=self.window == "auto"))
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Target) -> Self:
         """Raises :class:`~pronk.errors.OptionError` if the shared pool has n-grams of another vocabulary."""
         if self.shared:
             self._own.memory.belongs_to(self.name, target)
+        return self
 
     @property
     def shape(self) -> Shape:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pronk.errors import OptionError
 
-__all__ = ["check_flag", "check_integer", "check_number", "check_path"]
+__all__ = ["check_choice", "check_flag", "check_integer", "check_number", "check_path"]
 
 
 def check_integer(drafter: str, option: str, value: object, low: int, high: int) -> None:
@@ -32,4 +34,12 @@ def check_path(drafter: str, option: str, value: object) -> None:
     """Raise :class:`~pronk.errors.OptionError` unless ``value`` is text, or ``None`` for no file."""
     if value is not None and not (isinstance(value, str) and value):
         msg = f"{drafter}: {option} must be a path, found {value!r}"
+        raise OptionError(msg)
+
+
+def check_choice(drafter: str, option: str, value: object, choices: Sequence[str]) -> None:
+    """Raise :class:`~pronk.errors.OptionError` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        listed = ", ".join(f'"{choice}"' for choice in choices)
+        msg = f"{drafter}: {option} must be one of {listed}, found {value!r}"
         raise OptionError(msg)

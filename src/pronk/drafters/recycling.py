@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pronk.drafters.base import DraftContext, Drafter, Memory, Needs, Outcome, Target
 from pronk.drafters.options import check_flag, check_integer, check_path
@@ -85,7 +85,7 @@ class Recycling(Drafter[Recycled]):
         check_flag(self.name, "shared", self.shared)
         check_path(self.name, "table", self.table)
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Target) -> Self:
         """Load the table.
 
         Raises:
@@ -98,6 +98,7 @@ class Recycling(Drafter[Recycled]):
             if self.table is not None:
                 load_successors(Path(self.table), fresh, target.vocabulary)
             self._own.successors = fresh
+        return self
 
     def save(self, path: str | Path) -> None:
         """Write the shared table to a safetensors file.

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
 from pronk.drafters.datastore import Child, Datastore
@@ -88,7 +88,7 @@ class Retrieval(Drafter[Rates]):
             msg = f"{self.name}: expected min_match at most max_match = {self.max_match}, found {self.min_match}"
             raise OptionError(msg)
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Target) -> Self:
         """Open the datastore, if that has not been done, and see that its tokens are the model's.
 
         Raises:
@@ -106,6 +106,7 @@ class Retrieval(Drafter[Rates]):
                 "one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
             )
             raise OptionError(msg)
+        return self
 
     def start(self, prompt: Sequence[int]) -> Rates:  # noqa: ARG002 - the text is the context's
         """What is believed of guesses before any was verified."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from operator import attrgetter
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 from pronk.drafters.automaton import Continuation, SuffixAutomaton
 from pronk.drafters.base import DraftContext, Drafter, Memory, Outcome, Target
@@ -128,11 +128,12 @@ class Suffix(Drafter[SuffixState]):
         path = None if self.store is None else Path(self.store)
         object.__setattr__(self, "past", SuffixStore(self.max_match, self.store_tokens, path))
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Target) -> Self:
         """Read the store's file."""
         if self.store_tokens:
             self._memory.belongs_to(self.name, target)
         self.past.open(target.vocabulary, target.decoder.config.vocab_size)
+        return self
 
     def start(self, prompt: Sequence[int]) -> SuffixState:
         """An automaton of the prompt."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from typing import Generic, TypeVar
 
 from pronk.tree import Origin, TokenTree
@@ -27,6 +27,10 @@ class Frontier(Generic[Guess]):
         # The number decides between equals, so that guesses are never compared.
         self._offered += 1
         heappush(self._heap, (-gain, self._offered, guess))
+
+    def best(self, count: int) -> list[Guess]:
+        """The likeliest guesses, which stay."""
+        return [guess for _, _, guess in nsmallest(count, self._heap)]
 
     def take(self) -> tuple[float, Guess]:
         """The likeliest guess, with its gain."""

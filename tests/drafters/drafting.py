@@ -1,0 +1,226 @@
+"""Looking over a draft model's shoulder: what it would say without a cache, what it was asked, what it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from drafters.drafts import draft_folder
+from models import CPU, VOCAB, StrictAllocator, make_cache, make_engine, make_request, run, tiny_decoder
+from pronk.cache.blocks import BlockTable
+from pronk.choice import Chooser
+from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
+from pronk.drafters.draft import Draft
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.engine.runner import Job, Runner
+from pronk.model.attention import Segment
+from pronk.model.loader import load_decoder, read_config
+from pronk.sampling import SamplingParams
+from pronk.tree import TokenTree
+
+
+class Dense:
+    """A model without a cache: whatever it is asked, it runs the whole text."""
+
+    def __init__(self, folder: str) -> None:
+        path = Path(folder)
+        self.decoder = load_decoder(path, read_config(path), dtype=torch.float32, device=CPU)
+        self._after: dict[tuple[int, ...], Tensor] = {}
+
+    def __call__(self, tokens: Sequence[int]) -> Tensor:
+        """Logits ``[vocab]`` after ``tokens``."""
+        key = tuple(tokens)
+        if key not in self._after:
+            self._after[key] = self._run(key)[0]
+        return self._after[key]
+
+    def rows(self, tokens: Sequence[int]) -> list[Tensor]:
+        """Keys and values of all layers after a pass over ``tokens``, ``[kv_heads, tokens, head_dim]`` each."""
+        return self._run(tuple(tokens))[1]
+
+    def _run(self, tokens: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
+        blocks = -(-len(tokens) // 16)
+        runner = Runner(self.decoder, make_cache(self.decoder.config, torch.float32, num_blocks=blocks))
+        table = BlockTable()
+        runner.cache.prepare(table, len(tokens))
+        job = Job(Segment(table, TokenTree.chain(tokens)), range(len(tokens) - 1, len(tokens)), len(tokens))
+        logits = runner.forward([job]).logits[0][0].float()
+        table.length = len(tokens)
+        return logits, kept_rows(runner, table)
+
+
+@cache
+def dense(noise: float) -> Dense:
+    return Dense(draft_folder(noise))
+
+
+def kept_rows(runner: Runner, table: BlockTable) -> list[Tensor]:
+    """Copies of the keys and values that a table has in all layers."""
+    pools = [pool for layer in range(len(runner.cache.keys)) for pool in runner.cache.read(layer, table)]
+    return [pool.clone() for pool in pools]
+
+
+@dataclass
+class Asked:
+    """One proposal: the text, how much of it was certain, the limits, the tree, and what was accepted of it."""
+
+    tokens: list[int]
+    committed: int
+    depth: int
+    nodes: int
+    tree: TokenTree
+    path: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Watched(Drafter[Any]):
+    """Notes what the drafter within is asked and says, by request."""
+
+    name: ClassVar[str] = "watched"
+
+    inner: Drafter[Any]
+    asked: dict[int, list[Asked]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", self.inner.needs)
+
+    def start(self, prompt: Sequence[int]) -> Any:
+        return self.inner.start(prompt)
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        trees = self.inner.propose(contexts)
+        for c, tree in zip(contexts, trees, strict=True):
+            note = Asked(list(c.tokens), c.committed, c.max_depth, c.max_nodes, tree)
+            self.asked.setdefault(id(c.chooser), []).append(note)
+        return trees
+
+    def observe(self, outcomes: Sequence[Outcome[Any]]) -> None:
+        for outcome in outcomes:
+            for notes in self.asked.values():
+                if notes[-1].tokens[-1] == outcome.tree.tokens[0] and len(notes[-1].tokens) - 1 == outcome.position:
+                    notes[-1].path = outcome.path
+        self.inner.observe(outcomes)
+
+    def stop(self, state: Any) -> None:
+        self.inner.stop(state)
+
+    def of(self, request: Request) -> list[Asked]:
+        """What was asked for one request."""
+        return self.asked.get(id(request.chooser), [])
+
+
+@dataclass
+class Pass:
+    """One pass of a draft: for each of its requests, the texts that end with the tokens that it ran."""
+
+    texts: list[list[tuple[int, ...]]]
+
+    @property
+    def rows(self) -> list[int]:
+        return [len(each) for each in self.texts]
+
+
+def watch_draft(draft: Draft) -> list[Pass]:
+    """The passes that ``draft`` will make; its pool counts strictly from now on."""
+    passes, lanes, forward, lane = list[Pass](), [], draft.runner.forward, draft.lane
+    allocator = draft.runner.cache.allocator
+    draft.runner.cache.allocator = StrictAllocator(allocator.num_blocks, allocator.block_size)
+
+    def watched_lane() -> Any:
+        lanes.append(lane())
+        return lanes[-1]
+
+    def watched(jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> Any:
+        texts = []
+        for job in jobs:
+            (own,) = [each for each in lanes if each.table is job.segment.table]
+            assert own.table.length == len(own.tokens)
+            tree, places = job.segment.tree, len(own.table.blocks) * draft.runner.cache.block_size
+            assert own.table.length + len(tree) <= places, "a pass writes where the request has no places"
+            nodes = range(job.segment.computed, len(tree))
+            texts.append([(*own.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(n))) for n in nodes])
+        passes.append(Pass(texts))
+        return forward(jobs, collect)
+
+    draft.runner.forward = watched  # type: ignore[method-assign]
+    draft.lane = watched_lane  # type: ignore[method-assign]
+    return passes
+
+
+def assert_no_blocks(draft: Draft) -> None:
+    """No request holds anything of the draft's pool."""
+    allocator = draft.runner.cache.allocator
+    assert allocator.num_free == allocator.num_blocks
+    assert not any(allocator.references)
+
+
+def bound(spec: str, engine: Engine | None = None) -> Drafter[Any]:
+    """A drafter that has met a target."""
+    engine = engine or make_engine(tiny_decoder())
+    return make_drafter(spec).bind(engine.target)
+
+
+def watched(spec: str, **options: Any) -> tuple[Engine, Watched]:
+    """An engine, and a drafter for it that notes what it is asked."""
+    engine = make_engine(tiny_decoder(), **options)
+    return engine, Watched(bound(spec, engine))
+
+
+def decode(engine: Engine, drafter: Drafter[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
+    """The prompts in one batch, the outputs of which are those of plain decoding."""
+    params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
+    requests = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
+    run(engine, requests)
+    for request in requests:
+        assert request.output == plain_output(request.prompt, request.params)
+    return requests
+
+
+def plain_output(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    """What decoding without guesses gives."""
+    key = (tuple(prompt), repr(params))
+    if key not in _PLAIN:
+        plain = make_request(prompt, params)
+        run(make_engine(tiny_decoder()), [plain])
+        _PLAIN[key] = plain.output
+    return _PLAIN[key]
+
+
+_PLAIN: dict[Any, list[int]] = {}
+
+
+def chooser_at(request: Request, tokens: Sequence[int]) -> Chooser:
+    """A fresh chooser of the request's tokens after ``tokens``."""
+    made = Chooser(request.params, request.seed, request.prompt, VOCAB)
+    made.follow(len(request.prompt), tokens[len(request.prompt) :])
+    return made
+
+
+def context(
+    drafter: Drafter[Any],
+    tokens: Sequence[int],
+    *,
+    state: Any = None,
+    committed: int | None = None,
+    depth: int = 20,
+    nodes: int = 60,
+    params: SamplingParams | None = None,
+    **more: Any,
+) -> DraftContext[Any]:
+    """What a drafter is asked about ``tokens``."""
+    state = drafter.start(tokens) if state is None else state
+    committed, params = committed or len(tokens), params or SamplingParams()
+    chooser = Chooser(params, params.seed or 0, tokens, VOCAB)
+    return DraftContext(state, list(tokens), committed, depth, nodes, params, chooser, BlockTable(), **more)
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    """The guesses of a tree, each with those above it."""
+    return {tuple(tree.tokens[i] for i in tree.path(node)) for node in range(1, len(tree))}

@@ -1,0 +1,124 @@
+"""Draft models with another vocabulary, or of another family, decode for the bundled model without a difference."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import pronk
+from checkpoints import MakeCheckpoint
+from pronk import LLM, OptionError, SamplingParams
+
+BUNDLED = Path(pronk.__file__).parent / "bundled"
+DRAFT = BUNDLED / "pronk-tiny-draft"
+PROMPTS = ["def fibonacci(n):\n", "Die Größe — 42 🙂 of it", "import os\nimport sys\n\n\nclass Reader:\n"]
+KINDS = (
+    "draft_model({}, num_tokens=4)",
+    "cape(threshold(draft_model({})))",
+    "staged(draft_model({}), prompt_lookup)",
+    "beam(draft_model({}))",
+)
+OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.8, "top_p": 0.95}}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(budget="all")
+
+
+def decode(llm: LLM, drafter: str, options: str, **more: Any) -> tuple[int, int, int]:
+    """Passes, guesses and acceptances; the tokens are those of plain decoding."""
+    params = SamplingParams(max_tokens=48, seed=3, ignore_eos=True, **OPTIONS[options], **more)
+    want = llm.generate(PROMPTS, params, drafter="autoregressive")
+    got = llm.generate(PROMPTS, params, drafter=drafter)
+    assert [each.token_ids for each in got] == [each.token_ids for each in want]
+    stats = [each.stats for each in got]
+    return sum(s.target_steps for s in stats), sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+
+
+def write(
+    folder: Path, weights: Callable[[dict[str, torch.Tensor]], None], tokenizer: Callable[[dict[str, Any]], None]
+) -> str:
+    """The bundled draft model with changes."""
+    shutil.copytree(DRAFT, folder)
+    tensors = load_file(folder / "model.safetensors")
+    weights(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["vocab_size"] = len(tensors["model.embed_tokens.weight"])
+    (folder / "config.json").write_text(json.dumps(config))
+    document = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer(document)
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    return f"model={str(folder)!r}"
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_in_another_order_guess_the_same(llm: LLM, kind: str, options: str, tmp_path: Path) -> None:
+    """The same model with its vocabulary shuffled goes through re-encoding and intersection, and says the same."""
+    order = list(range(4, 4096))  # the first ones are special
+    random.Random(0).shuffle(order)
+    new = [0, 1, 2, 3, *order]  # old id to new id
+
+    def shuffle(tensors: dict[str, torch.Tensor]) -> None:
+        table = tensors["model.embed_tokens.weight"]
+        tensors["model.embed_tokens.weight"] = torch.empty_like(table).index_copy_(0, torch.tensor(new), table)
+
+    def rename(document: dict[str, Any]) -> None:
+        vocab = document["model"]["vocab"]
+        document["model"]["vocab"] = {token: new[i] for token, i in vocab.items()}
+
+    shuffled = write(tmp_path / "shuffled", shuffle, rename)
+    steps, drafted, accepted = decode(llm, kind.format(shuffled), options)
+    plain = decode(llm, kind.format(f"model={str(DRAFT)!r}"), options)
+    assert accepted > 20
+    if kind.startswith("draft_model"):  # the context of the other ones is the same text, perhaps in other pieces
+        assert abs(steps - plain[0]) <= 0.1 * plain[0]
+    assert drafted > 0
+
+
+def test_padding_makes_no_difference(llm: LLM, tmp_path: Path) -> None:
+    """More rows than the tokenizer has tokens; they would win every choice."""
+
+    def pad(tensors: dict[str, torch.Tensor]) -> None:
+        table = tensors["model.embed_tokens.weight"]
+        more = torch.full((64, table.shape[1]), 3.0, dtype=table.dtype)
+        tensors["model.embed_tokens.weight"] = torch.cat((table, more)).contiguous()
+
+    padded = write(tmp_path / "padded", pad, lambda _: None)
+    for options in OPTIONS:
+        plain = decode(llm, KINDS[0].format(f"model={str(DRAFT)!r}"), options)
+        assert decode(llm, KINDS[0].format(padded), options) == plain
+
+
+def test_a_tokenizer_of_its_own(llm: LLM, checkpoint: MakeCheckpoint) -> None:
+    """A byte-level tokenizer with a few merges shares some of its tokens; a random model of it hardly guesses right."""
+    folder = checkpoint("gpt2")
+    for kind in KINDS:
+        for options in OPTIONS:
+            _, drafted, _ = decode(llm, kind.format(f"model={str(folder)!r}"), options)
+            assert drafted > 0
+
+
+def test_a_vocabulary_that_shares_too_little_is_refused(llm: LLM, tmp_path: Path) -> None:
+    def scramble(document: dict[str, Any]) -> None:
+        document["model"]["vocab"] = {
+            f"{token}ξ{i}" if i > 259 else token: i for token, i in document["model"]["vocab"].items()
+        }
+        document["model"]["merges"] = []
+
+    other = write(tmp_path / "other", lambda _: None, scramble)
+    with pytest.raises(
+        OptionError, match=r"draft_model: expected a draft model with a similar vocabulary.*4096.*4096"
+    ) as caught:
+        llm.generate("x", SamplingParams(max_tokens=2), drafter=KINDS[0].format(other))
+    assert "\n" not in str(caught.value)
