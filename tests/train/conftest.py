@@ -5,16 +5,21 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from pronk.train.data import prepare
-from pronk.train.lm import Trainer
+from pronk.train.export import export_model
+from pronk.train.lm import LanguageModel
+from pronk.train.loop import Trainer
+from pronk.train.on_policy import continue_prompts, write_prompts
 from pronk.train.options import DataOptions
 from pronk.train.sources import parse_source
-from train.tiny import SHAPE, TINY, write_jsonl
+from pronk.train.teacher import Teacher
+from train.tiny import OWN, SHAPE, TINY, TINY_DRAFT, lm_trainer, write_jsonl
 
 _NOUNS = ("cat", "dog", "bird", "tree", "house", "river", "stone", "child")
 _VERBS = ("sees", "likes", "finds", "draws", "follows")
@@ -73,13 +78,54 @@ def new_run(prepared: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainer[LanguageModel]:
     """A finished run."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "data").symlink_to(prepared)
-    trainer = Trainer(folder, TINY)
+    trainer = lm_trainer(folder, TINY)
     trainer.train(lambda _: None, lambda _: None)
     return trainer
+
+
+@pytest.fixture(scope="session")
+def teacher(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Teacher:
+    """A target that has learned enough to say different things."""
+    folder = tmp_path_factory.mktemp("target")
+    (folder / "data").symlink_to(prepared)
+    trainer = lm_trainer(folder, replace(TINY, steps=150, evaluate_every=1000, save_every=1000))
+    trainer.train(lambda _: None, lambda _: None)
+    export_model(trainer.objective.module, prepared, folder / "little", "")
+    return Teacher(folder / "little", threads=1)
+
+
+@pytest.fixture(scope="session")
+def draft_data(data_options: DataOptions, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The text of a draft's run, with the target's own."""
+    folder = tmp_path_factory.mktemp("draft") / "data"
+    tokens = TINY_DRAFT.steps * TINY_DRAFT.batch + 1
+    prepare(
+        data_options,
+        folder,
+        tokens,
+        SHAPE.context,
+        lambda _: None,
+        teacher.encoder,
+        lambda read: write_prompts(read, teacher, OWN, folder),
+    )
+    assert continue_prompts(teacher, folder, OWN, lambda _: None)
+    return folder
+
+
+@pytest.fixture
+def new_draft_run(draft_data: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Folders of runs that share the text."""
+
+    def create(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").symlink_to(draft_data)
+        return tmp_path / name
+
+    return create
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from pronk.errors import OptionError
 from pronk.train.chat import parse_dialogue
 from pronk.train.data import Pool, collect, mix, pack, prepare
+from pronk.train.encoder import Encoder
 from pronk.train.exclude import RUN, Exclusion
 from pronk.train.options import DataOptions
 from pronk.train.python_source import is_permissive, read_packages, read_python, wanted_code
@@ -144,7 +145,7 @@ def test_prepared_text_is_the_mixture(prepared: Path, data_options: DataOptions)
 
 def test_spelled_out_markers_stay_text(prepared: Path) -> None:
     tokenizer = load_tokenizer(prepared)
-    ids = pack(tokenizer, iter(["a <|endoftext|> b <|user|>"]), 1000)
+    ids = pack(Encoder.own(tokenizer), iter(["a <|endoftext|> b <|user|>"]), 1000)
     assert ids.tolist().count(0) == 1
     assert ids[-1] == 0
     assert tokenizer.decode(ids[:-1].tolist()) == "a <|endoftext|> b <|user|>"

@@ -12,47 +12,48 @@ from pronk.model.config import parse_config
 from pronk.train.attention import dense_logits
 from pronk.train.card import model_card
 from pronk.train.export import export_model
-from pronk.train.lm import Trainer
+from pronk.train.lm import LanguageModel
+from pronk.train.loop import Trainer
 
 TOKENS = torch.randint(4, 320, (2, 40), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
-def exported(trained: Trainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(trained: Trainer[LanguageModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "model"
     card = model_card(trained, "little", "pronk train lm --source code=1 --out run", {"code": 1.25}, 64)
     for _ in range(2):  # the second one replaces the first
-        export_model(trained.decoder, trained.folder / "data", folder, card)
+        export_model(trained.objective.module, trained.folder / "data", folder, card)
     return folder
 
 
-def test_transformers_computes_the_same_logits(trained: Trainer, exported: Path) -> None:
+def test_transformers_computes_the_same_logits(trained: Trainer[LanguageModel], exported: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     assert type(model).__name__ == "LlamaForCausalLM"
-    rounded = {name: weight.bfloat16().float() for name, weight in trained.decoder.state_dict().items()}
-    exact = {name: weight.clone() for name, weight in trained.decoder.state_dict().items()}
+    rounded = {name: weight.bfloat16().float() for name, weight in trained.objective.module.state_dict().items()}
+    exact = {name: weight.clone() for name, weight in trained.objective.module.state_dict().items()}
     try:
-        trained.decoder.load_state_dict(rounded)
+        trained.objective.module.load_state_dict(rounded)
         with torch.no_grad():
-            ours = dense_logits(trained.decoder, TOKENS).view(2, 40, -1)
+            ours = dense_logits(trained.objective.module, TOKENS).view(2, 40, -1)
             theirs = model(TOKENS).logits
     finally:
-        trained.decoder.load_state_dict(exact)
+        trained.objective.module.load_state_dict(exact)
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-4)
 
 
-def test_files_agree(trained: Trainer, exported: Path) -> None:
+def test_files_agree(trained: Trainer[LanguageModel], exported: Path) -> None:
     assert not exported.with_name("model.partial").exists()
     tensors = load_file(exported / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in tensors
-    assert parse_config(json.loads((exported / "config.json").read_text())) == trained.config
+    assert parse_config(json.loads((exported / "config.json").read_text())) == trained.objective.config
     generation = GenerationConfig.from_pretrained(exported)
     assert generation.eos_token_id == [0, 3]
     assert AutoTokenizer.from_pretrained(exported).chat_template
 
 
-def test_card_says_where_the_model_comes_from(trained: Trainer, exported: Path) -> None:
+def test_card_says_where_the_model_comes_from(trained: Trainer[LanguageModel], exported: Path) -> None:
     card = (exported / "README.md").read_text()
     for fact in (
         "# little",

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,27 +15,14 @@ from pronk.errors import PronkError
 from pronk.train.cli import app
 from pronk.train.options import DataOptions
 from pronk.train.run import run
-from train.tiny import TINY
-
-
-class InterruptingConsole(Console):
-    """Presses Ctrl-C when a line of the given step is shown."""
-
-    def __init__(self, console: Console, step: int) -> None:
-        super().__init__(file=console.file, width=200)
-        self.step = step
-
-    def print(self, *objects: object, **options: object) -> None:
-        super().print(*objects, **options)  # type: ignore[arg-type]
-        if str(objects[0]).startswith(f"step {self.step} "):
-            os.kill(os.getpid(), signal.SIGINT)
+from train.tiny import TINY, InterruptingConsole
 
 
 def test_interrupted_run_ends_like_an_uninterrupted_one(
     tmp_path: Path, data_options: DataOptions, quiet: Console
 ) -> None:
     assert run(data_options, TINY, tmp_path / "whole", "m", "command", quiet)
-    assert not run(data_options, TINY, tmp_path / "parts", "m", "command", InterruptingConsole(quiet, 9))
+    assert not run(data_options, TINY, tmp_path / "parts", "m", "command", InterruptingConsole(quiet, "step 9 "))
     assert (tmp_path / "parts" / "latest" / "model.safetensors").exists()
     assert not (tmp_path / "parts" / "export").exists()
     assert run(data_options, TINY, tmp_path / "parts", "m", "command", quiet)
@@ -88,5 +73,5 @@ def test_command_names_a_bad_source(tmp_path: Path, weight: str) -> None:
 
 
 def test_run_goes_on_with_other_intervals(tmp_path: Path, data_options: DataOptions, quiet: Console) -> None:
-    run(data_options, TINY, tmp_path / "run", "m", "command", InterruptingConsole(quiet, 3))
+    run(data_options, TINY, tmp_path / "run", "m", "command", InterruptingConsole(quiet, "step 3 "))
     assert run(data_options, replace(TINY, evaluate_every=2), tmp_path / "run", "m", "command", quiet)

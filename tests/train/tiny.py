@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
-from pronk.train.options import Shape, TrainOptions
+from rich.console import Console
+
+from pronk.train.lm import LanguageModel
+from pronk.train.loop import Trainer
+from pronk.train.options import DraftOptions, OnPolicyOptions, Shape, TrainOptions
 
 SHAPE = Shape(hidden=32, layers=2, heads=4, kv_heads=2, mlp=48, vocab=320, context=64)
 TINY = TrainOptions(
@@ -24,8 +30,43 @@ TINY = TrainOptions(
     log_every=3,
 )
 
+TINY_DRAFT = DraftOptions(
+    shape=Shape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=24, vocab=320, context=64),
+    steps=12,
+    batch=256,
+    micro=128,
+    length=32,
+    final_length=64,
+    final_share=0.25,
+    rate=1e-2,
+    warmup=2,
+    threads=1,
+    evaluate_every=6,
+    save_every=6,
+    log_every=3,
+    num_tokens=0,
+)
+OWN = OnPolicyOptions(tokens=400, prompt=24, length=12, batch=16, held_out=6)
+
+
+class InterruptingConsole(Console):
+    """Presses Ctrl-C when a line with the given start is shown."""
+
+    def __init__(self, console: Console, start: str) -> None:
+        super().__init__(file=console.file, width=200)
+        self.start = start
+
+    def print(self, *objects: object, **options: object) -> None:
+        super().print(*objects, **options)  # type: ignore[arg-type]
+        if str(objects[0]).startswith(self.start):
+            os.kill(os.getpid(), signal.SIGINT)
+
 
 def write_jsonl(path: Path, texts: list[str], origin: str = "owner/name@abc:file") -> Path:
     rows = ({"text": text, "source": f"{origin}#{i}", "license": "MIT"} for i, text in enumerate(texts))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def lm_trainer(folder: Path, options: TrainOptions) -> Trainer[LanguageModel]:
+    return Trainer(folder, options, LanguageModel(folder, options))

@@ -1,1 +1,1 @@
-"""Training: text, tokenizer, language models."""
+"""Training: text, tokenizer, language models, draft models."""

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Sequences"]
+from pronk.errors import OptionError
+
+__all__ = ["Batches", "Mixture", "Sequences", "token_dtype"]
+
+
+class Batches(Protocol):
+    """An endless row of sequences of one length."""
+
+    @property
+    def length(self) -> int:
+        """Tokens per sequence."""
+        ...
+
+    def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each ``[count, length]`` int64, of the sequences ``start .. start + count - 1``."""
+        ...
+
+
+def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    """The type of the ids in a token file."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 class Sequences:
@@ -18,18 +40,58 @@ class Sequences:
     sequence the first one follows again.
     """
 
-    def __init__(self, file: Path, length: int, seed: int, start: float = 0.0, stop: float = 1.0) -> None:
-        self._tokens = np.memmap(file, dtype=np.uint16, mode="r")
+    def __init__(
+        self,
+        file: Path,
+        length: int,
+        seed: int,
+        start: float = 0.0,
+        stop: float = 1.0,
+        dtype: type[np.unsignedinteger[Any]] = np.uint16,
+    ) -> None:
+        # An empty file cannot be mapped.
+        self._tokens = np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.empty(0, dtype)
         self.length = length
         first, last = int(start * (len(self._tokens) - 1)), int(stop * (len(self._tokens) - 1))
-        count = max(0, (last - first) // length)
-        self._starts = first + length * np.random.default_rng(seed).permutation(count)
+        self.tokens = max(0, last - first)
+        self._starts = first + length * np.random.default_rng(seed).permutation(self.tokens // length)
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    def check(self) -> None:
+        """Raise :class:`~pronk.errors.OptionError` if there is not one whole sequence."""
+        if not len(self):
+            msg = f"expected at least {self.length + 1} tokens for sequences of {self.length}, found {self.tokens}"
+            raise OptionError(msg)
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, each ``[count, length]`` int64, of the sequences ``start .. start + count - 1``."""
         begins = self._starts[np.arange(start, start + count) % len(self._starts)]
         rows = torch.from_numpy(self._tokens[begins[:, None] + np.arange(self.length + 1)].astype(np.int64))
         return rows[:, :-1], rows[:, 1:]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sequences of two files in turn: ``share`` of them, evenly spread, are from ``second``."""
+
+    first: Sequences
+    second: Sequences
+    share: float
+
+    @property
+    def length(self) -> int:
+        """Tokens per sequence."""
+        return self.first.length
+
+    def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """See :class:`Batches`. Of the first ``n`` sequences ``floor(n * share)`` are from ``second``."""
+        before, after = int(start * self.share), int((start + count) * self.share)
+        parts = []
+        if count > after - before:
+            parts.append(self.first.batch(start - before, count - (after - before)))
+        if after > before:
+            parts.append(self.second.batch(before, after - before))
+        inputs, targets = zip(*parts, strict=True)
+        return torch.cat(inputs), torch.cat(targets)

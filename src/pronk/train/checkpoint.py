@@ -16,13 +16,24 @@ _FORMAT = "pronk-train-1"
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` (tensors and plain values) so that ``path`` is always a whole checkpoint, old or new."""
+    """Write ``state`` (tensors and plain values) so that ``path`` is always a whole checkpoint, old or new.
+
+    Raises:
+        CheckpointError: it cannot be written, for want of room for example.
+    """
     partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        torch.save({"format": _FORMAT, **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            torch.save({"format": _FORMAT, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:  # torch has its own for what a file refuses
+        partial.unlink(missing_ok=True)
+        kept = "; the one before is intact" if path.exists() else ""
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        msg = f"{path}: expected to write a training checkpoint, found {reason}{kept}"
+        raise CheckpointError(msg) from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

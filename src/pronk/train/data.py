@@ -3,9 +3,9 @@
 The result is a folder with the whole text of a run in a fixed order, so that a checkpoint has to remember only how far
 it has come::
 
-    train.bin          uint16 token ids, documents separated by the end-of-text token
+    train.bin          token ids (uint16, or uint32 for large vocabularies), documents separated by end-of-text
     valid-NAME.bin     the held-out text of one source
-    tokenizer.json     and the other tokenizer files
+    tokenizer.json     and the other tokenizer files, where the run trains a tokenizer
     sources.json       what was read: documents, bytes and licence per origin
 """
 
@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from pronk.errors import OptionError
-from pronk.train.chat import dialogue_ids, parse_dialogue, special_ids
+from pronk.train.batches import token_dtype
+from pronk.train.chat import parse_dialogue
+from pronk.train.encoder import Encoder
 from pronk.train.exclude import Exclusion
 from pronk.train.options import DataOptions
+from pronk.train.resume import check_unchanged
 from pronk.train.sources import SourceSpec, read_source
 from pronk.train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -111,17 +113,21 @@ def _fill(
     result.origins += sorted(origins.values(), key=lambda r: -r.bytes)
 
 
-def mix(pools: Sequence[Pool], seed: int) -> Iterator[str]:
+def _bytes(text: str) -> int:
+    return len(text.encode())
+
+
+def mix(pools: Sequence[Pool], seed: int, size: Callable[[str], int] = _bytes) -> Iterator[str]:
     """Endless documents: always from the pool that is furthest behind its weight, each pool reshuffled per epoch.
 
-    Weights are met in bytes, a proxy for tokens that does not need the tokenizer.
+    Weights are met in ``size``: bytes, a proxy for tokens that does not need the tokenizer.
     """
     streams = [_shuffled(pool.documents, f"{seed}/{pool.name}") for pool in pools]
     given = [0.0] * len(pools)
     while True:
         behind = min(range(len(pools)), key=lambda i: given[i] / pools[i].weight)
         text = next(streams[behind])
-        given[behind] += len(text.encode())
+        given[behind] += size(text)
         yield text
 
 
@@ -131,7 +137,15 @@ def _shuffled(documents: Sequence[str], seed: str) -> Iterator[str]:
         yield from generator.sample(documents, len(documents))
 
 
-def prepare(options: DataOptions, folder: Path, tokens: int, context: int, say: Callable[[str], None]) -> None:
+def prepare(  # noqa: PLR0917 - two of them are for runs with a tokenizer of their own or without
+    options: DataOptions,
+    folder: Path,
+    tokens: int,
+    context: int,
+    say: Callable[[str], None],
+    encoder: Encoder | None = None,
+    also: Callable[[Collection], None] = lambda _: None,
+) -> None:
     """Write the token files for a run of ``tokens`` training tokens into ``folder``, unless they are there already.
 
     Args:
@@ -140,12 +154,14 @@ def prepare(options: DataOptions, folder: Path, tokens: int, context: int, say: 
         tokens: size of the training text.
         context: positions of the model, for the tokenizer's configuration.
         say: told what is being done.
+        encoder: how text becomes tokens; by default a tokenizer is trained, and its files are written too.
+        also: called with what was read, to take more from it.
 
     Raises:
         OptionError: ``folder`` was made with other options; or see :func:`collect` and
             :func:`~pronk.train.tokenizer.train_tokenizer`.
     """
-    recipe = _recipe(options, tokens, context)
+    recipe = _recipe(options, tokens, context, encoder)
     if (folder / "sources.json").exists():
         _check_recipe(folder, recipe)
         return
@@ -154,13 +170,18 @@ def prepare(options: DataOptions, folder: Path, tokens: int, context: int, say: 
     read = sum(r.bytes for r in collection.origins)
     say(f"read {read / 1e6:.0f} MB; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
     folder.mkdir(parents=True, exist_ok=True)
-    # Text that is read twice would teach the tokenizer nothing.
-    sample = _until(mix(collection.pools, options.seed), min(options.tokenizer_bytes, read))
-    tokenizer = train_tokenizer(sample, options.vocab_size)
-    save_tokenizer(tokenizer, folder, context)
-    say(f"trained the tokenizer; tokenizing {tokens / 1e6:.1f} M tokens")
-    _write_held_out(collection, options, tokenizer, folder)
-    pack(tokenizer, mix(collection.pools, options.seed), tokens).tofile(folder / "train.bin")
+    if encoder is None:
+        encoder = _train_encoder(collection, options, folder, context, min(options.tokenizer_bytes, read))
+        say("trained the tokenizer")
+    say(f"tokenizing {tokens / 1e6:.1f} M tokens")
+    _write_held_out(collection, options, encoder, folder)
+    pack(encoder, mix(collection.pools, options.seed), tokens).tofile(folder / "train.bin")
+    also(collection)
+    _write_summary(collection, recipe, folder / "sources.json")
+
+
+def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -> None:
+    """What the token files were made of; written last, it says that they are whole."""
     summary = {
         "recipe": recipe,
         "weights": {pool.name: pool.weight for pool in collection.pools},
@@ -168,28 +189,35 @@ def prepare(options: DataOptions, folder: Path, tokens: int, context: int, say: 
         "excluded": collection.excluded,
         "origins": [asdict(record) for record in collection.origins],
     }
-    (folder / "sources.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
-def _write_held_out(collection: Collection, options: DataOptions, tokenizer: Tokenizer, folder: Path) -> None:
+def _train_encoder(collection: Collection, options: DataOptions, folder: Path, context: int, size: int) -> Encoder:
+    """A tokenizer learned from ``size`` bytes of the mixture; text that is read twice would teach it nothing."""
+    tokenizer = train_tokenizer(_until(mix(collection.pools, options.seed), size), options.vocab_size)
+    save_tokenizer(tokenizer, folder, context)
+    return Encoder.own(tokenizer)
+
+
+def _write_held_out(collection: Collection, options: DataOptions, encoder: Encoder, folder: Path) -> None:
     held_out = {pool.name: iter(pool.held_out) for pool in collection.pools if pool.held_out}
     held_out |= {_stem(file): _texts(file) for file in options.valid}
     for name, texts in held_out.items():
-        tokens = pack(tokenizer, texts, options.valid_tokens)
+        tokens = pack(encoder, texts, options.valid_tokens)
         if len(tokens) < 2:
             msg = f"valid: expected text to measure on in {name!r}, found none"
             raise OptionError(msg)
         tokens.tofile(folder / f"valid-{name}.bin")
 
 
-def _recipe(options: DataOptions, tokens: int, context: int) -> dict[str, Any]:
+def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | None) -> dict[str, Any]:
     """What decides the token files, but for the contents of the sources."""
     return {
+        **({"vocab": options.vocab_size} if encoder is None else {"tokenizer": encoder.fingerprint}),
         "sources": [[spec.name, spec.weight] for spec in options.sources],
         "valid": [file.name for file in options.valid],
         "exclude": [file.name for file in options.exclude],
         "dialogues": options.dialogues,
-        "vocab": options.vocab_size,
         "seed": options.seed,
         "tokens": tokens,
         "context": context,
@@ -198,13 +226,7 @@ def _recipe(options: DataOptions, tokens: int, context: int) -> dict[str, Any]:
 
 def _check_recipe(folder: Path, recipe: dict[str, Any]) -> None:
     before = json.loads((folder / "sources.json").read_text(encoding="utf-8"))["recipe"]
-    for name, value in recipe.items():
-        if before[name] != value:
-            msg = (
-                f"cannot resume {folder.parent}: expected {name} = {before[name]!r} as before, found {value!r}; "
-                "use another --out folder for a new run"
-            )
-            raise OptionError(msg)
+    check_unchanged(folder.parent, before, recipe)
 
 
 def _stem(file: Path) -> str:
@@ -223,24 +245,16 @@ def _until(texts: Iterator[str], size: int) -> Iterator[str]:
         yield text
 
 
-def pack(tokenizer: Tokenizer, texts: Iterator[str], tokens: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+def pack(encoder: Encoder, texts: Iterator[str], tokens: int) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
     """At most ``tokens`` ids of ``texts``, each document followed by the end-of-text token."""
-    packed = np.empty(tokens, dtype=np.uint16)
-    end_of_text = special_ids(tokenizer)[0]
+    packed = np.empty(tokens, dtype=token_dtype(encoder.vocab_size))
     size = 0
     while size < tokens:
         chunk = [text for text, _ in zip(texts, range(_CHUNK), strict=False)]
         if not chunk:
             break
-        for ids in _encode(tokenizer, chunk):
-            piece = [*ids, end_of_text][: tokens - size]
+        for ids in encoder.encode(chunk):
+            piece = [*ids, encoder.end][: tokens - size]
             packed[size : size + len(piece)] = piece
             size += len(piece)
     return packed[:size]
-
-
-def _encode(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
-    plain = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    for text, encoding in zip(texts, plain, strict=True):
-        turns = parse_dialogue(text)
-        yield encoding.ids if turns is None else dialogue_ids(tokenizer, turns)

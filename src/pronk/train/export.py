@@ -17,7 +17,10 @@ from pronk.model.decoder import Decoder
 
 __all__ = ["export_model", "hugging_face_config", "hugging_face_tensors"]
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER_FILES = (
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja "
+    "tokenizer.model vocab.json merges.txt"
+).split()
 _LAYER_NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
     "out.weight": "self_attn.o_proj.weight",
@@ -26,14 +29,21 @@ _LAYER_NAMES = {
 }
 
 
-def export_model(decoder: Decoder, tokenizer_folder: Path, folder: Path, card: str) -> None:
+def export_model(
+    decoder: Decoder,
+    tokenizer_folder: Path,
+    folder: Path,
+    card: str,
+    documents: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
     """Replace ``folder`` by the checkpoint, in bfloat16; at no time is it half written.
 
     Args:
         decoder: a Llama-architecture decoder with plain, tied weights.
-        tokenizer_folder: where :func:`pronk.train.tokenizer.save_tokenizer` wrote its files.
+        tokenizer_folder: has the tokenizer's files.
         folder: the checkpoint; overwritten when it exists.
         card: text of ``README.md``.
+        documents: more JSON files, by name.
     """
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -44,7 +54,10 @@ def export_model(decoder: Decoder, tokenizer_folder: Path, folder: Path, card: s
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     _write_json(partial / "generation_config.json", {**special, "do_sample": False})
     for name in _TOKENIZER_FILES:
-        shutil.copyfile(tokenizer_folder / name, partial / name)
+        if (tokenizer_folder / name).is_file():
+            shutil.copyfile(tokenizer_folder / name, partial / name)
+    for name, document in (documents or {}).items():
+        _write_json(partial / name, document)
     (partial / "README.md").write_text(card, encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

@@ -1,0 +1,173 @@
+"""The target's own text: beginnings of documents, continued by the decoding engine.
+
+A draft is judged on what the target writes, so it learns from that as well. The text grows batch by batch, and the
+file always holds whole batches::
+
+    prompts.json     token ids: what the target continues, and what is held out to measure on
+    on-policy.bin    the continued prompts, each followed by the end-of-text token
+    on-policy.json   how many there are, and how they were made
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pronk.sampling import SamplingParams, derive_seed
+from pronk.train.batches import token_dtype
+from pronk.train.chat import parse_dialogue
+from pronk.train.data import Collection, Pool, mix
+from pronk.train.encoder import Encoder, Turns
+from pronk.train.options import OnPolicyOptions
+from pronk.train.resume import check_unchanged
+from pronk.train.teacher import Teacher
+
+__all__ = ["continue_prompts", "held_out_prompts", "write_prompts"]
+
+_SHORTEST = 8  # tokens of a prompt
+_CHARACTERS = 16  # per token, more than any text has: no need to encode a book for its first line
+_PER_PROMPT = 4  # as many prompts as if a quarter of the length were written after each
+
+
+def write_prompts(collection: Collection, teacher: Teacher, options: OnPolicyOptions, folder: Path) -> None:
+    """Choose prompts from what was read, in the proportions of its mixture, and short enough for the target."""
+    longest = min(options.prompt, teacher.llm.config.context // 2)
+    count = max(options.batch, _PER_PROMPT * options.tokens // options.length) if options.tokens else 0
+    held_out = [Pool(pool.name, pool.weight, pool.held_out) for pool in collection.pools if pool.held_out]
+    prompts = {
+        "recipe": _recipe(options),
+        "train": _prompts(collection.pools, teacher.encoder, options.seed, count, longest),
+        "held_out": _prompts(held_out, teacher.encoder, options.seed, options.held_out, longest) if held_out else [],
+    }
+    (folder / "prompts.json").write_text(json.dumps(prompts) + "\n", encoding="utf-8")
+
+
+def held_out_prompts(folder: Path) -> list[list[int]]:
+    """Prompts that nothing was trained on."""
+    prompts: list[list[int]] = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))["held_out"]
+    return prompts
+
+
+def _prompts(pools: Sequence[Pool], encoder: Encoder, seed: int, count: int, longest: int) -> list[list[int]]:
+    draw = random.Random(f"{seed}/prompts")  # noqa: S311 - not for secrets
+    found: list[list[int]] = []
+    # So many documents at most: the text may have none that is long enough.
+    for text, _ in zip(mix(pools, seed, size=lambda _: 1), range(8 * count), strict=False):
+        if len(found) == count:
+            break
+        prompt = _prompt(text, encoder, longest, draw)
+        if len(prompt) >= _SHORTEST:
+            found.append(prompt)
+    return found
+
+
+def _prompt(text: str, encoder: Encoder, longest: int, draw: random.Random) -> list[int]:
+    """A conversation up to an answer; or so many tokens, of any order of magnitude, from the start or from a line."""
+    turns = parse_dialogue(text)
+    if turns is not None:
+        asked: Turns = turns[: 1 + 2 * draw.randrange(len(turns) // 2)]
+        ids = encoder.dialogue(asked)
+        return ids if len(ids) <= longest else []
+    length = round(_SHORTEST * (longest / _SHORTEST) ** draw.random())
+    if draw.random() < 0.5:
+        start = text.find("\n", draw.randrange(max(1, len(text) - _CHARACTERS * length)))
+        text = text[start + 1 :]
+    return encoder.plain([text[: _CHARACTERS * length].lstrip("\n")])[0][:length]
+
+
+def continue_prompts(
+    teacher: Teacher,
+    folder: Path,
+    options: OnPolicyOptions,
+    progress: Callable[[int], None],
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Let the target write until there are ``options.tokens``; returns whether there are.
+
+    Args:
+        teacher: the target.
+        folder: with ``prompts.json``; the text goes there, and is continued where it ends.
+        options: how much, and how.
+        progress: told the number of tokens so far.
+        stop: asked between batches.
+
+    Raises:
+        OptionError: the folder's text was made with other options.
+    """
+    prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
+    check_unchanged(folder.parent, prompts["recipe"], _recipe(options))
+    held_out = folder / "valid-on-policy.bin"
+    if prompts["held_out"] and not held_out.exists():
+        _pack(_continue(teacher, prompts["held_out"], options, 0), teacher.encoder).tofile(held_out)
+    state = _restore(folder, teacher)
+    while state["tokens"] < options.tokens and prompts["train"]:
+        if stop():
+            return False
+        missing = -(-(options.tokens - state["tokens"]) // options.length)
+        numbers = range(state["prompts"], state["prompts"] + min(options.batch, missing))
+        rounds = [prompts["train"][number % len(prompts["train"])] for number in numbers]
+        texts = list(_continue(teacher, rounds, options, 1 + numbers[0]))
+        with (folder / "on-policy.bin").open("ab") as file:
+            _pack(iter(texts), teacher.encoder).tofile(file)
+        state["prompts"] += len(numbers)
+        state["tokens"] += sum(len(text) for _, text in texts)
+        state["bytes"] = (folder / "on-policy.bin").stat().st_size
+        _write_state(folder / "on-policy.json", state)
+        progress(state["tokens"])
+    return True
+
+
+def _continue(
+    teacher: Teacher, prompts: list[list[int]], options: OnPolicyOptions, first: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Each prompt with its continuation; the number of a prompt decides its temperature and its seed."""
+    room = teacher.llm.config.context
+    params = [
+        SamplingParams(
+            max_tokens=min(options.length, room - len(prompt)),
+            temperature=options.temperatures[number % len(options.temperatures)],
+            seed=derive_seed(options.seed, number),
+        )
+        for number, prompt in enumerate(prompts, first)
+    ]
+    for prompt, done in zip(prompts, teacher.llm.generate(prompts, params), strict=True):
+        yield prompt, done.token_ids
+
+
+def _pack(texts: Iterator[tuple[list[int], list[int]]], encoder: Encoder) -> np.ndarray[Any, np.dtype[Any]]:
+    ids: list[int] = []
+    for prompt, text in texts:
+        ids += [*prompt, *text]
+        ids += [encoder.end] if ids[-1] != encoder.end else []
+    return np.array(ids, dtype=token_dtype(encoder.vocab_size))
+
+
+def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
+    values = asdict(options)
+    return {"on-policy": values.pop("tokens"), **values, "temperatures": list(options.temperatures)}
+
+
+def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
+    """Where the text ends; what an interruption left behind it is cut off."""
+    target = {"target": teacher.fingerprints}
+    path, text = folder / "on-policy.json", folder / "on-policy.bin"
+    if not path.exists():
+        text.write_bytes(b"")
+        return {"prompts": 0, "tokens": 0, "bytes": 0, **target}
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    check_unchanged(folder.parent, state, target)
+    with text.open("r+b") as file:
+        file.truncate(state["bytes"])
+    return state
+
+
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(state) + "\n", encoding="utf-8")
+    partial.replace(path)

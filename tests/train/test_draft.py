@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pronk import SamplingParams
+from pronk.errors import OptionError
+from pronk.train import draft as module
+from pronk.train.attention import dense_logits
+from pronk.train.draft import Draft
+from pronk.train.export import hugging_face_tensors
+from pronk.train.loop import Trainer
+from pronk.train.options import DraftOptions
+from pronk.train.teacher import Teacher
+from train.tiny import TINY_DRAFT
+
+
+def start(folder: Path, teacher: Teacher, options: DraftOptions = TINY_DRAFT) -> Trainer[Draft]:
+    return Trainer(folder, options, Draft(folder, options, teacher))
+
+
+def train(
+    folder: Path, teacher: Teacher, options: DraftOptions = TINY_DRAFT, stop_at: int | None = None
+) -> Trainer[Draft]:
+    trainer = start(folder, teacher, options)
+    trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
+    return trainer
+
+
+def test_draft_comes_closer_to_its_target(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
+    folder = new_draft_run("run")
+    before = start(folder, teacher).objective.evaluate(32)
+    trainer = train(folder, teacher, replace(TINY_DRAFT, steps=40))
+    after = trainer.history[-1]["valid"]
+    assert set(after) == {f"{n} {f}" for n in ("stories", "extra", "on-policy") for f in ("KL", "same")}
+    assert trainer.history[-1]["loss"] < 0.8 * trainer.history[0]["loss"]
+    for name in after:
+        assert after[name] < before[name] if name.endswith("KL") else after[name] > before[name]
+
+
+def test_loss_is_the_divergence_from_the_target(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
+    objective = start(new_draft_run("run"), teacher).objective
+    inputs, targets = objective.phases[0].batch(0, 4)
+    with torch.no_grad():
+        q = dense_logits(objective.module, inputs).log_softmax(-1)
+        p = dense_logits(teacher.decoder, inputs, teacher.dtype).float().log_softmax(-1)
+        soft = (p.exp() * (p - q)).sum(-1).mean()
+        hard = -q.gather(1, targets.reshape(-1, 1)).mean()
+        assert float(objective.loss(inputs, targets)) == pytest.approx(float(soft), rel=0.02)
+        objective.options = replace(objective.options, hard=0.25)
+        assert float(objective.loss(inputs, targets)) == pytest.approx(float(0.75 * soft + 0.25 * hard), rel=0.02)
+
+
+@pytest.mark.parametrize("stop_at", [4, 10])
+def test_resumed_run_is_the_uninterrupted_run(
+    new_draft_run: Callable[[str], Path], teacher: Teacher, stop_at: int
+) -> None:
+    whole = train(new_draft_run("whole"), teacher)
+    folder = new_draft_run("parts")
+    assert train(folder, teacher, stop_at=stop_at).step == stop_at
+    second = train(folder, teacher)
+    assert [(h["loss"], h["valid"]) for h in second.history] == [(h["loss"], h["valid"]) for h in whole.history]
+    for name, weight in whole.objective.module.state_dict().items():
+        assert torch.equal(weight, second.objective.module.state_dict()[name])
+
+
+def test_target_is_left_alone(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
+    params = SamplingParams(max_tokens=20)
+    before = teacher.llm.generate("The cat", params).token_ids
+    assert not any(parameter.requires_grad for parameter in teacher.decoder.parameters())
+    train(new_draft_run("run"), teacher, stop_at=2)
+    assert teacher.llm.generate("The cat", params).token_ids == before
+
+
+def test_share_of_the_own_text(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
+    folder = new_draft_run("run")
+    losses = {
+        share: float(start(folder, teacher, replace(TINY_DRAFT, share=share)).objective.phases[0].batch(0, 8)[0].sum())
+        for share in (0.0, 0.5, 1.0)
+    }
+    assert len(set(losses.values())) == 3
+
+
+def test_other_options_and_another_target_are_named(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
+    folder = new_draft_run("run")
+    train(folder, teacher, stop_at=1)
+    with pytest.raises(OptionError, match=r"expected lr = 0\.01 as before, found 0\.5, and hard = 0\.0 as before"):
+        start(folder, teacher, replace(TINY_DRAFT, rate=0.5, hard=0.5))
+    start(folder, teacher, replace(TINY_DRAFT, num_tokens=2, minutes=3.0))  # these may change
+    other = copy(teacher)
+    other.fingerprints = {**teacher.fingerprints, "weights": "0"}
+    with pytest.raises(OptionError, match=r"expected target = .* as before"):
+        start(folder, other)
+
+
+def test_too_little_own_text_is_named(
+    new_draft_run: Callable[[str], Path], draft_data: Path, teacher: Teacher, tmp_path: Path
+) -> None:
+    folder = tmp_path / "short"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "train.bin").symlink_to(draft_data / "train.bin")
+    (folder / "data" / "on-policy.bin").write_bytes((draft_data / "on-policy.bin").read_bytes()[:80])
+    with pytest.raises(OptionError, match="expected at least 65 tokens for sequences of 64, found 39"):
+        Draft(folder, TINY_DRAFT, teacher)
+
+
+def test_engine_measures_what_was_just_trained(
+    new_draft_run: Callable[[str], Path], teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SERVED_TOKENS", 12)
+    folder = new_draft_run("run")
+    options = replace(TINY_DRAFT, num_tokens=2)
+    trainer = train(folder, teacher, options)
+    figures = [h["valid"] for h in trainer.history if h["valid"]]
+    assert all({"greedy alpha", "greedy S", "T=0.8 alpha", "T=0.8 S"} <= set(each) for each in figures)
+    assert 0 < figures[-1]["greedy alpha"] <= 1
+    assert 1 < figures[-1]["greedy S"] <= 3
+    assert trainer.objective.evaluate(32) == figures[-1]
+    latest = load_file(folder / "latest" / "model.safetensors")
+    for name, weight in hugging_face_tensors(trainer.objective.module).items():
+        assert torch.equal(latest[name], weight)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pronk.errors import CheckpointError, OptionError, PronkError
+from pronk.train.lm import LanguageModel
+from pronk.train.loop import Report, Trainer
+from pronk.train.options import TrainOptions
+from train.tiny import SHAPE, TINY, lm_trainer
+
+
+def train(folder: Path, options: TrainOptions, stop_at: int | None = None) -> Trainer[LanguageModel]:
+    trainer = lm_trainer(folder, options)
+    trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
+    return trainer
+
+
+def losses(trainer: Trainer[LanguageModel]) -> list[tuple[object, ...]]:
+    return [(h["step"], h["loss"], h["norm"], h["valid"]) for h in trainer.history]
+
+
+def test_loss_falls(new_run: Callable[[str], Path]) -> None:
+    reports: list[Report] = []
+    evaluated: list[int] = []
+    trainer = lm_trainer(new_run("run"), TINY)
+    trainer.train(reports.append, lambda news: evaluated.append(news.step))
+    assert trainer.finished
+    assert [report.step for report in reports] == [3, 6, 9, 12]
+    assert evaluated == [6, 12]
+    assert reports[0].loss == pytest.approx(np.log(SHAPE.vocab), rel=0.1)
+    assert reports[-1].loss < reports[0].loss - 1
+    assert set(reports[-1].valid) == {"stories", "extra"}
+    assert all(reports[-1].valid[name] < reports[1].valid[name] for name in reports[-1].valid)
+    assert trainer.tokens == reports[-1].tokens == 12 * 256
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("stop_at", [4, 10])  # in the short part, in the long part
+def test_resumed_run_is_the_uninterrupted_run(new_run: Callable[[str], Path], optimizer: str, stop_at: int) -> None:
+    options = replace(TINY, optimizer=optimizer)
+    whole = train(new_run("whole"), options)
+    folder = new_run("parts")
+    first = train(folder, options, stop_at)
+    assert first.step == stop_at
+    assert not first.finished
+    second = train(folder, options)
+    assert losses(second) == losses(whole)
+    for name, weight in whole.objective.module.state_dict().items():
+        assert torch.equal(weight, second.objective.module.state_dict()[name])
+
+
+def test_accumulated_passes_are_one_batch(new_run: Callable[[str], Path]) -> None:
+    one = train(new_run("one"), replace(TINY, steps=3, micro=256, final_share=0.0, evaluate_every=9))
+    two = train(new_run("two"), replace(TINY, steps=3, micro=64, final_share=0.0, evaluate_every=9))
+    assert one.history[0]["loss"] == pytest.approx(two.history[0]["loss"], rel=2e-3)
+    assert one.history[0]["norm"] == pytest.approx(two.history[0]["norm"], rel=2e-2)
+
+
+def test_time_limit_ends_the_run_with_its_schedule(new_run: Callable[[str], Path]) -> None:
+    trainer = lm_trainer(new_run("run"), replace(TINY, steps=10_000, minutes=0.02, final_share=0.5, log_every=1))
+    trainer.train(lambda _: None, lambda _: None)
+    assert trainer.finished
+    assert trainer.step < 10_000
+    assert trainer.history[-1]["rate"] < 0.5 * TINY.rate
+    assert all(trainer.done)
+
+
+def test_checkpoint_of_other_options_is_refused(new_run: Callable[[str], Path]) -> None:
+    folder = new_run("run")
+    train(folder, TINY, stop_at=1)
+    with pytest.raises(OptionError, match=r"expected lr = 0\.01 as before, found 0\.5"):
+        lm_trainer(folder, replace(TINY, rate=0.5))
+    with pytest.raises(OptionError, match=r"expected shape = .* as before"):
+        lm_trainer(folder, replace(TINY, shape=replace(SHAPE, layers=1)))
+    lm_trainer(folder, replace(TINY, minutes=5.0, evaluate_every=7))  # these may change
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
+def test_damaged_checkpoint_is_refused(new_run: Callable[[str], Path], content: bytes | None) -> None:
+    folder = new_run("run")
+    train(folder, TINY, stop_at=1)
+    path = folder / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:-1000] if content is None else content)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: expected a training checkpoint, found"):
+        lm_trainer(folder, TINY)
+
+
+def test_checkpoint_of_another_kind_is_refused(new_run: Callable[[str], Path]) -> None:
+    folder = new_run("run")
+    torch.save({"format": "other"}, folder / "checkpoint.pt")
+    with pytest.raises(CheckpointError, match="expected a training checkpoint of format pronk-train-1, found 'other'"):
+        lm_trainer(folder, TINY)
+
+
+def test_divergence_is_named_and_not_saved(new_run: Callable[[str], Path]) -> None:
+    folder = new_run("run")
+    trainer = train(folder, TINY, stop_at=2)
+    with torch.no_grad():
+        trainer.objective.module.embedding.fill_(float("nan"))
+    with pytest.raises(PronkError, match=r"step 3: expected a finite loss, found nan; use a lower --lr than 0\.01"):
+        trainer.train(lambda _: None, lambda _: None)
+    assert lm_trainer(folder, TINY).step == 2

@@ -1,0 +1,137 @@
+"""``pronk train draft`` from end to end."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import equal
+from typer.testing import CliRunner
+
+from pronk import LLM, SamplingParams
+from pronk.cli import main
+from pronk.errors import OptionError
+from pronk.train.cli import app
+from pronk.train.options import DataOptions, DraftOptions
+from pronk.train.run import run_draft
+from pronk.train.teacher import Teacher
+from train.tiny import OWN, TINY_DRAFT, InterruptingConsole
+
+OPTIONS = replace(TINY_DRAFT, num_tokens=2)
+
+
+@pytest.fixture(autouse=True)
+def _short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pronk.train.draft._SERVED_TOKENS", 8)
+
+
+def run(data: DataOptions, teacher: Teacher, folder: Path, console: Console, options: DraftOptions = OPTIONS) -> bool:
+    return run_draft(data, OWN, options, teacher, folder, "small", "pronk train draft", console)
+
+
+def test_interrupted_run_ends_like_an_uninterrupted_one(
+    tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console
+) -> None:
+    assert run(data_options, teacher, tmp_path / "whole", quiet)
+    parts = tmp_path / "parts"
+    assert not run(data_options, teacher, parts, InterruptingConsole(quiet, "written"))
+    assert not (parts / "checkpoint.pt").exists()
+    assert not run(data_options, teacher, parts, InterruptingConsole(quiet, "step 9 "))
+    assert (parts / "latest" / "model.safetensors").exists()
+    assert not (parts / "export").exists()
+    assert run(data_options, teacher, parts, quiet)
+    whole, continued = (load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts"))
+    assert all(equal(whole[name], continued[name]) for name in whole)
+    assert isinstance(quiet.file, io.StringIO)
+    text = quiet.file.getvalue()
+    assert "saved what the target has written; the same command continues" in text
+    assert "saved at step 9; the same command continues" in text
+    assert "valid greedy alpha" in text
+    assert "valid on-policy KL" in text
+
+
+def test_command_makes_a_draft_that_serves(tmp_path: Path, corpus: Path, teacher: Teacher) -> None:
+    command = (
+        f"draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {tmp_path / 'run'} "
+        "--on-policy 200 --hidden 16 --layers 1 --heads 2 --kv-heads 1 --mlp 16 --steps 6 --batch 128 --micro 64 "
+        "--length 32 --final-length 64 --threads 1 --evaluate-every 6 --num-tokens 2 --name small"
+    ).split()
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    export = tmp_path / "run" / "export"
+    facts = json.loads((export / "draft.json").read_text())
+    assert facts["target"] == {"name": "little", **teacher.fingerprints}
+    assert facts["target"]["tokenizer"] == teacher.llm.tokenizer.fingerprint
+    card = (export / "README.md").read_text()
+    for fact in (
+        "A draft model for little",
+        teacher.fingerprints["weights"],
+        "| on-policy |",
+        f"| greedy | {facts['figures']['greedy alpha']:.3f} | {facts['figures']['greedy S']:.2f} |",
+        "| stories | owner/name@abc | MIT | 360 |",
+        "pronk train draft --on-policy 200 --source stories.jsonl=1 --out run --target little",
+    ):
+        assert fact in card
+    assert str(tmp_path) not in card
+    assert str(teacher.folder.parent) not in card
+    assert LLM(export).config.context == 64
+    served = LLM(teacher.folder, drafter=f"draft_model(model={str(export)!r}, num_tokens=2)", budget="all")
+    params = SamplingParams(max_tokens=20)
+    out = served.generate("The cat", params)
+    assert out.token_ids == teacher.llm.generate("The cat", params).token_ids
+    assert out.stats.drafted > 0
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 0
+    assert "step" not in again.output
+
+
+def test_mistakes_end_with_one_line(
+    tmp_path: Path, corpus: Path, teacher: Teacher, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = f"{corpus / 'stories.jsonl'}=1"
+    common = (
+        f"train draft --target {teacher.folder} --out {tmp_path / 'run'} --on-policy 20 --layers 1 --hidden 16 --mlp 16"
+    )
+    sizes = "--heads 2 --kv-heads 1 --steps 2 --batch 128 --micro 64 --length 32 --final-length 64 --num-tokens 0"
+    (tmp_path / "empty.jsonl").write_text("")
+    for words, message in (
+        (f"{common} {sizes} --source nowhere.jsonl=1", "expected a file or folder at nowhere.jsonl, found nothing"),
+        (f"{common} {sizes} --source {tmp_path / 'empty.jsonl'}=1", "source 'empty': expected text to train on, found"),
+        (f"{common} {sizes} --source {source} --target nowhere", "no such folder: 'nowhere'"),
+        (f"{common} {sizes} --source {source} --final-length 128", "final-length: expected 1 to 64, found 128"),
+        (f"{common} {sizes} --source {source} --share 0.999", "expected at least 33 tokens for sequences of 32, found"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(words.split())
+        assert end.value.code == 2
+        error = capsys.readouterr().err
+        assert error.startswith("pronk: error: ")
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_target_need_not_write(tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console) -> None:
+    options = replace(OPTIONS, share=0.0)
+    assert run_draft(data_options, replace(OWN, tokens=0), options, teacher, tmp_path, "small", "command", quiet)
+    assert (tmp_path / "data" / "on-policy.bin").stat().st_size == 0
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "that the target wrote itself" not in card
+    assert "| greedy |" in card
+
+
+def test_text_of_another_tokenizer_is_refused(
+    tmp_path: Path, prepared: Path, data_options: DataOptions, teacher: Teacher, quiet: Console
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "data").symlink_to(prepared)
+    with pytest.raises(OptionError, match=r"expected tokenizer = None as before, found '[0-9a-f]{32}'"):
+        run(data_options, teacher, tmp_path / "run", quiet)
+
+
+def test_help_shows_examples() -> None:
+    assert "pronk train draft --source python=0.6" in CliRunner().invoke(app, ["draft", "--help"]).output
