@@ -22,6 +22,7 @@ import torch
 
 from pronk import LLM, SamplingParams
 from pronk.cache.blocks import BlockTable
+from pronk.choice import Chooser
 from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
 from pronk.engine.costs import PassCosts
 from pronk.tree import TokenTree
@@ -76,7 +77,9 @@ def drive(drafter: Drafter[Any], text: Sequence[int], prompt: int, vocab: int) -
     state = drafter.start(text[:prompt])
     start, seconds, drafted, right, length = perf_counter() - began, [], 0, 0, prompt
     for _ in range(STEPS):
-        context = DraftContext(state, text[:length], length, 60, 127, params, 0, BlockTable(), COSTS)
+        context = DraftContext(
+            state, text[:length], length, 60, 127, params, Chooser(params, 0, (), vocab), BlockTable(), COSTS
+        )
         began = perf_counter()
         (tree,) = drafter.propose([context])
         proposed = perf_counter() - began
@@ -117,7 +120,7 @@ def main() -> None:
     for spec in arguments.drafter or SPECS:
         for prompt in LENGTHS:
             drafter = make_drafter(spec)
-            drafter.bind(llm.engine.target)
+            drafter = drafter.bind(llm.engine.target)
             size = state_bytes(drafter, text, prompt)
             start, seconds, _, _ = drive(drafter, text, prompt, arguments.vocab or llm.config.vocab_size)
             step = median(seconds)

@@ -32,7 +32,7 @@ def load(name: str) -> Callable[[str | None], None]:
 
 
 def test_all_examples_are_tested() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"generate", "stream", "batch"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"generate", "stream", "batch", "draft_model"}
 
 
 def test_generate(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,3 +52,10 @@ def test_batch(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(line.endswith("the same tokens") for line in lines)
+
+
+def test_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+    load("draft_model")(None)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["draft_model", "threshold", "cape", "staged"]
+    assert all(float(line[1]) > 1 for line in lines)

@@ -1,0 +1,278 @@
+"""What a draft model gains: chain lengths, threshold, trees and rules of acceptance, on easy, mixed and hopeless text.
+
+Four tables in Markdown, then one JSON document on the last line. The runs of a prompt are interleaved: plain decoding
+and every method take turns, ``--repeats`` times, and a method's speed is the ratio of the sums of its best times. Under
+the coupled rule every output is compared with plain decoding's. Beside the measured ratio stands what Leviathan et al.
+2023 expect of a chain, (1 - a^(g+1)) / ((1 - a)(g c + 1)), with the measured acceptance a and cost c of a pass.
+
+    python benchmarks/draft_models.py                         # the bundled pair
+    python benchmarks/draft_models.py --model BIG --draft D   # any other
+
+"Random digits" are hopeless for whoever has to guess them; but a small model that continues them greedily soon repeats
+itself, and at a temperature the coupled rule lets the draft model throw the target's own dice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pronk import LLM, SamplingParams
+from pronk.bench.metrics import acceptance_rate, expected_speedup, repeated_ngrams
+from pronk.choice import Guess
+from pronk.drafters import Cape, Drafter, make_drafter
+from pronk.drafters.calibration import Calibration
+from pronk.drafters.chain import Chain
+
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+KINDS = ("easy", "mixed", "hopeless")
+RULES = ("coupled", "rejection", "block")
+
+
+@dataclass
+class Tally:
+    """Sums over the prompts of a kind."""
+
+    tokens: int = 0
+    steps: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    depths: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    loops: list[float] = field(default_factory=list)
+
+    @property
+    def alpha(self) -> float | None:
+        """Probability that a guess is accepted if its parent was."""
+        return acceptance_rate(self.depths, self.accepted) if any(self.depths) else None
+
+    def add(self, out: Any) -> None:
+        """One output more."""
+        stats = out.stats
+        self.tokens += stats.generated_tokens
+        self.steps += stats.target_steps
+        self.rows += sum(step.rows for step in stats.steps[1:])
+        self.depths += [step.depth for step in stats.steps]
+        self.accepted += [step.accepted for step in stats.steps]
+        self.loops.append(repeated_ngrams(out.token_ids))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A drafter, and whether guesses that do not pay are left out."""
+
+    label: str
+    drafter: Drafter[Any]
+    thrifty: bool = False
+
+
+class Bench:
+    """Runs methods over prompts, in turns."""
+
+    def __init__(self, llm: LLM, prompts: dict[str, list[str]], max_tokens: int, repeats: int) -> None:
+        self.llm, self.prompts, self.max_tokens, self.repeats = llm, prompts, max_tokens, repeats
+        self.plain: dict[tuple[str, SamplingParams], list[int]] = {}
+
+    def run(self, methods: Sequence[Method], kind: str, temperature: float, rule: Any = "coupled") -> list[Tally]:
+        """A tally for each method."""
+        tallies = [Tally() for _ in methods]
+        for method in methods:  # loads drafters and warms caches
+            self._once("warm up", SamplingParams(4), method)
+        for number, prompt in enumerate(self.prompts[kind]):
+            params = SamplingParams(self.max_tokens, temperature=temperature, seed=number, ignore_eos=True, rule=rule)
+            best = [float("inf")] * len(methods)
+            for turn in range(self.repeats):
+                for which, method in enumerate(methods):
+                    seconds, out = self._once(prompt, params, method)
+                    best[which] = min(best[which], seconds)
+                    if rule == "coupled":
+                        self._compare(prompt, params, out.token_ids)
+                    if not turn:
+                        tallies[which].add(out)
+            for tally, seconds in zip(tallies, best, strict=True):
+                tally.seconds += seconds
+        return tallies
+
+    def _once(self, prompt: str, params: SamplingParams, method: Method) -> tuple[float, Any]:
+        self.llm.engine.budget = method.thrifty
+        began = perf_counter()
+        out = self.llm.generate(prompt, params, drafter=method.drafter)
+        return perf_counter() - began, out
+
+    def _compare(self, prompt: str, params: SamplingParams, tokens: list[int]) -> None:
+        if (prompt, params) not in self.plain:
+            self.plain[prompt, params] = self.llm.generate(prompt, params, drafter="autoregressive").token_ids
+        if tokens != self.plain[prompt, params]:
+            message = "a method changed the output"
+            raise SystemExit(message)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print Markdown."""
+    print(f"| {' | '.join(head)} |\n| --- {'| --: ' * (len(head) - 1)}|")
+    for row in rows:
+        print(f"| {' | '.join(row)} |", flush=True)
+    print()
+
+
+def shown(value: float | None) -> str:
+    """Two digits, or a dash for what there is not."""
+    return "–" if value is None else f"{value:.2f}"
+
+
+def lengths(bench: Bench, draft: str, temperature: float, cost: float) -> dict[str, Any]:
+    """Fixed chain lengths and the threshold, on every kind of text."""
+    plain = Method("plain", make_drafter("autoregressive"))
+    fixed = [Method(f"{g} tokens", make_drafter(f"draft_model({draft}num_tokens={g})")) for g in LENGTHS]
+    rest = [
+        Method("threshold", make_drafter(f"threshold(draft_model({draft[:-2]}))")),
+        Method(
+            "threshold, accepted",
+            make_drafter(f"threshold(draft_model({draft[:-2]}), toward='accepted')"),
+        ),
+        Method("threshold, as it pays", make_drafter(f"threshold(draft_model({draft[:-2]}))"), thrifty=True),
+        Method("up to 16, as it pays", make_drafter(f"draft_model({draft}num_tokens=16)"), thrifty=True),
+    ]
+    methods = [plain, *fixed, *rest]
+    found = {kind: bench.run(methods, kind, temperature) for kind in KINDS}
+    rows, ratios = [], {}
+    for which, method in enumerate(methods):
+        row = [method.label]
+        for kind in KINDS:
+            base, tally = found[kind][0], found[kind][which]
+            ratio, alpha = base.seconds / tally.seconds, tally.alpha
+            ratios[kind, method.label] = ratio
+            gamma = LENGTHS[which - 1] if 0 < which <= len(LENGTHS) else None
+            expected = None if gamma is None or alpha is None else expected_speedup(alpha, gamma, cost)
+            row += [shown(alpha), shown(tally.tokens / tally.steps), shown(expected), f"**{ratio:.2f}**"]
+        rows.append(row)
+    rows.append(
+        ["repeated 4-grams", *(cell for k in KINDS for cell in (f"{fmean(found[k][0].loops):.0%}", "", "", ""))]
+    )
+    head = [cell for kind in KINDS for cell in (f"{kind}: α", "S", "expected", "ratio")]
+    table([f"chain, temperature {temperature:g}", *head], rows)
+    return {f"{kind}/{label}": ratio for (kind, label), ratio in ratios.items()}
+
+
+def rules(bench: Bench, draft: str) -> dict[str, Any]:
+    """Tokens per pass by rule and temperature; seeds differ in what they draw, so the outputs are not the same text."""
+    drafter = Method("4 tokens", make_drafter(f"draft_model({draft}num_tokens=4)"))
+    rows, found = [], {}
+    for temperature in (0.0, 0.6, 1.0):
+        for rule in RULES:
+            tallies = [bench.run([drafter], kind, temperature, rule)[0] for kind in KINDS]
+            tokens, steps = sum(t.tokens for t in tallies), sum(t.steps for t in tallies)
+            alphas = [shown(t.alpha) for t in tallies]
+            found[f"{rule}/{temperature:g}"] = tokens / steps
+            rows.append([f"{temperature:g}", rule, *alphas, shown(tokens / steps)])
+    table(["temperature", "rule", *(f"{kind}: α" for kind in KINDS), "S, all"], rows)
+    return found
+
+
+def trees(bench: Bench, draft: str, temperature: float) -> dict[str, Any]:
+    """Chains against trees."""
+    model = f"draft_model({draft[:-2]})"
+    specs = [
+        "autoregressive",
+        f"draft_model({draft}num_tokens=5)",
+        f"cape(draft_model({draft}num_tokens=5))",
+        f"cape(draft_model({draft}num_tokens=5), max_nodes=7)",
+        f"cape(threshold({model}), max_nodes=15)",
+        f"staged({model}, prompt_lookup, num_nodes=7)",
+        f"staged({model}, prompt_lookup, num_nodes=15)",
+        f"staged({model}, autoregressive, num_nodes=15)",
+        f"beam({model}, width=4)",
+    ]
+    methods = [Method(spec.replace(draft, "").replace(draft[:-2], ""), make_drafter(spec)) for spec in specs]
+    found = {kind: bench.run(methods, kind, temperature) for kind in KINDS}
+    rows, ratios = [], {}
+    for which, method in enumerate(methods):
+        tallies = [found[kind][which] for kind in KINDS]
+        row = [f"`{method.label}`", shown(sum(t.rows for t in tallies) / max(1, sum(t.steps for t in tallies)))]
+        for kind, tally in zip(KINDS, tallies, strict=True):
+            ratio = found[kind][0].seconds / tally.seconds
+            ratios[f"{kind}/{method.label}"] = ratio
+            row += [shown(tally.tokens / tally.steps), f"**{ratio:.2f}**"]
+        rows.append(row)
+    head = [cell for kind in KINDS for cell in (f"{kind}: S", "ratio")]
+    table([f"tree, temperature {temperature:g}", "rows a pass", *head], rows)
+    return ratios
+
+
+def expansion(llm: LLM, seconds: float) -> float:
+    """What CAPE's siblings cost over the plain chain, as a share of a pass of the draft."""
+    size, generator = llm.config.vocab_size, np.random.default_rng(0)
+    params = SamplingParams(max_tokens=64)
+    from pronk.cache.blocks import BlockTable  # noqa: PLC0415 - for this measurement alone
+    from pronk.choice import Chooser  # noqa: PLC0415
+    from pronk.drafters import DraftContext  # noqa: PLC0415
+
+    context = DraftContext(None, [1], 1, 60, 120, params, Chooser(params, 0, [1], size), BlockTable())
+    cape, calibration, spent = Cape(), Calibration("cape"), []
+    for _ in range(200):
+        chain = Chain(context, Calibration("draft_model"))
+        for _ in range(5):
+            scores = generator.normal(0, 3, size).astype(np.float32)
+            chain.guesses.append(Guess(int(scores.argmax()), 0.5, scores))
+            chain.gains.append(0.5)
+            chain.origin.append(("draft_model", 500))
+        began = perf_counter()
+        chain.tree()
+        plain = perf_counter()
+        cape.expand(chain, calibration)
+        spent.append(perf_counter() - plain - (plain - began))
+    return sorted(spent)[len(spent) // 2] / seconds
+
+
+def main() -> None:
+    """Run all four."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="the target; the bundled model by default")
+    parser.add_argument("--draft", help="the draft model; the bundled one by default")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=4, help="prompts of each kind")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
+    parser.add_argument(
+        "--only", choices=("lengths", "trees", "rules"), nargs="*", default=["lengths", "trees", "rules"]
+    )
+    args = parser.parse_args()
+    lines = Path(__file__).with_name("drafting_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    prompts = {kind: [r["prompt"] for r in records if r["kind"] == kind][: args.limit] for kind in KINDS}
+    llm = LLM(args.model, threads=args.threads)
+    draft = f"model={args.draft!r}, " if args.draft else ""
+    drafter = make_drafter(f"draft_model({draft[:-2]})")
+    llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
+    (model,) = llm.engine.target.drafts.values()
+    costs, own = llm.engine.costs, model.costs
+    assert costs is not None
+    assert own is not None
+    cost = own.at(1) / costs.at(1)
+    share = expansion(llm, own.at(1))
+    rows = ", ".join(f"{1e3 * costs.at(n):.2f}" for n in (1, 8, 16))
+    print(f"A pass of the target over 1 / 8 / 16 rows takes {rows} ms, one of the draft {1e3 * own.at(1):.2f} ms:")
+    print(f"c = {cost:.3f}. Expanding 5 tokens by CAPE takes {share:.1%} of the latter.\n")
+    bench = Bench(llm, prompts, args.max_tokens, args.repeats)
+    result: dict[str, Any] = {"cost": cost, "cape_share": share}
+    for temperature in args.temperature:
+        if "lengths" in args.only:
+            result[f"lengths/{temperature:g}"] = lengths(bench, draft, temperature, cost)
+        if "trees" in args.only:
+            result[f"trees/{temperature:g}"] = trees(bench, draft, temperature)
+    if "rules" in args.only:
+        result["rules"] = rules(bench, draft)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
