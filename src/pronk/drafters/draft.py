@@ -240,8 +240,9 @@ class Draft:
         """Find places for the text, and at first for all that will follow, so that the blocks lie in a run."""
         if length > self.context:
             return False
+        to_come = max(context.max_depth, context.params.max_tokens - context.chooser.num_chosen)
         try:
-            self.runner.cache.prepare(lane.table, length + context.max_depth + context.max_nodes)
+            self.runner.cache.prepare(lane.table, length + to_come + context.max_nodes)
         except CacheFullError:
             return False
         return True
