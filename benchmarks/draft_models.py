@@ -16,15 +16,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
 
+import pronk
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import acceptance_rate, expected_speedup, repeated_ngrams
 from pronk.choice import Guess
@@ -232,11 +237,24 @@ def expansion(llm: LLM, seconds: float) -> float:
     return sorted(spent)[len(spent) // 2] / seconds
 
 
+def noise(folder: Path) -> str:
+    """The bundled draft model with random matrices of the same size."""
+    shutil.copytree(Path(pronk.__file__).parent / "bundled" / "pronk-tiny-draft", folder)
+    generator, file = torch.Generator().manual_seed(0), folder / "model.safetensors"
+    tensors = {
+        name: each if each.dim() == 1 else (torch.randn(each.shape, generator=generator) * each.std()).to(each.dtype)
+        for name, each in load_file(file).items()
+    }
+    save_file(tensors, file)
+    return str(folder)
+
+
 def main() -> None:
     """Run all four."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="the target; the bundled model by default")
     parser.add_argument("--draft", help="the draft model; the bundled one by default")
+    parser.add_argument("--noise", action="store_true", help="a draft of the bundled one's size that knows nothing")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit", type=int, default=4, help="prompts of each kind")
@@ -250,7 +268,9 @@ def main() -> None:
     records = [json.loads(line) for line in lines]
     prompts = {kind: [r["prompt"] for r in records if r["kind"] == kind][: args.limit] for kind in KINDS}
     llm = LLM(args.model, threads=args.threads)
-    draft = f"model={args.draft!r}, " if args.draft else ""
+    place = TemporaryDirectory()
+    path = noise(Path(place.name) / "noise") if args.noise else args.draft
+    draft = f"model={path!r}, " if path else ""
     drafter = make_drafter(f"draft_model({draft[:-2]})")
     llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
     (model,) = llm.engine.target.drafts.values()

@@ -52,7 +52,7 @@ class Beam(Composite):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.parts) != 1 or not isinstance(self.parts[0], DraftModel):
-            msg = f"{self.name}: expected draft_model, found {self.parts!r}"
+            msg = f"{self.name}: expected draft_model alone, found {', '.join(part.name for part in self.parts)}"
             raise OptionError(msg)
         check_integer(self.name, "width", self.width, 1, 16)
         check_integer(self.name, "num_tokens", self.num_tokens, 1, 64)
