@@ -98,6 +98,7 @@ class LLM:
             budget=budget == "auto",
             tokenizer=self.tokenizer,
             kv_budget=memory,
+            folder=self.path,
         )
         self._named: dict[str, Drafter[Any]] = {}
         self._met: WeakValueDictionary[int, Drafter[Any]] = WeakValueDictionary()

@@ -60,19 +60,33 @@ class KVBudget:
         """
         if self._wanted is None:
             self._wanted = self.max_requests * (-(-config.context // BLOCK_SIZE) + 1)
-        block_bytes = BLOCK_SIZE * (
-            config.kv_bytes_per_token(dtype.itemsize) + sum(pool.bytes_per_token for pool in self._pools)
-        )
-        count = self._count(block_bytes)
+        count = self._share(config.kv_bytes_per_token(dtype.itemsize))
+        pool = PagedCache(config, num_blocks=count, block_size=BLOCK_SIZE, dtype=dtype, device=self.device)
+        self._pools.add(pool)
+        return pool
+
+    def keep_hidden(self, pool: PagedCache, layer: int, owner: object) -> None:
+        """Let ``pool`` keep the output of a layer as well; see :meth:`~pronk.cache.paged.PagedCache.keep_hidden`.
+
+        Raises:
+            OptionError: the budget does not hold a block of every pool, or a pool that has to shrink is in use.
+        """
+        if layer not in pool.hidden:
+            self._share(pool.config.hidden_size * pool.dtype.itemsize)
+        pool.keep_hidden(layer, owner)
+
+    def _share(self, more: int) -> int:
+        """Make room for ``more`` bytes per token; returns the number of blocks that every pool then has."""
+        for pool in self._pools:
+            pool.forget_hidden()
+        count = self._count(BLOCK_SIZE * (more + sum(pool.bytes_per_token for pool in self._pools)))
         if any(pool.in_use and pool.allocator.num_blocks > count for pool in self._pools):
             msg = "expected no request while a draft model joins, found some that are being decoded; end them first"
             raise OptionError(msg)
         for pool in self._pools:
             if not pool.in_use and pool.allocator.num_blocks != count:
                 pool.resize(count)
-        pool = PagedCache(config, num_blocks=count, block_size=BLOCK_SIZE, dtype=dtype, device=self.device)
-        self._pools.add(pool)
-        return pool
+        return count
 
     def _count(self, block_bytes: int) -> int:
         if self.memory is None:

@@ -5,6 +5,9 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
     slot      0       16      32            16·B          16·B + 512
               | block 0 | block 1 | … | block B-1 | margin            |
 
+Beside them the pool may keep the outputs of some layers, for drafters that read them: one row per slot, which moves,
+is shared and is forgotten as the keys are.
+
 A request's token ``p`` has slot ``block · 16 + p % 16``. The margin is never owned: the last row of it takes the
 rows that pad a pass, and a view may read past the end of a request into it, or into a neighbour's blocks, under the
 mask. Whatever is there has to be finite, because a masked place is multiplied by an exact zero.
@@ -13,6 +16,7 @@ mask. Whatever is there has to be finite, because a masked place is multiplied b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -34,6 +38,8 @@ class PagedCache:
     Attributes:
         keys: one ``[kv_heads, slots, head_dim]`` tensor per layer.
         values: likewise.
+        hidden: one ``[1, slots, hidden]`` tensor for each layer whose output is kept, by the layer's number: 1 is the
+            first one's.
     """
 
     def __init__(
@@ -54,16 +60,42 @@ class PagedCache:
         self.poison = poison
         self.keys: list[Tensor]
         self.values: list[Tensor]
+        self.hidden: dict[int, Tensor] = {}
+        self._owners: dict[int, WeakSet[object]] = {}
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
         """Begin anew with so many blocks; no table may be in use."""
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + KV_ALIGNMENT
-        self.keys, self.values = [], []  # gone before the new ones need their memory
+        kept = tuple(self.hidden)
+        self.keys, self.values, self.hidden = [], [], {}  # gone before the new ones need their memory
         shape = (self.config.num_kv_heads, self.num_slots, self.config.head_dim)
         self.keys = [_zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
         self.values = [_zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
+        self.hidden = {layer: self._rows() for layer in kept}
+
+    def keep_hidden(self, layer: int, owner: object) -> None:
+        """From now on, keep the output of layer number ``layer`` (1 is the first) for the tokens of every pass.
+
+        ``owner`` reads it; see :meth:`forget_hidden`.
+        """
+        self._owners.setdefault(layer, WeakSet()).add(owner)
+        if layer not in self.hidden:
+            self.hidden[layer] = self._rows()
+
+    def forget_hidden(self) -> None:
+        """Outputs whose owners are all gone are not kept any longer."""
+        for layer in [layer for layer in self.hidden if not self._owners[layer]]:
+            del self.hidden[layer]
+
+    def _rows(self) -> Tensor:
+        return _zeros((1, self.num_slots, self.config.hidden_size), self.dtype, self.device)
+
+    @property
+    def _pools(self) -> tuple[Tensor, ...]:
+        """Everything that has a place for each slot, which is the second dimension."""
+        return (*self.keys, *self.values, *self.hidden.values())
 
     @property
     def in_use(self) -> bool:
@@ -72,8 +104,9 @@ class PagedCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """What the keys and values of a token take in all layers."""
-        return self.config.kv_bytes_per_token(self.dtype.itemsize)
+        """What a token takes: its keys and values in all layers, and the outputs that are kept."""
+        hidden = len(self.hidden) * self.config.hidden_size * self.dtype.itemsize
+        return self.config.kv_bytes_per_token(self.dtype.itemsize) + hidden
 
     @property
     def spare_slot(self) -> int:
@@ -92,7 +125,7 @@ class PagedCache:
             if self.allocator.shared(table.blocks[index]):
                 old, new = self.allocator.replace(table, index)
                 size = self.block_size
-                for pool in (*self.keys, *self.values):
+                for pool in self._pools:
                     pool[:, new * size : (new + 1) * size] = pool[:, old * size : (old + 1) * size]
 
     def slots(self, table: BlockTable, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -126,6 +159,19 @@ class PagedCache:
         for pool, rows in ((self.keys[layer], k), (self.values[layer], v)):
             pool.index_copy_(1, slots, rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1))
 
+    def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+        """Store outputs ``[rows, hidden]`` of layer number ``layer``, if they are kept, at ``slots`` ``[rows]``."""
+        if layer in self.hidden:
+            self.hidden[layer].index_copy_(1, slots, rows.nan_to_num(0.0, 0.0, 0.0)[None])
+
+    def read_hidden(self, layer: int, table: BlockTable, start: int, stop: int) -> Tensor:
+        """Outputs ``[stop - start, hidden]`` of layer number ``layer`` for tokens ``start .. stop - 1``.
+
+        Only of tokens that the table holds and that a pass has computed since :meth:`keep_hidden`.
+        """
+        rows = self.hidden[layer][0]
+        return rows[self.where(table, start, stop)] if stop > start else rows[:0]
+
     def read(self, layer: int, table: BlockTable) -> tuple[Tensor, Tensor]:
         """Keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that are still held.
 
@@ -145,7 +191,7 @@ class PagedCache:
             held = torch.from_numpy(self.slots(table, length, length + max(offsets) + 1)).to(self.keys[0].device)
             source = held[torch.tensor([offset for offset, _ in moves])]
             target = held[torch.tensor([place for _, place in moves])]
-            for pool in (*self.keys, *self.values):
+            for pool in self._pools:
                 pool[:, target] = pool[:, source]
         table.length += len(offsets)
 
@@ -168,7 +214,7 @@ class PagedCache:
     def _poison(self, blocks: Sequence[int]) -> None:
         if self.poison is not None:
             for block in blocks:
-                for pool in (*self.keys, *self.values):
+                for pool in self._pools:
                     pool[:, block * self.block_size : (block + 1) * self.block_size] = self.poison
 
 

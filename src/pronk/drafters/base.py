@@ -9,9 +9,11 @@ proposing leaves no trace. Nothing a drafter does changes the text, only how man
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from torch import Tensor
@@ -23,16 +25,15 @@ from pronk.choice import Chooser
 from pronk.engine.costs import PassCosts
 from pronk.errors import OptionError
 from pronk.model.decoder import Decoder
+from pronk.model.fingerprint import Fingerprint
 from pronk.sampling import SamplingParams
 from pronk.tokenizer import Tokenizer
 from pronk.tree import TokenTree
 
-if TYPE_CHECKING:
-    from pronk.drafters.draft import Draft
-
 __all__ = ["DraftContext", "Drafter", "Memory", "Needs", "Outcome", "Target"]
 
 State = TypeVar("State")
+Model = TypeVar("Model")
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,23 @@ class Needs:
 class Target:
     """The model that a drafter guesses for; given once, when both are brought together.
 
+    A drafter that reads outputs of layers for the whole text asks for them to be kept (:meth:`keep_hidden`).
+
     Attributes:
         decoder: the model.
         cache: its keys and values.
         tokenizer: its tokenizer, or ``None`` where nobody knows what the ids mean.
         budget: the memory for keys and values, which draft models share, or ``None`` where nobody counts it.
-        drafts: the draft models at work beside it, by path, dtype and kind of weights, so that drafters share them.
+        folder: its checkpoint, or ``None``.
+        drafts: the draft models and trained drafters at work beside it, by folder and kind; see :meth:`share`.
     """
 
     decoder: Decoder
     cache: PagedCache
     tokenizer: Tokenizer | None = None
     budget: KVBudget | None = None
-    drafts: WeakValueDictionary[tuple[str, str, str], Draft] = field(
+    folder: Path | None = None
+    drafts: WeakValueDictionary[tuple[str, ...], Any] = field(
         default_factory=WeakValueDictionary, repr=False, compare=False
     )
 
@@ -74,6 +79,36 @@ class Target:
     def vocabulary(self) -> str | None:
         """Fingerprint of the tokenizer, by which files of token ids are told apart, or ``None``."""
         return None if self.tokenizer is None else self.tokenizer.fingerprint
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint | None:
+        """What tells the model from others, or ``None`` where nobody knows its files."""
+        return None if self.folder is None else Fingerprint.of(self.folder)
+
+    def share(self, folder: Path, *kind: str, make: Callable[[], Model]) -> Model:
+        """What is at work beside the target from this folder: made once, for all drafters that name it.
+
+        ``kind`` tells apart what can be made of one folder. A folder that was written again is another one.
+        """
+        stamp = max((file.stat().st_mtime_ns for file in folder.glob("*.safetensors")), default=0)
+        key = (f"{folder}@{stamp}", *kind)
+        found: Model | None = self.drafts.get(key)
+        if found is None:
+            found = self.drafts[key] = make()
+        return found
+
+    def keep_hidden(self, layer: int, owner: object) -> None:
+        """Let ``cache`` keep the output of layer number ``layer`` (1 is the first) for every token from now on.
+
+        It may be forgotten when ``owner``, who reads it, is gone.
+
+        Raises:
+            OptionError: there is no memory for it, or requests are being decoded that would have to give some up.
+        """
+        if self.budget is None:
+            self.cache.keep_hidden(layer, owner)
+        else:
+            self.budget.keep_hidden(self.cache, layer, owner)
 
 
 @dataclass

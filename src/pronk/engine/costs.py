@@ -44,7 +44,7 @@ class PassCosts:
     def measure(cls, runner: Runner) -> PassCosts | None:
         """Run some passes over a scratch table; ``None`` while the cache has no room for one."""
         table, pool = BlockTable(), runner.cache
-        room = pool.allocator.num_free * pool.block_size
+        room = min(pool.allocator.num_free * pool.block_size, runner.decoder.config.context)
         sizes = [rows for rows in _ROWS if rows <= room]
         if len(sizes) < 2:
             return None

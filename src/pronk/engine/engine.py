@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -84,6 +85,7 @@ class Engine:
         budget: bool = False,
         tokenizer: Tokenizer | None = None,
         kv_budget: KVBudget | None = None,
+        folder: Path | None = None,
     ) -> None:
         """Bring a model and its cache together.
 
@@ -97,6 +99,7 @@ class Engine:
             budget: drop guesses that do not pay for their rows (see :mod:`pronk.engine.budget`).
             tokenizer: of the model, for drafters to which it matters what ids mean.
             kv_budget: what ``cache`` belongs to, for drafters that need a cache of their own.
+            folder: of the checkpoint, for drafters that were trained on it.
         """
         self.runner = Runner(decoder, cache)
         self.cache = cache
@@ -107,7 +110,7 @@ class Engine:
         self.exact = self.runner.device.type == "cpu" if exact is None else exact
         self.budget = budget
         self.costs: PassCosts | None = None
-        self.target = Target(decoder, cache, tokenizer, kv_budget)
+        self.target = Target(decoder, cache, tokenizer, kv_budget, folder)
 
     def add(self, request: Request) -> None:
         """Take a request in."""
@@ -124,6 +127,8 @@ class Engine:
             self._dismiss()
             turns = self.scheduler.schedule()
             self._start_drafting(turns)
+        if not turns:
+            return
         drafts = self._afford(turns, self._propose(turns))
         with uninterrupted():
             plans = [self._plan(turn, drafts.get(turn.request)) for turn in turns]
@@ -199,6 +204,8 @@ class Engine:
             # Drawn from other tokens than the target's, some of which are left out: what is left has another law. And
             # it must not depend on the draw how a guess is tried, so all are point masses, which any guess may be.
             tree = replace(tree, probs=None)
+        if tree.early is not None and min(drafter.needs.hidden, default=tree.early.layers + 1) <= tree.early.layers:
+            tree = replace(tree, early=None)  # another part of the drafter reads what the pass would leave out
         if min(tree.tokens) < 0 or max(tree.tokens) >= self.vocab_size:
             tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < self.vocab_size)
         return tree.limit(context.max_depth, context.max_nodes)
@@ -244,8 +251,11 @@ class Engine:
     def _verify(self, plan: _Plan, result: PassResult, index: int) -> Outcome[Any] | None:
         """Walk one request's tree and commit what the target chose. ``None`` while its prompt is not through."""
         request, logits = plan.turn.request, result.logits[index]
-        if not logits.isfinite().all():
-            request.error = PronkError(f"the model's numbers overflow in {self.runner.dtype}; use a wider dtype")
+        finite = logits.isfinite().all(-1)
+        # What plain decoding does not look at cannot end a request: a wrong guess may overflow where the text does not.
+        decides = plan.turn.decodes and not request.params.rejects
+        if not finite[: plan.start + 1 - plan.job.wanted.start if decides else None].all():
+            self._overflow(request)
             return None
         self._report_prompt(plan, logits)
         if not plan.turn.decodes:
@@ -253,6 +263,9 @@ class Engine:
             return None
         logits = logits[plan.start - plan.job.wanted.start :]
         found = self._walk(plan, logits)
+        if not finite[[node - plan.job.wanted.start for node in found.path]].all():
+            self._overflow(request)
+            return None
         keep = len(found.tokens) if self._is_final(request) else found.certain
         committed = self._commit_tokens(plan, found, keep, logits)
         self._commit_rows(request, [*range(plan.start + 1), *found.path[: keep - 1]])
@@ -262,6 +275,9 @@ class Engine:
     def _is_final(self, request: Request) -> bool:
         """Whether choices off the main chain are not made again."""
         return not self.exact or request.params.rejects
+
+    def _overflow(self, request: Request) -> None:
+        request.error = PronkError(f"the model's numbers overflow in {self.runner.dtype}; use a wider dtype")
 
     def _walk(self, plan: _Plan, logits: Tensor) -> Walk:
         """The target's choices from the last certain token on; ``logits`` has a row per node from there."""

@@ -54,15 +54,16 @@ class Scheduler:
         Raises:
             CacheFullError: the cache is too small for it even when empty.
         """
-        needed, blocks = self._bound(request), self.cache.allocator.num_blocks
-        if needed > blocks:
-            size = self.cache.block_size
-            msg = (
-                f"the request needs room for {needed * size} tokens in the KV cache, which has {blocks * size}; "
-                "raise kv_memory or lower max_tokens"
-            )
-            raise CacheFullError(msg)
+        if self._bound(request) > self.cache.allocator.num_blocks:
+            raise CacheFullError(self._too_small(request))
         self.waiting.append(request)
+
+    def _too_small(self, request: Request) -> str:
+        needed, blocks, size = self._bound(request), self.cache.allocator.num_blocks, self.cache.block_size
+        return (
+            f"the request needs room for {needed * size} tokens in the KV cache, which has {blocks * size}; "
+            "raise kv_memory or lower max_tokens"
+        )
 
     def schedule(self) -> list[Turn]:
         """The next pass: every running request that decodes, and prompts by chunks."""
@@ -92,6 +93,10 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_batch:
             request = self.waiting[0]
+            if not self.running and self._bound(request) > self.cache.allocator.num_blocks:
+                # A drafter that has joined since has taken its share of the memory.
+                self.waiting.popleft().error = CacheFullError(self._too_small(request))
+                continue
             promised = sum(self._bound(other) for other in self.running)
             if promised + self._bound(request) > self.cache.allocator.num_blocks or not self._share_prompt(request):
                 return

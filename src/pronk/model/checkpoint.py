@@ -45,11 +45,12 @@ class Checkpoint:
         CheckpointError: no safetensors file, a missing, truncated or damaged one, or an index that does not fit.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, again: str = "download it again") -> None:
+        """``again`` is what to do about files that are not whole."""
         self.folder = folder
         self._entries: dict[str, _Entry] = {}
-        for path in _paths(folder):
-            entries = _map_file(path)
+        for path in _paths(folder, again):
+            entries = _map_file(path, again)
             for name in entries.keys() & self._entries.keys():
                 msg = f"{folder}: expected tensor {name} in one file, found it in two; remove the leftover shards"
                 raise CheckpointError(msg)
@@ -115,7 +116,7 @@ def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dic
     return document
 
 
-def _paths(folder: Path) -> list[Path]:
+def _paths(folder: Path, again: str) -> list[Path]:
     """The safetensors files of a folder; the single file wins over an index, as in transformers."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
@@ -129,7 +130,7 @@ def _paths(folder: Path) -> list[Path]:
     for name in names:
         # A name with a folder in it could point anywhere.
         if Path(name).name != name or not (folder / name).is_file():
-            msg = f"{folder}: expected the {len(names)} shards that {INDEX} lists, found no {name}; download it again"
+            msg = f"{folder}: expected the {len(names)} shards that {INDEX} lists, found no {name}; {again}"
             raise CheckpointError(msg)
     return [folder / name for name in names]
 
@@ -146,7 +147,7 @@ def _no_weights(folder: Path) -> str:
     return f"{folder}: expected {SINGLE} or {INDEX}, found {listed}"
 
 
-def _map_file(path: Path) -> dict[str, _Entry]:
+def _map_file(path: Path, again: str) -> dict[str, _Entry]:
     """The tensors of one file: eight bytes of header length, a JSON header, then the data."""
     try:
         # Checks the header: offsets in order and within the file, sizes that follow from shapes and dtypes.
@@ -160,7 +161,7 @@ def _map_file(path: Path) -> dict[str, _Entry]:
     except (SafetensorError, OSError, ValueError) as error:
         msg = (
             f"{path}: expected a complete safetensors file, found a truncated or damaged one "
-            f"({path.stat().st_size} bytes: {error}); download it again"
+            f"({path.stat().st_size} bytes: {error}); {again}"
         )
         raise CheckpointError(msg) from error
     header.pop("__metadata__", None)

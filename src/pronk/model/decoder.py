@@ -20,7 +20,7 @@ from pronk.model.config import Activation, ModelConfig
 from pronk.model.linear import Linear, PlainLinear
 from pronk.model.rope import RotaryEmbedding, apply_rope
 
-__all__ = ["Attend", "Decoder", "Layer"]
+__all__ = ["Attend", "Decoder", "Layer", "empty_linear", "make_norm"]
 
 _ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -63,20 +63,27 @@ class Layer(nn.Module):
         super().__init__()
         c = config
         self.config = c
-        self.attention_norm = _norm(c, c.hidden_size)
+        self.attention_norm = make_norm(c, c.hidden_size)
         self.qkv = linear(sum(c.qkv_sizes), c.hidden_size, c.qkv_bias)
         self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
         self.out = linear(c.hidden_size, c.num_heads * c.head_dim, c.out_bias)
-        self.mlp_norm = _norm(c, c.hidden_size)
+        self.mlp_norm = make_norm(c, c.hidden_size)
         self.up = linear(c.intermediate_size * (2 if c.gated else 1), c.hidden_size, c.mlp_bias)
         self.down = linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
         self.activate = _ACTIVATE[c.activation]
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
         """``x`` ``[rows, hidden]`` to the same shape; ``index`` is this layer's number, for ``attend``."""
+        return self.feed(self.attend(x, rope, index, attend))
+
+    def attend(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+        """The first half, self-attention; see :meth:`forward`."""
         q, k, v = self._project(self.attention_norm(x), rope)
-        x = x + self.out(attend(index, q, k, v))
+        return x + self.out(attend(index, q, k, v))
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The second half, the MLP: ``x`` ``[rows, hidden]`` to the same shape."""
         h = self.up(self.mlp_norm(x))
         if self.config.gated:
             gate, up = h.chunk(2, dim=-1)
@@ -108,10 +115,10 @@ class Decoder(nn.Module):
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         learned = config.rope is None
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
-        self.layers = nn.ModuleList(Layer(config, _empty_linear) for _ in range(config.num_layers))
-        self.norm = _norm(config, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, empty_linear) for _ in range(config.num_layers))
+        self.norm = make_norm(config, config.hidden_size)
         self.head: Linear = (
-            PlainLinear(self.embedding) if config.tied else _empty_linear(config.vocab_size, config.hidden_size, False)
+            PlainLinear(self.embedding) if config.tied else empty_linear(config.vocab_size, config.hidden_size, False)
         )
         self._rotary: dict[torch.device, RotaryEmbedding] = {}
 
@@ -175,11 +182,13 @@ def _by_rows(activate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([activate(part) for part in ((x[:even], *parts) if even else parts)])
 
 
-def _norm(config: ModelConfig, size: int) -> nn.Module:
+def make_norm(config: ModelConfig, size: int) -> nn.Module:
+    """The kind of norm that the model has, over ``size`` numbers."""
     return RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
 
 
-def _empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear:
+def empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear:
+    """Plain weights that are still to be filled."""
     return PlainLinear(
         torch.empty(out_features, in_features, requires_grad=True),
         torch.empty(out_features, requires_grad=True) if bias else None,

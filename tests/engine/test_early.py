@@ -1,0 +1,163 @@
+"""A tree whose beginning was computed early, up to a layer, against the pass that computes all of it: the same bits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cases import text
+from models import VOCAB, make_cache, tiny_decoder
+from pronk.cache.blocks import BlockTable
+from pronk.engine.runner import Job, PassResult, Runner
+from pronk.model.attention import Segment
+from pronk.model.decoder import Decoder
+from pronk.tree import Early, TokenTree
+
+LENGTHS = (1, 30, 508, 77)
+MIXED, WINDOWS = (None, 24, None, 24), (24, 24, 24, 24)
+
+
+def chain(dice: random.Random) -> TokenTree:
+    return TokenTree.chain(dice.randrange(VOCAB) for _ in range(dice.randint(2, 9)))
+
+
+def bushy(dice: random.Random) -> TokenTree:
+    size = dice.randint(3, 12)
+    parents = [-1, *(dice.randrange(node) for node in range(1, size))]
+    return TokenTree(tuple(dice.sample(range(VOCAB), size)), tuple(parents))
+
+
+def chain_with_leaves(dice: random.Random) -> TokenTree:
+    trunk = chain(dice)
+    leaves = [dice.randrange(len(trunk)) for _ in range(4)]
+    fresh = [token for token in range(VOCAB) if token not in trunk.tokens]
+    return TokenTree((*trunk.tokens, *dice.sample(fresh, 4)), (*trunk.parents, *leaves))
+
+
+class Half:
+    """A runner whose cache keeps all layers' outputs, with some texts in it."""
+
+    def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
+        self.runner = Runner(decoder, make_cache(decoder.config, dtype))
+        self.layers = range(1, decoder.config.num_layers + 1)
+        for layer in self.layers:
+            self.runner.cache.keep_hidden(layer, self)
+        self.tables = [self._read(text(seed, length)) for seed, length in enumerate(LENGTHS)]
+
+    def _read(self, tokens: Sequence[int]) -> BlockTable:
+        table = BlockTable()
+        self.runner.cache.prepare(table, len(tokens) + 20)
+        self.runner.forward([Job(Segment(table, TokenTree.chain(tokens)), range(0), len(tokens))])
+        table.length = len(tokens)
+        return table
+
+    def jobs(self, trees: Sequence[TokenTree]) -> list[Job]:
+        return [
+            Job(Segment(table, tree), range(len(tree)), table.length)
+            for table, tree in zip(self.tables, trees, strict=True)
+        ]
+
+    def stored(self, trees: Sequence[TokenTree]) -> list[Tensor]:
+        """All that the cache has of the texts and the trees."""
+        cache, rows = self.runner.cache, list[Tensor]()
+        for table, tree in zip(self.tables, trees, strict=True):
+            slots = torch.from_numpy(cache.slots(table, 0, table.length + len(tree)))
+            rows += [pool[:, slots] for pool in (*cache.keys, *cache.values, *cache.hidden.values())]
+        return rows
+
+
+def compute_early(half: Half, tree: TokenTree, number: int, early: Early, dice: random.Random) -> None:
+    """The first nodes of one tree, in as many passes as the dice say."""
+    done = 0
+    while done < early.nodes:
+        upto = dice.randint(done + 1, early.nodes)
+        job = Job(Segment(half.tables[number], tree.keep(range(upto)), done), range(0), half.tables[number].length)
+        (rows,) = half.runner.begin([job], early.layers)
+        assert rows.shape == (upto - done, half.runner.decoder.config.hidden_size)
+        done = upto
+
+
+def compare(decoder: Decoder, dtype: torch.dtype, trees: list[TokenTree], early: list[Early | None], seed: int) -> None:
+    whole, split = Half(decoder, dtype), Half(decoder, dtype)
+    want = whole.runner.forward(whole.jobs(trees))
+    dice = random.Random(seed)
+    for number, (tree, one) in enumerate(zip(trees, early, strict=True)):
+        if one is not None:
+            compute_early(split, tree, number, one, dice)
+    rows = count_rows(split.runner)
+    parts = [replace(tree, early=one) for tree, one in zip(trees, early, strict=True)]
+    got: PassResult = split.runner.forward(split.jobs(parts))
+    for one, other in zip(got.logits, want.logits, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(split.stored(trees), whole.stored(trees), strict=True):
+        assert torch.equal(one, other)
+    assert want.logits[0].isfinite().all()
+    for layer in range(decoder.config.num_layers):
+        skipped = sum(one.nodes for one in early if one is not None and layer < one.layers)
+        assert rows.get(layer, 0) == sum(map(len, trees)) - skipped
+
+
+def count_rows(runner: Runner) -> dict[int, int]:
+    """The rows that each layer will store."""
+    rows: dict[int, int] = {}
+    write = runner.cache.write
+
+    def counted(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        rows[layer] = rows.get(layer, 0) + int((slots != runner.cache.spare_slot).sum())
+        write(layer, slots, k, v)
+
+    runner.cache.write = counted  # type: ignore[method-assign]
+    return rows
+
+
+@pytest.mark.parametrize("shape", [chain, bushy, chain_with_leaves])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("windows", [(None,) * 4, MIXED, WINDOWS], ids=["all", "mixed", "window"])
+def test_a_split_pass_has_the_bits_of_the_whole_one(
+    windows: tuple[int | None, ...], dtype: torch.dtype, shape: object
+) -> None:
+    decoder = tiny_decoder(dtype, windows=windows)
+    for seed in range(3):
+        dice = random.Random(seed)
+        trees = [shape(dice) for _ in LENGTHS]  # type: ignore[operator]
+        early = [Early(dice.randint(1, 3), dice.randint(1, len(tree))) for tree in trees]
+        compare(decoder, dtype, trees, [*early[:3], None], seed)
+
+
+def test_all_of_every_tree_was_computed_early() -> None:
+    """No row goes through the first layers, and with one job for each layer every layer but the last has some left."""
+    decoder = tiny_decoder(windows=(None,) * 4)
+    trees = [chain(random.Random(seed)) for seed in range(4)]
+    compare(decoder, torch.float32, trees, [Early(1, len(tree)) for tree in trees], 0)
+    compare(decoder, torch.float32, trees, [Early(layers, len(trees[layers - 1])) for layers in (1, 2, 3)] + [None], 1)
+
+
+def test_with_learned_positions_and_biases() -> None:
+    decoder = tiny_decoder(windows=(None,) * 3, classic=True)
+    dice = random.Random(2)
+    trees = [chain_with_leaves(dice) for _ in LENGTHS]
+    compare(decoder, torch.float32, trees, [Early(2, 2), Early(1, len(trees[1])), None, Early(2, 1)], 2)
+
+
+def test_what_moves_up_is_computed_again() -> None:
+    """A tree that loses a node counts as early what is before it, and the rest goes through all layers."""
+    decoder = tiny_decoder(windows=(None,) * 4)
+    whole, split = Half(decoder, torch.float32), Half(decoder, torch.float32)
+    trees = [replace(chain_with_leaves(random.Random(seed)), early=None) for seed in range(4)]
+    cut = list[TokenTree]()
+    for number, tree in enumerate(trees):
+        early = Early(2, len(tree))
+        compute_early(split, tree, number, early, random.Random(0))
+        main = tree.main_chain
+        cut.append(replace(tree, early=early).keep(node for node in range(len(tree)) if node != main))
+        assert cut[-1].early == Early(2, main)
+        assert len(cut[-1]) == len(tree) - 1 > main
+    want = whole.runner.forward(whole.jobs([replace(tree, early=None) for tree in cut]))
+    got = split.runner.forward(split.jobs(cut))
+    for one, other in zip(got.logits, want.logits, strict=True):
+        assert torch.equal(one, other)

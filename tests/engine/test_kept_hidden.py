@@ -1,0 +1,151 @@
+"""Outputs of layers that the target's cache keeps: a row for each token of the text, wherever its tokens came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.trees import TreeDrafter, oracle_trees, random_trees
+from engine.cases import ENDS, PROMPTS
+from models import make_engine, make_request, run, tiny_decoder
+from pronk.cache.budget import KVBudget
+from pronk.drafters import Drafter, PromptLookup
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.errors import CacheFullError, OptionError
+from pronk.model.decoder import Decoder
+from pronk.sampling import SamplingParams
+from pronk.train.features import compute_features
+
+
+def dense(decoder: Decoder, tokens: Sequence[int], layer: int) -> Tensor:
+    """Outputs of a layer, in one pass without a cache."""
+    return compute_features(decoder, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer]
+
+
+def check(engine: Engine, requests: Sequence[Request], layers: Sequence[int]) -> int:
+    """Compare what is kept of the requests that run; returns how many rows."""
+    rows = 0
+    for request in requests:
+        table, first = request.table, request.table.released * engine.cache.block_size
+        if table.length <= first:
+            continue
+        rows += table.length - first
+        for layer in layers:
+            want = dense(engine.runner.decoder, request.tokens[: table.length], layer)[first:]
+            kept = engine.cache.read_hidden(layer, table, first, table.length)
+            torch.testing.assert_close(kept, want, atol=3e-4, rtol=1e-3)
+    return rows
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["provisional", "moved into place"])
+@pytest.mark.parametrize("windows", [(None, None), (24, 24)], ids=["all", "window"])
+def test_rows_are_those_of_a_dense_pass(windows: tuple[int | None, ...], *, exact: bool) -> None:
+    decoder = tiny_decoder(windows=windows)
+    params = [SamplingParams(max_tokens=24, seed=i, temperature=0.0 if i % 2 else 0.9) for i in range(4)]
+    known = [make_request(PROMPTS[i], params[i], ends=ENDS) for i in range(4)]
+    for request in known:
+        run(make_engine(decoder), [request])
+    texts = {(tuple(request.prompt), request.seed): request.tokens for request in known}
+    drafters: list[Drafter] = [
+        TreeDrafter(oracle_trees(0.8), texts, ends=ENDS),
+        TreeDrafter(random_trees),
+        PromptLookup(),
+    ]
+    engine = make_engine(decoder, exact=exact, prefill_chunk=32)
+    for layer in (1, 2):
+        engine.target.keep_hidden(layer, engine)
+    requests = [make_request(PROMPTS[i], params[i], drafters[i % 3], ends=ENDS) for i in range(4)]
+    for request in requests:
+        engine.add(request)
+    rows = 0
+    while not all(request.ended for request in requests):
+        engine.step()
+        rows += check(engine, [request for request in requests if not request.ended], (1, 2))
+    assert [request.output for request in requests] == [request.output for request in known] or not exact
+    assert rows > 1000 or windows[0]
+    assert rows > 500
+    assert sum(request.stats.accepted for request in requests) > 10
+    assert (sum(request.stats.carried for request in requests) > 0) == exact
+
+
+def test_a_further_sample_has_the_rows_of_the_first_ones_prompt() -> None:
+    engine = make_engine(tiny_decoder())
+    engine.target.keep_hidden(1, engine)
+    first = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=1), ends=())
+    second = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=2), ends=())
+    second.parent = first
+    for request in (first, second):
+        engine.add(request)
+    shared = 0
+    while not (first.ended and second.ended):
+        engine.step()
+        check(engine, [each for each in (first, second) if not each.ended], (1,))
+        shared += bool(set(first.table.blocks) & set(second.table.blocks))
+    assert shared
+    assert first.output != second.output
+
+
+def test_the_budget_counts_them() -> None:
+    """Pools get smaller by what is kept, and nothing is kept where that is not possible."""
+    config = tiny_decoder().config
+    budget = KVBudget("1MB", 4, torch.device("cpu"))
+    pool = budget.add(config, torch.float32)
+    before = pool.allocator.num_blocks
+    budget.keep_hidden(pool, 2, budget)
+    assert pool.hidden.keys() == {2}
+    wanted = config.kv_bytes_per_token(4) / (config.kv_bytes_per_token(4) + config.hidden_size * 4)
+    assert pool.allocator.num_blocks == pytest.approx(before * wanted, abs=1)
+    after = pool.allocator.num_blocks
+    budget.keep_hidden(pool, 2, budget)
+    assert pool.allocator.num_blocks == after
+    table = make_request(PROMPTS[0], SamplingParams()).table
+    pool.prepare(table, 20)
+    with pytest.raises(OptionError, match="end them first"):
+        budget.keep_hidden(pool, 1, budget)
+    assert pool.hidden.keys() == {2}
+
+
+def test_what_nobody_reads_any_more_is_not_kept() -> None:
+    config = tiny_decoder().config
+    budget = KVBudget("1MB", 4, torch.device("cpu"))
+    pool = budget.add(config, torch.float32)
+
+    class Reader:
+        pass
+
+    first, second = Reader(), Reader()
+    budget.keep_hidden(pool, 1, first)
+    blocks = pool.allocator.num_blocks
+    budget.keep_hidden(pool, 1, second)
+    del first
+    budget.keep_hidden(pool, 2, second)
+    assert pool.hidden.keys() == {1, 2}
+    del second
+    third = Reader()
+    budget.keep_hidden(pool, 2, third)
+    budget.add(config, torch.float32)
+    assert pool.hidden.keys() == {2}
+    assert pool.allocator.num_blocks < blocks
+
+
+def test_a_request_that_waits_for_memory_which_is_gone_ends_with_an_error() -> None:
+    decoder = tiny_decoder()
+    budget = KVBudget("320kB", 4, torch.device("cpu"))
+    pool = budget.add(decoder.config, torch.float32)
+    engine = Engine(decoder, pool, kv_budget=budget, max_tree=16)
+    room = pool.allocator.num_blocks * pool.block_size
+    request = make_request(PROMPTS[0], SamplingParams(max_tokens=room - 40), ends=())
+    engine.add(request)
+    engine.target.keep_hidden(2, engine)
+    engine.step()
+    assert isinstance(request.error, CacheFullError)
+    engine.step()
+    small = make_request(PROMPTS[0], SamplingParams(max_tokens=4), ends=())
+    engine.add(small)
+    while not small.ended:
+        engine.step()
+    assert small.error is None
