@@ -36,17 +36,25 @@ def shares(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the keyword options of each builder, except those in ``without``.
 
-    The command's parameter of a builder's name receives that builder with the user's values filled in.
+    The command's parameter of a builder's name receives that builder with the user's values filled in. One that has
+    the name of an option in ``without`` is shown in that one's place.
     """
-    options = {
-        key: [p for p in inspect.signature(build).parameters.values() if _is_option(p, without)]
+    every = {
+        key: [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
         for key, build in builders.items()
     }
+    options = {key: [p for p in group if p.name not in without] for key, group in every.items()}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command)
-        parameters = [p for p in own.parameters.values() if p.name not in builders]
-        parameters += [p for group in options.values() for p in group]
+        shared = [
+            own.parameters.get(p.name, p)
+            for group in every.values()
+            for p in group
+            if p.name in own.parameters or p.name not in without
+        ]
+        names = {*builders, *(p.name for p in shared)}
+        parameters = [*(p for p in own.parameters.values() if p.name not in names), *shared]
 
         @functools.wraps(command)
         def call(**given: Any) -> None:
@@ -59,10 +67,6 @@ def shares(
         return call
 
     return decorate
-
-
-def _is_option(parameter: inspect.Parameter, without: Iterable[str]) -> bool:
-    return parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in without
 
 
 def load_model(

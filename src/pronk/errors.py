@@ -3,7 +3,7 @@
 ::
 
     PronkError
-    ├── CheckpointError      a folder, of a model or a datastore, that cannot be loaded
+    ├── CheckpointError      a folder, of a model or a datastore, that cannot be loaded or written
     │   ├── ConfigError      config.json is missing, contradictory or not supported
     │   └── TokenizerError   tokenizer files are missing or do not match the model
     ├── OptionError          an option out of its range, or one that a method cannot honour (also a ValueError)
@@ -31,7 +31,7 @@ class PronkError(Exception):
 
 
 class CheckpointError(PronkError):
-    """A folder, of a model or a datastore, that cannot be loaded."""
+    """A folder, of a model or a datastore, that cannot be loaded or written."""
 
 
 class ConfigError(CheckpointError):

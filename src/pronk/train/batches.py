@@ -62,7 +62,11 @@ class Sequences:
     def check(self) -> None:
         """Raise :class:`~pronk.errors.OptionError` if there is not one whole sequence."""
         if not len(self):
-            msg = f"expected at least {self.length + 1} tokens for sequences of {self.length}, found {self.tokens}"
+            msg = (
+                f"text: expected at least {self.length + 1} tokens for sequences of {self.length}, found "
+                f"{self.tokens}; give more --steps, a smaller --length and --final-length, or more text "
+                "(--on-policy: the target's own)"
+            )
             raise OptionError(msg)
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:

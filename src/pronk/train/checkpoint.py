@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pronk.errors import CheckpointError
+from pronk.train.files import replace_file
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["load_checkpoint", "load_options", "save_checkpoint"]
 
 _FORMAT = "pronk-train-1"
 
@@ -21,29 +21,24 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     Raises:
         CheckpointError: it cannot be written, for want of room for example.
     """
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("wb") as file:
-            torch.save({"format": _FORMAT, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:  # torch has its own for what a file refuses
-        partial.unlink(missing_ok=True)
-        kept = "; the one before is intact" if path.exists() else ""
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        msg = f"{path}: expected to write a training checkpoint, found {reason}{kept}"
-        raise CheckpointError(msg) from error
+    what = "a training checkpoint" + (" (the one before is intact)" if path.exists() else "")
+    with replace_file(path, what, RuntimeError) as file:  # torch has an error of its own for what a file refuses
+        torch.save({"format": _FORMAT, **state}, file)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read what :func:`save_checkpoint` wrote.
+def load_options(path: Path) -> dict[str, Any]:
+    """What defines the run that is saved in ``path``; its tensors are not read. See :func:`load_checkpoint`."""
+    return dict(load_checkpoint(path, mapped=True)["options"])
+
+
+def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Read what :func:`save_checkpoint` wrote; ``mapped`` tensors are read when they are used.
 
     Raises:
         CheckpointError: the file is damaged or of another format.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises many kinds for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         msg = f"{path}: expected a training checkpoint, found a file that cannot be read ({reason})"

@@ -1,6 +1,5 @@
 """``pronk train``: train the models that pronk ships, or your own."""
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,96 +8,25 @@ import typer
 from rich.console import Console
 
 from pronk.cli_options import shares
-from pronk.train.options import DataOptions, DraftOptions, LoopOptions, OnPolicyOptions, Shape, TrainOptions
-from pronk.train.sources import parse_source
+from pronk.train.cli_draft import draft
+from pronk.train.cli_glide import glide
+from pronk.train.cli_heads import HEAD_KIND, HEAD_ORDER, UNEMBEDDINGS
+from pronk.train.cli_heads import heads as train_heads
+from pronk.train.cli_kangaroo import kangaroo
+from pronk.train.cli_medusa import medusa
+from pronk.train.cli_options import INTERRUPTED, command_line, loop_options, model_option, refuse, text_options
+from pronk.train.options import DataOptions, Shape, TrainOptions, fit_lengths
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
+_KIND, _ORDER, _UNEMBEDDINGS = "transformer", "parallel", "shared"  # of heads, by default
 
-_INTERRUPTED = 130
-_DRAFT = Shape(hidden=160, layers=2, heads=5, kv_heads=1, mlp=448)
-_DRAFT_LR = 0.012
+app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
 
 
 @app.callback()
 def _train() -> None:
     """Train language models and drafters."""
-
-
-def _text(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(help=help, rich_help_panel="Text", **more)
-
-
-def _model(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(help=help, rich_help_panel="Model", **more)
-
-
-def _loop(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(help=help, rich_help_panel="Training", **more)
-
-
-def text_options(
-    vocab: int = DataOptions.vocab_size,
-    seed: int = 0,
-    *,
-    source: Annotated[
-        list[str],
-        _text(
-            "A .jsonl(.gz) file, a text file or folder, python, or python:FOLDER; with its weight.",
-            metavar="WHAT=WEIGHT",
-        ),
-    ],
-    valid: Annotated[list[Path] | None, _text("JSONL file to measure the loss on.", metavar="FILE")] = None,
-    exclude: Annotated[
-        list[Path] | None,
-        _text("JSONL file of prompts; text that shares 13 words with them is dropped.", metavar="FILE"),
-    ] = None,
-    dialogues: Annotated[float, _text("Share of dialogues in the mixture.")] = DataOptions.dialogues,
-) -> DataOptions:
-    """What to read; the options of every command that reads text."""
-    sources = tuple(parse_source(text) for text in source)
-    return DataOptions(sources, tuple(valid or ()), tuple(exclude or ()), dialogues, vocab, seed=seed)
-
-
-def loop_options(  # noqa: PLR0913 - each is an option of the command
-    *,
-    steps: Annotated[int, _loop("Optimizer steps at most.")] = LoopOptions.steps,
-    minutes: Annotated[float | None, _loop("End after so many minutes, with the schedule intact.")] = None,
-    batch: Annotated[int, _loop("Tokens per step.")] = LoopOptions.batch,
-    micro: Annotated[int, _loop("Tokens per pass; gradients are accumulated.")] = LoopOptions.micro,
-    length: Annotated[int, _loop("Sequence length of the first part.")] = LoopOptions.length,
-    final_length: Annotated[int, _loop("Sequence length of the last part.")] = LoopOptions.final_length,
-    final_share: Annotated[float, _loop("Share of the run that the last part takes.")] = LoopOptions.final_share,
-    optimizer: Annotated[str, _loop("muon or adamw.")] = LoopOptions.optimizer,
-    lr: Annotated[float, _loop("Peak learning rate.")] = LoopOptions.rate,
-    warmup: Annotated[int, _loop("Warm-up steps.")] = LoopOptions.warmup,
-    weight_decay: Annotated[float, _loop("Weight decay of the matrices.")] = LoopOptions.weight_decay,
-    compile: Annotated[bool, _loop("Compile the model; worth it for long runs.")] = False,  # noqa: A002
-    device: Annotated[str, _loop("Where to train, for example cpu or cuda.")] = LoopOptions.device,
-    threads: Annotated[int | None, _loop("CPU threads.", show_default="torch's choice")] = None,
-    evaluate_every: Annotated[int, _loop("Steps between validations.")] = LoopOptions.evaluate_every,
-    seed: Annotated[int, _loop("Decides weights, mixture and order of the text.")] = LoopOptions.seed,
-) -> dict[str, Any]:
-    """The loop's settings; the options of every command that trains."""
-    return {
-        "steps": steps,
-        "minutes": minutes,
-        "batch": batch,
-        "micro": micro,
-        "length": length,
-        "final_length": final_length,
-        "final_share": final_share,
-        "optimizer": optimizer,
-        "rate": lr,
-        "warmup": warmup,
-        "weight_decay": weight_decay,
-        "compile": compile,
-        "device": device,
-        "threads": threads,
-        "evaluate_every": evaluate_every,
-        "seed": seed,
-    }
 
 
 @app.command(no_args_is_help=True)
@@ -110,15 +38,24 @@ def lm(  # noqa: PLR0913 - each is an option of the command
     *,
     out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
     name: Annotated[str, typer.Option(help="Name of the model in its card.")] = "pronk-tiny",
-    hidden: Annotated[int, _model("Hidden size.")] = Shape.hidden,
-    layers: Annotated[int, _model("Layers.")] = Shape.layers,
-    heads: Annotated[int, _model("Attention heads.")] = Shape.heads,
-    kv_heads: Annotated[int, _model("Key/value heads.")] = Shape.kv_heads,
-    mlp: Annotated[int, _model("Width of the gated MLP.")] = Shape.mlp,
-    vocab: Annotated[int, _model("Vocabulary size.")] = Shape.vocab,
-    positions: Annotated[int, _model("Longest text, in tokens.")] = Shape.context,
+    hidden: Annotated[int, model_option("Hidden size.")] = Shape.hidden,
+    layers: Annotated[int, model_option("Layers.")] = Shape.layers,
+    heads: Annotated[int, model_option("Attention heads.")] = Shape.heads,
+    kv_heads: Annotated[int, model_option("Key/value heads.")] = Shape.kv_heads,
+    mlp: Annotated[int, model_option("Width of the gated MLP.")] = Shape.mlp,
+    vocab: Annotated[int | None, model_option("Vocabulary size.", show_default=str(Shape.vocab))] = None,
+    positions: Annotated[int, model_option("Longest text, in tokens.")] = Shape.context,
+    bytes: Annotated[bool, model_option("Bytes as tokens: a vocabulary of 256 and the special tokens.")] = False,  # noqa: A002
+    future_tokens: Annotated[int, model_option("Tokens to predict at once, each with a head of its own.")] = 1,
+    head_kind: Annotated[str | None, model_option(HEAD_KIND, show_default=_KIND)] = None,
+    head_order: Annotated[str | None, model_option(HEAD_ORDER, show_default=_ORDER)] = None,
+    unembeddings: Annotated[str | None, model_option(UNEMBEDDINGS, show_default=_UNEMBEDDINGS)] = None,
+    head_mlp: Annotated[int | None, model_option("Width of a head's MLP.", show_default="the model's")] = None,
 ) -> None:
     """Train a tokenizer and a Llama-architecture language model from text.
+
+    With --future-tokens, heads for the tokens after the next are trained with it, for faster decoding: they are in the
+    folder heads of the model, for the drafter multi_token.
 
     The finished model is in OUT/export, the latest one in OUT/latest. Ctrl-C saves; the same command continues.
 
@@ -127,93 +64,34 @@ def lm(  # noqa: PLR0913 - each is an option of the command
     pronk train lm --source python=0.6 --source math.jsonl.gz=0.15 --source prose.jsonl.gz=0.25 --out run
 
     pronk train lm --source notes/=1 --out run --steps 500 --layers 4 --minutes 20
+
+    pronk train lm --source notes/=1 --out run --bytes --future-tokens 8
     """
-    from pronk.train.run import run  # noqa: PLC0415 - needs torch, and --help should not
+    from pronk.train.future import future_shape  # noqa: PLC0415 - needs torch, and --help should not
+    from pronk.train.heads import check_lengths  # noqa: PLC0415
+    from pronk.train.run import run  # noqa: PLC0415
+    from pronk.train.tokenizer import BYTE_VOCAB  # noqa: PLC0415
 
-    settings = loop()
-    data = text(vocab, settings["seed"])
-    options = TrainOptions(**settings, shape=Shape(hidden, layers, heads, kv_heads, mlp, vocab, positions))
-    if not run(data, options, out, name, _command_line(context), Console()):
-        raise typer.Exit(_INTERRUPTED)
-
-
-@app.command(no_args_is_help=True)
-@shares(text=text_options, loop=loop_options, without=("lr",))
-def draft(  # noqa: PLR0913 - each is an option of the command
-    context: typer.Context,
-    text: Callable[..., DataOptions],
-    loop: Callable[[], dict[str, Any]],
-    *,
-    out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
-    target: Annotated[
-        str | None,
-        typer.Option(help="Model to guess for: a folder, or its id on the Hub.", show_default="the bundled model"),
-    ] = None,
-    name: Annotated[str, typer.Option(help="Name of the draft in its card.")] = "pronk-tiny-draft",
-    on_policy: Annotated[int, _text("Tokens that the target writes itself, to learn from.")] = OnPolicyOptions.tokens,
-    share: Annotated[float, _text("Share of the target's own text in the training text.")] = DraftOptions.share,
-    hidden: Annotated[int, _model("Hidden size.")] = _DRAFT.hidden,
-    layers: Annotated[int, _model("Layers; every one of them costs time for every guess.")] = _DRAFT.layers,
-    heads: Annotated[int, _model("Attention heads.")] = _DRAFT.heads,
-    kv_heads: Annotated[int, _model("Key/value heads.")] = _DRAFT.kv_heads,
-    mlp: Annotated[int, _model("Width of the gated MLP.")] = _DRAFT.mlp,
-    positions: Annotated[int | None, _model("Longest text, in tokens.", show_default="the target's")] = None,
-    hard: Annotated[float, _loop("Weight of the text itself in the loss; the rest is the target's.")] = 0.0,
-    lr: Annotated[float, _loop("Peak learning rate.")] = _DRAFT_LR,
-    num_tokens: Annotated[
-        int, _loop("Guesses per step when the engine measures the draft; 0 does not.")
-    ] = DraftOptions.num_tokens,
-) -> None:
-    """Distil a small draft model from a target: same tokenizer, and at every position the target's own distribution.
-
-    The finished draft is in OUT/export, the latest one in OUT/latest; both are folders for the drafter draft_model.
-    Ctrl-C saves; the same command continues.
-
-    [bold]Examples[/]
-
-    pronk train draft --source python=0.6 --source prose.jsonl.gz=0.4 --out run
-
-    pronk train draft --target ./checkpoint --source notes/=1 --on-policy 200000 --out run --minutes 60
-    """
-    from pronk.train.run import run_draft  # noqa: PLC0415 - needs torch, and --help should not
-    from pronk.train.teacher import Teacher  # noqa: PLC0415
-
-    settings = loop() | {"rate": lr}
-    seed = settings["seed"]
-    data = text(seed=seed)
-    own = OnPolicyOptions(tokens=on_policy, seed=seed)
-    teacher = Teacher(target, settings["device"], settings["threads"])
-    config = teacher.llm.config
-    shape = Shape(hidden, layers, heads, kv_heads, mlp, config.vocab_size, positions or config.context)
-    share = share if on_policy else 0.0
-    options = DraftOptions(**settings, shape=shape, share=share, hard=hard, num_tokens=num_tokens)
-    if not run_draft(data, own, options, teacher, out, name, _command_line(context), Console()):
-        raise typer.Exit(_INTERRUPTED)
+    if bytes:
+        refuse({"vocab": vocab}, "with --bytes")
+    if future_tokens == 1:
+        given = {"head-kind": head_kind, "head-order": head_order, "unembeddings": unembeddings, "head-mlp": head_mlp}
+        refuse(given, "without --future-tokens")
+    settings = fit_lengths(loop(), positions)
+    size = BYTE_VOCAB if bytes else Shape.vocab if vocab is None else vocab
+    data = text(size, settings["seed"])
+    shape = Shape(hidden, layers, heads, kv_heads, mlp, size, positions)
+    words = (head_kind or _KIND, head_order or _ORDER, unembeddings or _UNEMBEDDINGS)
+    future = future_shape(shape, future_tokens, *words, head_mlp)
+    options = TrainOptions(**settings, shape=shape, heads=future)
+    if future is not None:
+        check_lengths(options, future)
+    if not run(data, options, out, name, command_line(context), Console()):
+        raise typer.Exit(INTERRUPTED)
 
 
-def _command_line(context: typer.Context) -> str:
-    """The command as it was given, text first, with file names only: a reader of the card has other folders."""
-    words = ["pronk", "train", str(context.info_name)]
-    for parameter in sorted(context.command.params, key=lambda each: getattr(each, "rich_help_panel", "") != "Text"):
-        source = context.get_parameter_source(str(parameter.name))
-        if source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[str(parameter.name)]
-        flag = parameter.opts[0]
-        if isinstance(value, bool):
-            words.append(flag if value else parameter.secondary_opts[0])
-            continue
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            words += [flag, _without_folder(item)]
-    return shlex.join(words)
-
-
-def _without_folder(value: object) -> str:
-    """``a/b.jsonl=1`` to ``b.jsonl=1``, ``python:a/b=1`` to ``python:b=1``; the id of a model on the Hub stays."""
-    if isinstance(value, Path):
-        return value.name
-    what, equals, weight = str(value).rpartition("=")
-    if not equals:
-        return Path(weight).name if Path(weight).exists() else weight
-    prefix, colon, path = what.rpartition(":")
-    return f"{prefix}{colon}{Path(path).name}{equals}{weight}"
+app.command(no_args_is_help=True)(draft)
+app.command(no_args_is_help=True)(kangaroo)
+app.command(no_args_is_help=True)(glide)
+app.command(no_args_is_help=True)(medusa)
+app.command(no_args_is_help=True)(train_heads)

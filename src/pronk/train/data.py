@@ -26,6 +26,7 @@ from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue
 from pronk.train.encoder import Encoder
 from pronk.train.exclude import Exclusion
+from pronk.train.files import write_json, write_tokens, writing
 from pronk.train.options import DataOptions
 from pronk.train.resume import check_unchanged
 from pronk.train.sources import SourceSpec, read_source
@@ -34,6 +35,7 @@ from pronk.train.tokenizer import save_tokenizer, train_tokenizer
 __all__ = ["Collection", "OriginRecord", "Pool", "collect", "mix", "pack", "prepare"]
 
 _HOLD_OUT = 100  # one document in this many is kept for validation
+_HELD_OUT_CHARACTERS = 4000  # at least, if there are four times as many
 _CHUNK = 64  # documents tokenized together
 
 
@@ -71,6 +73,8 @@ class Collection:
 def collect(options: DataOptions) -> Collection:
     """Read all sources; drop exact copies and excluded documents; set one document in 100 aside.
 
+    Of a source with too few documents for that, the end of the longest one is set aside.
+
     Raises:
         OptionError: a source is unreadable or leaves no text.
     """
@@ -83,6 +87,7 @@ def collect(options: DataOptions) -> Collection:
     seen: set[bytes] = set()
     for spec, pool in zip(options.sources, pools, strict=True):
         _fill(result, spec, pool, talk, unwanted, seen)
+        _hold_some_out(pool)
         if not pool.documents and not (options.dialogues and talk.documents):
             msg = f"source {spec.name!r}: expected text to train on, found none"
             raise OptionError(msg)
@@ -113,6 +118,20 @@ def _fill(
     result.origins += sorted(origins.values(), key=lambda r: -r.bytes)
 
 
+def _hold_some_out(pool: Pool) -> None:
+    """Text to measure on and text to train on, from whatever a source has."""
+    documents, held_out = pool.documents, pool.held_out
+    if not documents:
+        documents += held_out
+        held_out.clear()
+    if documents and not held_out:
+        i = max(range(len(documents)), key=lambda i: len(documents[i]))
+        text = documents[i]
+        size = min(max(len(text) // _HOLD_OUT, _HELD_OUT_CHARACTERS), len(text) // 4)
+        documents[i], rest = text[: len(text) - size], text[len(text) - size :]
+        held_out += [rest] if rest.strip() else []
+
+
 def _bytes(text: str) -> int:
     return len(text.encode())
 
@@ -137,7 +156,7 @@ def _shuffled(documents: Sequence[str], seed: str) -> Iterator[str]:
         yield from generator.sample(documents, len(documents))
 
 
-def prepare(  # noqa: PLR0917 - two of them are for runs with a tokenizer of their own or without
+def prepare(  # noqa: PLR0917 - three of them are for some runs alone
     options: DataOptions,
     folder: Path,
     tokens: int,
@@ -145,6 +164,7 @@ def prepare(  # noqa: PLR0917 - two of them are for runs with a tokenizer of the
     say: Callable[[str], None],
     encoder: Encoder | None = None,
     also: Callable[[Collection], None] = lambda _: None,
+    least: int = 0,
 ) -> None:
     """Write the token files for a run of ``tokens`` training tokens into ``folder``, unless they are there already.
 
@@ -156,10 +176,12 @@ def prepare(  # noqa: PLR0917 - two of them are for runs with a tokenizer of the
         say: told what is being done.
         encoder: how text becomes tokens; by default a tokenizer is trained, and its files are written too.
         also: called with what was read, to take more from it.
+        least: tokens that the sources must have: one sequence.
 
     Raises:
-        OptionError: ``folder`` was made with other options; or see :func:`collect` and
+        OptionError: ``folder`` was made with other options; the text is too short; or see :func:`collect` and
             :func:`~pronk.train.tokenizer.train_tokenizer`.
+        CheckpointError: the files cannot be written, for want of room for example.
     """
     recipe = _recipe(options, tokens, context, encoder)
     if (folder / "sources.json").exists():
@@ -169,15 +191,29 @@ def prepare(  # noqa: PLR0917 - two of them are for runs with a tokenizer of the
     collection = collect(options)
     read = sum(r.bytes for r in collection.origins)
     say(f"read {read / 1e6:.0f} MB; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder, "the training text"):
+        folder.mkdir(parents=True, exist_ok=True)
     if encoder is None:
         encoder = _train_encoder(collection, options, folder, context, min(options.tokenizer_bytes, read))
         say("trained the tokenizer")
+    _check_length(collection, encoder, least)
     say(f"tokenizing {tokens / 1e6:.1f} M tokens")
     _write_held_out(collection, options, encoder, folder)
-    pack(encoder, mix(collection.pools, options.seed), tokens).tofile(folder / "train.bin")
+    write_tokens(folder / "train.bin", pack(encoder, mix(collection.pools, options.seed), tokens))
     also(collection)
     _write_summary(collection, recipe, folder / "sources.json")
+
+
+def _check_length(collection: Collection, encoder: Encoder, least: int) -> None:
+    """A text is read again and again, but what is shorter than one sequence has nothing to teach."""
+    texts = iter([text for pool in collection.pools for text in pool.documents])
+    found = len(pack(encoder, texts, least))
+    if found < least:
+        msg = (
+            f"text: expected at least {least} tokens, for one sequence and the token after it, found {found}; "
+            "give more text, or a smaller --length and --final-length"
+        )
+        raise OptionError(msg)
 
 
 def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -> None:
@@ -189,13 +225,14 @@ def _write_summary(collection: Collection, recipe: dict[str, Any], file: Path) -
         "excluded": collection.excluded,
         "origins": [asdict(record) for record in collection.origins],
     }
-    file.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    write_json(file, summary, indent=1)
 
 
 def _train_encoder(collection: Collection, options: DataOptions, folder: Path, context: int, size: int) -> Encoder:
     """A tokenizer learned from ``size`` bytes of the mixture; text that is read twice would teach it nothing."""
     tokenizer = train_tokenizer(_until(mix(collection.pools, options.seed), size), options.vocab_size)
-    save_tokenizer(tokenizer, folder, context)
+    with writing(folder, "the tokenizer", Exception):  # tokenizers raises bare Exception
+        save_tokenizer(tokenizer, folder, context)
     return Encoder.own(tokenizer)
 
 
@@ -207,7 +244,7 @@ def _write_held_out(collection: Collection, options: DataOptions, encoder: Encod
         if len(tokens) < 2:
             msg = f"valid: expected text to measure on in {name!r}, found none"
             raise OptionError(msg)
-        tokens.tofile(folder / f"valid-{name}.bin")
+        write_tokens(folder / f"valid-{name}.bin", tokens)
 
 
 def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | None) -> dict[str, Any]:
@@ -226,7 +263,12 @@ def _recipe(options: DataOptions, tokens: int, context: int, encoder: Encoder | 
 
 def _check_recipe(folder: Path, recipe: dict[str, Any]) -> None:
     before = json.loads((folder / "sources.json").read_text(encoding="utf-8"))["recipe"]
-    check_unchanged(folder.parent, before, recipe)
+    check_unchanged(folder.parent, _named(before), _named(recipe))
+
+
+def _named(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe in the words of the options that decide it."""
+    return {"tokens of text (steps times batch)" if key == "tokens" else key: value for key, value in recipe.items()}
 
 
 def _stem(file: Path) -> str:

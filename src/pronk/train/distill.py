@@ -32,13 +32,14 @@ def chunk_rows(vocab_size: int) -> int:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the weights of the teacher may be opaque to the compiler
-def distillation_loss(
+def distillation_loss(  # noqa: PLR0917 - autograd passes them by position
     hidden: Tensor,
     weight: Tensor,
     teacher: TeacherLogits,
     labels: Tensor,
     hard: float = 0.0,
     dtype: torch.dtype = torch.bfloat16,
+    into: Comparison | None = None,
 ) -> Tensor:
     """Mean loss in nats per row.
 
@@ -49,8 +50,11 @@ def distillation_loss(
         labels: ``[rows]``, the next tokens of the text.
         hard: weight of the text, 0 to 1.
         dtype: of the products; the rest is float32 or better.
+        into: counts the rows, if given.
     """
-    return _Distillation.apply(hidden, weight, teacher, labels, hard, dtype)  # type: ignore[no-untyped-call]
+    if not torch.is_grad_enabled():  # inside, autograd asks only what the tensors want
+        hidden, weight = hidden.detach(), weight.detach()
+    return _Distillation.apply(hidden, weight, teacher, labels, hard, dtype, into)  # type: ignore[no-untyped-call]
 
 
 class _Distillation(torch.autograd.Function):
@@ -65,10 +69,13 @@ class _Distillation(torch.autograd.Function):
         labels: Tensor,
         hard: float,
         dtype: torch.dtype,
+        into: Comparison | None,
     ) -> Tensor:
         rows, step = len(hidden), chunk_rows(len(weight))
         w = weight.to(dtype)
-        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        d_hidden = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
+        # A frozen head needs no gradient, a third of the work.
+        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         total = hidden.new_zeros((), dtype=torch.float64)
         for start in range(0, rows, step):
             part = slice(start, min(start + step, rows))
@@ -76,25 +83,36 @@ class _Distillation(torch.autograd.Function):
             log_q = _log_softmax(x @ w.T)
             log_p = _log_softmax(teacher(part))
             p = log_p.exp()
-            total += (1 - hard) * torch.linalg.vecdot(p, log_p - log_q).sum() - hard * log_q.gather(1, y).sum()
+            divergence = _divergence(p, log_p, log_q)
+            if into is not None:
+                into.add(log_q, log_p, divergence)
+            total += (1 - hard) * divergence - hard * log_q.gather(1, y).sum()
+            if d_hidden is None:
+                continue
             d_logits = log_q.exp_().sub_(p, alpha=1 - hard)
             if hard:
                 d_logits.scatter_add_(1, y, d_logits.new_full(y.shape, -hard))
             d = d_logits.div_(rows).to(dtype)
             d_hidden[part] = d @ w
-            d_weight += d.T @ x
+            if d_weight is not None:
+                d_weight += d.T @ x
         ctx.save_for_backward(d_hidden, d_weight)
         return (total / rows).to(hidden.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grad, d_weight * grad, None, None, None, None
+        return d_hidden * grad, None if d_weight is None else d_weight * grad, None, None, None, None, None
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return wide.log_softmax(-1)
+
+
+def _divergence(p: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """In nats, float64, summed over rows ``[rows, vocab]``."""
+    return torch.linalg.vecdot(p, log_p - log_q).sum(dtype=torch.float64)
 
 
 class Comparison:
@@ -105,12 +123,11 @@ class Comparison:
         self.divergence = 0.0
         self.same = 0
 
-    def add(self, student: Tensor, teacher: Tensor) -> None:
-        """Count rows of logits ``[rows, vocab]``."""
-        log_q, log_p = _log_softmax(student), _log_softmax(teacher)
-        self.rows += len(student)
-        self.divergence += float(torch.linalg.vecdot(log_p.exp(), log_p - log_q).sum(dtype=torch.float64))
-        self.same += int((student.argmax(-1) == teacher.argmax(-1)).sum())
+    def add(self, log_q: Tensor, log_p: Tensor, divergence: Tensor) -> None:
+        """Count rows of log-probabilities ``[rows, vocab]``, the student's and the teacher's; they diverge so much."""
+        self.rows += len(log_q)
+        self.divergence += float(divergence)
+        self.same += int((log_q.argmax(-1) == log_p.argmax(-1)).sum())
 
 
 @torch.no_grad()
@@ -121,4 +138,5 @@ def compare(
     step, w = chunk_rows(len(weight)), weight.to(dtype)
     for start in range(0, len(hidden), step):
         part = slice(start, min(start + step, len(hidden)))
-        into.add(hidden[part].to(dtype) @ w.T, teacher(part))
+        log_q, log_p = _log_softmax(hidden[part].to(dtype) @ w.T), _log_softmax(teacher(part))
+        into.add(log_q, log_p, _divergence(log_p.exp(), log_p, log_q))

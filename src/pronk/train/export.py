@@ -1,4 +1,7 @@
-"""Write a trained decoder as a Hugging Face checkpoint that transformers loads as ``LlamaForCausalLM``."""
+"""Write what was trained: a decoder as a Hugging Face checkpoint that transformers loads as ``LlamaForCausalLM``.
+
+A drafter of another kind is a folder of its own layout (:mod:`pronk.drafters.trained`).
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from pronk.model.config import ModelConfig
 from pronk.model.decoder import Decoder
+from pronk.train.files import replace_folder
 
-__all__ = ["export_model", "hugging_face_config", "hugging_face_tensors"]
+__all__ = ["export_drafter", "export_model", "hugging_face_config", "hugging_face_tensors"]
 
 _TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja "
@@ -45,22 +50,36 @@ def export_model(
         card: text of ``README.md``.
         documents: more JSON files, by name.
     """
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_file(hugging_face_tensors(decoder), partial / "model.safetensors", metadata={"format": "pt"})
-    config = hugging_face_config(decoder.config)
-    _write_json(partial / "config.json", config)
-    special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
-    _write_json(partial / "generation_config.json", {**special, "do_sample": False})
-    for name in _TOKENIZER_FILES:
-        if (tokenizer_folder / name).is_file():
-            shutil.copyfile(tokenizer_folder / name, partial / name)
-    for name, document in (documents or {}).items():
-        _write_json(partial / name, document)
-    (partial / "README.md").write_text(card, encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    with replace_folder(folder, "the model", SafetensorError) as partial:
+        save_file(hugging_face_tensors(decoder), partial / "model.safetensors", metadata={"format": "pt"})
+        config = hugging_face_config(decoder.config)
+        _write_json(partial / "config.json", config)
+        special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+        _write_json(partial / "generation_config.json", {**special, "do_sample": False})
+        for name in _TOKENIZER_FILES:
+            if (tokenizer_folder / name).is_file():
+                shutil.copyfile(tokenizer_folder / name, partial / name)
+        for name, document in (documents or {}).items():
+            _write_json(partial / name, document)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+
+
+def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
+    """Replace ``folder`` by a drafter that :mod:`pronk.drafters.trained` reads, in bfloat16.
+
+    Args:
+        folder: overwritten when it exists; at no time is it half written.
+        module: its weights.
+        document: what ``drafter.json`` is to say.
+        card: text of ``README.md``.
+    """
+    tensors = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in module.state_dict().items()
+    }
+    with replace_folder(folder, "the model", SafetensorError) as partial:
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        _write_json(partial / "drafter.json", document)
+        (partial / "README.md").write_text(card, encoding="utf-8")
 
 
 def hugging_face_tensors(decoder: Decoder) -> dict[str, Tensor]:

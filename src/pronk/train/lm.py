@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pronk.model.config import ModelConfig
 from pronk.model.decoder import Decoder
@@ -17,15 +20,21 @@ from pronk.model.rope import RopeConfig
 from pronk.train.attention import dense_logits
 from pronk.train.batches import Batches, Sequences, token_dtype
 from pronk.train.chat import special_ids
-from pronk.train.loop import find_device
-from pronk.train.options import Shape, TrainOptions
+from pronk.train.export import export_model
+from pronk.train.loop import Passed, find_device
+from pronk.train.options import LoopOptions, Shape, TrainOptions
 from pronk.train.tokenizer import load_tokenizer
 
-__all__ = ["LanguageModel", "held_out_sets", "model_config", "two_phases"]
+__all__ = ["LM_IDENTITY", "LanguageModel", "TextModel", "held_out_sets", "model_config", "two_phases"]
+
+# What a run of a language model says of itself, beside its options.
+LM_IDENTITY = {"kind": "lm"}
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
-class LanguageModel:
-    """See :class:`~pronk.train.loop.Objective`; the loss is the cross-entropy of the next token.
+class TextModel(ABC, Generic[Module]):
+    """See :class:`~pronk.train.loop.Objective`; a subclass says what is trained and by which loss.
 
     Args:
         folder: the run; ``folder / "data"`` must hold what :func:`pronk.train.data.prepare` wrote.
@@ -37,15 +46,81 @@ class LanguageModel:
     """
 
     def __init__(self, folder: Path, options: TrainOptions) -> None:
-        self.data, self.options = folder / "data", options
+        self.folder, self.data, self.options = folder, folder / "data", options
         end_of_text, *_, end = special_ids(load_tokenizer(self.data))
         self.config = model_config(options.shape, end_of_text, (end_of_text, end))
         self.device = find_device(options.device)
-        self.module = Decoder(self.config)
-        self.module.initialize(torch.Generator().manual_seed(options.seed))
-        self.module.to(self.device)
+        self.module = self.build().to(self.device)
         self.phases: tuple[Batches, Batches] = two_phases(self.data / "train.bin", options, self.config.vocab_size)
-        self.identity: dict[str, Any] = {}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See :class:`~pronk.train.loop.Objective`."""
+        return dict(LM_IDENTITY)
+
+    @abstractmethod
+    def build(self) -> Module:
+        """What is trained, with its first weights."""
+
+    @property
+    @abstractmethod
+    def decoder(self) -> Decoder:
+        """The model that is exported."""
+
+    @abstractmethod
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
+        """See :class:`~pronk.train.loop.Objective`."""
+
+    @abstractmethod
+    def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
+        """Mean loss in nats per token of ``inputs`` and ``targets`` ``[count, length]``, for each token ahead."""
+
+    @torch.no_grad()
+    def evaluate(self, length: int) -> dict[str, float]:
+        """Loss in nats per token of every held-out set, on sequences of (at most) ``length`` tokens.
+
+        Where more tokens than the next are predicted, the others' are called after their places: ``prose 2``.
+        """
+        figures: dict[str, float] = {}
+        for name, sequences in held_out_sets(self.data, length, self.config.vocab_size):
+            count, totals = max(1, self.options.micro // sequences.length), list[float]()
+            for start in range(0, len(sequences), count):
+                size = min(count, len(sequences) - start)
+                losses = self.measure(*sequences.batch(start, size))
+                totals = [a + size * b for a, b in zip(totals or [0.0] * len(losses), losses, strict=True)]
+            for place, total in enumerate(totals, 1):
+                figures[name if place == 1 else f"{name} {place}"] = total / len(sequences)
+        return figures
+
+    def judge(self, figures: Mapping[str, float]) -> float:
+        """The mean loss, over all held-out sets and all tokens ahead."""
+        return fmean(figures.values()) if figures else math.nan
+
+    def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - for what comes beside it
+        """Replace ``folder`` by the model as it is now; ``facts`` are for the JSON files of what comes with it."""
+        export_model(self.decoder, self.data, folder, card)
+
+
+class LanguageModel(TextModel[Decoder]):
+    """The loss is the cross-entropy of the next token."""
+
+    def build(self) -> Decoder:
+        """The model."""
+        decoder = Decoder(self.config)
+        decoder.initialize(torch.Generator().manual_seed(self.options.seed))
+        self._loss = torch.compile(self.loss) if self.options.compile else self.loss
+        return decoder
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model."""
+        return self.module
+
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
+        """See :class:`~pronk.train.loop.Objective`."""
+        loss = self._loss(inputs, targets)
+        (loss * scale).backward()
+        return Passed(float(loss.detach()))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss in nats per token of ``inputs`` and ``targets`` ``[count, length]``."""
@@ -54,21 +129,12 @@ class LanguageModel:
             logits = dense_logits(self.module, inputs.to(self.device))
         return F.cross_entropy(logits.float(), targets.to(self.device).reshape(-1))
 
-    @torch.no_grad()
-    def evaluate(self, length: int) -> dict[str, float]:
-        """Loss in nats per token of every held-out set, on sequences of (at most) ``length`` tokens."""
-        losses: dict[str, float] = {}
-        for name, sequences in held_out_sets(self.data, length, self.config.vocab_size):
-            count = max(1, self.options.micro // sequences.length)
-            total = 0.0
-            for start in range(0, len(sequences), count):
-                size = min(count, len(sequences) - start)
-                total += size * float(self.loss(*sequences.batch(start, size)))
-            losses[name] = total / len(sequences)
-        return losses
+    def measure(self, inputs: Tensor, targets: Tensor) -> list[float]:
+        """See :class:`TextModel`; the next token alone."""
+        return [float(self.loss(inputs, targets))]
 
 
-def two_phases(file: Path, options: TrainOptions, vocab_size: int) -> tuple[Sequences, Sequences]:
+def two_phases(file: Path, options: LoopOptions, vocab_size: int) -> tuple[Sequences, Sequences]:
     """The parts of a token file for the two phases of a run."""
     o, dtype = options, token_dtype(vocab_size)
     border = 1 - o.final_share

@@ -8,17 +8,19 @@ A run lives in one folder and can be stopped and continued at any time::
     RUN/export/        the finished model
 
 Where a run is in its text follows from the number of steps it has made in each of its two phases (short sequences, then
-long ones), so that a resumed run computes exactly the losses of an uninterrupted one.
+long ones), so that a resumed run computes exactly the losses of an uninterrupted one. Several processes may share the
+work of a step (:mod:`pronk.train.distributed`); a run may be continued by more or fewer of them.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -27,12 +29,26 @@ from torch import Tensor, nn
 from pronk.errors import OptionError, PronkError
 from pronk.train.batches import Batches
 from pronk.train.checkpoint import load_checkpoint, save_checkpoint
+from pronk.train.distributed import Processes, local_device
 from pronk.train.optim import Optimizers, clip_gradients
 from pronk.train.options import LoopOptions
-from pronk.train.resume import check_unchanged
+from pronk.train.resume import check_run
 from pronk.train.schedule import Schedule
 
-__all__ = ["Objective", "Report", "Trainer", "find_device"]
+__all__ = ["Objective", "Passed", "Report", "Trainer", "find_device"]
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a pass over some sequences says.
+
+    Attributes:
+        loss: mean, in nats per token.
+        same: for each guess ahead, how often it is the target's own likeliest token; empty where nothing guesses.
+    """
+
+    loss: float
+    same: tuple[float, ...] = ()
 
 
 class Objective(Protocol):
@@ -53,12 +69,16 @@ class Objective(Protocol):
         """What a resumed run must have as before, beyond the loop's options."""
         ...
 
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss in nats per token of ``inputs`` and ``targets`` ``[count, length]``."""
+    def backward(self, inputs: Tensor, targets: Tensor, scale: float) -> Passed:
+        """Add ``scale`` times the gradient of the mean loss over ``inputs`` and ``targets`` ``[count, length]``."""
         ...
 
     def evaluate(self, length: int) -> dict[str, float]:
         """Figures by name, on held-out sequences of (at most) ``length`` tokens."""
+        ...
+
+    def judge(self, figures: Mapping[str, float]) -> float:
+        """The one number, lower is better, that early stopping goes by; NaN if there is no held-out text."""
         ...
 
 
@@ -67,9 +87,10 @@ Trained = TypeVar("Trained", bound=Objective)
 
 @dataclass
 class Report:
-    """What the loop says: the mean loss since the last report, and the objective's figures when they are new.
+    """What the loop says: means since the last report, and the objective's figures when they are new.
 
-    ``seconds`` is the time so far, ``speed`` in tokens/s that of the median step, ``norm`` that of the last gradient.
+    ``same`` is as in :class:`Passed`. ``seconds`` is the time so far, ``speed`` in tokens/s that of the median step,
+    ``norm`` that of the last gradient.
     """
 
     step: int
@@ -80,6 +101,7 @@ class Report:
     tokens: int
     seconds: float
     speed: float
+    same: tuple[float, ...] = ()
     valid: dict[str, float] = field(default_factory=dict)
 
 
@@ -90,25 +112,29 @@ class Trainer(Generic[Trained]):
         folder: the run.
         options: the loop's settings; those of a resumed run must agree with its checkpoint.
         objective: what is trained; a resumed one takes the checkpoint's weights.
+        processes: that share the work.
 
     Raises:
-        OptionError: options differ from the checkpoint's.
+        OptionError: options differ from the checkpoint's, or the passes of a step cannot be shared evenly.
         CheckpointError: the checkpoint is damaged.
     """
 
-    def __init__(self, folder: Path, options: LoopOptions, objective: Trained) -> None:
+    def __init__(
+        self, folder: Path, options: LoopOptions, objective: Trained, processes: Processes | None = None
+    ) -> None:
         self.folder, self.options, self.objective = folder, options, objective
+        self.processes = processes or Processes()
+        _check_shares(options, self.processes.count)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
         o = options
         self.schedule = Schedule(o.steps, o.minutes, o.warmup, o.rate, o.floor)
-        self.seconds = 0.0  # on the clock, over all parts of the run
+        self.seconds = 0.0  # on the first process's clock, over all parts of the run
         self.step = 0
         self.done = [0, 0]  # steps made in each phase
-        self.losses: list[float] = []  # since the last report
+        self.passed: list[tuple[float, ...]] = []  # of each step since the last report: its loss, then ``same``
         self.history: list[dict[str, Any]] = []
-        self._loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(objective.loss) if o.compile else objective.loss
         if self.checkpoint.exists():
             self._restore(load_checkpoint(self.checkpoint))
 
@@ -119,8 +145,19 @@ class Trainer(Generic[Trained]):
 
     @property
     def finished(self) -> bool:
-        """Whether the schedule has ended."""
-        return self.schedule.progress(self.step, self.seconds) >= 1.0
+        """Whether the schedule has ended, or early stopping has ended it."""
+        return self.schedule.progress(self.step, self.seconds) >= 1.0 or self.stopped_early
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the last ``patience`` evaluations were no better than the best one before them."""
+        patience, judged = self.options.patience, [each for _, each in self.judged]
+        return patience is not None and len(judged) > patience and min(judged[:-patience]) <= min(judged[-patience:])
+
+    @property
+    def judged(self) -> list[tuple[int, float]]:
+        """The step of each evaluation so far, and what early stopping goes by."""
+        return [(each["step"], self.objective.judge(each["valid"])) for each in self.history if each["valid"]]
 
     @property
     def tokens(self) -> int:
@@ -131,16 +168,22 @@ class Trainer(Generic[Trained]):
         return self.options.defining() | self.objective.identity
 
     def _restore(self, state: dict[str, Any]) -> None:
-        check_unchanged(self.folder, state["options"], self._defining())
+        check_run(self.folder, state["options"], self._defining())
         self.objective.module.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["rng"])
         self.step, self.done = state["step"], list(state["done"])
         self.seconds = state["seconds"]
-        self.losses, self.history = list(state.get("losses", [])), list(state["history"])
+        self.passed, self.history = list(state.get("passed", [])), list(state["history"])
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be written, for want of room for example; the one before is intact.
+        """
+        if not self.processes.main:
+            return
         save_checkpoint(
             self.checkpoint,
             {
@@ -151,7 +194,7 @@ class Trainer(Generic[Trained]):
                 "step": self.step,
                 "done": self.done,
                 "seconds": self.seconds,
-                "losses": self.losses,
+                "passed": self.passed,
                 "history": self.history,
             },
         )
@@ -172,61 +215,81 @@ class Trainer(Generic[Trained]):
         Raises:
             PronkError: the loss is not finite any more; the last checkpoint stays.
         """
-        o = self.options
         last, durations = time.monotonic(), []
-        while not self.finished and not stop():
+        while not self.processes.any(self.finished or stop()):
             begin = time.monotonic()
             progress = self.schedule.progress(self.step, self.seconds)
             rate = self.schedule.rate(self.step, progress)
-            loss, norm = self._step(progress, rate)
-            self.losses.append(loss)
+            norm = self._step(progress, rate)
             end = time.monotonic()
             durations.append(end - begin)
             # Evaluations and the time a process was suspended count too: the time limit is a promise.
-            self.seconds, last = self.seconds + end - last, end
-            evaluate = self.finished or self.step % o.evaluate_every == 0
-            if evaluate or self.step % o.log_every == 0:
-                mean = math.fsum(self.losses) / len(self.losses)
-                speed = o.batch / median(durations)
-                news = Report(self.step, progress, mean, rate, norm, self.tokens, self.seconds, speed)
-                news.valid = self.objective.evaluate(o.length) if evaluate else {}
+            self.seconds, last = self.processes.agree(self.seconds + end - last), end
+            evaluate = self.finished or self.step % self.options.evaluate_every == 0
+            if evaluate or self.step % self.options.log_every == 0:
+                news = self._news(rate, norm, median(durations))
+                news.valid = self._evaluate() if evaluate else {}
                 self.history.append(asdict(news))
-                report(news)
-                self.losses.clear()
+                self.processes.from_main(partial(report, news))
                 durations.clear()
             if evaluate:
-                evaluated(news)
-            if self.step % o.save_every == 0:
+                self.processes.from_main(partial(evaluated, news))
+            if self.step % self.options.save_every == 0:
                 self.save()
         self.save()
 
-    def _step(self, progress: float, rate: float) -> tuple[float, float]:
-        """One optimizer step; returns its mean loss and the norm of its gradient."""
+    def _news(self, rate: float, norm: float, seconds: float) -> Report:
+        """What has passed since the last report, where a step took ``seconds``."""
+        loss, *same = (fmean(column) for column in zip(*self.passed, strict=True))
+        self.passed.clear()
+        progress, speed = self.schedule.progress(self.step, self.seconds), self.options.batch / seconds
+        return Report(self.step, progress, loss, rate, norm, self.tokens, self.seconds, speed, tuple(same))
+
+    def _evaluate(self) -> dict[str, float]:
+        figures = self.processes.from_main(lambda: self.objective.evaluate(self.options.first_length))
+        if self.options.patience is not None and math.isnan(self.objective.judge(figures)):
+            msg = "patience: expected held-out text to go by, found none; give more text or, with --valid, a file"
+            raise OptionError(msg)
+        return figures
+
+    def _step(self, progress: float, rate: float) -> float:
+        """One optimizer step; returns the norm of its gradient."""
         o = self.options
         number = 0 if progress < 1 - o.final_share else 1
         phase = self.objective.phases[number]
-        count = o.micro // phase.length
-        passes = o.batch // o.micro
-        total = 0.0
-        for i in range(passes):
+        count, passes = o.micro // phase.length, o.batch // o.micro
+        own = []
+        for i in self.processes.share(passes):
             inputs, targets = phase.batch((self.done[number] * passes + i) * count, count)
-            loss = self._loss(inputs, targets)
-            (loss / passes).backward()
-            total += float(loss.detach())
-        if not math.isfinite(total):
-            msg = f"step {self.step + 1}: expected a finite loss, found {total}; use a lower --lr than {o.rate:g}"
+            passed = self.objective.backward(inputs, targets, 1 / passes)
+            own.append((passed.loss, *passed.same))
+        means = tuple(sum(column) / passes for column in zip(*self.processes.gather(own), strict=True))
+        if not math.isfinite(means[0]):
+            msg = f"step {self.step + 1}: expected a finite loss, found {means[0]}; use a lower --lr than {o.rate:g}"
             raise PronkError(msg)
+        self.processes.sum_gradients(self.objective.module)
         norm = clip_gradients(self.objective.module, o.clip)
         self.optimizers.step(rate)
+        self.passed.append(means)
         self.done[number] += 1
         self.step += 1
-        return total / passes, norm
+        return norm
+
+
+def _check_shares(options: LoopOptions, processes: int) -> None:
+    """Every process makes as many passes as the others."""
+    if options.batch // options.micro % processes:
+        msg = (
+            f"batch: expected a multiple of micro times the processes, {options.micro} × {processes} tokens, "
+            f"found {options.batch}; change --batch or --micro, or start another number of processes"
+        )
+        raise OptionError(msg)
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; :class:`~pronk.errors.OptionError` if this machine has none."""
+    """The device of that name, for ``cuda`` this process's own; :class:`~pronk.errors.OptionError` if there is none."""
     try:
-        device = torch.device(name)
+        device = torch.device(local_device(name))
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # an unknown name; a device that this torch or machine lacks
         msg = f"device: expected one that this machine has, for example cpu, found {name!r}"

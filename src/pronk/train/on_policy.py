@@ -24,11 +24,12 @@ from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue
 from pronk.train.data import Collection, Pool, mix
 from pronk.train.encoder import Encoder, Turns
+from pronk.train.files import write_json, write_tokens, writing
 from pronk.train.options import OnPolicyOptions
 from pronk.train.resume import check_unchanged
 from pronk.train.teacher import Teacher
 
-__all__ = ["continue_prompts", "held_out_prompts", "write_prompts"]
+__all__ = ["continue_prompts", "held_out_halves", "held_out_prompts", "write_prompts"]
 
 _SHORTEST = 8  # tokens of a prompt
 _CHARACTERS = 16  # per token, more than any text has: no need to encode a book for its first line
@@ -45,13 +46,33 @@ def write_prompts(collection: Collection, teacher: Teacher, options: OnPolicyOpt
         "train": _prompts(collection.pools, teacher.encoder, options.seed, count, longest),
         "held_out": _prompts(held_out, teacher.encoder, options.seed, options.held_out, longest) if held_out else [],
     }
-    (folder / "prompts.json").write_text(json.dumps(prompts) + "\n", encoding="utf-8")
+    write_json(folder / "prompts.json", prompts)
 
 
 def held_out_prompts(folder: Path) -> list[list[int]]:
     """Prompts that nothing was trained on."""
     prompts: list[list[int]] = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))["held_out"]
     return prompts
+
+
+def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]] | None:
+    """Held-out text for a choice and prompts to judge it by, which have nothing in common; ``None`` if there is none.
+
+    Returns:
+        How many tokens at the start of ``valid-on-policy.bin`` come from the first half of the prompts, and the other
+        half.
+    """
+    if not (folder / "valid-on-policy.bin").exists():
+        return None
+    prompts = held_out_prompts(folder)
+    middle = len(prompts) // 2
+    tokens = np.fromfile(folder / "valid-on-policy.bin", dtype=token_dtype(vocab_size))
+    # Each prompt stands in front of what was written after it, in their order.
+    first = sum(len(prompt) for prompt in prompts[:middle])
+    if not first:
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(tokens[first:], len(prompts[middle]))
+    return first + int((windows == prompts[middle]).all(1).argmax()), prompts[middle:]
 
 
 def _prompts(pools: Sequence[Pool], encoder: Encoder, seed: int, count: int, longest: int) -> list[list[int]]:
@@ -104,7 +125,7 @@ def continue_prompts(
     check_unchanged(folder.parent, prompts["recipe"], _recipe(options))
     held_out = folder / "valid-on-policy.bin"
     if prompts["held_out"] and not held_out.exists():
-        _pack(_continue(teacher, prompts["held_out"], options, 0), teacher.encoder).tofile(held_out)
+        write_tokens(held_out, _pack(_continue(teacher, prompts["held_out"], options, 0), teacher.encoder))
     state = _restore(folder, teacher)
     while state["tokens"] < options.tokens and prompts["train"]:
         if stop():
@@ -113,12 +134,13 @@ def continue_prompts(
         numbers = range(state["prompts"], state["prompts"] + min(options.batch, missing))
         rounds = [prompts["train"][number % len(prompts["train"])] for number in numbers]
         texts = list(_continue(teacher, rounds, options, 1 + numbers[0]))
-        with (folder / "on-policy.bin").open("ab") as file:
-            _pack(iter(texts), teacher.encoder).tofile(file)
+        text = folder / "on-policy.bin"
+        with writing(text, "what the target says"), text.open("ab") as file:
+            file.write(_pack(iter(texts), teacher.encoder).tobytes())
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
-        state["bytes"] = (folder / "on-policy.bin").stat().st_size
-        _write_state(folder / "on-policy.json", state)
+        state["bytes"] = text.stat().st_size
+        write_json(folder / "on-policy.json", state)
         progress(state["tokens"])
     return True
 
@@ -158,16 +180,11 @@ def _restore(folder: Path, teacher: Teacher) -> dict[str, Any]:
     target = {"target": teacher.fingerprints}
     path, text = folder / "on-policy.json", folder / "on-policy.bin"
     if not path.exists():
-        text.write_bytes(b"")
+        with writing(text, "what the target says"):
+            text.write_bytes(b"")
         return {"prompts": 0, "tokens": 0, "bytes": 0, **target}
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     check_unchanged(folder.parent, state, target)
     with text.open("r+b") as file:
         file.truncate(state["bytes"])
     return state
-
-
-def _write_state(path: Path, state: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(state) + "\n", encoding="utf-8")
-    partial.replace(path)

@@ -17,19 +17,21 @@ class Optimizers:
     """One or two optimizers that step together at one learning rate.
 
     Muon (Jordan et al. 2024) orthogonalizes the update of a matrix; its updates are rescaled to the size of AdamW's
-    (Liu et al. 2025), which is why one learning rate fits both. Embeddings and norms get no weight decay. ``kind`` is
-    one of :data:`~pronk.train.options.OPTIMIZERS`.
+    (Liu et al. 2025), which is why one learning rate fits both. Embeddings and norms get no weight decay; frozen
+    parameters, and those without a gradient in a step, are left as they are. ``kind`` is one of
+    :data:`~pronk.train.options.OPTIMIZERS`.
     """
 
     def __init__(self, model: nn.Module, kind: str, weight_decay: float) -> None:
-        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers.")]
+        learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for name, p in learning if p.ndim == 2 and ".layers." in f".{name}"]
         chosen = {id(p) for p in matrices}
-        rest = [p for p in model.parameters() if id(p) not in chosen]
+        rest = [p for _, p in learning if id(p) not in chosen]
         groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]
         self._members: list[Optimizer] = []
-        if kind == "muon":
+        if kind == "muon" and matrices:
             self._members.append(Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
-        else:
+        elif matrices:
             groups.append({"params": matrices, "weight_decay": weight_decay})
         self._members.append(AdamW(groups, betas=_BETAS, fused=True))
 

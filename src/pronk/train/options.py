@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,9 @@ __all__ = [
     "LoopOptions",
     "OnPolicyOptions",
     "Shape",
+    "StudentOptions",
     "TrainOptions",
+    "fit_lengths",
     "option_name",
 ]
 
@@ -42,7 +45,8 @@ class Shape:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                msg = f"{name.replace('_', '-')}: expected at least 1, found {value}"
+                option = "positions" if name == "context" else option_name(name)
+                msg = f"{option}: expected at least 1, found {value}"
                 raise OptionError(msg)
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             msg = (
@@ -87,8 +91,10 @@ class LoopOptions:
     """Settings of the training loop, whatever is trained.
 
     ``batch`` is in tokens per step, ``micro`` in tokens per pass (gradients are accumulated over ``batch / micro``
-    passes). The last ``final_share`` of the run reads sequences of ``final_length`` tokens instead of ``length``.
-    ``minutes`` on the clock end the run early, with its schedule intact. ``floor`` is the last learning rate as a
+    passes). The last ``final_share`` of the run reads sequences of ``final_length`` tokens instead of ``length``; a
+    length that no part of the run reads may be any.
+    ``minutes`` on the clock end the run early, with its schedule intact; so do ``patience`` evaluations in a row that
+    are no better than the best one before them, wherever the schedule is. ``floor`` is the last learning rate as a
     share of the peak ``rate``. ``warmup`` and the intervals are in steps.
 
     Raises:
@@ -97,11 +103,12 @@ class LoopOptions:
 
     # Options that may change when a run is resumed; all others define what it computes.
     FREE: ClassVar[frozenset[str]] = frozenset(
-        {"minutes", "threads", "compile", "device", "evaluate_every", "save_every", "log_every"}
+        {"minutes", "patience", "threads", "compile", "device", "evaluate_every", "save_every", "log_every"}
     )
 
     steps: int = 3000
     minutes: float | None = None
+    patience: int | None = None
     batch: int = 8192
     micro: int = 4096
     length: int = 256
@@ -127,6 +134,27 @@ class LoopOptions:
                 msg = f"{option_name(name)}: expected {expected}, found {getattr(self, name)!r}"
                 raise OptionError(msg)
 
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Tokens of the sequences that are read, by the fields that say so: the first part's, then the last one's."""
+        shares = {"length": 1 - self.final_share, "final_length": self.final_share}
+        return {name: getattr(self, name) for name, share in shares.items() if share > 0}
+
+    @property
+    def first_length(self) -> int:
+        """Tokens of the sequences that the run begins with."""
+        return next(iter(self.lengths.values()))
+
+    @property
+    def last_length(self) -> int:
+        """Tokens of the sequences that the run ends with."""
+        return [*self.lengths.values()][-1]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that is read."""
+        return max(self.lengths.values())
+
     def defining(self) -> dict[str, Any]:
         """The options that a resumed run must have as before."""
         return {name: value for name, value in asdict(self).items() if name not in self.FREE}
@@ -138,42 +166,59 @@ class LoopOptions:
             *((name, getattr(self, name) > 0, "more than 0") for name in ("rate", "clip")),
             *((name, getattr(self, name) >= 0, "at least 0") for name in ("warmup", "weight_decay", "seed")),
             *((name, 0 <= getattr(self, name) <= 1, "0 to 1") for name in ("floor", "final_share")),
-            *self._length_rules(),
             ("micro", _divides(self.micro, self.batch), f"a divisor of batch {self.batch}"),
-            ("micro", _divides(self.length, self.micro), f"a multiple of length {self.length}"),
-            ("micro", _divides(self.final_length, self.micro), f"a multiple of final-length {self.final_length}"),
+            *self._length_rules(),
             ("minutes", self.minutes is None or self.minutes > 0, "more than 0"),
+            ("patience", self.patience is None or self.patience >= 1, "at least 1"),
             ("threads", self.threads is None or self.threads >= 1, "at least 1"),
             ("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
         ]
 
     def _length_rules(self) -> list[tuple[str, bool, str]]:
-        return [(name, getattr(self, name) >= 1, "at least 1") for name in ("length", "final_length")]
+        read, most = self.lengths, self._longest()
+        expected = "at least 1" if most is None else f"1 to {most}"
+        return [
+            *((name, value >= 1 and (most is None or value <= most), expected) for name, value in read.items()),
+            *(
+                ("micro", _divides(value, self.micro), f"a multiple of {option_name(name)} {value}")
+                for name, value in read.items()
+            ),
+            *((name, getattr(self, name) >= 1, "at least 1") for name in ("length", "final_length")),
+        ]
+
+    def _longest(self) -> int | None:
+        """Positions that no sequence may exceed."""
+        return None
 
 
 @dataclass(frozen=True)
 class TrainOptions(LoopOptions):
-    """The loop's settings for a language model of ``shape``, whose context no sequence may exceed."""
+    """The loop's settings for a language model of ``shape``, whose context no sequence may exceed.
+
+    ``heads`` (:class:`~pronk.model.heads.HeadsShape`) are trained with it to predict the tokens after the next.
+    """
 
     shape: Shape = field(default_factory=Shape)
+    heads: Any = None
 
-    def _length_rules(self) -> list[tuple[str, bool, str]]:
-        context = self.shape.context
-        names = ("length", "final_length")
-        return [(name, 1 <= getattr(self, name) <= context, f"1 to {context}") for name in names]
+    def _longest(self) -> int | None:
+        return self.shape.context
 
 
 @dataclass(frozen=True)
-class DraftOptions(TrainOptions):
-    """The loop's settings for a draft model.
+class StudentOptions(LoopOptions):
+    """The loop's settings for a drafter that learns from a frozen target.
 
-    ``share`` of the training sequences are the target's own continuations. ``hard`` is the weight of the ordinary
-    cross-entropy on the text; the rest is that of the divergence from the target. ``num_tokens`` guesses a step are
-    made when the decoding engine measures the draft; with 0 it does not.
+    ``shape`` is what its kind is made by; no sequence may exceed the target's ``context``. ``share`` of the training
+    sequences are the target's own continuations. ``hard`` is the weight of the ordinary cross-entropy on the text; the
+    rest is that of the divergence from the target. ``num_tokens`` guesses a step are made when the decoding engine
+    measures the drafter; with 0 it does not.
     """
 
     FREE: ClassVar[frozenset[str]] = LoopOptions.FREE | {"num_tokens"}
 
+    shape: Any = None
+    context: int = 2048
     share: float = 0.5
     hard: float = 0.0
     num_tokens: int = 4
@@ -184,6 +229,19 @@ class DraftOptions(TrainOptions):
             *((name, 0 <= getattr(self, name) <= 1, "0 to 1") for name in ("share", "hard")),
             ("num_tokens", 0 <= self.num_tokens <= 64, "0 to 64"),
         ]
+
+    def _longest(self) -> int | None:
+        return self.context
+
+
+@dataclass(frozen=True)
+class DraftOptions(StudentOptions):
+    """The loop's settings for a draft model of ``shape``."""
+
+    shape: Shape = field(default_factory=Shape)
+
+    def _longest(self) -> int | None:
+        return min(self.shape.context, self.context)  # the target reads the same sequences
 
 
 @dataclass(frozen=True)
@@ -212,6 +270,31 @@ class OnPolicyOptions:
                 option = "on-policy" if name == "tokens" else option_name(name)
                 msg = f"{option}: expected at least {least}, found {getattr(self, name)}"
                 raise OptionError(msg)
+
+
+def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """The loop's settings with whatever is ``None`` of ``micro``, ``length`` and ``final_length`` filled in.
+
+    By default they are those of :class:`LoopOptions`, or the largest below, if it is more than half of that, that fits:
+    passes divide the batch and are made of whole sequences, and no sequence exceeds ``context``. Where nothing fits the
+    options' own rules say what is wrong.
+    """
+    found, share = dict(settings), settings["final_share"]
+    used = [name for name, part in (("length", 1 - share), ("final_length", share)) if part > 0]
+    given = [found[name] for name in used if found[name] is not None and found[name] > 0]
+    batch = found["batch"]
+    if found["micro"] is None:
+        most = min(LoopOptions.micro, max(1, batch))
+        found["micro"] = _largest(most, lambda n: batch % n == 0 and not any(n % each for each in given))
+    for name, wanted in (("length", LoopOptions.length), ("final_length", LoopOptions.final_length)):
+        if found[name] is None:
+            found[name] = _largest(max(1, min(wanted, context, found["micro"])), lambda n: found["micro"] % n == 0)
+    return found
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to ``most`` and above its half that fits, or else ``most``."""
+    return next((n for n in range(most, most // 2, -1) if fits(n)), most)
 
 
 def _divides(part: int, whole: int) -> bool:

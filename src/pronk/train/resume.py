@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pronk.errors import OptionError
 from pronk.train.options import option_name
 
-__all__ = ["check_unchanged"]
+__all__ = ["check_run", "check_unchanged"]
+
+
+def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """:func:`check_unchanged` for all that a checkpoint says of its run; another ``kind`` is all that is said then.
+
+    A checkpoint that says no kind is of any.
+    """
+    kind = now.get("kind")
+    if before.get("kind", kind) != kind:
+        msg = (
+            f"cannot resume {folder}: expected a run of kind {before['kind']} as before, found {kind}; use another "
+            "--out folder for a new run"
+        )
+        raise OptionError(msg)
+    check_unchanged(folder, before, {name: value for name, value in now.items() if name != "kind"})
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise :class:`~pronk.errors.OptionError` that names every option of the run in ``folder`` that is another now."""
     changed = [
-        f"{option_name(name)} = {before.get(name)!r} as before, found {value!r}"
-        for name, value in now.items()
-        if before.get(name) != value
+        f"{name} = {old!r} as before, found {new!r}"
+        for key, value in now.items()
+        for name, old, new in _differences(option_name(key), before.get(key), value)
     ]
     if changed:
         msg = f"cannot resume {folder}: expected {', and '.join(changed)}; use another --out folder for a new run"
         raise OptionError(msg)
+
+
+def _differences(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
+    """The values that differ, by name; those of a shape, or of a target, one by one."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in {**before, **now}:
+            yield from _differences(f"{name} {option_name(str(key))}", before.get(key), now.get(key))
+    elif before != now:
+        yield name, before, now

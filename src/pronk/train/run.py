@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import math
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from pronk.train.card import draft_card, model_card
+from pronk.train.card import model_card, student_card
+from pronk.train.checkpoint import load_options
 from pronk.train.data import prepare
-from pronk.train.draft import Draft
-from pronk.train.export import export_model
-from pronk.train.lm import LanguageModel
-from pronk.train.loop import Report, Trainer
+from pronk.train.display import PLAIN, TrainingDisplay, WritingDisplay, figure_lines
+from pronk.train.distributed import Processes, join_processes
+from pronk.train.future import FutureTokens
+from pronk.train.lm import LM_IDENTITY, LanguageModel, TextModel
+from pronk.train.loop import Trainer
 from pronk.train.on_policy import continue_prompts, write_prompts
-from pronk.train.options import DataOptions, DraftOptions, OnPolicyOptions, TrainOptions
+from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, StudentOptions, TrainOptions
+from pronk.train.resume import check_run
+from pronk.train.student import Student
 from pronk.train.teacher import Teacher
 
-__all__ = ["run", "run_draft"]
-
-# Lines are printed as they are: a path may hold what rich would read as markup.
-_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+__all__ = ["run", "run_student"]
 
 
 def run(data: DataOptions, options: TrainOptions, folder: Path, name: str, command: str, console: Console) -> bool:
@@ -45,135 +45,118 @@ def run(data: DataOptions, options: TrainOptions, folder: Path, name: str, comma
         PronkError: bad options, sources or checkpoints.
     """
     tokens = options.steps * options.batch + 1
-    prepare(data, folder / "data", tokens, options.shape.context, lambda text: console.print(text, **_PLAIN))
-    trainer = Trainer(folder, options, LanguageModel(folder, options))
+    with _together(options, console) as processes:
+        say = partial(console.print, **PLAIN)
+        processes.from_main(partial(_check_resumed, folder, options, LM_IDENTITY))
+        text = partial(prepare, data, folder / "data", tokens, options.shape.context, say, least=options.longest + 1)
+        processes.from_main(text)
+        made = LanguageModel if options.heads is None else FutureTokens
+        objective: TextModel[Any] = made(folder, options)
+        trainer = Trainer(folder, options, objective, processes)
 
-    def export(target: str, valid: dict[str, float], length: int) -> None:
-        card = model_card(trainer, name, command, valid, length)
-        export_model(trainer.objective.module, folder / "data", folder / target, card)
+        def export(target: str, valid: dict[str, float], length: int) -> None:
+            card = model_card(trainer, name, command, valid, length)
+            facts = {"name": name, "figures": valid, "length": length, "command": command}
+            objective.export(folder / target, card, facts)
 
-    return _train(trainer, export, console)
+        return _train(trainer, export, console)
 
 
-def run_draft(  # noqa: PLR0917 - as run, with a target and what it is to write
+def run_student(  # noqa: PLR0917 - as run, with a target and what it is to write
+    kind: type[Student[Any]],
     data: DataOptions,
     own: OnPolicyOptions,
-    options: DraftOptions,
+    options: StudentOptions,
     teacher: Teacher,
     folder: Path,
     name: str,
     command: str,
     console: Console,
 ) -> bool:
-    """Distil a draft model in ``folder``, from ``teacher`` and what it is to write (``own``); see :func:`run`."""
+    """Train a drafter in ``folder``, from ``teacher`` and what it is to write (``own``); see :func:`run`."""
+    with _together(options, console) as processes:
+        processes.from_main(partial(_check_resumed, folder, options, kind.identify(teacher)))
+        if not processes.from_main(partial(_write_text, data, own, options, teacher, folder / "data", console)):
+            console.print("saved what the target has written; the same command continues", **PLAIN)
+            return False
+        trainer = Trainer(folder, options, kind(folder, options, teacher), processes)
+
+        def export(target: str, valid: dict[str, float], length: int) -> None:
+            card = student_card(trainer, name, command, valid, length)
+            facts = {"figures": valid, "length": length, "command": command}
+            trainer.objective.export(folder / target, card, facts)
+
+        return _train(trainer, export, console)
+
+
+def _check_resumed(folder: Path, options: LoopOptions, identity: dict[str, Any]) -> None:
+    """Compare with the checkpoint, if there is one, before the text, whose recipe follows from the options."""
+    checkpoint = folder / "checkpoint.pt"
+    if checkpoint.exists():
+        check_run(folder, load_options(checkpoint), options.defining() | identity)
+
+
+def _write_text(
+    data: DataOptions, own: OnPolicyOptions, options: StudentOptions, teacher: Teacher, folder: Path, console: Console
+) -> bool:
+    """Prepare the text, and let the target write its own; returns whether all of it is there."""
     tokens = math.ceil((1 - options.share) * options.steps * options.batch) + 1
-    prepare(
-        data,
-        folder / "data",
-        tokens,
-        options.shape.context,
-        lambda text: console.print(text, **_PLAIN),
-        teacher.encoder,
-        lambda read: write_prompts(read, teacher, own, folder / "data"),
-    )
-    with _interrupt_flag() as interrupted, _Written(console, own.tokens) as bar:
-        whole = continue_prompts(teacher, folder / "data", own, bar.show, lambda: bool(interrupted))
-    if not whole:
-        console.print("saved what the target has written; the same command continues", **_PLAIN)
-        return False
-    trainer = Trainer(folder, options, Draft(folder, options, teacher))
+    say = partial(console.print, **PLAIN)
+    prompts = partial(write_prompts, teacher=teacher, options=own, folder=folder)
+    prepare(data, folder, tokens, options.context, say, teacher.encoder, prompts, options.longest + 1)
+    with _interrupt_flag() as interrupted, WritingDisplay(console, own.tokens) as bar:
+        return continue_prompts(teacher, folder, own, bar.show, lambda: bool(interrupted))
 
-    def export(target: str, valid: dict[str, float], length: int) -> None:
-        card = draft_card(trainer, name, command, valid, length)
-        facts = {"target": {"name": teacher.name, **teacher.fingerprints}, "figures": valid, "length": length}
-        export_model(trainer.objective.module, teacher.folder, folder / target, card, {"draft.json": facts})
 
-    return _train(trainer, export, console)
+@contextmanager
+def _together(options: LoopOptions, console: Console) -> Iterator[Processes]:
+    """The processes that share the run; only the first one's ``console`` shows anything."""
+    with join_processes(options.device) as processes:
+        console.quiet = console.quiet or not processes.main
+        yield processes
 
 
 def _train(trainer: Trainer[Any], export: Callable[[str, dict[str, float], int], None], console: Console) -> bool:
-    """Train with progress on the terminal, and export what comes of it."""
+    """Train with progress on the terminal, and export what comes of it: the model of the last step."""
     options = trainer.options
-    with _interrupt_flag() as interrupted, _Display(console) as display:
+    with _interrupt_flag() as interrupted, TrainingDisplay(console) as display:
         trainer.train(
             report=display.show,
-            evaluated=lambda news: export("latest", news.valid, options.length),
+            evaluated=lambda news: export("latest", news.valid, options.first_length),
             stop=lambda: bool(interrupted),
         )
-    if trainer.finished:
-        length = options.final_length if options.final_share else options.length
-        export("export", trainer.objective.evaluate(length), length)
-        console.print(f"finished: {trainer.folder / 'export'}", **_PLAIN)
-    else:
-        console.print(f"saved at step {trainer.step}; the same command continues", **_PLAIN)
+    if not trainer.finished:
+        console.print(f"saved at step {trainer.step}; the same command continues", **PLAIN)
+    elif trainer.processes.main:
+        if trainer.stopped_early:
+            step, best = min(trainer.judged, key=lambda each: each[1])
+            line = f"stopped early: no validation after that of step {step} ({best:.4f}) is better"
+            console.print(f"{line}, with a patience of {options.patience}", **PLAIN)
+        length = options.last_length
+        figures = trainer.objective.evaluate(length)
+        for target in ("latest", "export"):
+            export(target, figures, length)
+        console.print(f"finished: {trainer.folder / 'export'}, on sequences of {length} tokens", **PLAIN)
+        for line in figure_lines(figures):
+            console.print(line, **PLAIN)
     return trainer.finished
 
 
 @contextmanager
 def _interrupt_flag() -> Iterator[list[int]]:
-    """A list that the first Ctrl-C makes non-empty; a second one interrupts at once."""
+    """A list that the first Ctrl-C, or a polite ``kill``, makes non-empty; the second one interrupts at once."""
     received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def remember(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
         received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
-    before = signal.signal(signal.SIGINT, remember)
+    for number in before:
+        signal.signal(number, remember)
     try:
         yield received
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Bar:
-    """A bar, when the console is a terminal."""
-
-    def __init__(self, console: Console, what: str, total: float) -> None:
-        self._console = console
-        columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task(what, total=total)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _show(self, completed: float, line: str) -> None:
-        self._progress.update(self._task, completed=completed)
-        if line:
-            self._console.print(line, **_PLAIN)
-
-
-class _Written(_Bar):
-    """How much the target has written: a line for every twentieth, and a bar below them."""
-
-    def __init__(self, console: Console, total: int) -> None:
-        super().__init__(console, "writing", total)
-        self._total, self._began = total, time.monotonic()
-        self.done = 0
-
-    def show(self, done: int) -> None:
-        """``done`` tokens are there."""
-        minutes = (time.monotonic() - self._began) / 60
-        line = f"written {done} of {self._total} tokens  {minutes:.1f} min"
-        self._show(done, line if done * 20 // self._total > self.done * 20 // self._total else "")
-        self.done = done
-
-
-class _Display(_Bar):
-    """Lines of figures, and a bar below them."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console, "training", 1.0)
-
-    def show(self, news: Report) -> None:
-        """Print one line of figures."""
-        left = news.seconds * (1 - news.progress) / max(news.progress, 1e-9)
-        line = (
-            f"step {news.step}  {news.progress:6.1%}  loss {news.loss:.4f}  lr {news.rate:.2e}  norm {news.norm:.2f}  "
-            f"{news.tokens / 1e6:.2f} M tokens  {news.speed:.0f} tokens/s  {left / 60:.0f} min left"
-        )
-        self._show(news.progress, line + "".join(f"  valid {name} {loss:.4f}" for name, loss in news.valid.items()))
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,35 +1,39 @@
-"""How good a draft is where it counts: guessing for its target in the decoding engine."""
+"""How good a drafter is where it counts: guessing for its target in the decoding engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from pronk.bench.metrics import acceptance_rate, step_compression
+import numpy as np
+
+from pronk.bench.metrics import acceptance_rate, ctar_curve, step_compression
 from pronk.drafters import make_drafter
 from pronk.llm import LLM
 from pronk.sampling import SamplingParams, derive_seed
+from pronk.train.batches import token_dtype
 
-__all__ = ["measure_draft"]
+__all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]
+
+SERVED_TOKENS = 96  # after each held-out prompt
 
 _TEMPERATURE = 0.8
+_NAMES = ("greedy", f"T={_TEMPERATURE}")
+_SHORTEST, _LONGEST, _PROMPTS = 8, 64, 24  # of a beginning, in tokens, and how many there are at most
 
 
-def measure_draft(
-    llm: LLM, draft: Path, prompts: Sequence[list[int]], num_tokens: int, max_tokens: int
-) -> dict[str, float]:
-    """Acceptance rate alpha and step compression S, greedy and sampled.
+def measure(llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int) -> dict[str, float]:
+    """Acceptance rate alpha, CTAR(1), CTAR(2) … and step compression S, greedy and sampled.
 
     Args:
         llm: the target; it must compute every guess (``budget="all"``).
-        draft: the draft's checkpoint.
-        prompts: what to continue.
-        num_tokens: guesses per step.
+        spec: the drafter.
+        prompts: what to continue, at least one, and each shorter than the context.
         max_tokens: tokens after each prompt.
     """
-    drafter = make_drafter(f"draft_model(model={str(draft)!r}, num_tokens={num_tokens})")
+    drafter = make_drafter(spec)
     figures: dict[str, float] = {}
-    for name, temperature in (("greedy", 0.0), (f"T={_TEMPERATURE}", _TEMPERATURE)):
+    for name, temperature in zip(_NAMES, (0.0, _TEMPERATURE), strict=True):
         params = [
             SamplingParams(
                 max_tokens=min(max_tokens, llm.config.context - len(prompt)),
@@ -40,7 +44,37 @@ def measure_draft(
         ]
         stats = [each.stats for each in llm.generate(list(prompts), params, drafter=drafter)]
         steps = [step for each in stats for step in each.steps]
-        rate = acceptance_rate([step.depth for step in steps], [step.accepted for step in steps])
+        accepted = [step.accepted for step in steps]
+        rate = acceptance_rate([step.depth for step in steps], accepted)
         tokens = sum(each.generated_tokens for each in stats)
-        figures |= {f"{name} alpha": rate or 0.0, f"{name} S": step_compression(tokens, len(steps))}
+        figures[f"{name} alpha"] = rate or 0.0
+        deepest = max((step.depth for step in steps), default=0)
+        for w, share in enumerate(ctar_curve(accepted, max(1, deepest)), 1):
+            figures[f"{name} CTAR({w})"] = share
+        figures[f"{name} S"] = step_compression(tokens, len(steps))
     return figures
+
+
+def is_served(name: str) -> bool:
+    """Whether a figure of that name is one of :func:`measure`."""
+    decoding, _, what = name.partition(" ")
+    return decoding in _NAMES and (what in {"alpha", "S"} or what.startswith("CTAR("))
+
+
+def beginnings(data: Path, vocab_size: int, end: int, context: int) -> list[list[int]]:
+    """Beginnings of held-out documents, as many of each set of a run: at most half of the document or the context.
+
+    Args:
+        data: with the held-out token files.
+        vocab_size: of the ids in them.
+        end: the token after each document.
+        context: positions of the model.
+    """
+    files = sorted(data.glob("valid-*.bin"))
+    found: list[list[int]] = []
+    for file in files:
+        tokens = np.fromfile(file, dtype=token_dtype(vocab_size))
+        documents = np.split(tokens, np.flatnonzero(tokens == end) + 1)
+        parts = [each[: min(_LONGEST, context // 2, len(each) // 2)].tolist() for each in documents]
+        found += [part for part in parts if len(part) >= _SHORTEST][: max(1, _PROMPTS // len(files))]
+    return found

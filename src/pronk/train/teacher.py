@@ -7,11 +7,16 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pronk.llm import LLM
+from pronk.model.checkpoint import Checkpoint
 from pronk.model.decoder import Decoder
+from pronk.model.families import FAMILY_NAMES
+from pronk.model.fingerprint import Fingerprint
 from pronk.model.loader import parse_dtype
 from pronk.train.encoder import Encoder
+from pronk.train.loop import find_device
 
 __all__ = ["Teacher"]
 
@@ -25,12 +30,13 @@ class Teacher:
 
     Args:
         model: folder or id on the Hub; ``None`` is the bundled one.
-        device: where it runs.
+        device: where it runs; ``cuda`` is this process's GPU.
         threads: of the process.
     """
 
     def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
         hub = model is not None and not Path(model).expanduser().is_dir()
+        device = str(find_device(device))
         self.llm = LLM(model, drafter="autoregressive", device=device, threads=threads, max_batch=_BATCH, budget="all")
         self.name = str(model) if hub else self.llm.path.resolve().name
         self.encoder = Encoder.of_target(self.llm.tokenizer, self.llm.config)
@@ -51,8 +57,27 @@ class Teacher:
         return parse_dtype("auto", self.llm.config)
 
     @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What its drafters carry, to be refused by other targets: quick to find again, whenever one is loaded."""
+        return Fingerprint.of(self.folder)
+
+    @cached_property
+    def unembedding(self) -> Tensor:
+        """``[vocab, hidden]`` of its head, plain: its own may be packed."""
+        config = self.llm.config
+        if config.tied:
+            return self.decoder.embedding.detach().to(self.dtype)
+        names = FAMILY_NAMES[config.family]
+        checkpoint = Checkpoint(self.folder)
+        (name,) = (name for name in checkpoint if names.canonical(name) == f"{names.head}.weight")
+        return checkpoint.tensor(name).to(self.decoder.embedding.device, self.dtype)
+
+    @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """SHA-256 sums that tell its tokenizer and its weights (with ``config.json``) from others."""
+        """Sums over all its bytes, the tokenizer's and those of its weights with ``config.json``.
+
+        What a resumed run must find as before, to the last bit; a :class:`Fingerprint` looks at samples alone.
+        """
         weights = hashlib.sha256()
         for file in (self.folder / "config.json", *sorted(self.folder.glob("*.safetensors"))):
             with file.open("rb") as content:

@@ -1,0 +1,99 @@
+"""What a run shows: lines of figures, and on a terminal a bar below them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from pronk.train.loop import Report
+
+__all__ = ["PLAIN", "TrainingDisplay", "WritingDisplay", "figure_lines"]
+
+# Lines are printed as they are: a path may hold what rich would read as markup.
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+
+# A figure's name after that of what it was measured on: "on-policy KL 2", "greedy CTAR(1)".
+_FIGURE = re.compile(r"(?P<of>.+?) (?P<what>(KL|same|alpha|CTAR|S)\b.*)")
+
+
+class _Bar:
+    """A bar, when the console is a terminal."""
+
+    def __init__(self, console: Console, what: str, total: float) -> None:
+        self._console = console
+        columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._progress.add_task(what, total=total, left="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _show(self, completed: float, lines: list[str], left: str) -> None:
+        self._progress.update(self._task, completed=completed, left=left)
+        for line in lines:
+            self._console.print(line, **PLAIN)
+
+
+class WritingDisplay(_Bar):
+    """How much the target has written: a line for every twentieth, and a bar below them."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        super().__init__(console, "writing", total)
+        self._total, self._began = total, time.monotonic()
+        self._first: int | None = None
+        self._twentieths = 0
+
+    def show(self, done: int) -> None:
+        """``done`` tokens are there."""
+        now = time.monotonic()
+        if self._first is None:
+            # What an earlier part of the run has written says nothing about the speed of this one.
+            self._first, self._began = done, now
+        speed = (done - self._first) / max(now - self._began, 1e-9)
+        left = f"{_duration((self._total - done) / speed)} left" if speed and done < self._total else ""
+        twentieths = done * 20 // max(1, self._total)
+        line = f"written {done} of {self._total} tokens" + (f"  {speed:.0f} tokens/s  {left}" if left else "")
+        self._show(done, [line] if twentieths > self._twentieths else [], left)
+        self._twentieths = twentieths
+
+
+class TrainingDisplay(_Bar):
+    """Lines of figures, and a bar below them."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console, "training", 1.0)
+
+    def show(self, news: Report) -> None:
+        """Print one line, and one for everything that was measured on held-out text."""
+        left = f"{_duration(news.seconds * (1 - news.progress) / max(news.progress, 1e-9))} left"
+        parts = [f"step {news.step}", f"{news.progress:6.1%}", f"loss {news.loss:.4f}"]
+        parts += ["same " + " ".join(f"{each:.2f}" for each in news.same)] if news.same else []
+        parts += [f"lr {news.rate:.2e}", f"norm {news.norm:.2f}", f"{news.tokens / 1e6:.2f} M tokens"]
+        parts += [f"{news.speed:.0f} tokens/s", left]
+        self._show(news.progress, ["  ".join(parts), *figure_lines(news.valid)], left)
+
+
+def figure_lines(figures: Mapping[str, float]) -> Iterator[str]:
+    """A line for each thing that was measured on, with its figures."""
+    lines: dict[str, list[str]] = {}
+    for name, value in figures.items():
+        found = _FIGURE.fullmatch(name)
+        of, what = (found["of"], found["what"]) if found else (name, "loss")
+        lines.setdefault(of, []).append(f"{what} {value:.3f}")
+    for of, values in lines.items():
+        yield f"  valid {of}  {'  '.join(values)}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
