@@ -35,8 +35,9 @@ def relative(path: Path) -> str:
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
         "LLM", "Completion", "Piece", "SamplingParams", "TokenTree",
-        "Autoregressive", "Beam", "Cape", "DraftModel", "Drafter", "FirstOf", "GaussSeidel", "Jacobi", "Lookahead",
-        "Merged", "PromptLookup", "Recycling", "Retrieval", "Staged", "Suffix", "Threshold",
+        "Autoregressive", "Beam", "Cape", "DraftModel", "Drafter", "FirstOf", "GaussSeidel", "Glide",
+        "Jacobi", "Kangaroo", "Lookahead", "Medusa", "Merged", "MultiToken", "PromptLookup", "Recycling", "Retrieval",
+        "Staged", "Suffix", "Threshold", "Vanilla",
         "PronkError", "CacheFullError", "CheckpointError", "ConfigError", "OptionError", "PromptError",
         "TokenizerError", "__version__",
     }  # fmt: skip
@@ -48,8 +49,9 @@ def test_public_surface_is_exactly_this() -> None:
 
 def test_drafters_by_name() -> None:
     assert set(pronk.drafters.REGISTRY) == {
-        "autoregressive", "beam", "cape", "draft_model", "first_of", "gauss_seidel", "jacobi", "lookahead", "merged",
-        "prompt_lookup", "recycling", "retrieval", "staged", "suffix", "threshold",
+        "autoregressive", "beam", "cape", "draft_model", "first_of", "gauss_seidel", "glide", "jacobi", "kangaroo",
+        "lookahead", "medusa", "merged", "multi_token", "prompt_lookup", "recycling", "retrieval", "staged", "suffix",
+        "threshold", "vanilla",
     }  # fmt: skip
     for name, drafter in pronk.drafters.REGISTRY.items():
         assert drafter.name == name

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters import drafts
+from drafters import drafts, trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from drafters.stores import conformance_spec
 from drafters.trees import (
     ADVERSARIAL,
@@ -33,7 +33,9 @@ from pronk.choice import Chooser
 from pronk.drafters import REGISTRY, Autoregressive, DraftContext, Drafter, Outcome, PromptLookup, make_drafter
 from pronk.drafters.rates import Rates
 from pronk.engine.request import Request
+from pronk.engine.runner import Job
 from pronk.errors import OptionError
+from pronk.model.attention import Segment
 from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
 
@@ -45,6 +47,11 @@ SPECS: dict[str, str] = {
     "merged": "merged(prompt_lookup(min_ngram=1), lookahead(window=3), recycling)",
     "first_of": "first_of(prompt_lookup, lookahead(window=2, ngram=3), jacobi)",
     **drafts.specs(),
+    "multi_token": trained_multi_token.spec(),
+    "medusa": trained_medusa.spec(),
+    "kangaroo": trained_kangaroo.spec(),
+    "glide": trained_glide.spec(),
+    "vanilla": trained_glide.spec("vanilla"),
 }
 
 SHAPES: dict[str, Shape] = {
@@ -59,7 +66,10 @@ EVERY = [*REGISTRY, *SHAPES]
 STATEFUL = list(REGISTRY)
 
 # Drafters whose state has more than rates that is learned from guesses.
-PACED = {"draft_model", "threshold", "staged", "cape", "beam"}
+PACED = {"draft_model", "threshold", "staged", "cape", "beam", "multi_token", "kangaroo", "glide", "vanilla"}
+
+# Drafters that read the target's cache: it must have computed the text.
+READERS = {"multi_token", "kangaroo", "glide", "vanilla"}
 
 # In two letters everything has been said before.
 TWO_LETTERS = {3: 100.0, 5: 100.0}
@@ -150,21 +160,57 @@ def outcome(
     return Outcome(state, tree, tuple(path), tuple(new), len(before) - 1, SamplingParams(), logits, hidden)
 
 
-def context(
-    state: Any, tokens: Sequence[int], committed: int, max_depth: int = 40, max_nodes: int = 40
-) -> DraftContext:
-    table, params = BlockTable(length=committed - 1), SamplingParams()
-    chooser = Chooser(params, 0, tokens, VOCAB)
-    return DraftContext(state, list(tokens), committed, max_depth, max_nodes, params, chooser, table)
+class Stage:
+    """A drafter and its target, outside the engine: one table for every state, computed as far as the text is."""
+
+    def __init__(self, name: str) -> None:
+        engine = make_engine(tiny_decoder())
+        self.runner = engine.runner
+        self.drafter = make(name).bind(engine.target)
+        self.reads = name in READERS
+        self.tables: dict[int, BlockTable] = {}
+
+    def context(
+        self, state: Any, tokens: Sequence[int], committed: int, max_depth: int = 40, max_nodes: int = 40
+    ) -> DraftContext:
+        """What the engine would say of a request."""
+        params = SamplingParams()
+        chooser = Chooser(params, 0, tokens, VOCAB)
+        table = self._table(state, tokens, committed - 1)
+        return DraftContext(state, list(tokens), committed, max_depth, max_nodes, params, chooser, table)
+
+    def _table(self, state: Any, tokens: Sequence[int], length: int) -> BlockTable:
+        if not self.reads:
+            return BlockTable(length=length)
+        table = self.tables.setdefault(id(state), BlockTable())
+        table.length = 0
+        self.runner.cache.prepare(table, length + 100)
+        if length:
+            tree = TokenTree.chain(tokens[:length])
+            self.runner.forward([Job(Segment(table, tree), range(0), length)])
+        table.length = length
+        return table
+
+    def start(self, tokens: Sequence[int], held: int) -> Any:
+        """The state of a request of which ``held`` tokens are certain, after a step that said the last one."""
+        state = self.drafter.start(tokens[:held])
+        if self.drafter.needs.hidden and len(tokens) > 1:
+            root = TokenTree.chain(tokens[-2:-1])
+            self.drafter.observe([outcome(self.drafter, state, tokens[:-1], root, (), tokens[-1:])])
+        return state
+
+    def stop(self, state: Any) -> None:
+        """The request has ended."""
+        self.drafter.stop(state)
+        self.runner.cache.release(self.tables.pop(id(state), BlockTable()))
 
 
-def replay(
-    drafter: Drafter[Any], tokens: Sequence[int], prompt: int, dice: random.Random, *, disturbed: bool = False
-) -> Any:
+def replay(stage: Stage, tokens: Sequence[int], prompt: int, dice: random.Random, *, disturbed: bool = False) -> Any:
     """The state after the engine's way through ``tokens``: guesses, rejections, provisional tokens, right and wrong.
 
     ``disturbed``: with another request in the same batches, and proposals that nobody hears of again.
     """
+    drafter, context = stage.drafter, stage.context
     state = drafter.start(tokens[:prompt])
     other = drafter.start(tokens[:1])
     committed, provisional = prompt, list[int]()
@@ -191,6 +237,7 @@ def replay(
         if dice.random() < 0.3:  # the next pass will disagree
             provisional.append(dice.randrange(VOCAB))
         committed += keep
+    stage.stop(other)
     return state
 
 
@@ -220,17 +267,17 @@ def forget_rates(state: Any) -> None:
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> None:
     """Rates are made of guesses; all else, for a drafter that hears no logits, is made of committed tokens alone."""
-    drafter = make(name)
-    drafter = drafter.bind(make_engine(tiny_decoder()).target)
+    stage = Stage(name)
+    drafter, context = stage.drafter, stage.context
     for seed in range(3 if name in PACED else 12):
         dice = random.Random(seed)
         # Few letters, so that much is guessed, and some of it right.
         tokens, prompt = [dice.randrange(4) for _ in range(80)], dice.randint(1, 60)
         again = random.Random()
         again.setstate(dice.getstate())
-        state = replay(drafter, tokens, prompt, dice)
+        state = replay(stage, tokens, prompt, dice)
         if drafter.needs.logits or drafter.needs.hidden or name in PACED:
-            fresh = replay(drafter, tokens, prompt, again, disturbed=True)
+            fresh = replay(stage, tokens, prompt, again, disturbed=True)
         else:
             fresh = drafter.start(tokens[:prompt])
             root = TokenTree.chain(tokens[prompt - 1 : prompt])
@@ -240,18 +287,20 @@ def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> Non
         assert same(state, fresh)
         (one,), (other,) = (drafter.propose([context(s, tokens, len(tokens))]) for s in (state, fresh))
         assert (one.tokens, one.parents, one.verify) == (other.tokens, other.parents, other.verify)
+        for each in (state, fresh):
+            stage.stop(each)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_proposals_are_trees_within_the_limits(name: str) -> None:
-    drafter = make(name)
-    drafter = drafter.bind(make_engine(tiny_decoder()).target)
+    stage = Stage(name)
+    drafter, context = stage.drafter, stage.context
     dice, largest = random.Random(0), 0
     for _ in range(40):
         tokens = [dice.randrange(3) for _ in range(dice.randint(1, 60))]
         held = dice.randint(max(1, len(tokens) - 3), len(tokens))  # the rest is provisional
         limits = [(depth, nodes) for depth in (0, 1, 2, 40) for nodes in (0, 1, 2, 40)]
-        contexts = [context(drafter.start(tokens[:held]), tokens, held, depth, nodes) for depth, nodes in limits]
+        contexts = [context(stage.start(tokens, held), tokens, held, depth, nodes) for depth, nodes in limits]
         trees = drafter.propose(contexts)
         assert len(trees) == len(contexts)
         for (depth, nodes), tree in zip(limits, trees, strict=True):
@@ -265,18 +314,18 @@ def test_proposals_are_trees_within_the_limits(name: str) -> None:
             )
             largest = max(largest, tree.num_guesses)
         for each in contexts:
-            drafter.stop(each.state)
+            stage.stop(each.state)
     assert (largest > 1) == (name != "autoregressive")
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_proposing_leaves_no_trace_and_ignores_company(name: str) -> None:
     """A tree depends on its own context, not on the others of the batch nor on proposals before."""
-    drafter = make(name)
-    drafter = drafter.bind(make_engine(tiny_decoder()).target)
+    stage = Stage(name)
+    drafter, context = stage.drafter, stage.context
     dice = random.Random(1)
     texts = [[dice.randrange(3) for _ in range(length)] for length in (30, 1, 12)]
-    contexts = [context(drafter.start(tokens), tokens, len(tokens)) for tokens in texts]
+    contexts = [context(stage.start(tokens, len(tokens)), tokens, len(tokens)) for tokens in texts]
     together = drafter.propose(contexts)
     alone = [drafter.propose([one])[0] for one in reversed(contexts)][::-1]
     assert [(tree.tokens, tree.parents) for tree in together] == [(tree.tokens, tree.parents) for tree in alone]

@@ -13,7 +13,7 @@ from drafters.trees import TreeDrafter
 from models import make_engine, make_request, run, tiny_decoder
 from pronk.drafters import Drafter, Merged
 from pronk.drafters.draft_model import DraftModel
-from pronk.drafters.pace import Pace, Prices
+from pronk.drafters.pace import Pace, Prices, Rest
 from pronk.engine.costs import PassCosts
 from pronk.engine.request import Request
 from pronk.engine.runner import Runner
@@ -241,3 +241,20 @@ def test_decode_without_costs_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(tiny_decoder(), budget=True)
     (request,) = decode(engine, bound(model(HOPELESS), engine), [[1, 2, 3]])
     assert request.stats.drafted > 100
+
+
+def test_rest_grows_while_nothing_is_kept() -> None:
+    rest, bare, own = Rest(), TokenTree.chain([1]), TokenTree((1, 2), (-1, 0), origin=(("", 0), ("heads", 5)))
+    other = TokenTree((1, 2), (-1, 0), origin=(("", 0), ("lookup", 0)))
+    for steps in (2, 4, 8, 16, 32, 32):
+        rest.learn(bare, {"heads"}, guessed=True)
+        assert rest.steps == steps
+        for left in reversed(range(steps)):
+            rest.learn(bare, {"heads"}, guessed=True)
+            assert rest.steps == left
+    rest.learn(other, {"heads"}, guessed=True)
+    rest.learn(bare, {"heads"}, guessed=False)
+    assert rest.steps == 0
+    rest.learn(own, {"heads"}, guessed=True)
+    rest.learn(bare, {"heads"}, guessed=True)
+    assert rest.steps == 2

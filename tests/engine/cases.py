@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from drafters import drafts
+from drafters import drafts, trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from drafters.stores import conformance_spec
 from drafters.trees import (
     TreeDrafter,
@@ -52,6 +52,17 @@ def text(seed: int, length: int) -> list[int]:
 # Ragged: a single token, a whole block, across the boundary of 512 keys, across two chunks of prefill.
 PROMPTS = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 16, 77, 300, 505, 520)))
 
+# Drafters that were trained on the target, and what goes over them and beside them.
+TRAINED = {
+    "multi_token": trained_multi_token.spec(),
+    "medusa": trained_medusa.spec(),
+    "kangaroo": trained_kangaroo.spec(),
+    "glide": trained_glide.spec(),
+    "vanilla": trained_glide.spec("vanilla"),
+    "cape of kangaroo": f"cape({trained_kangaroo.spec()})",
+    "merged with trained": f"merged(prompt_lookup(min_ngram=1), {trained_medusa.spec()}, {trained_kangaroo.spec()})",
+}
+
 DRAFTERS: dict[str, Drafter[Any]] = {
     "autoregressive": Autoregressive(),
     "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=12, num_chains=4),
@@ -62,7 +73,7 @@ DRAFTERS: dict[str, Drafter[Any]] = {
     "gauss_seidel": GaussSeidel(num_tokens=5),
     "lookahead": Lookahead(window=4, ngram=3, guesses=5),
     "recycling": Recycling(num_nodes=20, top_k=6),
-    **{name: make_drafter(spec) for name, spec in drafts.specs().items()},
+    **{name: make_drafter(spec) for name, spec in (drafts.specs() | TRAINED).items()},
     "merged": Merged((PromptLookup(min_ngram=1), Recycling(shared=True), Lookahead(window=2))),
     "random": TreeDrafter(random_trees),
     "oracle": TreeDrafter(oracle_trees(0.7)),

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pronk.train import distill
 from pronk.train.distill import Comparison, chunk_rows, compare, distillation_loss
+from pronk.train.text_loss import text_loss
 
 ROWS, SIZE, VOCAB = 50, 6, 40
 
@@ -88,3 +89,27 @@ def test_comparison_sums_over_chunks(tensors: dict[str, Tensor]) -> None:
     assert sums.divergence / sums.rows == pytest.approx(float(expected))
     assert sums.same == int((logits.argmax(-1) == teacher.argmax(-1)).sum())
     assert 7 <= sums.same < ROWS
+
+
+@pytest.mark.parametrize("which", ["distillation", "text"])
+def test_without_gradients_none_are_computed(
+    which: str, tensors: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h, w = (tensors[name].clone().requires_grad_() for name in ("hidden", "weight"))
+    room: list[object] = []
+    empty_like = torch.empty_like
+    # Room for the gradient of the states is made first.
+    monkeypatch.setattr(torch, "empty_like", lambda x: room.append(x.dtype) or empty_like(x))
+
+    def loss() -> float:
+        room.clear()
+        if which == "text":
+            return float(text_loss(h, w, tensors["labels"], torch.float64)[0].detach())
+        teacher = tensors["teacher"].__getitem__
+        return float(distillation_loss(h, w, teacher, tensors["labels"], 0.3, torch.float64).detach())
+
+    expected = loss()
+    assert torch.float64 in room
+    with torch.no_grad():
+        assert loss() == expected
+    assert torch.float64 not in room

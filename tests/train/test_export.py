@@ -57,7 +57,7 @@ def test_card_says_where_the_model_comes_from(trained: Trainer[LanguageModel], e
     card = (exported / "README.md").read_text()
     for fact in (
         "# little",
-        "0.00 M tokens in 12 steps of 256 tokens, seed 0",
+        "3072 tokens in 12 steps of 256 tokens, seed 0",
         "on sequences of 64: code 1.250",
         "pronk train lm --source code=1 --out run",
         "| stories | owner/name@abc | MIT | 360 |",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pronk.errors import OptionError
-from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, Shape
+from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, Shape, TrainOptions, fit_lengths
 from train.tiny import TINY, TINY_DRAFT
 
 
@@ -24,6 +24,7 @@ from train.tiny import TINY, TINY_DRAFT
         ({"optimizer": "sgd"}, "optimizer: expected one of muon, adamw, found 'sgd'"),
         ({"rate": 0.0}, "lr: expected more than 0, found 0.0"),
         ({"rate": float("nan")}, "lr: expected more than 0, found nan"),
+        ({"patience": 0}, "patience: expected at least 1, found 0"),
         ({"threads": 0}, "threads: expected at least 1, found 0"),
         ({"seed": -1}, "seed: expected at least 0, found -1"),
     ],
@@ -80,6 +81,56 @@ def test_loop_without_a_shape_has_no_longest_sequence() -> None:
 
 def test_options_that_may_change_define_nothing() -> None:
     assert TINY.defining().items() >= {"seed": 0, "rate": 1e-2, "clip": 1.0}.items()
-    assert not TINY.defining().keys() & {"minutes", "threads", "evaluate_every"}
+    assert not TINY.defining().keys() & {"minutes", "patience", "threads", "evaluate_every"}
     assert "num_tokens" not in TINY_DRAFT.defining()
     assert "share" in TINY_DRAFT.defining()
+
+
+def test_longest_sequence_is_one_that_is_read() -> None:
+    assert (TINY.length, TINY.final_length) == (32, 64)
+    assert [replace(TINY, final_share=share).longest for share in (0.0, 0.5, 1.0)] == [32, 64, 64]
+    assert replace(TINY, length=64, final_length=32, final_share=1.0).longest == 32
+
+
+@pytest.mark.parametrize(
+    ("context", "given", "expected"),
+    [  # micro, length, final length
+        (2048, {}, (4096, 256, 2048)),
+        (1024, {}, (4096, 256, 1024)),
+        (1000, {}, (4096, 256, 512)),
+        (64, {}, (4096, 64, 64)),
+        (1000, {"batch": 3000}, (3000, 250, 1000)),
+        (1000, {"batch": 9000}, (3000, 250, 1000)),
+        (2048, {"batch": 512}, (512, 256, 512)),
+        (1000, {"batch": 8000, "length": 100, "final_length": 1000}, (4000, 100, 1000)),
+        (2048, {"micro": 1024}, (1024, 256, 1024)),
+        (2048, {"final_share": 0.0, "final_length": 999}, (4096, 256, 999)),
+    ],
+)
+def test_lengths_that_are_not_given_fit(context: int, given: dict[str, float], expected: tuple[int, ...]) -> None:
+    settings = {"batch": 8192, "micro": None, "length": None, "final_length": None, "final_share": 0.2}
+    found = fit_lengths(settings | given, context)
+    assert (found["micro"], found["length"], found["final_length"]) == expected
+    made = TrainOptions(**found, shape=replace(TINY.shape, context=context))
+    assert made.micro % made.first_length == made.micro % made.last_length == made.batch % made.micro == 0
+
+
+def test_lengths_that_cannot_fit_are_named() -> None:
+    settings = {"batch": 8192, "micro": None, "length": 300, "final_length": None, "final_share": 0.2}
+    with pytest.raises(OptionError, match="micro: expected a multiple of length 300, found 4096"):
+        LoopOptions(**fit_lengths(settings, 2048))
+    with pytest.raises(OptionError, match="micro: expected a divisor of batch 8191, found 4096"):
+        LoopOptions(**fit_lengths(settings | {"batch": 8191, "length": None}, 2048))
+
+
+def test_only_lengths_that_are_read_have_rules() -> None:
+    assert replace(TINY, final_share=0.0, final_length=1000).last_length == 32
+    assert replace(TINY, final_share=1.0, length=1000).first_length == 64
+    with pytest.raises(OptionError, match="length: expected 1 to 64, found 1000"):
+        replace(TINY, length=1000)
+
+
+def test_sequences_of_a_draft_fit_its_target_too() -> None:
+    assert replace(TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), final_length=128).longest == 128
+    with pytest.raises(OptionError, match="final-length: expected 1 to 100, found 128"):
+        replace(TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), context=100, final_length=128)

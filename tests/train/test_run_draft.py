@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +19,9 @@ from pronk import LLM, SamplingParams
 from pronk.cli import main
 from pronk.errors import OptionError
 from pronk.train.cli import app
+from pronk.train.draft import Draft
 from pronk.train.options import DataOptions, DraftOptions
-from pronk.train.run import run_draft
+from pronk.train.run import run_student
 from pronk.train.teacher import Teacher
 from train.tiny import OWN, TINY_DRAFT, InterruptingConsole
 
@@ -27,11 +30,11 @@ OPTIONS = replace(TINY_DRAFT, num_tokens=2)
 
 @pytest.fixture(autouse=True)
 def _short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.train.draft._SERVED_TOKENS", 8)
+    monkeypatch.setattr("pronk.train.student.SERVED_TOKENS", 8)
 
 
 def run(data: DataOptions, teacher: Teacher, folder: Path, console: Console, options: DraftOptions = OPTIONS) -> bool:
-    return run_draft(data, OWN, options, teacher, folder, "small", "pronk train draft", console)
+    return run_student(Draft, data, OWN, options, teacher, folder, "small", "pronk train draft", console)
 
 
 def test_interrupted_run_ends_like_an_uninterrupted_one(
@@ -51,8 +54,11 @@ def test_interrupted_run_ends_like_an_uninterrupted_one(
     text = quiet.file.getvalue()
     assert "saved what the target has written; the same command continues" in text
     assert "saved at step 9; the same command continues" in text
-    assert "valid greedy alpha" in text
-    assert "valid on-policy KL" in text
+    assert re.search(r"step 9 +\d+\.\d% +loss \d\.\d+ +same 0\.\d\d +lr .* tokens/s +\d+ s left\n", text)
+    assert re.search(r"\n  valid on-policy  KL \d\.\d{3}  same \d\.\d{3}\n", text)
+    assert re.search(
+        r"\n  valid greedy  alpha \d\.\d{3}  CTAR\(1\) \d\.\d{3}  CTAR\(2\) \d\.\d{3}  S \d\.\d{3}\n", text
+    )
 
 
 def test_command_makes_a_draft_that_serves(tmp_path: Path, corpus: Path, teacher: Teacher) -> None:
@@ -72,9 +78,11 @@ def test_command_makes_a_draft_that_serves(tmp_path: Path, corpus: Path, teacher
         "A draft model for little",
         teacher.fingerprints["weights"],
         "| on-policy |",
-        f"| greedy | {facts['figures']['greedy alpha']:.3f} | {facts['figures']['greedy S']:.2f} |",
+        "| greedy | {greedy alpha:.3f} | {greedy CTAR(1):.3f}, {greedy CTAR(2):.3f} | {greedy S:.2f} |".format_map(
+            facts["figures"]
+        ),
         "| stories | owner/name@abc | MIT | 360 |",
-        "pronk train draft --on-policy 200 --source stories.jsonl=1 --out run --target little",
+        "pronk train draft --source stories.jsonl=1 --on-policy 200 --out run --target little",
     ):
         assert fact in card
     assert str(tmp_path) not in card
@@ -99,9 +107,17 @@ def test_mistakes_end_with_one_line(
     )
     sizes = "--heads 2 --kv-heads 1 --steps 2 --batch 128 --micro 64 --length 32 --final-length 64 --num-tokens 0"
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "short.txt").write_text("The cat sees the dog.")
+    (tmp_path / "file").write_text("")
     for words, message in (
         (f"{common} {sizes} --source nowhere.jsonl=1", "expected a file or folder at nowhere.jsonl, found nothing"),
         (f"{common} {sizes} --source {tmp_path / 'empty.jsonl'}=1", "source 'empty': expected text to train on, found"),
+        (
+            f"{common} {sizes} --source {tmp_path / 'short.txt'}=1",
+            "text: expected at least 65 tokens, for one sequence",
+        ),
+        (f"{common} {sizes} --source {source} --out {tmp_path / 'file'}", "Not a directory; choose an --out folder"),
+        (f"{common} {sizes} --source {source} --patience 0", "patience: expected at least 1, found 0"),
         (f"{common} {sizes} --source {source} --target nowhere", "no such folder: 'nowhere'"),
         (f"{common} {sizes} --source {source} --final-length 128", "final-length: expected 1 to 64, found 128"),
         (f"{common} {sizes} --source {source} --share 0.999", "expected at least 33 tokens for sequences of 32, found"),
@@ -117,7 +133,9 @@ def test_mistakes_end_with_one_line(
 
 def test_target_need_not_write(tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console) -> None:
     options = replace(OPTIONS, share=0.0)
-    assert run_draft(data_options, replace(OWN, tokens=0), options, teacher, tmp_path, "small", "command", quiet)
+    assert run_student(
+        Draft, data_options, replace(OWN, tokens=0), options, teacher, tmp_path, "small", "command", quiet
+    )
     assert (tmp_path / "data" / "on-policy.bin").stat().st_size == 0
     card = (tmp_path / "export" / "README.md").read_text()
     assert "that the target wrote itself" not in card
@@ -135,3 +153,35 @@ def test_text_of_another_tokenizer_is_refused(
 
 def test_help_shows_examples() -> None:
     assert "pronk train draft --source python=0.6" in CliRunner().invoke(app, ["draft", "--help"]).output
+
+
+def test_run_that_gets_no_better_says_so_and_is_exported(
+    tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Draft, "judge", lambda self, figures: 0.5)
+    options = replace(OPTIONS, evaluate_every=2, patience=2)
+    for _ in range(2):  # the second time it is exported again
+        assert run(data_options, teacher, tmp_path / "run", quiet, options)
+        assert isinstance(quiet.file, io.StringIO)
+        text = quiet.file.getvalue()
+        line = "stopped early: no validation after that of step 2 (0.5000) is better, with a patience of 2\nfinished: "
+        assert line in text
+        assert "step 6 " in text
+        assert "step 7 " not in text
+        shutil.rmtree(tmp_path / "run" / "export")
+    assert text.count(line) == 2
+
+
+def test_latest_is_what_is_exported_in_the_end(
+    tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console
+) -> None:
+    assert run(data_options, teacher, tmp_path, quiet)
+    latest, export = (
+        {each.name: each.read_bytes() for each in (tmp_path / name).iterdir()} for name in ("latest", "export")
+    )
+    assert latest == export
+    assert latest["README.md"].startswith(b"---\nlibrary_name: transformers\n")
+    assert isinstance(quiet.file, io.StringIO)
+    last = quiet.file.getvalue().split("export, on sequences of 64 tokens\n")[1]
+    names = ["code", "extra", "on-policy", "stories", "greedy", "T=0.8"]
+    assert [line.split()[1] for line in last.splitlines()] == names

@@ -7,12 +7,17 @@ import pytest
 
 from pronk import LLM, SamplingParams
 from pronk.drafters import make_drafter
+from pronk.sampling import derive_seed
 from pronk.train.export import export_model
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
 from pronk.train.on_policy import held_out_prompts
-from pronk.train.served import measure_draft
+from pronk.train.served import measure
 from pronk.train.teacher import Teacher
+
+
+def spec(folder: Path, num_tokens: int) -> str:
+    return f"draft_model(model={str(folder)!r}, num_tokens={num_tokens})"
 
 
 def test_target_guesses_itself_and_a_stranger_does_not(
@@ -20,23 +25,42 @@ def test_target_guesses_itself_and_a_stranger_does_not(
 ) -> None:
     prompts, draft = held_out_prompts(draft_data), tmp_path / "draft"
     shutil.copytree(teacher.folder, draft)
-    same = measure_draft(teacher.llm, draft, prompts, num_tokens=3, max_tokens=16)
+    same = measure(teacher.llm, spec(draft, 3), prompts, 16)
     assert same["greedy alpha"] == same["T=0.8 alpha"] == 1.0
     assert same["greedy S"] > 2.5
     kept = make_drafter(f"draft_model(model={str(draft)!r})")  # somebody else goes on using the first weights
     teacher.llm.generate(prompts[0], SamplingParams(max_tokens=4), drafter=kept)
     # The same folder with a model that has learned next to nothing: what was loaded before must not be measured again.
     export_model(trained.objective.module, teacher.folder, draft, "")
-    other = measure_draft(teacher.llm, draft, prompts, num_tokens=3, max_tokens=16)
+    other = measure(teacher.llm, spec(draft, 3), prompts, 16)
     assert other["greedy alpha"] < 0.5
     assert 1.0 <= other["greedy S"] < 1.5
     assert other["T=0.8 alpha"] < 0.5
 
 
-def test_figures_are_those_of_the_engine(teacher: Teacher, draft_data: Path) -> None:
-    prompts = held_out_prompts(draft_data)[:2]
-    llm = LLM(teacher.folder, drafter=f"draft_model(model={str(teacher.folder)!r}, num_tokens=2)", budget="all")
-    stats = [llm.generate(prompt, SamplingParams(max_tokens=10)).stats for prompt in prompts]
-    figures = measure_draft(teacher.llm, teacher.folder, prompts, num_tokens=2, max_tokens=10)
-    tokens, steps = sum(s.generated_tokens for s in stats), sum(s.target_steps for s in stats)
-    assert figures["greedy S"] == pytest.approx(tokens / steps)
+@pytest.mark.parametrize(("name", "temperature"), [("greedy", 0.0), ("T=0.8", 0.8)])
+def test_figures_are_those_of_the_engine(
+    trained: Trainer[LanguageModel], teacher: Teacher, draft_data: Path, tmp_path: Path, name: str, temperature: float
+) -> None:
+    prompts = held_out_prompts(draft_data)
+    # It has learned a little: some of its guesses are right.
+    export_model(trained.objective.module, teacher.folder, tmp_path / "draft", "")
+    figures = measure(teacher.llm, spec(tmp_path / "draft", 2), prompts, 20)
+    llm = LLM(teacher.folder, drafter=spec(tmp_path / "draft", 2), budget="all")
+    steps, tokens = [], 0
+    for number, prompt in enumerate(prompts):  # one by one, by an engine of their own
+        params = SamplingParams(max_tokens=20, temperature=temperature, seed=derive_seed(0, number))
+        done = llm.generate(prompt, params)
+        steps += done.stats.steps
+        tokens += len(done.token_ids)
+    tried = [step for step in steps if step.depth]
+    assert tried
+    expected = {
+        "alpha": sum(step.accepted >= 1 for step in tried) / len(tried),
+        "CTAR(1)": sum(step.accepted >= 1 for step in steps) / len(steps),
+        "CTAR(2)": sum(step.accepted >= 2 for step in steps) / len(steps),
+        "S": tokens / len(steps),
+    }
+    assert {each: figures[f"{name} {each}"] for each in expected} == pytest.approx(expected)
+    assert len(figures) == 2 * len(expected)
+    assert 0 < expected["alpha"] < 1

@@ -18,9 +18,13 @@ from pronk.drafters.cape import Cape
 from pronk.drafters.draft_model import DraftModel
 from pronk.drafters.first_of import FirstOf
 from pronk.drafters.gauss_seidel import GaussSeidel
+from pronk.drafters.glide import Glide, Vanilla
 from pronk.drafters.jacobi import Jacobi
+from pronk.drafters.kangaroo import Kangaroo
 from pronk.drafters.lookahead import Lookahead
+from pronk.drafters.medusa import Medusa
 from pronk.drafters.merged import Merged
+from pronk.drafters.multi_token import MultiToken
 from pronk.drafters.prompt_lookup import PromptLookup
 from pronk.drafters.recycling import Recycling
 from pronk.drafters.retrieval import Retrieval
@@ -39,9 +43,13 @@ __all__ = [
     "Drafter",
     "FirstOf",
     "GaussSeidel",
+    "Glide",
     "Jacobi",
+    "Kangaroo",
     "Lookahead",
+    "Medusa",
     "Merged",
+    "MultiToken",
     "Needs",
     "Outcome",
     "PromptLookup",
@@ -51,6 +59,7 @@ __all__ = [
     "Suffix",
     "Target",
     "Threshold",
+    "Vanilla",
     "make_drafter",
 ]
 
@@ -66,10 +75,15 @@ REGISTRY: dict[str, type[Drafter[Any]]] = {
         Retrieval,
         Recycling,
         DraftModel,
+        Kangaroo,
+        Medusa,
+        MultiToken,
         Threshold,
         Staged,
         Cape,
         Beam,
+        Glide,
+        Vanilla,
         FirstOf,
         Merged,
     )

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from pronk.drafters.base import DraftContext, Drafter
 from pronk.drafters.branches import Branches, compute, model_context
 from pronk.drafters.composite import Composite, Parts
-from pronk.drafters.draft_model import DraftModel, DraftState
+from pronk.drafters.draft_model import DraftModel, DraftState, ModelDrafter
 from pronk.drafters.options import check_integer
 from pronk.drafters.trie import Trie
 from pronk.errors import OptionError
@@ -38,7 +38,8 @@ class Beam(Composite):
     """Options of the search.
 
     Attributes:
-        parts: ``draft_model``, whose model is searched with; the options of its chain do not matter.
+        parts: ``draft_model``, ``glide`` or ``vanilla``, whose model is searched with; the options of its chain do not
+            matter.
         width: branches, 1..16.
         num_tokens: of each branch, 1..64.
     """
@@ -51,8 +52,9 @@ class Beam(Composite):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.parts) != 1 or not isinstance(self.parts[0], DraftModel):
-            msg = f"{self.name}: expected draft_model alone, found {', '.join(part.name for part in self.parts)}"
+        if len(self.parts) != 1 or not isinstance(self.parts[0], ModelDrafter):
+            found = ", ".join(part.name for part in self.parts)
+            msg = f"{self.name}: expected draft_model, glide or vanilla alone, found {found}"
             raise OptionError(msg)
         check_integer(self.name, "width", self.width, 1, 16)
         check_integer(self.name, "num_tokens", self.num_tokens, 1, 64)
@@ -60,7 +62,7 @@ class Beam(Composite):
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
         """The likeliest branches for each context."""
         model = self.parts[0]
-        assert isinstance(model, DraftModel)
+        assert isinstance(model, ModelDrafter)
         within = [model_context(context) for context in contexts]
         asked = Branches.begin(model, within)
         beams = {number: [_Branch(1.0)] for number in asked}

@@ -12,7 +12,7 @@ from pronk.choice import Guess
 from pronk.drafters.base import DraftContext
 from pronk.drafters.composite import Parts
 from pronk.drafters.draft import Draft, Lane
-from pronk.drafters.draft_model import DraftModel, DraftState
+from pronk.drafters.draft_model import DraftState, ModelDrafter
 from pronk.tree import TokenTree
 
 __all__ = ["Branches", "compute", "model_context"]
@@ -39,13 +39,13 @@ class Branches:
         self._children: list[dict[int, int]] = [{}]
 
     @classmethod
-    def begin(cls, model: DraftModel, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, Branches]:
+    def begin(cls, model: ModelDrafter, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, Branches]:
         """Bring the lanes of the contexts for which guessing pays up to their text, but for its last token.
 
         Returns:
             By the number of their context, roots that are still to be computed; none where the draft has no room.
         """
-        chosen = [n for n, c in enumerate(contexts) if min(c.max_depth, c.max_nodes) and model.begins(c, len(contexts))]
+        chosen = [n for n, c in enumerate(contexts) if model.begins(c, len(contexts))]
         lanes = [contexts[number].state.lane for number in chosen]
         pending = model.draft.level(lanes, [contexts[number] for number in chosen])
         return {

@@ -61,7 +61,6 @@ class Cape(Wrapper[Calibration]):
     """
 
     name: ClassVar[str] = "cape"
-    expands: ClassVar[bool] = True
 
     sizes: str = "paper"
     max_nodes: int = 32
@@ -74,6 +73,11 @@ class Cape(Wrapper[Calibration]):
     def fresh(self) -> Calibration:
         """Acceptance of siblings."""
         return Calibration(self.source)
+
+    @property
+    def expands(self) -> bool:
+        """See :class:`~pronk.drafters.chain.ChainDrafter`: siblings."""
+        return True
 
     @property
     def source(self) -> str:
@@ -112,7 +116,8 @@ class Cape(Wrapper[Calibration]):
             gain += [gain[depth] * calibration.rate(each) for each in origins]
         drawn = chain.drawn
         probs = None if drawn is None else drawn + (None,) * (len(tokens) - len(drawn))
-        return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
+        own = (probs, tuple(gain), tuple(origin), chain.early)
+        return TokenTree(tuple(tokens), tuple(parents), None, *own)
 
     def _siblings(self, guess: Guess, room: int) -> list[tuple[int, float]]:
         count = min(room, _SIZES[self.sizes](guess.confidence))

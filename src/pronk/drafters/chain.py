@@ -16,7 +16,7 @@ from torch import Tensor
 from pronk.choice import Guess
 from pronk.drafters.base import DraftContext, Drafter
 from pronk.drafters.calibration import Calibration
-from pronk.tree import Origin, TokenTree
+from pronk.tree import Early, Origin, TokenTree
 
 __all__ = ["Chain", "ChainDrafter", "Stop", "grow"]
 
@@ -32,6 +32,7 @@ class Chain:
         gains: the probability that the walk reaches each, as far as it is known.
         origin: who made each guess, and how confidently.
         reached: the product of the confidences down to each: what the drafter itself believes.
+        early: what the drafter has computed of the chain in the target's own first layers, or ``None``.
     """
 
     def __init__(self, context: DraftContext[Any], calibration: Calibration) -> None:
@@ -40,6 +41,7 @@ class Chain:
         self.gains: list[float] = []
         self.reached: list[float] = []
         self.origin: list[Origin] = []
+        self.early: Early | None = None
         self._calibration = calibration
 
     def __len__(self) -> int:
@@ -84,6 +86,7 @@ class Chain:
             probs=self.drawn,
             gain=(1.0, *self.gains),
             origin=(("", 0), *self.origin),
+            early=self.early,
         )
 
 
@@ -95,8 +98,11 @@ class ChainDrafter(Drafter[State]):
     """A drafter that guesses token after token."""
 
     name: ClassVar[str]
-    # Whether it proposes more than its chains, which whoever wraps it would lose.
-    expands: ClassVar[bool] = False
+
+    @property
+    def expands(self) -> bool:
+        """Whether it proposes more than its chains, which whoever wraps it would lose."""
+        return False
 
     @property
     def source(self) -> str:

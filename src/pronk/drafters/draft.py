@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
-from pronk.cache.paged import PagedCache
 from pronk.drafters.base import DraftContext, Target
+from pronk.drafters.beside import CHUNK, open_pool
 from pronk.drafters.translation import Reencoder, Translation
 from pronk.engine.costs import PassCosts
 from pronk.engine.interrupts import uninterrupted
@@ -37,9 +37,6 @@ from pronk.tokenizer import Tokenizer
 from pronk.tree import TokenTree
 
 __all__ = ["Draft", "Lane"]
-
-# Rows in a pass over new text: a long prompt goes through in parts.
-_CHUNK = 512
 
 
 @dataclass
@@ -92,17 +89,15 @@ class Draft:
             OptionError: the vocabularies do not go together, or nobody said which model.
         """
         path = _bundled(drafter, target) if model is None else resolve_model(model).resolve()
-        # A folder that was written again is another model.
-        stamp = max((file.stat().st_mtime_ns for file in path.glob("*.safetensors")), default=0)
-        key = (f"{path}@{stamp}", dtype, weights)
-        draft = target.drafts.get(key)
-        if draft is None:
+
+        def make() -> Draft:
             config = read_config(path)
             translation = _translation(drafter, target, path, config)
             kind = parse_dtype(dtype, config)
             decoder = load_decoder(path, config, dtype=kind, device=target.cache.device, weights=weights)
-            draft = target.drafts[key] = cls(Runner(decoder, _pool(target, config, kind)), translation)
-        return draft
+            return cls(Runner(decoder, open_pool(target, config, kind)), translation)
+
+        return target.share(path, dtype, weights, make=make)
 
     @property
     def costs(self) -> PassCosts | None:
@@ -159,12 +154,12 @@ class Draft:
 
     def _read_ahead(self, lanes: Sequence[Lane], pending: list[list[int] | None]) -> None:
         """Read the beginnings of what is more than a chunk."""
-        left = _CHUNK
+        left = CHUNK
         for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
             lane, new = lanes[number], pending[number] or []
-            while len(lanes) == 1 and len(new) > _CHUNK:
-                self.feed([lane], [new[:_CHUNK]])
-                del new[:_CHUNK]
+            while len(lanes) == 1 and len(new) > CHUNK:
+                self.feed([lane], [new[:CHUNK]])
+                del new[:CHUNK]
             if len(new) > left:
                 if left:
                     self.feed([lane], [new[:left]])
@@ -176,7 +171,7 @@ class Draft:
         if not lanes:
             return []
         jobs = [
-            Job(Segment(lane.table, TokenTree.chain(new)), range(len(new) - 1, len(new)), len(lane.tokens) or len(new))
+            self.job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
             for lane, new in zip(lanes, tokens, strict=True)
         ]
         rows = self._run(jobs)
@@ -199,14 +194,23 @@ class Draft:
         jobs = []
         for lane, tree, lead in zip(lanes, trees, leads, strict=True):
             computed, whole = len(lane.tree or ()), tree.hang_below(lead)
-            first = computed or len(lead)
-            jobs.append(Job(Segment(lane.table, whole, computed), range(first, len(whole)), len(lane.tokens) or 1))
+            jobs.append(self.job(lane, whole, range(computed or len(lead), len(whole)), computed))
         rows = self._run(jobs)
         with uninterrupted():
             for lane, tree, lead in zip(lanes, trees, leads, strict=True):
                 _settle(lane, lead)
                 lane.tree = tree
         return rows
+
+    def job(self, lane: Lane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
+        """A lane's share of a pass over ``tree``, its first ``computed`` nodes left out, as :class:`Job` has it."""
+        return Job(Segment(lane.table, tree, computed), wanted, len(lane.tokens) or wanted.start + 1)
+
+    def cut(self, lane: Lane, length: int) -> None:
+        """Forget what a lane holds beyond so many tokens of its text."""
+        if lane.tree is not None or len(lane.tokens) > length:
+            _settle(lane, (), min(len(lane.tokens), length))
+            lane.tree = None
 
     def room(self, lane: Lane) -> int:
         """How many more tokens the lane's text may have."""
@@ -287,18 +291,4 @@ def _translation(drafter: str, target: Target, path: Path, config: ModelConfig) 
         return Translation.same(size, config.vocab_size)
     return Translation.between(
         drafter, target.tokenizer, size, Tokenizer.load(path, config.vocab_size), config.vocab_size
-    )
-
-
-def _pool(target: Target, config: ModelConfig, dtype: torch.dtype) -> PagedCache:
-    if target.budget is not None:
-        return target.budget.add(config, dtype)
-    beside = target.cache
-    return PagedCache(
-        config,
-        num_blocks=beside.allocator.num_blocks,
-        block_size=beside.block_size,
-        dtype=dtype,
-        device=beside.device,
-        poison=beside.poison,
     )

@@ -15,17 +15,19 @@ after a while: after 4 steps, and after twice as many each time that it was in v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pronk.engine.costs import PassCosts
+from pronk.tree import TokenTree
 
-__all__ = ["Pace", "Prices"]
+__all__ = ["Pace", "Prices", "Rest"]
 
 # Recent guesses count most: half the weight is gone after 7 steps.
 _FADE = 0.9
 _PRIOR, _WEIGHT = 0.7, 2.0
 _SOONEST, _LATEST = 4, 64
+_BRIEFEST, _LONGEST = 2, 32
 
 # Tokens by which it looks ahead: beyond two units of rows little is left of a chain.
 _AHEAD = 8
@@ -99,3 +101,31 @@ class Pace:
         self.idle = 0
         self.offered = _FADE * self.offered + min(guesses, accepted + 1)
         self.taken = _FADE * self.taken + accepted
+
+
+@dataclass
+class Rest:
+    """For drafters whose guesses all cost one pass together: steps without it, after the engine has kept nothing.
+
+    Attributes:
+        steps: for which it does not seem to pay to guess.
+        patience: the next time that nothing is kept it is that many: 2 at first, and twice as many each time, up to 32.
+    """
+
+    steps: int = 0
+    patience: int = _BRIEFEST
+
+    def learn(self, tree: TokenTree, sources: Collection[str], *, guessed: bool) -> None:
+        """Hear of the tree of a step.
+
+        Args:
+            tree: as it was verified.
+            sources: what the origins of the drafter's guesses say.
+            guessed: whether it could have guessed, had it not rested.
+        """
+        if any(source in sources for source, _ in tree.origin or ()):
+            self.steps, self.patience = 0, _BRIEFEST
+        elif self.steps:
+            self.steps -= 1
+        elif guessed and not tree.num_guesses:  # or else another drafter went first
+            self.steps, self.patience = self.patience, min(_LONGEST, 2 * self.patience)

@@ -27,7 +27,7 @@ from pronk.drafters.base import DraftContext, Drafter
 from pronk.drafters.branches import Branches, compute, model_context
 from pronk.drafters.calibration import Calibration
 from pronk.drafters.composite import Composite, Parts
-from pronk.drafters.draft_model import DraftModel
+from pronk.drafters.draft_model import DraftModel, ModelDrafter
 from pronk.drafters.options import check_integer
 from pronk.drafters.prompt_lookup import PromptLookup
 from pronk.drafters.trie import Frontier, Trie
@@ -158,7 +158,7 @@ class Staged(Composite):
         if isinstance(self.parts, tuple) and len(self.parts) == 1:
             object.__setattr__(self, "parts", (*self.parts, PromptLookup()))
         super().__post_init__()
-        if len(self.parts) != 2 or not isinstance(self.parts[0], DraftModel):
+        if len(self.parts) != 2 or not isinstance(self.parts[0], ModelDrafter):
             found = ", ".join(part.name for part in self.parts)
             msg = f"{self.name}: expected a draft_model and a smaller drafter, as in staged(draft_model), found {found}"
             raise OptionError(msg)
@@ -172,10 +172,10 @@ class Staged(Composite):
             check_integer(self.name, option, getattr(self, option), low, high)
 
     @property
-    def model(self) -> DraftModel:
+    def model(self) -> ModelDrafter:
         """The draft model."""
         model = self.parts[0]
-        assert isinstance(model, DraftModel)
+        assert isinstance(model, ModelDrafter)
         return model
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:

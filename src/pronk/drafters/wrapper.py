@@ -42,8 +42,9 @@ class Wrapper(ChainDrafter[Wrapped[Own]]):
             )
             raise OptionError(msg)
         if self.inner.expands:
-            outer = self.inner.name
-            msg = f"{self.name}: expected a drafter of chains, found {outer}; write {outer}({self.name}(…)) instead"
+            outer, wraps = self.inner.name, isinstance(self.inner, Wrapper)
+            instead = f"write {outer}({self.name}(…)) instead" if wraps else "leave out its tree"
+            msg = f"{self.name}: expected a drafter of chains, found {outer}; {instead}"
             raise OptionError(msg)
         object.__setattr__(self, "needs", self.inner.needs)
 

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from pronk.errors import OptionError, TokenizerError
 from pronk.train.chat import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER
 
-__all__ = ["load_tokenizer", "save_tokenizer", "train_tokenizer"]
+__all__ = ["BYTE_VOCAB", "load_tokenizer", "save_tokenizer", "train_tokenizer"]
 
-_SMALLEST = 256 + len(SPECIAL_TOKENS)
+# Special tokens and bytes: nothing is merged, so a token is a byte of the text.
+BYTE_VOCAB = len(SPECIAL_TOKENS) + 256
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -23,8 +24,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         OptionError: ``vocab_size`` has no room for bytes and special tokens, is more than the text yields, or
             exceeds what 16 bits can index.
     """
-    if not _SMALLEST <= vocab_size <= 65536:
-        msg = f"vocabulary size: expected {_SMALLEST} to 65536, found {vocab_size}"
+    if not BYTE_VOCAB <= vocab_size <= 65536:
+        msg = f"vocabulary size: expected {BYTE_VOCAB} to 65536, found {vocab_size}"
         raise OptionError(msg)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

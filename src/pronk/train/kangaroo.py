@@ -1,0 +1,74 @@
+"""Kangaroo's adapter, trained on a frozen target (*Kangaroo*, Liu et al. 2024, section 3.1).
+
+Equation 3 is the cross-entropy against the target's distribution at every position, ::
+
+    A* = argmin_A  sum_t sum_n  -M^b_n(x_t) log M^s_n(x_t),    M^s = head ∘ A ∘ M^b[:l]
+
+which is the divergence of :mod:`pronk.train.distill` up to the target's own entropy, a constant: the same gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pronk.model.decoder import Decoder
+from pronk.model.kangaroo import Kangaroo as Adapter
+from pronk.train.attention import DenseAttention
+from pronk.train.features import Features
+from pronk.train.student import Branch, Student
+
+__all__ = ["Kangaroo", "dense_adapter"]
+
+_WORDS = {
+    "attention": "one multi-head attention and two norms",
+    "head": "one multi-head attention, two norms and a head of its own",
+    "transformer": "one transformer layer and a norm",
+    "mlp": "two linears, two norms and a head of its own",
+}
+
+
+class Kangaroo(Student[Adapter]):
+    """See :class:`~pronk.train.student.Student`; the shape is a :class:`~pronk.model.kangaroo.KangarooShape`."""
+
+    kind = "kangaroo"
+    what = "A Kangaroo adapter"
+
+    def build(self, generator: torch.Generator) -> Adapter:
+        """The adapter; its last norm, and a head of its own, begin as the target's."""
+        shape, teacher = self.options.shape, self.teacher
+        self.hidden = (shape.exit_layer,)
+        adapter = Adapter(shape, teacher.llm.config)
+        adapter.initialize(generator, teacher.decoder.norm, teacher.unembedding)
+        self._adapt = torch.compile(dense_adapter) if self.options.compile else dense_adapter
+        return adapter
+
+    def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
+        """What follows each token."""
+        head = self.teacher.unembedding if self.module.head is None else self.module.get_parameter("head.weight")
+        early = features.hidden[self.options.shape.exit_layer].float()
+        yield Branch(self._adapt(self.module, self.teacher.decoder, early, *tokens.shape), head)
+
+    @property
+    def description(self) -> str:
+        """See :class:`~pronk.train.student.Student`."""
+        shape, layers = self.options.shape, self.teacher.llm.config.num_layers
+        heads = f" {shape.heads} attention heads." if shape.attends else ""
+        return f"Exit after layer {shape.exit_layer} of {layers}; adapter of {_WORDS[shape.adapter]}.{heads}"
+
+    @property
+    def spec(self) -> str:
+        """Drafts of a fixed length, so that every guess is measured, the unsure ones too."""
+        return f"{self.kind}(model={{model!r}}, num_tokens={self.options.num_tokens}, eta=0)"
+
+
+def dense_adapter(adapter: Adapter, decoder: Decoder, early: Tensor, batch: int, length: int) -> Tensor:
+    """What goes into the head, ``[batch * length, hidden]``, for ``early`` of the same shape: the exit layer's output.
+
+    Rows are ``batch`` sequences of ``length`` tokens, one after the other; ``decoder`` is the target.
+    """
+    positions = torch.arange(length, device=early.device).repeat(batch)
+    rope = decoder.rope(positions, positions + 1, early.dtype)
+    return adapter(early, rope, DenseAttention(batch, length, adapter.config.windows))

@@ -1,0 +1,147 @@
+"""A disk that is full at any file: one line says so, and the same command ends as if nothing had been."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from pronk.cli import main
+from pronk.errors import CheckpointError
+from pronk.train.checkpoint import load_checkpoint
+from pronk.train.draft import Draft
+from pronk.train.options import DataOptions
+from pronk.train.run import run, run_student
+from pronk.train.teacher import Teacher
+from train.tiny import OWN, TINY, TINY_DRAFT
+
+FULL = Path("/dev/full")
+OPTIONS = replace(TINY_DRAFT, steps=4, evaluate_every=2, save_every=1, final_share=0.0)
+MESSAGE = "expected to write .*, found .*No space left on device.*; make room and give the same command again"
+
+pytestmark = pytest.mark.skipif(not FULL.is_char_device(), reason="needs a device that is always full")
+
+
+def fill_disk(patch: pytest.MonkeyPatch, name: str, times: int = 0) -> list[str]:
+    """Every byte of files called ``name`` goes to a full device, after they were opened so many times for writing."""
+    real, opened = Path.open, list[str]()
+
+    def redirected(path: Path) -> Path:
+        if path.name.removesuffix(".partial") == name:
+            opened.append(path.name)
+            if len(opened) > times:
+                return FULL
+        return path
+
+    def opening(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        return real(self if mode.startswith("r") else redirected(self), mode, *rest, **more)
+
+    def write_text(self: Path, text: str, **more: Any) -> int:
+        with opening(self, "w", **more) as file:
+            return int(file.write(text))
+
+    def save(tensors: dict[str, torch.Tensor], path: Path, **more: Any) -> None:
+        if redirected(path) == FULL:  # a library of its own, which would put a file in the device's place
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        save_file(tensors, path, **more)
+
+    patch.setattr(Path, "open", opening)
+    patch.setattr(Path, "write_text", write_text)
+    patch.setattr("pronk.train.export.save_file", save)
+    return opened
+
+
+def train(data: DataOptions, teacher: Teacher, folder: Path, console: Console) -> dict[str, torch.Tensor]:
+    assert run_student(Draft, data, OWN, OPTIONS, teacher, folder, "small", "command", console)
+    return load_file(folder / "export" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data_options: DataOptions, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(data_options, teacher, folder, Console(quiet=True))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    "train.bin valid-extra.bin sources.json prompts.json valid-on-policy.bin on-policy.bin on-policy.json".split(),
+)
+def test_text(
+    name: str, undisturbed: Path, data_options: DataOptions, teacher: Teacher, tmp_path: Path, quiet: Console
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        opened = fill_disk(patch, name, times=name == "on-policy.bin")  # its first batch still has room
+        with pytest.raises(CheckpointError, match=f"{name}: {MESSAGE}"):
+            train(data_options, teacher, tmp_path, quiet)
+    assert opened
+    assert not list(tmp_path.rglob("*.partial"))
+    train(data_options, teacher, tmp_path, quiet)
+    for file in (undisturbed / "data").glob("*.bin"):
+        assert (tmp_path / "data" / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [("checkpoint.pt", 0), ("checkpoint.pt", 2), ("model.safetensors", 1), ("config.json", 0), ("README.md", 2)],
+)
+def test_training(
+    name: str,
+    times: int,
+    undisturbed: Path,
+    data_options: DataOptions,
+    teacher: Teacher,
+    tmp_path: Path,
+    quiet: Console,
+) -> None:
+    shutil.copytree(undisturbed / "data", tmp_path / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        opened = fill_disk(patch, name, times)
+        with pytest.raises(CheckpointError, match=MESSAGE):
+            train(data_options, teacher, tmp_path, quiet)
+    assert len(opened) == times + 1
+    assert not list(tmp_path.rglob("*.partial"))
+    checkpoint = tmp_path / "checkpoint.pt"
+    assert checkpoint.exists() == ((name, times) != ("checkpoint.pt", 0))
+    if checkpoint.exists():
+        assert load_checkpoint(checkpoint)["step"] >= 1
+    whole = load_file(undisturbed / "export" / "model.safetensors")
+    mine = train(data_options, teacher, tmp_path, quiet)
+    assert all(torch.equal(mine[each], whole[each]) for each in whole)
+
+
+def test_tokenizer(data_options: DataOptions, tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_disk(monkeypatch, "tokenizer_config.json")
+    with pytest.raises(CheckpointError, match=MESSAGE):
+        run(data_options, TINY, tmp_path, "m", "command", quiet)
+
+    def save(*_: object) -> None:
+        raise Exception("No space left on device (os error 28)")  # noqa: TRY002 - what tokenizers raises
+
+    monkeypatch.setattr("pronk.train.data.save_tokenizer", save)
+    with pytest.raises(CheckpointError, match=MESSAGE):
+        run(data_options, TINY, tmp_path, "m", "command", quiet)
+
+
+def test_command_ends_with_one_line(
+    corpus: Path, teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_disk(monkeypatch, "checkpoint.pt")
+    command = (
+        f"train draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {tmp_path} --on-policy 0 "
+        "--hidden 16 --layers 1 --heads 2 --kv-heads 1 --mlp 16 --steps 1 --batch 64 --micro 64 --length 32 "
+        "--final-share 0 --final-length 64 --threads 1 --num-tokens 0"
+    )
+    with pytest.raises(SystemExit) as end:
+        main(command.split())
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"pronk: error: {tmp_path}/checkpoint.pt: expected to write a training checkpoint, found ")
+    assert error.count("\n") == 1

@@ -1,0 +1,128 @@
+"""Two processes that ``torchrun`` has started, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from pronk.errors import OptionError
+from pronk.train.checkpoint import load_checkpoint
+from pronk.train.cli import app
+from pronk.train.distributed import Processes, join_processes, local_device
+from pronk.train.lm import LanguageModel
+from pronk.train.loop import Trainer
+from pronk.train.teacher import Teacher
+from train.tiny import TINY
+
+# What each process checks before it trains: parameter 0 has a gradient everywhere, 1 in one process, 2 in none.
+_WORKER = """
+import json, sys
+from contextlib import contextmanager
+from pathlib import Path
+import torch
+from torch import nn
+from pronk.cli import main
+from pronk.train import run
+from pronk.train.distributed import join_processes, local_device
+
+@contextmanager
+def check(device):
+    with join_processes(device) as processes:
+        rank = processes.rank
+        module = nn.ParameterList([torch.zeros(2), torch.zeros(3, 1), torch.zeros(1)])
+        module[0].grad = torch.tensor([1.0, 10.0]) * (rank + 1)
+        if rank == 1:
+            module[1].grad = torch.full((3, 1), 7.0)
+        processes.sum_gradients(module)
+        found = {
+            "count": processes.count,
+            "device": local_device("cuda"),
+            "gradients": [None if p.grad is None else p.grad.tolist() for p in module],
+            "gathered": processes.gather([[10 * i + rank, rank] for i in range(2)]),
+            "any": [processes.any(rank == 1), processes.any(False)],
+            "agree": processes.agree(f"from {rank}"),
+        }
+        Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
+        yield processes
+
+run.join_processes = check
+main(sys.argv[2:])
+"""
+
+
+@pytest.fixture(scope="module")
+def command(corpus: Path, teacher: Teacher) -> Callable[[Path], list[str]]:
+    def words(out: Path) -> list[str]:
+        return (
+            f"draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {out} "
+            "--on-policy 200 --hidden 16 --layers 1 --heads 2 --kv-heads 1 --mlp 16 --steps 6 --batch 128 --micro 64 "
+            "--length 32 --final-length 64 --threads 1 --evaluate-every 3 --num-tokens 2"
+        ).split()
+
+    return words
+
+
+@pytest.fixture(scope="module")
+def together(command: Callable[[Path], list[str]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run of two processes, and what they printed."""
+    folder = tmp_path_factory.mktemp("together")
+    (folder / "worker.py").write_text(_WORKER)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*start, str(folder / "worker.py"), str(folder), "train", *command(folder / "run")]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_processes_agree(together: tuple[Path, str]) -> None:
+    first, second = (json.loads((together[0] / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert (first.pop("device"), second.pop("device")) == ("cuda:0", "cuda:1")
+    assert first == second
+    assert first == {
+        "count": 2,
+        "gradients": [[3.0, 30.0], [[7.0]] * 3, None],
+        "gathered": [[0, 0], [1, 1], [10, 0], [11, 1]],
+        "any": [True, False],
+        "agree": "from 0",
+    }
+
+
+def test_two_processes_train_as_one(
+    together: tuple[Path, str], command: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    folder, output = together
+    alone = CliRunner().invoke(app, command(tmp_path / "run"))
+    assert alone.exit_code == 0, alone.output
+    ours, theirs = (load_file(each / "run" / "export" / "model.safetensors") for each in (folder, tmp_path))
+    assert ours.keys() == theirs.keys()
+    # A sum of two gradients has one order only, so not a bit is different.
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    states = [load_checkpoint(each / "run" / "checkpoint.pt") for each in (folder, tmp_path)]
+    compared = [[(h["loss"], h["same"], h["norm"], h["valid"]) for h in state["history"]] for state in states]
+    assert compared[0] == compared[1]
+    assert len(compared[0]) == 2
+    assert compared[0][0][2] > 0
+    assert output.count("finished: ") == output.count("step 6 ") == output.count("reading sources") == 1
+
+
+def test_passes_of_a_step_are_shared_evenly(new_run: Callable[[str], Path]) -> None:
+    assert [list(Processes(rank, 2).share(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
+    folder = new_run("run")
+    message = r"batch: expected a multiple of micro times the processes, 128 × 3 tokens, found 256; change --batch or"
+    with pytest.raises(OptionError, match=message):
+        Trainer(folder, TINY, LanguageModel(folder, TINY), Processes(0, 3))
+
+
+def test_process_that_nobody_else_has_joined_is_alone() -> None:
+    with join_processes("cpu") as processes:
+        assert processes == Processes(0, 1)
+        assert processes.main
+    assert local_device("cuda") == "cuda"

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from pronk import LLM, SamplingParams
+from pronk.drafters.chain import Chain
+from pronk.drafters.multi_token import MultiToken
+from pronk.errors import OptionError
+from pronk.model.fingerprint import Fingerprint
+from pronk.tokenizer import Tokenizer
+from pronk.train.attention import DenseAttention, dense_logits
+from pronk.train.cli import app
+from pronk.train.future import FutureModel, FutureTokens, future_shape
+from pronk.train.loop import Trainer
+from pronk.train.options import Shape, TrainOptions
+from train.tiny import SHAPE, TINY, lm_trainer
+
+# Kind, order, unembeddings, layers of the model.
+VARIANTS = [
+    ("transformer", "parallel", "shared", 2),
+    ("transformer", "causal", "shared", 2),
+    ("transformer", "anticausal", "shared", 4),
+    ("linear", "parallel", "shared", 2),
+    ("linear", "causal", "shared", 2),
+    ("transformer", "parallel", "replicated", 2),
+]
+
+
+@pytest.fixture(autouse=True)
+def _short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pronk.train.future.SERVED_TOKENS", 4)
+
+
+def options(kind: str = "transformer", order: str = "parallel", own: str = "shared", layers: int = 2) -> TrainOptions:
+    shape = replace(SHAPE, layers=layers)
+    return replace(TINY, shape=shape, heads=future_shape(shape, 3, kind, order, own))
+
+
+def start(folder: Path, options: TrainOptions) -> Trainer[FutureTokens]:
+    return Trainer(folder, options, FutureTokens(folder, options))
+
+
+def train(folder: Path, options: TrainOptions, stop_at: int | None = None) -> Trainer[FutureTokens]:
+    trainer = start(folder, options)
+    trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
+    return trainer
+
+
+def disturb(model: FutureModel) -> None:
+    """Norms that differ, and layers that matter."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+
+def naive_hidden(model: FutureModel, inputs: Tensor) -> list[Tensor]:
+    """What goes into each unembedding, by the words of the paper: the model's own head first."""
+    decoder, heads, (batch, length) = model.decoder, model.heads, inputs.shape
+    positions = torch.arange(length).repeat(batch)
+    rope, attend = decoder.rope(positions, positions + 1, torch.float32), DenseAttention(batch, length)
+    x = decoder.embed(inputs.reshape(-1), positions, torch.float32)
+    outputs = [x, *(y for _, y in decoder.run(x, rope, attend))]
+    if heads.shape.order == "anticausal":  # they are layers of the model: the third last, then the second last
+        return [decoder.norm(outputs[-1]), heads.norm(0, outputs[-2]), heads.norm(1, outputs[-3])]
+    z = outputs[-2] if (heads.shape.kind, heads.shape.order) == ("transformer", "parallel") else outputs[-1]
+    made = [decoder.norm(outputs[-1])]
+    for index in range(2):
+        out = heads.head(index, z, rope, attend)
+        made.append(heads.norm(index, out))
+        z = out if heads.shape.order == "causal" else z
+    return made
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_gradients_head_by_head_are_those_of_equation_2(
+    variant: tuple[str, str, str, int], new_run: Callable[[str], Path]
+) -> None:
+    objective = start(new_run("run"), options(*variant)).objective
+    objective.dtype = torch.float32
+    model = objective.module
+    disturb(model)
+    inputs, targets = objective.phases[0].batch(0, 3)
+    losses = []
+    for index, hidden in enumerate(naive_hidden(model, inputs)):
+        own = model.heads.unembeddings[index - 1].weight if index and model.heads.unembeddings else None
+        logits = (hidden @ (model.decoder.embedding if own is None else own).T).view(3, inputs.shape[1], -1)
+        rows = [  # one by one: the row at t says what the text has index places after the next token
+            -logits[row, t].log_softmax(-1)[targets[row, t + index]]
+            for row in range(3)
+            for t in range(inputs.shape[1] - index)
+        ]
+        losses.append(torch.stack(rows).mean())
+    (0.5 * torch.stack(losses).sum()).backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    passed = objective.backward(inputs, targets, 0.5)
+    assert passed.loss == pytest.approx(float(sum(loss.detach() for loss in losses)) / 3, rel=1e-5)
+    assert set(expected) == {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, expected[name], rtol=1e-3, atol=1e-6), name
+        assert parameter.grad.abs().max() > 0
+    assert objective.measure(inputs, targets) == pytest.approx([float(loss.detach()) for loss in losses], rel=1e-5)
+
+
+def test_guesses_are_compared_with_what_the_model_says(new_run: Callable[[str], Path]) -> None:
+    objective = start(new_run("run"), options()).objective
+    objective.dtype = torch.float32
+    disturb(objective.module)
+    inputs, targets = objective.phases[0].batch(0, 3)
+    model, length = objective.module, inputs.shape[1]
+    with torch.no_grad():
+        tokens = [(h @ model.decoder.embedding.T).argmax(-1).view(3, length) for h in naive_hidden(model, inputs)]
+    same = [float((tokens[i][:, :-i] == tokens[0][:, i:]).float().mean()) for i in (1, 2)]
+    assert objective.backward(inputs, targets, 1.0).same == pytest.approx(same)
+
+
+def test_without_heads_the_model_begins_as_it_would_with_them(new_run: Callable[[str], Path]) -> None:
+    plain = lm_trainer(new_run("plain"), TINY).objective.module.state_dict()
+    model = start(new_run("heads"), options()).objective.module.decoder.state_dict()
+    assert all(torch.equal(plain[name], model[name]) for name in plain)
+    assert future_shape(SHAPE, 1, "transformer", "parallel", "shared") is None
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_exported_heads_guess_what_the_trained_ones_say(
+    variant: tuple[str, str, str, int],
+    new_run: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The checkpoint is an ordinary model, and the drafter beside it makes the guesses of the module in training."""
+    objective = start(new_run("run"), options(*variant)).objective
+    model = objective.module
+    disturb(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    objective.export(tmp_path / "export", "card", {})
+    facts = json.loads((tmp_path / "export" / "heads" / "drafter.json").read_text())
+    assert facts["kind"] == "multi_token"
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
+    prompt = torch.tensor([[7, 90, 33, 5, 61, 200, 14]])
+    with torch.no_grad():
+        assert torch.allclose(theirs(prompt).logits[0], dense_logits(model.decoder, prompt), rtol=1e-3, atol=1e-3)
+    drafted: list[tuple[list[int], list[int]]] = []
+    chains = MultiToken.chains
+
+    def watched(self: MultiToken, contexts: Any, stop: Any = None) -> list[Chain]:
+        made = chains(self, contexts, stop)
+        drafted.extend((list(each.context.tokens), each.tokens) for each in made)
+        return made
+
+    monkeypatch.setattr(MultiToken, "chains", watched)
+    llm = LLM(tmp_path / "export", drafter="multi_token", dtype="float32", budget="all")
+    out = llm.generate(prompt[0].tolist(), SamplingParams(max_tokens=24, ignore_eos=True))
+    text = [*prompt[0].tolist(), *out.token_ids]
+    with torch.no_grad():
+        hidden = naive_hidden(model, torch.tensor([text]))
+    own = model.heads.unembeddings
+    guesses = [
+        (h @ (own[i].weight if own else model.decoder.embedding).T).argmax(-1).tolist()
+        for i, h in enumerate(hidden[1:])
+    ]
+    assert drafted
+    for tokens, chain in drafted:
+        last = len(tokens) - 2  # the token whose hidden state the last one was chosen from
+        assert tokens == text[: len(tokens)]
+        assert chain == [row[last] for row in guesses][: len(chain)]
+    assert {len(chain) for _, chain in drafted} >= {2}
+    assert (
+        out.token_ids
+        == LLM(tmp_path / "export", drafter="autoregressive", dtype="float32")
+        .generate(prompt[0].tolist(), SamplingParams(max_tokens=24, ignore_eos=True))
+        .token_ids
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:3], ids=str)
+def test_resumed_run_is_the_uninterrupted_run(
+    variant: tuple[str, str, str, int], new_run: Callable[[str], Path]
+) -> None:
+    whole = train(new_run("whole"), options(*variant))
+    folder = new_run("parts")
+    assert train(folder, options(*variant), stop_at=7).step == 7
+    second = train(folder, options(*variant))
+    assert [(h["loss"], h["same"], h["valid"]) for h in second.history] == [
+        (h["loss"], h["same"], h["valid"]) for h in whole.history
+    ]
+    for name, weight in whole.objective.module.state_dict().items():
+        assert torch.equal(weight, second.objective.module.state_dict()[name])
+    assert {"stories", "stories 2", "stories 3"} <= set(whole.history[-1]["valid"])
+    with pytest.raises(OptionError, match=r"expected heads = \{.*as before, found None"):
+        lm_trainer(folder, replace(options(*variant), heads=None))
+
+
+def test_matrices_of_heads_and_trunk_go_to_the_same_optimizer(new_run: Callable[[str], Path]) -> None:
+    trainer = start(new_run("run"), options())
+    muon = {id(p) for group in trainer.optimizers._members[0].param_groups for p in group["params"]}
+    names = {name for name, p in trainer.objective.module.named_parameters() if id(p) in muon}
+    assert "heads.layers.1.down.weight" in names
+    assert "decoder.layers.0.qkv.weight" in names
+    assert "decoder.embedding" not in names
+    assert len(names) == 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, "transformer", "parallel"), "future-tokens: expected 1 to 64, found 0"),
+        ((65, "transformer", "parallel"), "future-tokens: expected 1 to 64, found 65"),
+        ((2, "transformer", "anticausal"), "layers: expected more than 2 for anticausal heads of 2 tokens, found 2"),
+        ((2, "linear", "anticausal"), "head-order: expected parallel or causal for linear heads"),
+        ((2, "round", "parallel"), "kind: expected one of transformer, linear, found 'round'"),
+    ],
+)
+def test_mistakes_are_named(arguments: tuple[int, str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        future_shape(replace(SHAPE, layers=2), *arguments, "shared")
+
+
+def test_short_sequences_are_refused(new_run: Callable[[str], Path]) -> None:
+    shape = Shape(hidden=32, layers=2, heads=4, kv_heads=2, mlp=48, vocab=320, context=64)
+    many = replace(TINY, heads=future_shape(shape, 40, "transformer", "parallel", "shared"))
+    with pytest.raises(OptionError, match="length: expected at least 40 for 39 heads, found 32"):
+        FutureTokens(new_run("run"), many)
+
+
+def test_bytes_and_heads_from_the_command(tmp_path: Path, corpus: Path) -> None:
+    command = (
+        f"lm --source {corpus / 'stories.jsonl'}=1 --out {tmp_path / 'run'} --bytes --future-tokens 4 --hidden 32 "
+        "--layers 2 --heads 2 --kv-heads 1 --mlp 48 --positions 128 --steps 60 --batch 512 --micro 512 --length 64 "
+        "--final-length 128 --threads 1 --lr 0.01 --warmup 5 --evaluate-every 100"
+    ).split()
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    export = tmp_path / "run" / "export"
+    theirs, ours = AutoTokenizer.from_pretrained(export), Tokenizer.load(export)
+    card, beside = ((export / each / "README.md").read_text() for each in ("", "heads"))
+    assert "Its tokens are bytes: a vocabulary of 256 and 4 special tokens." in card
+    assert "3 heads for the tokens 2 to 4 places ahead" in card
+    assert "- sequences of 64 tokens, in the last 20% of the run of 128" in card
+    facts = json.loads((export / "heads" / "drafter.json").read_text())
+    assert facts["target"] == {"name": "pronk-tiny", **vars(Fingerprint.of(export))}
+    assert f"- fingerprint: {Fingerprint.of(export)}" in beside
+    assert f"| greedy | {facts['figures']['greedy alpha']:.3f} | " in beside
+    assert f"stories 4 {facts['figures']['stories 4']:.3f}" in beside
+    assert "--future-tokens 4" in beside
+    text = "def f(x):\r\n\treturn 'é€😀' +  x "
+    ids = ours.encode(text)
+    assert len(ids) == len(text.encode())
+    assert ours.vocab_size == 260
+    assert ours.decode(ids) == theirs.decode(theirs.encode(text)) == text
+    assert theirs.encode(text) == ids
+    llm = LLM(export, drafter="multi_token", budget="all")
+    params = SamplingParams(max_tokens=60)
+    out, plain = llm.generate("The ", params), llm.generate("The ", params, drafter="autoregressive")
+    assert out.token_ids == plain.token_ids
+    assert out.stats.accepted > 10
+    assert len(out.stats.steps) < len(plain.stats.steps)
+
+
+def test_peak_memory_is_that_of_one_head() -> None:
+    """Predicting four tokens takes less than 1.3 times the memory of predicting one, and the naive way far more."""
+    path = Path(__file__).parents[2] / "benchmarks" / "head_memory.py"
+    measure = runpy.run_path(str(path))["measure"]
+    shape = Shape(hidden=32, layers=4, heads=2, kv_heads=1, mlp=64, vocab=8192, context=64)
+    peaks = {(name, count): size for name, count, size in measure(shape, 1024, 64)}
+    assert peaks["head by head", 4] < 1.3 * peaks["head by head", 1]
+    assert peaks["head by head", 4] < peaks["the language model", 1]
+    assert peaks["all at once", 4] > 1.5 * peaks["all at once", 1]
