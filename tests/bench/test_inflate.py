@@ -24,6 +24,7 @@ from oracle import dense_logits
 from pronk import LLM, SamplingParams
 from pronk.bench import cli_inflate, shards
 from pronk.bench.inflate import InflatedInfo, Shape, inflate
+from pronk.bench.large_weights import count
 from pronk.errors import CheckpointError, ConfigError, OptionError, PronkError
 from pronk.model.checkpoint import Checkpoint
 from pronk.model.linear import PlainLinear
@@ -250,7 +251,7 @@ def test_bundled_default_is_a_billion() -> None:
     assert (sizes["num_attention_heads"], sizes["num_key_value_heads"]) == (64, 8)
     raw = json.loads((BUNDLED / "config.json").read_text())
     big = module.parse_config(module._document(raw, small, sizes, torch.bfloat16))
-    assert 0.95e9 < module._count(big) < 1.05e9
+    assert 0.95e9 < count(big) < 1.05e9
 
 
 def test_equal_arguments_equal_bytes(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

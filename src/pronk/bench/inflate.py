@@ -20,51 +20,37 @@ further from float32's than its other roundings do.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pronk.bench.shards import Entry, Progress, check_target, write_folder, write_json, write_weights
-from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.bench.inflate_drafter import DrafterInfo, large_drafters
+from pronk.bench.large_weights import LargeWeights, count, pieces
+from pronk.bench.padding import real_layers
+from pronk.bench.shards import Progress, check_target, write_folder, write_json, write_weights
+from pronk.errors import ConfigError, OptionError
 from pronk.model.checkpoint import Checkpoint, read_json
 from pronk.model.config import ModelConfig, parse_config
-from pronk.model.families import FAMILY_NAMES, Piece, plan_tensors
+from pronk.model.fingerprint import Fingerprint
 from pronk.model.loader import parse_dtype, read_config
 
-__all__ = ["InflatedInfo", "Shape", "inflate"]
+__all__ = ["InflatedInfo", "Shape", "add_drafters", "inflate", "is_inflated"]
 
 _MARK = "pronk_inflated"
+_DRAFTERS = "drafters"
 _MAX_SIZE = 1 << 20
 _COPIED = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.model vocab.json "
     "merges.txt chat_template.jinja chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE"
 ).split()
 
-# What the rows and the columns of a tensor are, and what is added to it: zeros, ones, or random numbers (None).
-_ROLES: dict[str, tuple[str, str, float | None]] = {
-    "embed_tokens": ("vocab", "hidden", 0.0),
-    "lm_head": ("vocab", "hidden", None),
-    "self_attn.q_proj": ("query", "hidden", None),
-    "self_attn.k_proj": ("kv", "hidden", None),
-    "self_attn.v_proj": ("kv", "hidden", None),
-    "self_attn.q_norm": ("head", "", 1.0),
-    "self_attn.k_norm": ("head", "", 1.0),
-    "self_attn.o_proj": ("hidden", "query", 0.0),
-    "mlp.gate_proj": ("mlp", "hidden", None),
-    "mlp.up_proj": ("mlp", "hidden", None),
-    "mlp.down_proj": ("hidden", "mlp", 0.0),
-}
 _KEYS = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
-_GAINS = ("norm", "input_layernorm", "post_attention_layernorm")
-_ROLES |= dict.fromkeys(_GAINS, ("hidden", "", 1.0))
 
 _CARD = """\
 # {name}: simulated size
@@ -102,6 +88,7 @@ class InflatedInfo:
     parameters: int
     source_parameters: int
     num_bytes: int
+    drafters: tuple[DrafterInfo, ...] = ()
 
 
 def inflate(
@@ -109,6 +96,7 @@ def inflate(
     out: Path,
     shape: Shape,
     *,
+    drafters: Sequence[Path] = (),
     name: str | None = None,
     dtype: str | None = None,
     seed: int = 0,
@@ -122,6 +110,7 @@ def inflate(
         source: folder of a Llama, Mistral, Qwen2 or Qwen3 checkpoint.
         out: a folder that does not exist or is empty.
         shape: the sizes to reach, none below the source's.
+        drafters: folders of drafters that were trained on the source, to go into ``out / "drafters"`` for it.
         name: what to call the source; the name of its folder by default.
         dtype: float32, bfloat16 or float16; the source's own by default.
         seed: of the random weights; equal arguments give equal bytes.
@@ -130,18 +119,21 @@ def inflate(
         shard_bytes: a file with more than one tensor is no larger than this.
 
     Raises:
-        OptionError: a shape, dtype or folder that cannot be had, or too little disk space.
-        CheckpointError: the source cannot be read, or is not of a supported family.
+        OptionError: a shape, dtype, drafter or folder that cannot be had, or too little disk space.
+        CheckpointError: the source or a drafter cannot be read, or is not of a supported family.
     """
     small, raw = _read_source(source)
     document = _document(raw, small, _sizes(shape, small), parse_dtype(dtype or "auto", small))
     document[_MARK]["source"] = name = name or source.resolve().name
     big = parse_config(document)
-    builder = _Builder(Checkpoint(source), small, big, seed)
-    entries = [builder.entry(piece) for piece in _pieces(big)]
-    info = InflatedInfo(out, _count(big), _count(small), sum(entry.size for entry in entries))
-    check_target(out, info.num_bytes)
-    card = _CARD.format(name=out.name, source=name, info=info, command=command or shape)
+    builder = LargeWeights(Checkpoint(source), small, big, seed)
+    entries = [builder.entry(piece) for piece in pieces(big)]
+    large = large_drafters(drafters, source, small, big, seed)
+    size = sum(entry.size for entry in entries)
+    info = InflatedInfo(out, count(big), count(small), size, tuple(drafter.info for drafter in large))
+    check_target(out, size + sum(drafter.num_bytes for drafter in large))
+    words = command or str(shape)
+    card = _CARD.format(name=out.name, source=name, info=info, command=words)
 
     def fill(folder: Path) -> None:
         write_weights(folder, entries, builder.tensor, shard_bytes, progress or (lambda *_: None))
@@ -150,9 +142,83 @@ def inflate(
                 shutil.copyfile(source / file, folder / file)
         (folder / "README.md").write_text(card, encoding="utf-8")
         write_json(folder / "config.json", document)
+        target = {"name": out.name, **asdict(Fingerprint.of(folder))} if large else {}
+        for drafter in large:
+            place = folder / _DRAFTERS / drafter.info.name
+            place.mkdir(parents=True)
+            drafter.write(place, target, name, words)
 
     write_folder(out, fill)
     return info
+
+
+def add_drafters(
+    source: Path,
+    out: Path,
+    drafters: Sequence[Path],
+    shape: Shape | None = None,
+    *,
+    name: str | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
+    command: str | None = None,
+) -> tuple[DrafterInfo, ...]:
+    """Put drafters of the source into the folder of a checkpoint that :func:`inflate` has written.
+
+    Args:
+        source: what the checkpoint was made of.
+        out: the checkpoint.
+        drafters: as those of :func:`inflate`.
+        shape: sizes that the checkpoint must have; any by default.
+        name: what to call the source; the name of its folder by default.
+        dtype: what the checkpoint must have, if not ``auto``.
+        seed: of the random weights.
+        command: shown in the drafters' cards.
+
+    Raises:
+        OptionError: the checkpoint is none, another one's, or of another shape; or as of :func:`inflate`.
+        CheckpointError: as of :func:`inflate`.
+    """
+    small, raw = _read_source(source)
+    big = _check_inflated(source, out, small, raw)
+    wanted = {size: value for size, value in asdict(shape or Shape()).items() if value is not None}
+    if dtype not in (None, "auto"):
+        wanted["dtype"] = dtype
+    for option, value in wanted.items():
+        if getattr(big, option) != value:
+            msg = f"{option}: expected {getattr(big, option)}, as {out} has, found {value}; leave it out"
+            raise OptionError(msg)
+    large = large_drafters(drafters, source, small, big, seed)
+    places = [out / _DRAFTERS / drafter.info.name for drafter in large]
+    for place, drafter in zip(places, large, strict=True):
+        check_target(place, drafter.num_bytes)
+    target = {"name": out.resolve().name, **asdict(Fingerprint.of(out))}
+    name = name or source.resolve().name
+    for place, drafter in zip(places, large, strict=True):
+        words = command or f"{drafter.info.name} for {target['name']}"
+        write_folder(place, partial(drafter.write, target=target, source=name, command=words))
+    return tuple(drafter.info for drafter in large)
+
+
+def is_inflated(folder: Path) -> bool:
+    """Whether :func:`inflate` has written it."""
+    file = folder / "config.json"
+    return file.is_file() and _MARK in read_json(file, ConfigError)
+
+
+def _check_inflated(source: Path, out: Path, small: ModelConfig, raw: dict[str, Any]) -> ModelConfig:
+    """The configuration of ``out``, which holds the weights of the source at their places."""
+    big = read_config(out)
+    mark = dict(read_json(out / "config.json", ConfigError).get(_MARK, {}))
+    own = {key: raw[key] for key in mark if key in raw} | {"parameters": count(small), "source": mark.get("source")}
+    if not mark or mark != own or big.family != small.family:
+        found = f"that of {mark.get('source')}" if mark else "another one"
+        msg = f"out: expected a checkpoint that pronk inflate has made of {source}, found {found} in {out}"
+        raise OptionError(msg)
+    if not LargeWeights(Checkpoint(source), small, big, 0).fits(Checkpoint(out)):
+        msg = f"out: expected the weights of {source} in {out}, found others; give the source that it was inflated from"
+        raise OptionError(msg)
+    return big
 
 
 def _read_source(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
@@ -205,115 +271,11 @@ def _document(raw: dict[str, Any], small: ModelConfig, sizes: dict[str, int], dt
     document = {**raw, **sizes, "head_dim": small.head_dim, "rms_norm_eps": eps}
     for key in {"dtype", "torch_dtype"} & raw.keys() or {"torch_dtype"}:
         document[key] = str(dtype).removeprefix("torch.")
-    sliding = [small.windows[real] is not None for real, _ in _real_layers(small.num_layers, layers)]
+    sliding = [small.windows[real] is not None for real, _ in real_layers(small.num_layers, layers)]
     # Qwen counts the layers that slide from below: the real ones would get other windows than they had.
     if small.family.startswith("qwen") or raw.get("layer_types") is not None:
         document["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in sliding]
     if "max_window_layers" in raw:
         document["max_window_layers"] = sliding.index(True) if True in sliding else layers
-    document[_MARK] = {key: raw[key] for key in sizes if key in raw} | {"parameters": _count(small)}
+    document[_MARK] = {key: raw[key] for key in sizes if key in raw} | {"parameters": count(small)}
     return document
-
-
-def _real_layers(small: int, big: int) -> list[tuple[int, bool]]:
-    """For every layer of the large model, the last real one up to there, and whether it is this very one.
-
-    The first and the last layer are real, and the added ones are spread evenly: 2 in 4 gives 0, (0), (0), 1.
-    """
-    places = [index * (big - 1) // max(1, small - 1) for index in range(small)]
-    return [(sum(place <= index for place in places) - 1, index in places) for index in range(big)]
-
-
-def _pieces(config: ModelConfig) -> Iterator[Piece]:
-    return (piece for part in plan_tensors(config) for piece in part.pieces)
-
-
-def _count(config: ModelConfig) -> int:
-    return sum(math.prod(piece.shape) for piece in _pieces(config))
-
-
-def _axes(small: ModelConfig, big: ModelConfig) -> dict[str, tuple[Tensor, Tensor]]:
-    """Which rows or columns of the source go where, as two lists of indices, for every kind of them.
-
-    Queries follow their key/value head. With 5 queries per head in the source and 2 in the large model, source head 0
-    becomes the heads 0, 1, 2 with the queries 0 1, 2 3, 4 and one that is random.
-    """
-    old, new, dim = small.group, big.group, small.head_dim
-    copies = math.ceil(old / new)
-    queries = [(q, (q // old * copies + q % old // new) * new + q % old % new) for q in range(small.num_heads)]
-    kv_heads = [(kv, kv * copies + copy) for kv in range(small.num_kv_heads) for copy in range(copies)]
-    same = {"": 1, "vocab": small.vocab_size, "hidden": small.hidden_size, "mlp": small.intermediate_size, "head": dim}
-    axes = {kind: (torch.arange(count), torch.arange(count)) for kind, count in same.items()}
-    for kind, pairs in (("query", queries), ("kv", kv_heads)):
-        rows = torch.tensor(pairs)[..., None] * dim + torch.arange(dim)
-        axes[kind] = rows[:, 0].flatten(), rows[:, 1].flatten()
-    return axes
-
-
-class _Builder:
-    """Makes the tensors of the large model, one at a time."""
-
-    def __init__(self, checkpoint: Checkpoint, small: ModelConfig, big: ModelConfig, seed: int) -> None:
-        self.checkpoint, self.names, self.seed = checkpoint, FAMILY_NAMES[small.family], seed
-        self.matrix_dtype = parse_dtype("auto", big)
-        self.stored = {self.names.canonical(name): name for name in checkpoint}
-        self.layers = _real_layers(small.num_layers, big.num_layers)
-        self.axes = _axes(small, big)
-        self.shrink = math.sqrt(small.hidden_size / big.hidden_size)
-        # The norms of queries and keys share the epsilon, so what they norm shrinks likewise. Rounding that to 16 bits
-        # would harm more than the next power of two, which leaves them an epsilon of half to twice the source's.
-        qk = self.shrink if self.matrix_dtype == torch.float32 else 2.0 ** round(math.log2(self.shrink))
-        self.factors = dict.fromkeys(_GAINS, self.shrink)
-        self.factors |= {"self_attn.q_proj": qk, "self_attn.k_proj": qk} if small.qk_norm else {}
-        for piece in _pieces(small):
-            name = self.stored.get(piece.name)
-            if name is None or checkpoint.shape(name) != piece.shape:
-                msg = f"{checkpoint.folder}: expected a tensor {piece.name} of shape {list(piece.shape)}, found none"
-                raise CheckpointError(msg)
-            checkpoint.check_dtype(name)
-
-    def entry(self, piece: Piece) -> Entry:
-        """Its name and dtype in the file: gains that would lose by rounding stay in float32."""
-        prefix = "" if piece.name.startswith(self.names.head) else self.names.prefix
-        rounds = _module(piece.name)[1] in _GAINS and math.frexp(self.shrink)[0] != 0.5
-        return Entry(piece, prefix + piece.name, torch.float32 if rounds else self.matrix_dtype)
-
-    def tensor(self, piece: Piece) -> Tensor:
-        """A tensor of the large model, in the shape and dtype of its :meth:`entry`."""
-        layer, module = _module(piece.name)
-        rows, columns, filling = _ROLES[module]
-        made = torch.full(piece.shape, filling or 0.0, dtype=self.entry(piece).dtype)
-        if filling is None:
-            self._randomize(made, piece.name)
-        index, real = (0, True) if layer is None else self.layers[layer]
-        if real:
-            stored = self.stored[re.sub(r"\d+", str(index), piece.name, count=1)]
-            source = self._convert(self.checkpoint.tensor(stored), module, made.dtype)
-            # A vector is a matrix of one column.
-            (from_rows, to_rows), (from_columns, to_columns) = self.axes[rows], self.axes[columns * (made.dim() - 1)]
-            source = source.view(len(source), -1)[from_rows[:, None], from_columns]
-            made.view(len(made), -1)[to_rows[:, None], to_columns] = source
-        self.checkpoint.release()
-        return made
-
-    def _convert(self, source: Tensor, module: str, dtype: torch.dtype) -> Tensor:
-        """``source`` times what its module needs, rounded once."""
-        factor = self.factors.get(module, 1.0)
-        made = (source if factor == 1.0 else source.double() * factor).to(dtype)
-        if not made.isfinite().all():
-            msg = f"dtype: expected one that can hold the source's weights, found {dtype}; choose bfloat16 or float32"
-            raise OptionError(msg)
-        return made
-
-    def _randomize(self, made: Tensor, name: str) -> None:
-        # Seeded by name, so that a tensor does not depend on what else is written.
-        digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        for part in made.view(-1).split(1 << 22):  # drawn in float32, so not all at once
-            part.copy_(torch.randn(part.shape, generator=generator).mul_(0.02))
-
-
-def _module(name: str) -> tuple[int | None, str]:
-    """``layers.3.mlp.up_proj.weight`` to ``(3, "mlp.up_proj")``."""
-    ((layer, module),) = re.findall(r"^(?:layers\.(\d+)\.)?(.+)\.(?:weight|bias)$", name)
-    return (int(layer) if layer else None), module
