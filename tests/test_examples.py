@@ -32,7 +32,9 @@ def load(name: str) -> Callable[[str | None], None]:
 
 
 def test_all_examples_are_tested() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"generate", "stream", "batch", "draft_model"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "generate", "stream", "batch", "draft_model", "trained_drafters",
+    }  # fmt: skip
 
 
 def test_generate(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,3 +61,10 @@ def test_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[0] for line in lines] == ["draft_model", "threshold", "cape", "staged"]
     assert all(float(line[1]) > 1 for line in lines)
+
+
+def test_trained_drafters(capsys: pytest.CaptureFixture[str]) -> None:
+    load("trained_drafters")(None)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7
+    assert all(float(line.split(" tokens")[0].split()[-1]) > 1.0 for line in lines)
