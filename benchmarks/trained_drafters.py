@@ -1,0 +1,213 @@
+"""Drafters that were trained on the target: tokens per pass, acceptance and speed on code, sums, chat and prose.
+
+One table in Markdown for each temperature, then one JSON document on the last line. A row is a drafter, a group of
+columns a suite: S, tokens per pass of the target; alpha, acceptance of the first guess; and the speed as a ratio to
+plain decoding, which takes turns with every drafter. Every output is compared with plain decoding's.
+
+    python benchmarks/trained_drafters.py --data EVAL kangaroo medusa "cape(glide)"
+    python benchmarks/trained_drafters.py --data EVAL --model BIG --budget auto "exit 6: kangaroo(model='D')"
+
+``--data`` is a folder with humaneval.jsonl, gsm8k.jsonl, spec_bench.jsonl (of which the chat is taken) and
+long_context.jsonl.gz (passages of a novel, cut to ``--prose`` characters and continued).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from safetensors import safe_open
+
+from pronk import LLM, SamplingParams
+from pronk.bench.metrics import acceptance_rate, ctar_curve, repeated_ngrams
+from pronk.drafters import Drafter, make_drafter
+from pronk.errors import PronkError
+
+SUITES = ("code", "sums", "chat", "prose")
+
+
+@dataclass
+class Tally:
+    """Sums over the prompts of a suite."""
+
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    depths: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    loops: list[float] = field(default_factory=list)
+    different: int = 0
+
+    def add(self, out: Any, plain: Any) -> None:
+        """One output more, and what plain decoding says."""
+        self.tokens += out.stats.generated_tokens
+        self.steps += out.stats.target_steps
+        self.depths += [step.depth for step in out.stats.steps]
+        self.accepted += [step.accepted for step in out.stats.steps]
+        self.loops.append(repeated_ngrams(out.token_ids))
+        self.different += out.token_ids != plain.token_ids
+
+    @property
+    def alpha(self) -> float | None:
+        """Acceptance of the first guess."""
+        return acceptance_rate(self.depths, self.accepted) if any(self.depths) else None
+
+
+def prompts(data: Path, llm: LLM, limit: int, characters: int) -> dict[str, list[list[int]]]:
+    """Token ids by suite."""
+
+    def lines(name: str) -> Iterator[dict[str, Any]]:
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(data / name, "rt", encoding="utf-8") as file:
+            yield from map(json.loads, file)
+
+    encode = llm.tokenizer.encode
+    chat = (row for row in lines("spec_bench.jsonl") if row["task"] == "mt_bench")
+    asked = [row["turns"][0] for row in chat], [row["turns"][0] for row in lines("gsm8k.jsonl")]
+    found = {
+        "code": [encode(row.get("prompt") or row["turns"][0]) for row in lines("humaneval.jsonl")],
+        "sums": [encode(f"Question: {text}\nAnswer:") for text in asked[1]],
+        "chat": [llm.chat_ids([{"role": "user", "content": text}]) for text in asked[0]],
+        "prose": [encode(_passage(row["turns"][0], characters)) for row in lines("long_context.jsonl.gz")],
+    }
+    return {name: [ids for ids in found[name] if len(ids) <= 512][:limit] for name in SUITES}
+
+
+def _passage(text: str, characters: int) -> str:
+    """The passage without what it is asked for: its second half's beginning, from a new sentence on."""
+    middle = text[len(text) // 2 :]
+    return re.split(r"(?<=[.!?])\s", middle, maxsplit=1)[-1][:characters].rsplit(" ", 1)[0]
+
+
+def parameters(spec: str) -> str:
+    """Millions of them in the drafter's own files."""
+    bundled = Path(str(files("pronk") / "bundled"))
+    named = [Path(each) for each in re.findall(r"model='([^']+)'", spec)]
+    words = {"draft" if word == "draft_model" else word.replace("_", "-") for word in re.findall(r"[a-z_]+", spec)}
+    found = named or [bundled / f"pronk-tiny-{word}" for word in words]
+    total = 0
+    for file in (folder / "model.safetensors" for folder in found):
+        if file.is_file():
+            with safe_open(file, framework="pt") as tensors:
+                total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return f"{total / 1e6:.2f}" if total else ""
+
+
+def measure(
+    llm: LLM, drafters: dict[str, Drafter[Any]], suites: dict[str, list[list[int]]], temperature: float, args: Any
+) -> dict[str, dict[str, Tally]]:
+    """Every drafter and plain decoding on every prompt: in turns if they are timed, and else a suite at a time."""
+    made = {label: {suite: Tally() for suite in suites} for label in drafters}
+    for suite, texts in suites.items():
+        params = [
+            SamplingParams(max_tokens=args.max_tokens, temperature=temperature, seed=seed, ignore_eos=True)
+            for seed in range(len(texts))
+        ]
+        batches = [[number] for number in range(len(texts))] if args.budget == "auto" else [[*range(len(texts))]]
+        for batch in batches:
+            best = dict.fromkeys(drafters, float("inf"))
+            for repeat in range(args.repeats):
+                outputs = {}
+                for label, drafter in drafters.items():
+                    began = perf_counter()
+                    outputs[label] = llm.generate(
+                        [texts[i] for i in batch], [params[i] for i in batch], drafter=drafter
+                    )
+                    best[label] = min(best[label], perf_counter() - began)
+                for label, outs in outputs.items() if not repeat else ():
+                    for out, plain in zip(outs, outputs["plain"], strict=True):
+                        made[label][suite].add(out, plain)
+            for label, seconds in best.items():
+                made[label][suite].seconds += seconds
+    return made
+
+
+def table(made: dict[str, dict[str, Tally]], specs: dict[str, str], temperature: float, *, timed: bool) -> str:
+    """Markdown."""
+    columns = ("S", "α", "×") if timed else ("S", "α", "CTAR(2)")
+    head = [f"{suite}: {columns[0]}" for suite in SUITES]
+    rows = [
+        f"| temperature {temperature:g} | M | " + " | ".join(f"{h} | {columns[1]} | {columns[2]}" for h in head) + " |"
+    ]
+    rows.append("| --- | --: |" + " --: |" * 3 * len(SUITES))
+    for label, tallies in made.items():
+        cells = [label.replace("|", "/"), parameters(specs[label])]
+        for suite in SUITES:
+            tally, plain = tallies[suite], made["plain"][suite]
+            alpha = tally.alpha
+            last = f"**{plain.seconds / tally.seconds:.2f}**" if timed else f"{_ctar(tally):.2f}"
+            cells += [f"{tally.tokens / tally.steps:.2f}", "–" if alpha is None else f"{alpha:.2f}", last]
+        rows.append("| " + " | ".join(cells) + " |")
+    loops = [sum(t.loops) / len(t.loops) for t in made["plain"].values()]
+    rows.append("| repeated 4-grams | |" + "".join(f" {share:.0%} | | |" for share in loops))
+    return "\n".join(rows)
+
+
+def _ctar(tally: Tally) -> float:
+    return ctar_curve(tally.accepted, 2)[1] if tally.accepted else 0.0
+
+
+def report(made: dict[str, dict[str, Tally]]) -> dict[str, Any]:
+    """The figures as JSON."""
+    return {
+        label: {
+            suite: {
+                "S": tally.tokens / tally.steps,
+                "alpha": tally.alpha,
+                "ctar": ctar_curve(tally.accepted, max(1, *tally.depths)),
+                "ratio": made["plain"][suite].seconds / tally.seconds,
+                "different": tally.different,
+            }
+            for suite, tally in tallies.items()
+        }
+        for label, tallies in made.items()
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("drafters", nargs="+", metavar="DRAFTER", help="a drafter, or 'LABEL: DRAFTER'")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the suites")
+    parser.add_argument("--model", help="the target; the bundled model by default")
+    parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
+    parser.add_argument("--limit", type=int, default=8, help="prompts of each suite")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--prose", type=int, default=600, help="characters of a passage")
+    parser.add_argument("--budget", choices=("all", "auto"), default="all", help="auto: guesses that pay, and speeds")
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args(arguments)
+    specs = {"plain": "autoregressive"}
+    for given in args.drafters:
+        label, _, spec = given.rpartition(": ")
+        specs[label or spec] = spec
+    try:
+        llm = LLM(args.model, threads=args.threads, budget=args.budget)
+        drafters = {label: make_drafter(spec) for label, spec in specs.items()}
+        suites = prompts(args.data, llm, args.limit, args.prose)
+        for drafter in drafters.values():
+            llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
+    except PronkError as error:
+        parser.error(str(error))
+    figures = {}
+    for temperature in args.temperature:
+        made = measure(llm, drafters, suites, temperature, args)
+        print(table(made, specs, temperature, timed=args.budget == "auto") + "\n", flush=True)
+        figures[f"{temperature:g}"] = report(made)
+    different = sum(each["different"] for made in figures.values() for row in made.values() for each in row.values())
+    print(f"{different} outputs differ from plain decoding's.\n")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
