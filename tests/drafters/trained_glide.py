@@ -18,10 +18,10 @@ from models import tiny_decoder
 from pronk.drafters.trained import FORMAT
 from pronk.model.decoder import Decoder
 from pronk.model.glide import Glide, GlideShape
-from pronk.train.attention import dense_logits
+from pronk.train.attention import dense_hidden, dense_logits
 from pronk.train.export import export_drafter
 from pronk.train.features import compute_features
-from pronk.train.glide import DelayedAttention, block_mask, glide_hidden
+from pronk.train.glide import DelayedAttention, block_mask
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5, 6, 7), tuple(range(30)), (9,))
 FREE: tuple[int | None, ...] = (None, None)
@@ -96,7 +96,7 @@ def said(module: Glide, target: Decoder, tokens: Tensor, seen: Tensor) -> Tensor
         values=[features.values[layer] for layer in layers],
         seen=[seen & (positions > positions[:, None] - window) for window in windows],
     )
-    return F.linear(module.norm(glide_hidden(module, tokens, attend)), module.embedding)
+    return F.linear(module.norm(dense_hidden(module, tokens, attend=attend)), module.embedding)
 
 
 class DenseGlide:

@@ -12,9 +12,9 @@ from models import tiny_config, tiny_decoder
 from pronk.errors import OptionError
 from pronk.model.decoder import Decoder
 from pronk.model.glide import Glide, GlideShape
-from pronk.train.attention import DenseAttention
+from pronk.train.attention import DenseAttention, dense_hidden
 from pronk.train.features import Features, compute_features
-from pronk.train.glide import DelayedAttention, glide_hidden
+from pronk.train.glide import DelayedAttention
 
 SHAPE = GlideShape(layers=2, hidden=24, heads=3, kv_heads=1, mlp=20)
 LENGTH = 7
@@ -99,7 +99,7 @@ def test_module_is_the_formulas(cross: bool, classic: bool) -> None:
         keys, values = ([found[layer] for layer in (1, 2)] for found in (features.keys, features.values))
         rotation = target.rope(positions, positions + 1, torch.float32)
         attend = DelayedAttention(1, LENGTH, rotation=rotation, keys=keys, values=values, seen=[seen, seen])
-    got = glide_hidden(module, tokens[None], attend)
+    got = dense_hidden(module, tokens[None], attend=attend)
     assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
     assert want.std() > 1
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.model.decoder import Decoder
+from pronk.model.decoder import Attend, Decoder
 
-__all__ = ["DenseAttention", "dense_hidden", "dense_logits"]
+__all__ = ["DenseAttention", "dense_hidden", "dense_logits", "dense_states"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,20 @@ def dense_logits(decoder: Decoder, tokens: Tensor, dtype: torch.dtype = torch.fl
     return decoder.logits(dense_hidden(decoder, tokens, dtype))
 
 
-def dense_hidden(decoder: Decoder, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def dense_hidden(
+    decoder: Decoder, tokens: Tensor, dtype: torch.dtype = torch.float32, attend: Attend | None = None
+) -> Tensor:
     """The same up to the last layer's output ``[batch * length, hidden]``, before the final norm."""
+    *_, (_, hidden) = dense_states(decoder, tokens, dtype, attend)
+    return hidden
+
+
+def dense_states(
+    decoder: Decoder, tokens: Tensor, dtype: torch.dtype, attend: Attend | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """Every layer's number (1 is the first) and output, ``[batch * length, hidden]``; by default each sees its past."""
     batch, length = tokens.shape
     positions = torch.arange(length, device=tokens.device).repeat(batch)
     x = decoder.embed(tokens.reshape(-1), positions, dtype)
     rope = decoder.rope(positions, positions + 1, dtype)
-    for _, hidden in decoder.run(x, rope, DenseAttention(batch, length, decoder.config.windows)):
-        x = hidden
-    return x
+    yield from decoder.run(x, rope, attend or DenseAttention(batch, length, decoder.config.windows))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pronk.model.decoder import Decoder
-from pronk.train.attention import DenseAttention
+from pronk.train.attention import DenseAttention, dense_states
 
 __all__ = ["Features", "compute_features"]
 
@@ -41,15 +41,11 @@ def compute_features(
 ) -> Features:
     """One pass over ``tokens`` ``[batch, length]``, whose ``hidden`` outputs and ``cache`` keys and values are kept."""
     batch, length = tokens.shape
-    positions = torch.arange(length, device=tokens.device).repeat(batch)
-    x = decoder.embed(tokens.reshape(-1), positions, dtype)
-    rope = decoder.rope(positions, positions + 1, dtype)
-    found = Features(x)
+    found = Features(tokens.new_empty(0))
     attend = _Remember(DenseAttention(batch, length, decoder.config.windows), frozenset(cache), found)
-    for layer, x in decoder.run(x, rope, attend):  # noqa: B020 - the state is threaded through the layers
+    for layer, found.last in dense_states(decoder, tokens, dtype, attend):
         if layer in hidden:
-            found.hidden[layer] = x
-        found.last = x
+            found.hidden[layer] = found.last
     return found
 
 

@@ -24,11 +24,11 @@ from torch import Tensor
 from pronk.model import glide
 from pronk.model.glide import GlideShape
 from pronk.model.rope import apply_rope
-from pronk.train.attention import DenseAttention
+from pronk.train.attention import DenseAttention, dense_hidden
 from pronk.train.features import Features
 from pronk.train.student import Branch, Student
 
-__all__ = ["DelayedAttention", "Glide", "Vanilla", "block_mask", "glide_hidden"]
+__all__ = ["DelayedAttention", "Glide", "Vanilla", "block_mask"]
 
 
 def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
@@ -71,17 +71,6 @@ class DelayedAttention(DenseAttention):
         return out.transpose(1, 2).reshape(self.batch * self.length, -1).to(rotated.dtype)
 
 
-def glide_hidden(module: glide.Glide, tokens: Tensor, attend: DenseAttention) -> Tensor:
-    """The last layer's output ``[batch * length, hidden]``, before the final norm; ``tokens`` ``[batch, length]``."""
-    batch, length = tokens.shape
-    positions = torch.arange(length, device=tokens.device).repeat(batch)
-    x = module.embed(tokens.reshape(-1), positions, torch.float32)
-    rope = module.rope(positions, positions + 1, torch.float32)
-    for _, hidden in module.run(x, rope, attend):
-        x = hidden
-    return x
-
-
 class Glide(Student[glide.Glide]):
     """See :class:`~pronk.train.student.Student`; its shape is a :class:`~pronk.model.glide.GlideShape`."""
 
@@ -93,7 +82,7 @@ class Glide(Student[glide.Glide]):
         module = glide.Glide(self.shape, self.teacher.llm.config)
         module.initialize(generator)
         self.cache = module.cache_layers
-        self._hidden = torch.compile(glide_hidden) if self.options.compile else glide_hidden
+        self._hidden = torch.compile(dense_hidden) if self.options.compile else dense_hidden
         return module
 
     @property
@@ -105,7 +94,7 @@ class Glide(Student[glide.Glide]):
 
     def branches(self, tokens: Tensor, features: Features) -> Iterator[Branch]:
         """What follows each token."""
-        hidden = self._hidden(self.module, tokens, self._attention(tokens, features))
+        hidden = self._hidden(self.module, tokens, attend=self._attention(tokens, features))
         yield Branch(self.module.norm(hidden), self.module.embedding)
 
     def _attention(self, tokens: Tensor, features: Features) -> DelayedAttention:
