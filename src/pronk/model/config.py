@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pronk.errors import ConfigError
 from pronk.model.rope import RopeConfig, parse_rope
 
-__all__ = ["FAMILIES", "ModelConfig", "parse_config"]
+__all__ = ["FAMILIES", "ModelConfig", "llama_config", "parse_config"]
 
 # Far more than any model has, so that a damaged file is refused before memory is taken for it.
 _MAX_LAYERS = 10_000
@@ -98,6 +98,40 @@ class ModelConfig:
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of keys and values that one position takes over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+
+def llama_config(
+    *,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    mlp: int,
+    vocab: int,
+    context: int,
+    bos_id: int | None,
+    eos_ids: tuple[int, ...],
+) -> ModelConfig:
+    """A small Llama to be trained: tied embeddings, heads that share the hidden size, weights kept in bfloat16."""
+    head_dim = hidden // heads
+    return ModelConfig(
+        family="llama",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        context=context,
+        norm_eps=1e-5,
+        rope=RopeConfig(head_dim),
+        windows=(None,) * layers,
+        tied=True,
+        bos_id=bos_id,
+        eos_ids=eos_ids,
+        dtype="bfloat16",
+    )
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:

@@ -20,10 +20,9 @@ from typing import Protocol, cast
 from torch import Tensor, nn
 
 from pronk.errors import OptionError
-from pronk.model.config import ModelConfig
+from pronk.model.config import ModelConfig, llama_config
 from pronk.model.decoder import Attend, Decoder, Layer, empty_linear, make_norm
 from pronk.model.linear import Linear, LinearFactory, PlainLinear
-from pronk.model.rope import RopeConfig
 
 __all__ = ["CrossAttend", "Glide", "GlideShape"]
 
@@ -91,24 +90,16 @@ class GlideShape:
 
     def config(self, target: ModelConfig) -> ModelConfig:
         """The draft's decoder: a Llama with the target's tokens and positions."""
-        head_dim = self.hidden // self.heads
-        return ModelConfig(
-            family="llama",
-            vocab_size=target.vocab_size,
-            hidden_size=self.hidden,
-            intermediate_size=self.mlp,
-            num_layers=self.layers,
-            num_heads=self.heads,
-            num_kv_heads=self.kv_heads,
-            head_dim=head_dim,
+        return llama_config(
+            hidden=self.hidden,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            mlp=self.mlp,
+            vocab=target.vocab_size,
             context=target.context,
-            norm_eps=1e-5,
-            rope=RopeConfig(head_dim),
-            windows=(None,) * self.layers,
-            tied=True,
             bos_id=target.bos_id,
             eos_ids=target.eos_ids,
-            dtype="bfloat16",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Generic, TypeVar
@@ -14,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pronk.model.config import ModelConfig
+from pronk.model.config import ModelConfig, llama_config
 from pronk.model.decoder import Decoder
-from pronk.model.rope import RopeConfig
 from pronk.train.attention import dense_logits
 from pronk.train.batches import Batches, Sequences, token_dtype
 from pronk.train.chat import special_ids
@@ -155,23 +155,5 @@ def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[st
 
 
 def model_config(shape: Shape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:
-    """The decoder's configuration: Llama with tied embeddings, weights to be kept in bfloat16."""
-    head_dim = shape.hidden // shape.heads
-    return ModelConfig(
-        family="llama",
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.mlp,
-        num_layers=shape.layers,
-        num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads,
-        head_dim=head_dim,
-        context=shape.context,
-        norm_eps=1e-5,
-        rope=RopeConfig(head_dim),
-        windows=(None,) * shape.layers,
-        tied=True,
-        bos_id=bos_id,
-        eos_ids=eos_ids,
-        dtype="bfloat16",
-    )
+    """The configuration of a decoder of this shape."""
+    return llama_config(**asdict(shape), bos_id=bos_id, eos_ids=eos_ids)
