@@ -1,11 +1,12 @@
 # make demo   set up .venv and generate from the bundled model
 # make test   set up .venv and run what CI runs: lint, types, tests
+# make wheels build a wheel for every platform (WHEELS="linux-x86_64 any": for some) into dist/
 #
 # Options:  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #           PIP_FLAGS="..."     more arguments for every pip install
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test clean
+.PHONY: demo test wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
@@ -14,7 +15,7 @@ PY := $(VENV)/bin/python
 
 # A stamp's name carries the checksum of all that the installation depends on, the folder included, so that a
 # changed pin or a moved checkout installs again and nothing else does.
-KEY := $(shell { pwd; cat pyproject.toml constraints.txt; } | cksum | cut -d' ' -f1)
+KEY := $(shell { pwd; cat pyproject.toml constraints.txt hatch_build.py src/pronk/kernels/build.py src/pronk/kernels/csrc/*; } | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(KEY)
 INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
 # ensurepip mends a .venv whose creation was interrupted.
@@ -30,8 +31,12 @@ test: $(INSTALLED_DEV)
 	$(PY) -m mypy
 	$(PY) -m pytest
 
+wheels: $(INSTALLED_DEV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS) build ziglang
+	@$(PY) tools/wheels.py $(WHEELS)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
 
 $(INSTALLED): | $(PY)
 	@echo "Installing pronk into $(VENV) (the first time fetches torch, about 200 MB) ..." >&2

@@ -10,8 +10,26 @@ from typing import Any
 import pytest
 import torch
 
+import models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
+from pronk import llm
+from pronk.kernels.library import CHOICES
+from pronk.model.kernels import load_kernels
 from pronk.tokenizer import Tokenizer
+
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--kernels=avx2``: run all tests with a lower instruction set than the processor's."""
+    parser.addoption("--kernels", default="auto", choices=CHOICES[:-1], help="the kernels that the tests run with")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Whoever asks for the best kernels gets those that the tests ask for."""
+    models.asked = config.getoption("--kernels")
+    if models.asked != "auto":
+        llm.load_kernels = lambda choice: load_kernels(models.asked if choice == "auto" else choice)
+
 
 torch.set_num_threads(1)  # for what is set up before the first test, too
 # A shell that starts the tests in the background lets them ignore Ctrl-C, which some of them are about.

@@ -3,7 +3,7 @@
 The weights are large enough that the likeliest token has a probability of about a half, as in a trained model, and that
 greedy output does not fall into a loop, which would hide errors of position: no 4-gram of 100 greedy tokens repeats
 (``tests/engine/test_equality.py`` checks it). The pool is poisoned from the start, not only where blocks are freed, and
-it is far from zero, so a read of anything that was not written shows.
+it is no number, so a read of anything that was not written shows.
 """
 
 from __future__ import annotations
@@ -14,22 +14,29 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pronk.cache.blocks import BlockAllocator
+from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.choice import Chooser
 from pronk.drafters import Drafter
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.engine.runner import Job, Runner
+from pronk.kernels.library import Kernels
+from pronk.model.attention import Segment
 from pronk.model.config import ModelConfig
-from pronk.model.decoder import Decoder
-from pronk.model.linear import PackedLinear, PlainLinear
+from pronk.model.decoder import Decoder, pack_linears
+from pronk.model.kernels import load_kernels
+from pronk.model.linear import choose_linear
+from pronk.model.loader import computed_in
 from pronk.model.rope import RopeConfig
 from pronk.sampling import SamplingParams, derive_seed
+from pronk.tree import TokenTree
 
 VOCAB = 131
-POISON = 1e4
+POISON = float("nan")
 CPU = torch.device("cpu")
 
 
@@ -42,14 +49,21 @@ def tiny_config(
     vocab: int = VOCAB,
     windows: tuple[int | None, ...] = (None, None),
     classic: bool = False,
+    qk_norm: bool = False,
+    dynamic: bool = False,
 ) -> ModelConfig:
-    """One layer per window. ``classic`` has what GPT-2 has: learned positions, LayerNorm, biases, a tied head."""
+    """One layer per window. ``classic`` has what GPT-2 has: learned positions, LayerNorm, biases, a tied head.
+
+    ``dynamic``: rotations by *dynamic* scaling, which depend on more than the position.
+    """
     family = {"norm": "layer", "activation": "gelu_tanh", "gated": False, "tied": True} if classic else {}
     biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), classic)
-    rope = None if classic else RopeConfig(head_dim)
+    scaling: dict[str, Any] = {"kind": "dynamic", "factor": 2.0, "original": 200} if dynamic else {}
+    rope = None if classic else RopeConfig(head_dim, **scaling)
     inner = hidden * 4 if classic else hidden * 7 // 4
     shape = (vocab, hidden, inner, len(windows), heads, kv_heads, head_dim, 4096, 1e-5)
-    return ModelConfig("test", *shape, rope=rope, windows=windows, **biases, **family)  # type: ignore[arg-type]
+    made = {"rope": rope, "windows": windows, "qk_norm": qk_norm, **biases, **family}
+    return ModelConfig("test", *shape, **made)  # type: ignore[arg-type]
 
 
 @cache
@@ -63,13 +77,18 @@ def tiny_decoder(
     vocab: int = VOCAB,
     windows: tuple[int | None, ...] = (None, None),
     classic: bool = False,
+    qk_norm: bool = False,
+    dynamic: bool = False,
     packed: bool = True,
+    weights: str = "plain",
     seed: int = 0,
 ) -> Decoder:
-    """A decoder with random weights; decoders keep no state, so equal ones are shared."""
-    config = tiny_config(
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, hidden=hidden, vocab=vocab, windows=windows, classic=classic
-    )
+    """A decoder with random weights; decoders keep no state, so equal ones are shared.
+
+    ``packed``: for the kernels, else for torch; ``weights`` as in :func:`~pronk.model.linear.choose_linear`.
+    """
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "hidden": hidden, "vocab": vocab}
+    config = tiny_config(**sizes, windows=windows, classic=classic, qk_norm=qk_norm, dynamic=dynamic)
     decoder = Decoder(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -86,16 +105,18 @@ def tiny_decoder(
         if classic:
             decoder.norm.weight.mul_(4.0 * hidden**-0.5)  # the head is the embedding, which is larger than a head
     decoder.to(dtype).requires_grad_(requires_grad=False)
-    for layer in decoder.layers:
-        for name in ("qkv", "out", "up", "down"):
-            setattr(layer, name, _linear(getattr(layer, name), packed=packed))
-    decoder.head = _linear(decoder.head, packed=packed)
+    if packed:
+        pack_linears(decoder, choose_linear(kernels(), CPU, weights))
     return decoder.eval()
 
 
-def _linear(plain: PlainLinear, *, packed: bool) -> PackedLinear | PlainLinear:
-    bias = None if plain.bias is None else plain.bias.detach()
-    return (PackedLinear if packed else PlainLinear)(plain.weight.detach(), bias)
+# The instruction set that the tests ask for: ``pytest --kernels=avx2``.
+asked = "auto"
+
+
+def kernels() -> Kernels:
+    """The kernels that the tests run with."""
+    return load_kernels(asked)
 
 
 def make_cache(
@@ -105,9 +126,13 @@ def make_cache(
     num_blocks: int = 400,
     block_size: int = 16,
     poison: float | None = POISON,
+    packed: bool = True,
 ) -> PagedCache:
-    """A pool that is full of ``poison``."""
-    made = PagedCache(config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=CPU, poison=poison)
+    """A pool that is full of ``poison``, for the kernels or for torch."""
+    if not packed and poison is not None:
+        poison = 1e4  # torch multiplies what a mask hides by zero
+    shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype, "device": CPU}
+    made = PagedCache(config, **shape, poison=poison, kernels=kernels() if packed else None)
     for pool in (*made.keys, *made.values):
         pool.fill_(poison or 0.0)
     return made
@@ -123,9 +148,21 @@ def make_engine(
 ) -> Engine:
     """An engine with a pool of its own, in the dtype of the decoder; ``options`` are the engine's."""
     dtype = decoder.embedding.dtype
-    pool = make_cache(decoder.config, dtype, num_blocks=num_blocks, block_size=block_size, poison=poison)
+    packed = decoder.kernels is not None
+    pool = make_cache(decoder.config, dtype, num_blocks=num_blocks, block_size=block_size, poison=poison, packed=packed)
     pool.allocator = StrictAllocator(num_blocks, block_size)
     return Engine(decoder, pool, **options)
+
+
+@torch.inference_mode()
+def text_logits(decoder: Decoder, tokens: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits ``[len(tokens), vocab]`` of a whole text in one pass through the cache, as those of a prompt."""
+    packed = decoder.kernels is not None
+    cache = make_cache(decoder.config, computed_in(dtype, decoder.kernels), num_blocks=len(tokens) // 16 + 1, packed=packed)
+    table = BlockTable()
+    cache.prepare(table, len(tokens))
+    job = Job(Segment(table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))
+    return Runner(decoder, cache).forward([job]).logits[0]
 
 
 class StrictAllocator(BlockAllocator):

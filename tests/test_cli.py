@@ -34,6 +34,7 @@ class FakeLLM:
     """Answers with a fixed text whose every second token was guessed; remembers what it was asked."""
 
     made: FakeLLM
+    kernels = "avx2"
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.model, self.options = model, options
@@ -138,6 +139,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     monkeypatch.setattr(fake, "_stream", lambda _, params: seen.append(params) or iter([]))
     args = """
         --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
+        --kernels portable
         --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
         --presence-penalty 0.2 --frequency-penalty -0.3 --logit-bias 7=1.5 --logit-bias 8=-100 --ignore-eos --seed 3
         --n 2 --logprobs 4 --prompt-logprobs 5 --stop-token-ids 1 --stop-token-ids 2 --bad-words no --rule rejection
@@ -153,7 +155,8 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     ]  # fmt: skip
     made = fake.made
     expected = {"drafter": "autoregressive", "device": "cpu", "dtype": "float32", "kv_memory": "1GiB", "threads": 1}
-    assert (made.model, made.options) == ("m", expected | {"max_batch": 16, "budget": "all", "progress": None})
+    expected |= {"kernels": "portable", "max_batch": 16, "budget": "all", "progress": None}
+    assert (made.model, made.options) == ("m", expected)
 
 
 # pronk generate
@@ -165,7 +168,7 @@ def test_piped_output_is_the_text_alone(run: Run, fake: type[FakeLLM]) -> None:
 
 
 def test_stats_and_echo_can_be_asked_for(run: Run, fake: type[FakeLLM]) -> None:
-    figures = "3 tokens · 6.0 tokens/s · S 1.50 · 1 of 4 guesses accepted"
+    figures = "3 tokens · 6.0 tokens/s · S 1.50 · 1 of 4 guesses accepted · kernels avx2"
     assert run("generate", "x =", "--stats", "--echo") == (0, "x =one two three\n", f"{figures}\n")
     assert run("generate", "x", "--stats", "--temperature", "0.8")[2] == f"{figures} · seed {SEED}\n"
 
@@ -228,6 +231,7 @@ def test_real_interrupt_of_a_process() -> None:
 import time, pronk.llm, pronk.cli
 from pronk.outputs import Piece
 class Slow:
+    kernels = "avx2"
     def __init__(self, *_, **__): pass
     def stream(self, prompt, params):
         while True:
@@ -267,7 +271,7 @@ def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
     code, out, err = run("chat", given="a\nb\n/stats\n/reset\nc\n/colors\n/foo bar\n/help\n/exit\nd\n")
     assert (code, out) == (0, "one two three\n" * 3)
     assert [len(messages) for messages in fake.made.asked] == [1, 3, 1]
-    assert "6 tokens · 6.0 tokens/s · S 1.50 · 2 of 8 guesses accepted\n" in err
+    assert "6 tokens · 6.0 tokens/s · S 1.50 · 2 of 8 guesses accepted · kernels avx2\n" in err
     assert "guessed tokens are not coloured" in err
     assert "unknown command /foo; /help lists the commands" in err
     assert all(name in err for name in ("/help", "/reset", "/stats", "/colors", "/exit"))

@@ -166,18 +166,23 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(llm: LLM) -> None:
         assert pieces[-1].completion.text == "".join(piece.text for piece in pieces)
 
 
-def test_numbers_that_overflow_stay_with_their_request(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kernels", "factor"), [("float16", "torch", 1e5), ("float32", "auto", 1e39), ("bfloat16", "auto", 1e39)]
+)
+def test_numbers_that_overflow_stay_with_their_request(
+    checkpoint: MakeCheckpoint, tmp_path: Path, dtype: str, kernels: str, factor: float
+) -> None:
     folder = tmp_path / "overflow"
     shutil.copytree(checkpoint("llama"), folder)
     weights = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
-    weights["model.embed_tokens.weight"][77] *= 1e5
+    weights["model.embed_tokens.weight"][77] *= factor
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    llm = LLM(folder, dtype="float16", kv_memory="5MB")
+    llm = LLM(folder, dtype=dtype, kernels=kernels, kv_memory="5MB")
     params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
     expected = llm.generate([1, 2, 3, 40], params).token_ids
     stream = llm.stream([1, 2, 3, 40], params)
     pieces = [next(stream)]
-    with pytest.raises(PronkError, match=r"overflow in torch\.float16; use a wider dtype"):
+    with pytest.raises(PronkError, match=rf"overflow in torch\.{dtype}; use a wider dtype"):
         llm.generate([77] * 40, params)
     assert [piece.token_id for piece in [*pieces, *stream]] == expected
     assert llm.generate([1, 2, 3, 40], params).token_ids == expected
@@ -335,11 +340,17 @@ def test_any_mix_of_drafters_gives_the_same_tokens(llm: LLM) -> None:
         assert llm.generate(PROMPTS[0], params, drafter=drafter).token_ids == plain.token_ids
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dtypes(checkpoint: MakeCheckpoint, dtype: str) -> None:
-    llm = LLM(checkpoint("llama"), dtype=dtype, budget="all")
+def test_dtypes(checkpoint: MakeCheckpoint, dtype: str, kernels: str) -> None:
+    """The kernels widen float16 as they read it; its weights stay as they are."""
+    llm = LLM(checkpoint("llama"), dtype=dtype, kernels=kernels, budget="all")
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, ignore_eos=True))
-    assert llm.engine.runner.dtype == getattr(torch, dtype)
+    widened = (dtype, kernels) == ("float16", "auto")
+    assert llm.engine.runner.dtype == llm.engine.cache.dtype == (torch.float32 if widened else getattr(torch, dtype))
+    head = llm.engine.runner.decoder.head
+    assert (head.weight if kernels == "torch" else head.packed.data).dtype == getattr(torch, dtype)
+    assert (llm.exact, llm.kernels == "torch") == (kernels == "auto", kernels == "torch")
     assert len(done.token_ids) == 8
 
 

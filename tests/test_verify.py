@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 
@@ -62,7 +62,6 @@ def test_every_small_tree(size: int) -> None:
             # The target is asked once at each visited node, in order, and told how far it has come.
             visited = [0, *path]
             assert asked == list(zip(visited, range(len(visited)), strict=True))
-            assert found.certain == sum(node < tree.main_chain for node in visited)
             seen += len(path)
     assert seen > 0 or size == 1
 
@@ -70,11 +69,11 @@ def test_every_small_tree(size: int) -> None:
 def test_the_output_is_the_path_and_one_more() -> None:
     tree = TokenTree((9, 1, 2, 3, 1), (-1, 0, 1, 0, 3))
     found = walk(tree, lambda node, _: {0: 3, 3: 1, 4: 8}[node])
-    assert (found.path, found.tokens, found.certain) == ((3, 4), (3, 1, 8), 1)
+    assert (found.path, found.tokens) == ((3, 4), (3, 1, 8))
     found = walk(tree, lambda node, _: {0: 1, 1: 2, 2: 7}[node])
-    assert (found.path, found.tokens, found.certain) == ((1, 2), (1, 2, 7), 3)
+    assert (found.path, found.tokens) == ((1, 2), (1, 2, 7))
     found = walk(tree, lambda node, _: {0: 5}[node])
-    assert (found.path, found.tokens, found.certain) == ((), (5,), 1)
+    assert (found.path, found.tokens) == ((), (5,))
 
 
 @pytest.mark.parametrize("above", [0, 1, 2, 3])
@@ -91,17 +90,3 @@ def test_starting_further_down(above: int) -> None:
         below = walk(hung, lambda node, _, choices=choices: choices[node - above], above)
         assert below.tokens == alone.tokens
         assert below.path == tuple(node + above for node in alone.path)
-        assert below.certain == alone.certain
-
-
-def test_certain_is_a_prefix() -> None:
-    """Tokens chosen on the main chain come before those chosen off it."""
-    dice = random.Random(5)
-    for _ in range(300):
-        size = dice.randint(1, 9)
-        tree = TokenTree(tuple(range(size)), (-1, *(dice.randrange(node) for node in range(1, size))))
-        choices = [dice.choice([*children(tree, node), -1]) for node in range(size)]
-        found = walk(tree, lambda node, _, choices=choices: choices[node])
-        on_main = [node < tree.main_chain for node in (0, *found.path)]
-        assert 1 <= found.certain == sum(on_main)
-        assert all(a or not b for a, b in pairwise(on_main))

@@ -94,7 +94,7 @@ def generate(
             return
         if echo:
             screen.echo(text)
-        _show(llm.stream(text, params), params, screen)
+        _show(llm.stream(text, params), params, screen, llm.kernels)
         if color_guesses and screen.interactive:
             screen.legend()
     except KeyboardInterrupt:
@@ -211,7 +211,7 @@ def _prepare(
         return load(progress), params
 
 
-def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "Screen") -> None:
+def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "Screen", kernels: str) -> None:
     """Stream the first sample, then show what the others have, and the figures of all that ended."""
     from pronk.console import stats_line
 
@@ -233,4 +233,4 @@ def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "Screen")
                 screen.write(piece.text, guessed=piece.guessed)
             screen.end_line()
         for _, completion in sorted(ended.items()):
-            screen.figures(stats_line(completion.stats, None if params.greedy else completion.seed))
+            screen.figures(stats_line(completion.stats, kernels, None if params.greedy else completion.seed))

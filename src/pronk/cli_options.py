@@ -86,6 +86,12 @@ def load_model(
         str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="chosen for the model")
     ] = None,
     threads: Annotated[int | None, _model("Threads to compute with.", show_default="torch's choice", min=1)] = None,
+    kernels: Annotated[
+        str,
+        _model(
+            "auto: the widest of this processor; or amx, avx512_bf16, avx512, avx2 or portable. torch: none of our own."
+        ),
+    ] = "auto",
     budget: Annotated[
         str, _model("auto: only guesses that pay for their rows on this machine. all: every guess of the drafter.")
     ] = "auto",
@@ -101,6 +107,7 @@ def load_model(
         kv_memory=kv_memory,
         max_batch=max_batch,
         threads=threads,
+        kernels=kernels,
         budget=cast("Literal['auto', 'all']", budget),  # LLM says what is wrong with another
         progress=progress,
     )

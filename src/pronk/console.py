@@ -105,8 +105,8 @@ class Screen:
         sys.stdout.flush()
 
 
-def stats_line(stats: Stats, seed: int | None = None) -> str:
-    """One line of figures about one answer, or about several."""
+def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:
+    """One line of figures about one answer, or about several; ``kernels`` say what computed it."""
     parts = [
         f"{stats.generated_tokens} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",
@@ -115,6 +115,7 @@ def stats_line(stats: Stats, seed: int | None = None) -> str:
     ]
     if len(stats.sources) > 1:
         parts.append(", ".join(f"{name} {each.accepted} of {each.drafted}" for name, each in stats.sources.items()))
+    parts.append(f"kernels {kernels}")
     if seed is not None:
         parts.append(f"seed {seed}")
     return " · ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -14,10 +15,14 @@ from pronk.cache.budget import KVBudget
 from pronk.choice import Chooser
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.engine import Engine
+from pronk.engine.interrupts import interruptible
 from pronk.engine.request import Request, end_ids
 from pronk.engine.text import TextStream
 from pronk.errors import OptionError, PromptError
-from pronk.model.loader import load_decoder, parse_dtype, read_config, resolve_model
+from pronk.kernels.library import CHOICES, Kernels, KernelsError
+from pronk.model.config import ModelConfig
+from pronk.model.kernels import load_kernels
+from pronk.model.loader import computed_in, covers, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Completion, Piece
 from pronk.sampling import SamplingParams, derive_seed, fresh_seed
 from pronk.tokenizer import Tokenizer
@@ -35,9 +40,16 @@ class LLM:
 
         llm = LLM("path-or-hub-id", drafter="suffix")
         llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)).text
+
+    Attributes:
+        path: the model's folder.
+        config: its shape.
+        dtype: of its weights.
+        tokenizer: its own.
+        engine: which decodes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every one an option of its own
         self,
         model: str | Path | None = None,
         *,
@@ -48,6 +60,7 @@ class LLM:
         max_batch: int = 16,
         prefill_chunk: int = 512,
         threads: int | None = None,
+        kernels: str = "auto",
         budget: Literal["auto", "all"] = "auto",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -65,6 +78,9 @@ class LLM:
             max_batch: most requests in one pass, 1..1024.
             prefill_chunk: most prompt tokens in one pass, 16..8192.
             threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
+            kernels: ``"auto"`` is the widest instruction set of this processor; ``"amx"``, ``"avx512_bf16"``,
+                ``"avx512"``, ``"avx2"``, ``"portable"`` restrict it, and ``"torch"`` computes without kernels of our
+                own, which promises no bits.
             budget: how much to guess: ``"auto"`` drops the guesses that do not pay for their rows, at the acceptance so
                 far and the cost of passes, which is measured with the first request; ``"all"`` computes all that the
                 drafter has, so that the number of passes does not depend on measured times. Under the coupled rule
@@ -88,11 +104,13 @@ class LLM:
         self.config = read_config(self.path)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
         target, kind = _device(device), parse_dtype(dtype, self.config)
-        decoder = load_decoder(self.path, self.config, dtype=kind, device=target, on_progress=progress)
+        chosen = _kernels(kernels, target, self.config)
+        self.dtype = kind
+        decoder = load_decoder(self.path, self.config, dtype=kind, device=target, kernels=chosen, on_progress=progress)
         memory = KVBudget(kv_memory, max_batch, target)
         self.engine = Engine(
             decoder,
-            memory.add(self.config, kind),
+            memory.add(self.config, computed_in(kind, chosen), chosen),
             max_batch=max_batch,
             prefill_chunk=prefill_chunk,
             budget=budget == "auto",
@@ -104,6 +122,17 @@ class LLM:
         self._met: WeakValueDictionary[int, Drafter[Any]] = WeakValueDictionary()
         self._copies: dict[int, Drafter[Any]] = {}
         self.meet(self.drafter)
+
+    @property
+    def exact(self) -> bool:
+        """Whether bits are promised: the same seed gives the same text, whoever guesses and whatever the batch."""
+        return self.engine.exact
+
+    @property
+    def kernels(self) -> str:
+        """What computes: the name of an instruction set of pronk's kernels, or ``"torch"``."""
+        used = self.engine.runner.decoder.kernels
+        return "torch" if used is None else used.name
 
     @overload
     def generate(
@@ -186,15 +215,19 @@ class LLM:
 
     def _run(self, requests: Sequence[Request], progress: Callable[[int, int], None] | None) -> None:
         try:
-            for request in requests:
-                self.engine.add(request)
-            while unfinished := sum(not request.ended for request in requests):
-                if progress is not None:
-                    progress(len(requests) - unfinished, len(requests))
-                self.engine.step()
-                _raise_errors(requests)
+            with interruptible():
+                self._finish(requests, progress)
         finally:
             self._abort(requests)
+
+    def _finish(self, requests: Sequence[Request], progress: Callable[[int, int], None] | None) -> None:
+        for request in requests:
+            self.engine.add(request)
+        while unfinished := sum(not request.ended for request in requests):
+            if progress is not None:
+                progress(len(requests) - unfinished, len(requests))
+            self.engine.step()
+            _raise_errors(requests)
 
     def _stream(self, requests: Sequence[Request]) -> Generator[Piece]:
         try:
@@ -318,6 +351,31 @@ def _device(name: str) -> torch.device:
         msg = f'device: expected "cpu" or an accelerator that torch has here, found {name!r}'
         raise OptionError(msg) from error
     return device
+
+
+def _kernels(choice: str, device: torch.device, config: ModelConfig) -> Kernels | None:
+    """The kernels that a model is computed with; ``None`` is torch, with a warning unless that was asked for.
+
+    Raises:
+        OptionError: ``choice`` is none, or not one of this processor's.
+    """
+    if choice not in CHOICES:
+        msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
+        raise OptionError(msg)
+    if choice == "torch" or (choice == "auto" and device.type != "cpu"):  # an accelerator has torch's kernels
+        return None
+    reason = f"no kernels for {device}"
+    if device.type == "cpu":
+        try:
+            found = load_kernels(choice)
+        except KernelsError as error:
+            reason = str(error)
+        else:
+            if covers(found, config):
+                return found
+            reason = f"no kernels for heads of {config.head_dim}"
+    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=3)
+    return None
 
 
 def _check_range(name: str, value: object, low: int, high: int) -> None:

@@ -98,7 +98,8 @@ class Chat:
 
     def _finish(self, completion: Completion) -> None:
         self._screen.end_line()
-        self._screen.figures(stats_line(completion.stats, None if self._params.greedy else completion.seed))
+        seed = None if self._params.greedy else completion.seed
+        self._screen.figures(stats_line(completion.stats, self._llm.kernels, seed))
         self._total.generated_tokens += completion.stats.generated_tokens
         self._total.total_seconds += completion.stats.total_seconds
         self._total.steps += completion.stats.steps
@@ -112,7 +113,7 @@ class Chat:
         self._screen.say("forgot the conversation")
 
     def _figures(self) -> None:
-        self._screen.say(stats_line(self._total))
+        self._screen.say(stats_line(self._total, self._llm.kernels))
 
     def _switch_colors(self) -> None:
         self._screen.color_guesses = not self._screen.color_guesses

@@ -52,9 +52,9 @@ class Early(NamedTuple):
 class TokenTree:
     """Guesses for one pass, in an order in which parents come before their children.
 
-    The nodes that follow each other from the root on, each the child of the one before, are the *main chain*;
-    put the likeliest path there. Its keys and values lie in consecutive cache slots, as if its tokens had been
-    decoded one at a time, which makes its logits bit-equal to those of plain decoding on a CPU.
+    The nodes that follow each other from the root on, each the child of the one before, are the *main chain*; put the
+    likeliest path there. Its keys and values lie in consecutive cache slots, as if its tokens had been decoded one at a
+    time, so that they need not be moved if they are accepted.
 
     Attributes:
         tokens: token ids; node 0 is the last certain token.

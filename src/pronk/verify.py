@@ -35,14 +35,10 @@ class Walk:
     Attributes:
         path: accepted nodes, from the first below the start of the walk on.
         tokens: the target's choices in order: the tokens of ``path`` and then the bonus token.
-        certain: how many of ``tokens`` were chosen at nodes of the main chain, from logits that are those of plain
-            decoding. The rest is provisional where row order matters to the last bit (see
-            :mod:`pronk.engine.engine`).
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
-    certain: int
 
 
 def walk(tree: TokenTree, choose: Callable[[int, int], int], start: int = 0) -> Walk:
@@ -52,17 +48,15 @@ def walk(tree: TokenTree, choose: Callable[[int, int], int], start: int = 0) -> 
         tree: the guesses.
         choose: ``choose(node, depth)`` is the target's token after ``node``, given the tokens it chose before in this
             walk; ``depth`` counts those.
-        start: the node of the last certain token; the nodes before it are its ancestors on the main chain.
+        start: the node of the last certain token; the nodes before it are its ancestors.
     """
     node, path, tokens = start, list[int](), list[int]()
-    certain = 0
     while True:
         token = choose(node, len(tokens))
         tokens.append(token)
-        certain += node < tree.main_chain
         child = tree.child(node, token)
         if child is None:
-            return Walk(tuple(path), tuple(tokens), certain)
+            return Walk(tuple(path), tuple(tokens))
         path.append(child)
         node = child
 

@@ -332,7 +332,7 @@ def test_the_rest_of_the_document() -> None:
         Skip("long", "code", "too long"), Skip("long", "code", "too long"), Skip("long", "chat", "too long"),
         *SAMPLES,
         End(0.02, interrupted=False),
-        of=model(inflated={"source": "tiny"}),
+        of=model(inflated={"source": "tiny"}, kernels="avx2"),
     )  # fmt: skip
     assert (found.harness_share, found.interrupted, found.arguments) == (0.02, False, {"seed": 7})
     (one,) = found.models
@@ -343,6 +343,7 @@ def test_the_rest_of_the_document() -> None:
     assert (one.name, one.parameters, one.dtype, one.inflated) == ("m", 500, "bfloat16", {"source": "tiny"})
     as_json = found.to_dict()
     assert as_json["format"] == FORMAT
+    assert as_json["models"][0]["kernels"] == one.kernels == "avx2"
     assert as_json["models"][0]["figures"][0]["tokens_per_second"].keys() == {"median", "spread"}
 
 

@@ -27,7 +27,6 @@ from pronk.bench.inflate import InflatedInfo, Shape, inflate
 from pronk.bench.large_weights import count
 from pronk.errors import CheckpointError, ConfigError, OptionError, PronkError
 from pronk.model.checkpoint import Checkpoint
-from pronk.model.linear import PlainLinear
 from pronk.model.loader import load_decoder, read_config
 
 TOKENS = random.Random(7).sample(range(300), 40)  # all different: equal ones would attend alike whatever the scores
@@ -82,9 +81,7 @@ CASES = [
 
 
 def our_logits(folder: Path) -> torch.Tensor:
-    decoder = load_decoder(
-        folder, read_config(folder), dtype=torch.float32, device=torch.device("cpu"), linear=PlainLinear
-    )
+    decoder = load_decoder(folder, read_config(folder), dtype=torch.float32, device=torch.device("cpu"))
     return dense_logits(decoder, TOKENS)
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from checkpoints import MakeCheckpoint, randomize
+from models import make_cache
 from oracle import DenseAttend
 from pronk import LLM, SamplingParams
 from pronk.bench import cli_inflate
@@ -28,7 +29,6 @@ from pronk.model.fingerprint import Fingerprint
 from pronk.model.glide import Glide, GlideShape
 from pronk.model.heads import HeadsShape, MultiTokenHeads
 from pronk.model.kangaroo import Kangaroo, KangarooShape
-from pronk.model.linear import PlainLinear
 from pronk.model.loader import load_decoder, read_config
 from pronk.model.medusa import MedusaHeads, MedusaShape
 from pronk.model.rope import apply_rope
@@ -103,7 +103,7 @@ def write_drafter(
 
 def our_decoder(folder: Path) -> Decoder:
     config, device = read_config(folder), torch.device("cpu")
-    return load_decoder(folder, config, dtype=torch.float32, device=device, linear=PlainLinear)
+    return load_decoder(folder, config, dtype=torch.float32, device=device)
 
 
 class Recording(DenseAttend):
@@ -150,14 +150,16 @@ def rotations(decoder: Decoder) -> tuple[Tensor, Tensor]:
 def said(model: Path, folder: Path) -> Tensor:
     """Logits ``[guesses, tokens, vocab]`` of the drafter of ``folder`` beside the target ``model``, without caches."""
     decoder, trained = our_decoder(model), Trained.read(folder)
+    plain = make_cache(decoder.config, torch.float32, num_blocks=1, packed=False)
     (shape_type,) = (each for each, (name, _) in _KIND.items() if name == trained.kind.replace("vanilla", "glide"))
     shape = trained.make(shape_type)
-    module = trained.load(kind_of(shape)[1](shape, decoder.config), torch.float32, torch.device("cpu"))
+    module = trained.load(kind_of(shape)[1](shape, decoder.config), plain)
     attend, rope = Recording(decoder.config), rotations(decoder)
     x = decoder.embed(TOKENS, torch.arange(ROWS), torch.float32)
     hidden = dict(decoder.run(x, rope, attend))
     if isinstance(module, MultiTokenHeads):
-        made = dict(module.run(hidden[shape.layer], rope, DenseAttend(module.config), shape.num_heads))
+        part, dense = module.part, DenseAttend(module.config)
+        made = dict(module.run(hidden[shape.layer], lambda i, x: part(i, x, rope, dense), shape.num_heads))
         heads = [module.unembedding(i, decoder.head)(module.norm(i, out)) for i, out in sorted(made.items())]
         return torch.stack(heads)
     if isinstance(module, MedusaHeads):

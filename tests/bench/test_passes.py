@@ -53,7 +53,7 @@ def test_passes_have_the_rows_that_were_asked_for(monkeypatch: pytest.MonkeyPatc
 def test_the_star_has_so_many_different_guesses() -> None:
     llm = bundled()
     for vocab, last in ((300, 5), (300, 298), (64, 63)):
-        context = DraftContext(None, [1, last], 2, 9, 99, SamplingParams(), None, None)  # type: ignore[arg-type]
+        context = DraftContext(None, [1, last], 9, 99, SamplingParams(), None, None)  # type: ignore[arg-type]
         (tree,) = passes._Star(64, vocab).propose([context])
         assert tree.tokens[0] == last
         assert len(set(tree.tokens)) == len(tree.tokens) == 64

@@ -57,6 +57,15 @@ def test_every_record_comes_back(tmp_path: Path) -> None:
     assert isinstance(sample.tokens, tuple)
 
 
+def test_a_trace_from_before_there_were_kernels_can_be_read(tmp_path: Path) -> None:
+    """Torch computed what is in it."""
+    path = save(tmp_path / "t.jsonl", [EVERY[0], model(kernels="avx2")])
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows[1].pop("kernels") == "avx2"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_trace(path)[1] == model(kernels="torch")
+
+
 def test_a_record_is_on_disk_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with path.open("w", encoding="utf-8") as file:

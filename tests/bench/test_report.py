@@ -97,6 +97,7 @@ def make_model(**changes: Any) -> ModelResult:
         "kv_bytes_per_token": 22528,
         "dtype": "bfloat16",
         "context": 2048,
+        "kernels": "avx512_bf16",
         "inflated": {"source": "bundled/tiny-code", "hidden_size": 256, "parameters": 9_669_440},
         "bandwidth": Range(43.1e9, 1.9e9),
         "pass_cost": tuple(PassCost(n, 0.049 + 0.0009 * n, 1 + 0.018 * n) for n in (1, 2, 4, 8, 16, 32, 64)),

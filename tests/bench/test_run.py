@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from bench.bench_cases import GUESS, bundled, figures
 from checkpoints import MakeCheckpoint
-from models import CPU
+from models import CPU, kernels
 from pronk.bench import machine, methods, passes, run
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
@@ -108,6 +109,7 @@ def test_records_of_a_benchmark() -> None:
     assert one.parameters == sum(math.prod(tensor.shape) for tensor in tensors.values())
     assert (one.kv_bytes_per_token, one.dtype, one.context) == (2 * 8 * 2 * 32 * 2, "bfloat16", 2048)
     assert (one.methods, one.inflated) == ((PLAIN, LOOKUP), None)
+    assert one.kernels == kernels().name
 
 
 def test_clocks_of_a_sample_fit_into_each_other() -> None:
@@ -161,6 +163,20 @@ def test_other_models(checkpoint: MakeCheckpoint, family: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     assert one.parameters == sum(math.prod(tensor.shape) for tensor in tensors.values())
     assert one.dtype == "float32"
+
+
+def test_float16_is_what_weights_are_stored_in(checkpoint: MakeCheckpoint, fake: type[FakePeer]) -> None:
+    """The kernels widen it as they read it: keys and values are float32, and peers still get what was asked for."""
+    folder, trace = checkpoint("llama", save_dtype=torch.float16), Trace()
+    llm = LLM(folder, kv_memory="4MiB", budget="all")
+    made = plan(LOOKUP, peers=("openvino",), repeats=1, temperatures=(0.0,))
+    run.run({"half": lambda _: llm}, made, trace, {})
+    (one,) = of(trace, Model)
+    assert (one.dtype, llm.engine.runner.dtype) == ("float16", torch.float32)
+    assert one.pass_bytes == machine.pass_bytes(llm.config, 2)
+    assert one.kv_bytes_per_token == llm.config.kv_bytes_per_token(4)
+    assert fake.made[0].options["dtype"] == "float16"
+    assert figures(summarize(trace.records), LOOKUP).same == 3
 
 
 class FakePeer:

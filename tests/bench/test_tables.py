@@ -64,7 +64,7 @@ def make(method: str = "x", task: str = ALL, temperature: float = 0.0, **more: A
 
 def document(*figures: Figures, interrupted: bool = False, **more: Any) -> Document:
     values: dict[str, Any] = {"inflated": None, "bandwidth": None, "pass_cost": (), "peers": {}, "skipped": ()} | more
-    one = ModelResult("models/one", 9_669_440, 19_338_880, 2048, "bfloat16", 2048, figures=figures, **values)
+    one = ModelResult("models/one", 9_669_440, 19_338_880, 2048, "bfloat16", 2048, "avx2", figures=figures, **values)
     hardware = {"threads": 2, "processor": "Some CPU"}
     return Document("2026-11-20T10:00:00+00:00", {}, {}, hardware, 0.5, 0.01, interrupted, (one,))
 
@@ -177,7 +177,8 @@ def test_what_stands_above_the_tables() -> None:
     )
     text = " ".join(shown(of).split())
     # 19,338,880 bytes at 42 GB/s
-    for part in ("models/one", "9.7 M parameters", "2 threads", "Some CPU", "42 ± 1 GB/s", "floor 0.46 ms", "8: 1.20"):
+    machine = ("models/one", "9.7 M parameters", "bfloat16", "kernels avx2", "2 threads", "Some CPU")
+    for part in (*machine, "42 ± 1 GB/s", "floor 0.46 ms", "8: 1.20"):
         assert part in text
     assert "Real acceptance, simulated size: the function is that of tiny (15.7 M parameters)" in text
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from drafters.drafts import draft_folder
-from models import CPU, VOCAB, StrictAllocator, make_cache, make_engine, make_request, run, tiny_decoder
+from models import CPU, VOCAB, StrictAllocator, kernels, make_cache, make_engine, make_request, run, tiny_decoder
 from pronk.cache.blocks import BlockTable
 from pronk.choice import Chooser
 from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
@@ -23,15 +23,21 @@ from pronk.engine.runner import Job, Runner
 from pronk.model.attention import Segment
 from pronk.model.loader import load_decoder, read_config
 from pronk.sampling import SamplingParams
+from pronk.train.attention import dense_logits
 from pronk.tree import TokenTree
 
 
 class Dense:
-    """A model without a cache: whatever it is asked, it runs the whole text."""
+    """A model that starts anew: whatever it is asked, it runs the whole text.
+
+    It does so with the kernels, whose bits are to be met again, and what they say is close to what torch says.
+    """
 
     def __init__(self, folder: str) -> None:
         path = Path(folder)
-        self.decoder = load_decoder(path, read_config(path), dtype=torch.float32, device=CPU)
+        config = read_config(path)
+        self.decoder = load_decoder(path, config, dtype=torch.float32, device=CPU, kernels=kernels())
+        self.plain = load_decoder(path, config, dtype=torch.float32, device=CPU)
         self._after: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
@@ -52,6 +58,8 @@ class Dense:
         runner.cache.prepare(table, len(tokens))
         job = Job(Segment(table, TokenTree.chain(tokens)), range(len(tokens) - 1, len(tokens)), len(tokens))
         logits = runner.forward([job]).logits[0][0].float()
+        with torch.no_grad():
+            assert torch.allclose(logits, dense_logits(self.plain, torch.tensor([tokens]))[-1], rtol=1e-4, atol=1e-4)
         table.length = len(tokens)
         return logits, kept_rows(runner, table)
 
@@ -69,10 +77,9 @@ def kept_rows(runner: Runner, table: BlockTable) -> list[Tensor]:
 
 @dataclass
 class Asked:
-    """One proposal: the text, how much of it was certain, the limits, the tree, and what was accepted of it."""
+    """One proposal: the text, the limits, the tree, and what was accepted of it."""
 
     tokens: list[int]
-    committed: int
     depth: int
     nodes: int
     tree: TokenTree
@@ -97,7 +104,7 @@ class Watched(Drafter[Any]):
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         trees = self.inner.propose(contexts)
         for c, tree in zip(contexts, trees, strict=True):
-            note = Asked(list(c.tokens), c.committed, c.max_depth, c.max_nodes, tree)
+            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree)
             self.asked.setdefault(id(c.chooser), []).append(note)
         return trees
 
@@ -208,17 +215,17 @@ def context(
     tokens: Sequence[int],
     *,
     state: Any = None,
-    committed: int | None = None,
+    guessed: int = 0,
     depth: int = 20,
     nodes: int = 60,
     params: SamplingParams | None = None,
     **more: Any,
 ) -> DraftContext[Any]:
-    """What a drafter is asked about ``tokens``."""
+    """What a drafter is asked about ``tokens``, the last ``guessed`` of which are another one's guesses."""
     state = drafter.start(tokens) if state is None else state
-    committed, params = committed or len(tokens), params or SamplingParams()
-    chooser = Chooser(params, params.seed or 0, tokens, VOCAB)
-    return DraftContext(state, list(tokens), committed, depth, nodes, params, chooser, BlockTable(), **more)
+    params = params or SamplingParams()
+    chooser, table = Chooser(params, params.seed or 0, tokens, VOCAB), BlockTable(length=len(tokens) - 1 - guessed)
+    return DraftContext(state, list(tokens), depth, nodes, params, chooser, table, **more)
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:

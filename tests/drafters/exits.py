@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from drafters.drafting import Watched, chooser_at
@@ -18,6 +20,7 @@ from pronk.drafters.kangaroo import Kangaroo
 from pronk.engine.costs import PassCosts
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.model import kangaroo
 from pronk.model.decoder import Decoder
 from pronk.sampling import SamplingParams
 from pronk.train.features import compute_features
@@ -104,14 +107,21 @@ def flat(seconds: float) -> PassCosts:
 
 
 class Slow:
-    """The self-draft model without caches: whatever it is asked, it runs the whole text."""
+    """The self-draft model in torch and without caches: whatever it is asked, it runs the whole text.
+
+    ``decoder`` is the drafter's target with plain weights.
+    """
 
     def __init__(self, decoder: Decoder, drafter: Any) -> None:
-        self.decoder, self.exit = decoder, kangaroo_of(drafter).exit
+        found = kangaroo_of(drafter)
+        self.decoder, self.layer = decoder, found.exit.layers
+        self.adapter = kangaroo.Kangaroo(found.exit.adapter.shape, decoder.config)
+        tensors = load_file(Path(str(found.model)) / "model.safetensors")
+        self.adapter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
         """Logits ``[vocab]`` after ``tokens``."""
-        layer, adapter = self.exit.layers, self.exit.adapter
+        layer, adapter = self.layer, self.adapter
         early = compute_features(self.decoder, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer]
         with torch.inference_mode():
             said = dense_adapter(adapter, self.decoder, early, 1, len(tokens))

@@ -55,7 +55,7 @@ def context(
     """What a drafter sees of a text that is all committed."""
     params = params or SamplingParams()
     chooser = Chooser(params, 0, tokens, VOCAB)
-    return DraftContext(state, list(tokens), len(tokens), depth, nodes, params, chooser, BlockTable(), costs)
+    return DraftContext(state, list(tokens), depth, nodes, params, chooser, BlockTable(length=len(tokens) - 1), costs)
 
 
 def hear(

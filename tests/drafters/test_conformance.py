@@ -171,13 +171,13 @@ class Stage:
         self.tables: dict[int, BlockTable] = {}
 
     def context(
-        self, state: Any, tokens: Sequence[int], committed: int, max_depth: int = 40, max_nodes: int = 40
+        self, state: Any, tokens: Sequence[int], guessed: int = 0, max_depth: int = 40, max_nodes: int = 40
     ) -> DraftContext:
-        """What the engine would say of a request."""
+        """What the engine would say of a request; or a composite, ``guessed`` of whose tokens are others' guesses."""
         params = SamplingParams()
         chooser = Chooser(params, 0, tokens, VOCAB)
-        table = self._table(state, tokens, committed - 1)
-        return DraftContext(state, list(tokens), committed, max_depth, max_nodes, params, chooser, table)
+        table = self._table(state, tokens, len(tokens) - 1 - guessed)
+        return DraftContext(state, list(tokens), max_depth, max_nodes, params, chooser, table)
 
     def _table(self, state: Any, tokens: Sequence[int], length: int) -> BlockTable:
         if not self.reads:
@@ -191,9 +191,9 @@ class Stage:
         table.length = length
         return table
 
-    def start(self, tokens: Sequence[int], held: int) -> Any:
-        """The state of a request of which ``held`` tokens are certain, after a step that said the last one."""
-        state = self.drafter.start(tokens[:held])
+    def start(self, tokens: Sequence[int]) -> Any:
+        """The state of a request after a step that said the last token."""
+        state = self.drafter.start(tokens)
         if self.drafter.needs.hidden and len(tokens) > 1:
             root = TokenTree.chain(tokens[-2:-1])
             self.drafter.observe([outcome(self.drafter, state, tokens[:-1], root, (), tokens[-1:])])
@@ -206,37 +206,30 @@ class Stage:
 
 
 def replay(stage: Stage, tokens: Sequence[int], prompt: int, dice: random.Random, *, disturbed: bool = False) -> Any:
-    """The state after the engine's way through ``tokens``: guesses, rejections, provisional tokens, right and wrong.
+    """The state after the engine's way through ``tokens``: guesses, some of which do not pay, right and wrong.
 
-    ``disturbed``: with another request in the same batches, and proposals that nobody hears of again.
+    ``disturbed``: with another request in the same batches, and proposals below others' guesses, right and wrong, that
+    nobody hears of again.
     """
     drafter, context = stage.drafter, stage.context
     state = drafter.start(tokens[:prompt])
     other = drafter.start(tokens[:1])
-    committed, provisional = prompt, list[int]()
-    while committed < len(tokens):
-        before = [*tokens[:committed], *provisional]
+    length = prompt
+    while length < len(tokens):
+        before = tokens[:length]
         if disturbed:
-            drafter.propose([context(state, [*before, 1, 2], committed, 3, 5)])
-        company = [context(other, tokens[:1], 1)] if disturbed else []
-        *_, tree = drafter.propose([*company, context(state, before, committed)])
-        fine = 0
-        while fine < len(provisional) and before[committed + fine] == tokens[min(committed + fine, len(tokens) - 1)]:
-            fine += 1
-        path = list[int]()
-        if fine == len(provisional):
-            node: int | None = 0
-            while len(before) + len(path) < len(tokens) and (
-                node := tree.child(node or 0, tokens[len(before) + len(path)])
-            ):
-                path.append(node)
-        chosen = min(fine + len(path) + 1, len(tokens) - committed)
-        keep = dice.randint(min(fine + 1, chosen), chosen)
-        drafter.observe([outcome(drafter, state, before, tree, path, tokens[committed : committed + keep])])
-        provisional = list(tokens[committed + keep : committed + chosen])
-        if dice.random() < 0.3:  # the next pass will disagree
-            provisional.append(dice.randrange(VOCAB))
-        committed += keep
+            drafter.propose([context(state, [*before, *tokens[length : length + 1], 1, 2], 3, 3, 5)])
+        company = [context(other, tokens[:1])] if disturbed else []
+        *_, tree = drafter.propose([*company, context(state, before)])
+        tree = tree.limit(dice.randint(0, 9), 40)
+        path, node = list[int](), tree.child(0, tokens[length])
+        while node is not None:
+            path.append(node)
+            place = length + len(path)
+            node = tree.child(node, tokens[place]) if place < len(tokens) else None
+        new = tokens[length : length + len(path) + 1]
+        drafter.observe([outcome(drafter, state, before, tree, path, new)])
+        length += len(new)
     stage.stop(other)
     return state
 
@@ -285,7 +278,7 @@ def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> Non
             forget_rates(state)
             forget_rates(fresh)
         assert same(state, fresh)
-        (one,), (other,) = (drafter.propose([context(s, tokens, len(tokens))]) for s in (state, fresh))
+        (one,), (other,) = (drafter.propose([context(s, tokens)]) for s in (state, fresh))
         assert (one.tokens, one.parents, one.verify) == (other.tokens, other.parents, other.verify)
         for each in (state, fresh):
             stage.stop(each)
@@ -298,9 +291,10 @@ def test_proposals_are_trees_within_the_limits(name: str) -> None:
     dice, largest = random.Random(0), 0
     for _ in range(40):
         tokens = [dice.randrange(3) for _ in range(dice.randint(1, 60))]
-        held = dice.randint(max(1, len(tokens) - 3), len(tokens))  # the rest is provisional
+        guessed = dice.randint(0, min(3, len(tokens) - 1))  # so many at the end are others' guesses
         limits = [(depth, nodes) for depth in (0, 1, 2, 40) for nodes in (0, 1, 2, 40)]
-        contexts = [context(stage.start(tokens, held), tokens, held, depth, nodes) for depth, nodes in limits]
+        states = [stage.start(tokens[: len(tokens) - guessed]) for _ in limits]
+        contexts = [context(state, tokens, guessed, *limit) for state, limit in zip(states, limits, strict=True)]
         trees = drafter.propose(contexts)
         assert len(trees) == len(contexts)
         for (depth, nodes), tree in zip(limits, trees, strict=True):
@@ -325,7 +319,7 @@ def test_proposing_leaves_no_trace_and_ignores_company(name: str) -> None:
     drafter, context = stage.drafter, stage.context
     dice = random.Random(1)
     texts = [[dice.randrange(3) for _ in range(length)] for length in (30, 1, 12)]
-    contexts = [context(stage.start(tokens, len(tokens)), tokens, len(tokens)) for tokens in texts]
+    contexts = [context(stage.start(tokens), tokens) for tokens in texts]
     together = drafter.propose(contexts)
     alone = [drafter.propose([one])[0] for one in reversed(contexts)][::-1]
     assert [(tree.tokens, tree.parents) for tree in together] == [(tree.tokens, tree.parents) for tree in alone]

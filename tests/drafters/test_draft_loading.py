@@ -18,6 +18,7 @@ from pronk.cli import main
 from pronk.drafters import Drafter, DraftModel, make_drafter
 from pronk.errors import CheckpointError, OptionError
 from pronk.llm import LLM
+from pronk.model.linear import KernelLinear
 from pronk.sampling import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -79,7 +80,8 @@ def test_both_caches_stay_within_the_memory(model: str, draft: str) -> None:
     llm = LLM(model, drafter=draft, kv_memory="2MB", threads=1)
     (pool,) = [pool_of(each) for each in [llm.meet(None)]]
     for cache in (llm.engine.cache, pool):
-        assert cache.keys[0].shape[1] == cache.num_slots
+        assert cache.values[0].shape[1] == cache.num_slots
+        assert cache.keys[0].numel() == cache.values[0].numel()
     assert llm.engine.cache.allocator.num_blocks == pool.allocator.num_blocks
     assert 1_900_000 < total_bytes(llm.engine.cache, pool) <= 2_000_000
     assert total_bytes(alone.engine.cache) <= 2_000_000
@@ -201,3 +203,27 @@ def test_dtype_of_the_draft(model: str, draft: str) -> None:
     assert llm.engine.cache.dtype == torch.float32
     low = LLM(model, dtype="bfloat16", drafter=draft, threads=1)
     assert pool_of(low.meet(None)).dtype == torch.float32
+
+
+def test_weights_of_a_byte() -> None:
+    """A quarter of the memory of float32, and nearly the same guesses; the text is what it was."""
+    size, values, accepted = {}, {}, {}
+    for weights in ("plain", "int8"):
+        engine = make_engine(tiny_decoder())
+        drafter = make_drafter(f"draft_model(model={draft_folder(0.0)!r}, weights={weights!r})").bind(engine.target)
+        assert isinstance(drafter, DraftModel)
+        out = drafter.draft.runner.decoder.layers[0].out
+        assert isinstance(out, KernelLinear)
+        size[weights], values[weights] = out.packed.data.nbytes, out.packed.unpack()
+        requests = decode(engine, drafter, [[1, 2, 3], [4, 5, 6, 7], [9]])
+        accepted[weights] = sum(request.stats.accepted for request in requests)
+    assert size["int8"] == size["plain"] // 4
+    assert not torch.equal(values["int8"], values["plain"])
+    assert torch.allclose(values["int8"], values["plain"], atol=float(values["plain"].abs().max()) / 250, rtol=0.0)
+    assert 0.5 * accepted["plain"] < accepted["int8"] <= accepted["plain"]
+
+
+def test_weights_of_a_byte_need_the_kernels() -> None:
+    drafter = make_drafter(f"draft_model(model={draft_folder(0.0)!r}, weights='int8')")
+    with pytest.raises(OptionError, match="weights: expected a CPU and pronk's kernels for int8, found no kernels"):
+        drafter.bind(make_engine(tiny_decoder(packed=False)).target)

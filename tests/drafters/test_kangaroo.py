@@ -24,6 +24,7 @@ from drafters.exits import (
     total,
     watched,
 )
+from drafters.kernel_calls import Calls
 from drafters.trained_kangaroo import adapter_folder, calm_decoder, spec
 from drafters.trees import TreeDrafter, off_chain
 from models import make_engine, make_request, run, tiny_decoder
@@ -52,7 +53,8 @@ def test_the_chain_is_what_a_slow_loop_writes(
 ) -> None:
     decoder = calm_decoder(windows=windows or (None,) * 4)
     engine, drafter = watched(decoder, named(decoder, 2, adapter, num_tokens=5, eta=eta))
-    slow, lengths = Slow(decoder, drafter), set[int]()
+    slow = Slow(calm_decoder(windows=windows or (None,) * 4, packed=False), drafter)
+    lengths = set[int]()
     for request in decode(decoder, engine, drafter, PROMPTS[:3], max_tokens=14, **OPTIONS[options]):
         for asked in drafter.of(request):
             most = min(5, asked.depth, asked.nodes)
@@ -67,31 +69,16 @@ def test_the_chain_is_what_a_slow_loop_writes(
     assert lengths == {5} if eta == 0 else len(lengths) > 1
 
 
-class Rows:
-    """What the target's layers compute, in the order of the passes: ``(layer, slots)`` for every call."""
-
-    def __init__(self, cache: Any) -> None:
-        self.cache, self.write, self.calls = cache, cache.write, list[tuple[int, list[int]]]()
-        cache.write = self
-
-    def __call__(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        self.calls.append((layer, [slot for slot in slots.tolist() if slot != self.cache.spare_slot]))
-        self.write(layer, slots, k, v)
-
-    def count(self, layer: int, slot: int) -> int:
-        return sum(slots.count(slot) for number, slots in self.calls if number == layer)
-
-
 @pytest.mark.parametrize("eta", [0, 0.6])
 @pytest.mark.parametrize("calm", [0.0, 0.15, 0.6])
-def test_nothing_is_computed_twice(calm: float, eta: float) -> None:
+def test_nothing_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place is computed once for every token that has ever been there: in the first layers, and in all others."""
     decoder = calm_decoder(calm=calm)
     engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
     engine.costs = flat(1.0)  # measuring them is a pass as well
-    rows, beside = Rows(engine.cache), kangaroo_of(drafter).exit._beside
+    rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).exit._beside
     assert beside is not None
-    own = Rows(beside.cache)
+    own = Calls(beside.cache, monkeypatch)
     request = make_request(text(0, 50), SamplingParams(max_tokens=40, seed=0, temperature=0.7), drafter)
     engine.add(request)
     slots, own_slots = list[int](), list[int]()
@@ -150,23 +137,25 @@ def test_requests_share_passes() -> None:
     assert sum(passes) == sum(note.tree.num_guesses for request in requests for note in drafter.of(request))
 
 
-def test_provisional_tokens_of_others_are_computed_early_too() -> None:
-    """Accepted off the main chain: what is drafted below them goes on from what they were computed as."""
+def test_accepted_guesses_of_others_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted off the main chain: what is drafted below them goes on from what was moved into place."""
     decoder = calm_decoder()
     plain = make_request([1, 2, 3], SamplingParams(max_tokens=30, seed=0))
     run(make_engine(decoder), [plain])
     texts = {((1, 2, 3), 0): plain.tokens}
     engine, inner = watched(decoder, named(decoder, num_tokens=3, eta=0))
     turns = Turns(TreeDrafter(off_chain, texts), inner)
-    rows = Rows(engine.cache)
+    rows = Calls(engine.cache, monkeypatch)
     (request,) = decode(decoder, engine, turns, [[1, 2, 3]])
-    assert request.stats.carried > 0
-    leads = {len(asked.tokens) - asked.committed for asked in inner.of(request)}
-    assert max(leads) > 0
+    assert request.stats.moved > 0
     assert sum(len(asked.path) for asked in inner.of(request)) > 0
-    # Their rows go through the first layers in the drafter's first pass, with the last certain token, and only there.
-    assert any(layer == 0 and len(slots) > 1 for layer, slots in rows.calls[4:])
-    slow = Slow(decoder, inner)
+    # In the drafter's passes and those that verify its guesses there is one row of the first layers each: none of those
+    # that the other one's guesses have.
+    mine = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) <= 1]
+    others = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) > 1]
+    assert len(mine) == sum(asked.tree.num_guesses + 1 for asked in inner.of(request))
+    assert len(others) == len(request.stats.steps) - len(inner.of(request)) - 1
+    slow = Slow(calm_decoder(packed=False), inner)
     for asked in inner.of(request):
         want = slow_chain(slow, request, asked.tokens, min(3, asked.depth, asked.nodes), 0)
         assert list(asked.tree.tokens[1:]) == want
@@ -203,7 +192,7 @@ def test_a_prompt_longer_than_a_chunk() -> None:
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, eta=0))
     requests = decode(decoder, engine, drafter, [text(0, 1100), text(1, 530)], max_tokens=12)
-    slow = Slow(decoder, drafter)
+    slow = Slow(calm_decoder(packed=False), drafter)
     for request in requests:
         for asked in drafter.of(request)[:2]:
             want = slow_chain(slow, request, asked.tokens, min(6, asked.depth), 0)

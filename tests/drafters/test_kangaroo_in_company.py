@@ -24,6 +24,7 @@ from drafters.exits import (
     total,
     watched,
 )
+from drafters.kernel_calls import burning
 from drafters.trained_kangaroo import calm_decoder
 from models import VOCAB, assert_idle, make_engine, make_request, run, samples
 from pronk.drafters import DraftContext, Drafter, Needs, Outcome, make_drafter
@@ -116,7 +117,7 @@ def test_in_company(name: str, options: str) -> None:
 def test_long_texts_in_small_pieces(exit_layer: int, windows: tuple[int | None, ...]) -> None:
     """Prompts in chunks, several windows of output, and blocks that come and go."""
     decoder = calm_decoder(windows=windows)
-    engine = make_engine(decoder, prefill_chunk=16, max_batch=2, block_size=8)
+    engine = make_engine(decoder, prefill_chunk=16, max_batch=2, block_size=16)
     drafter = make_drafter(named(decoder, exit_layer, eta=0.4)).bind(engine.target)
     prompts = [text(seed, length) for seed, length in enumerate((60, 3, 90))]
     requests = decode(decoder, engine, drafter, prompts, max_tokens=45, temperature=0.8)
@@ -173,35 +174,22 @@ class Forgetful(Spoiled):
         return replace(tree, early=None)
 
 
-class Burns:
-    """Ctrl-C at write number ``at`` to a cache."""
-
-    def __init__(self, cache: Any, at: int) -> None:
-        self.write, self.left = cache.write, at
-        cache.write = self
-
-    def __call__(self, *args: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        self.write(*args)
-
-
 @pytest.mark.parametrize("own", [False, True], ids=["first layers", "adapter"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("made", ["{}", "cape(threshold({}))"])
-def test_an_interrupted_pass_does_no_harm(made: str, *, own: bool) -> None:
+def test_an_interrupted_pass_does_no_harm(made: str, *, after: bool, own: bool) -> None:
     decoder = calm_decoder()
     interrupted = 0
-    for at in (1, 2, 5, 9) if own else (5, 6, 12, 23):
+    # Pass 0 of the target is the prompts', then come the first layers alone, and then the pass over all guesses.
+    for at in (0, 1, 4, 8) if own else (1, 2, 5, 8, 11):
         engine = make_engine(decoder)
         engine.costs = flat(1.0)
         drafter = make_drafter(made.format(named(decoder))).bind(engine.target)
         beside = kangaroo_of(drafter).exit._beside
         assert beside is not None
-        Burns(beside.cache if own else engine.cache, at)
         params = SamplingParams(max_tokens=16, seed=1, temperature=0.8, frequency_penalty=0.6)
         requests = [make_request(prompt, params, drafter) for prompt in PROMPTS]
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), burning(beside.cache if own else engine.cache, at, after=after):
             run(engine, requests)
         engine.abort(requests[1])
         interrupted += any(request.output for request in requests)

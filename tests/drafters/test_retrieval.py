@@ -47,7 +47,7 @@ def bound(folder: Path, **options: Any) -> Retrieval:
 def context(rates: Rates, tokens: Sequence[int], depth: int = 40, nodes: int = 127) -> DraftContext[Rates]:
     params = SamplingParams()
     chooser = Chooser(params, 0, tokens, 4096)
-    return DraftContext(rates, list(tokens), len(tokens), depth, nodes, params, chooser, BlockTable())
+    return DraftContext(rates, list(tokens), depth, nodes, params, chooser, BlockTable())
 
 
 def propose(drafter: Retrieval, tokens: Sequence[int], **limits: int) -> TokenTree:

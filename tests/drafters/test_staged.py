@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from drafters.drafting import (
-    Watched,
     assert_no_blocks,
     bound,
     context,
@@ -187,7 +186,7 @@ def test_what_was_accepted_is_not_run_again() -> None:
 
 
 def test_rows_that_were_moved_are_those_of_a_fresh_lane() -> None:
-    """Off the main chain sums differ in their last bits, so nearly."""
+    """Off the main chain too, to the last bit."""
     drafter = bound(f"staged({MODEL}, {SMALLER['lookup']}, breadth=3)")
     draft, tokens, moved = drafter.model.draft, [1, 2, 3], 0
     state = drafter.start(tokens)
@@ -205,13 +204,13 @@ def test_rows_that_were_moved_are_those_of_a_fresh_lane() -> None:
             got = draft.runner.cache.read(layer, lane.table)
             want = dense(FAIR).rows(lane.tokens)[2 * layer : 2 * layer + 2]
             for one, other in zip(got, want, strict=True):
-                assert torch.allclose(one, other, atol=1e-4)
+                assert torch.equal(one, other)
     assert moved > 2
 
 
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
 def test_whole_decodings(smaller: str) -> None:
-    """Every tree on the way is the search's, with provisional tokens behind the certain ones."""
+    """Every tree on the way is the search's."""
     engine, drafter = watched(f"staged({MODEL}, {smaller}, num_nodes=8, breadth=2, depth=4)")
     for request in decode(engine, drafter, TEXTS[:2], temperature=0.7, max_tokens=16):
         for asked in drafter.of(request):
@@ -219,11 +218,6 @@ def test_whole_decodings(smaller: str) -> None:
             want = best_first(shares_after(asked.tokens, request.params, 2), most if depth else 0, depth)
             assert paths(asked.tree) == want
         assert request.stats.accepted > 0
-    assert provisional(drafter)
-
-
-def provisional(drafter: Watched) -> bool:
-    return any(len(asked.tokens) > asked.committed for notes in drafter.asked.values() for asked in notes)
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)

@@ -37,12 +37,12 @@ def codes(text: str) -> list[int]:
 def context(state: SuffixState, tokens: Sequence[int], depth: int = 99, nodes: int = 99) -> DraftContext[SuffixState]:
     params = SamplingParams()
     chooser = Chooser(params, 0, tokens, 200)
-    return DraftContext(state, list(tokens), len(tokens), depth, nodes, params, chooser, BlockTable())
+    return DraftContext(state, list(tokens), depth, nodes, params, chooser, BlockTable())
 
 
-def guess(drafter: Suffix, prompt: str, provisional: str = "", **limits: int) -> TokenTree:
+def guess(drafter: Suffix, prompt: str, guesses: str = "", **limits: int) -> TokenTree:
     state = drafter.start(codes(prompt))
-    (tree,) = drafter.propose([context(state, codes(prompt + provisional), **limits)])
+    (tree,) = drafter.propose([context(state, codes(prompt + guesses), **limits)])
     return tree
 
 
@@ -110,7 +110,8 @@ def test_a_loop_goes_on() -> None:
     assert branches(guess(Suffix(num_nodes=9, min_match=3), "aaaaaa")) == {"a" * 9}
 
 
-def test_provisional_tokens_are_matched() -> None:
+def test_guesses_of_others_are_matched() -> None:
+    """As the smaller drafter of a staged one it is asked what follows them."""
     drafter = Suffix(num_nodes=3, min_match=2)
     assert branches(guess(drafter, "abcdef  a", "b")) == {"cde"}
     assert branches(guess(drafter, "abcdef  a", "x")) == set()

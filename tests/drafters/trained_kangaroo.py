@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from models import tiny_decoder
+from models import CPU, kernels, tiny_decoder
 from pronk.drafters.trained import FORMAT
-from pronk.model.decoder import Decoder
+from pronk.model.decoder import Decoder, pack_linears
 from pronk.model.kangaroo import Kangaroo, KangarooShape
-from pronk.model.linear import PackedLinear
+from pronk.model.linear import choose_linear
 from pronk.train.export import export_drafter
 
 _PLACE = TemporaryDirectory()
@@ -36,6 +36,7 @@ def calm_decoder(
     calm: float = 0.3,
     windows: tuple[int | None, ...] = (None,) * LAYERS,
     classic: bool = False,
+    packed: bool = True,
 ) -> Decoder:
     """A target of which each layer but the first adds ``calm`` of what it would."""
     decoder = deepcopy(tiny_decoder(windows=windows, classic=classic, packed=False))
@@ -45,21 +46,24 @@ def calm_decoder(
             if linear.bias is not None:
                 linear.bias.data.mul_(calm)
     decoder.to(dtype)
-    for layer in decoder.layers:
-        for name in ("qkv", "out", "up", "down"):
-            plain = getattr(layer, name)
-            setattr(
-                layer, name, PackedLinear(plain.weight.detach(), None if plain.bias is None else plain.bias.detach())
-            )
-    decoder.head = PackedLinear(decoder.head.weight.detach())
+    if packed:
+        pack_linears(decoder, choose_linear(kernels(), CPU))
     return decoder
 
 
 @cache
 def adapter_folder(
-    decoder: Decoder | None = None, exit_layer: int = 1, adapter: str = "attention", *, noise: float = 0.0
+    decoder: Decoder | None = None,
+    exit_layer: int = 1,
+    adapter: str = "attention",
+    *,
+    noise: float = 0.0,
+    gain: float = 1.0,
 ) -> str:
-    """An adapter for ``decoder`` that adds what ``noise`` times random weights make of the early output."""
+    """An adapter for ``decoder`` that adds what ``noise`` times random weights make of the early output.
+
+    With a larger ``gain`` its attention is sharper.
+    """
     decoder = tiny_decoder() if decoder is None else decoder
     shape = KangarooShape.of_target(decoder.config, exit_layer, adapter)
     module = Kangaroo(shape, decoder.config)
@@ -69,7 +73,9 @@ def adapter_folder(
     for name, parameter in module.layers.named_parameters():
         if name.endswith(("out.weight", "down.weight")):
             parameter.data.mul_(50 * noise)
-    folder = Path(_PLACE.name) / f"{id(decoder)}-{exit_layer}-{adapter}-{noise}"
+        elif parameter.dim() > 1:
+            parameter.data.mul_(gain)
+    folder = Path(_PLACE.name) / f"{id(decoder)}-{exit_layer}-{adapter}-{noise}-{gain}"
     document: dict[str, Any] = {"format": FORMAT, "kind": "kangaroo", "shape": asdict(shape)}
     export_drafter(folder, module, document | {"target": {"architecture": "tiny", "weights": "tiny"}}, "")
     return str(folder)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import json
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import load_file
 
 from models import tiny_config
 from pronk.drafters.trained import FORMAT
@@ -43,6 +45,16 @@ def medusa_folder(unembeddings: str = "shared", vocab: int = tiny_config().vocab
     """Heads of the tiny target with that vocabulary."""
     shape = replace(SHAPE, unembeddings=unembeddings)
     return write_heads(Path(_PLACE.name) / f"{unembeddings}-{vocab}", shape, tiny_config(vocab=vocab))
+
+
+@cache
+def plain_heads(folder: str, vocab: int = tiny_config().vocab_size) -> MedusaHeads:
+    """The heads of a folder in torch, float32."""
+    shape = json.loads((Path(folder) / "drafter.json").read_text())["shape"]
+    heads = MedusaHeads(MedusaShape(**shape), tiny_config(vocab=vocab))
+    tensors = load_file(Path(folder) / "model.safetensors")
+    heads.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    return heads.requires_grad_(requires_grad=False)
 
 
 def spec() -> str:

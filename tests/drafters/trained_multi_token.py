@@ -67,5 +67,5 @@ def dense_heads(decoder: Decoder, shape: HeadsShape, text: Sequence[int], *, cla
     rope = decoder.rope(positions, positions + 1, torch.float32)
     outputs = [y for _, y in decoder.run(x, rope, DenseAttention(1, length, config.windows))]
     attend = DenseAttention(1, length, (config.window,) * shape.num_heads)
-    made = dict(heads.run(outputs[shape.layer - 1], rope, attend, shape.num_heads))
+    made = dict(heads.run(outputs[shape.layer - 1], lambda i, x: heads.part(i, x, rope, attend), shape.num_heads))
     return [heads.unembedding(i, decoder.head)(heads.norm(i, made[i])) for i in range(shape.num_heads)]

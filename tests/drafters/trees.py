@@ -195,7 +195,7 @@ def too_large(guess: Guess) -> TokenTree:
 
 
 def off_chain(guess: Guess) -> TokenTree:
-    """One wrong child, and everything right beside it: all that is accepted is provisional."""
+    """One wrong child, and everything right beside it: all that is accepted has to be moved."""
     tree = Growing([guess.root])
     tree.add(0, guess.wrong(1), guess.truth)
     tree.chain(0, guess.truth[:4], guess.truth)

@@ -172,7 +172,7 @@ def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
     if name in ("oracle", "adversarial", "explore"):
         assert total(requests, "accepted") > 0
     if name in ("oracle", "adversarial"):
-        assert total(requests, "carried") > 0
+        assert total(requests, "moved") > 0
     assert total(requests, "target_steps") <= total(requests, "generated_tokens")
     if name == "autoregressive":
         assert total(requests, "target_steps") == total(requests, "generated_tokens")

@@ -18,7 +18,7 @@ from pronk.engine.runner import Runner
 from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
 
-# Four rows cost what one does, then every unit of four as much again.
+# Four rows cost what one does, then every further four half as much again.
 STEPS = PassCosts((1, 4, 8, 12, 64), (1.0, 1.0, 1.5, 2.0, 8.5))
 
 
@@ -57,7 +57,7 @@ def test_hopeless_guesses_go_and_free_ones_stay() -> None:
     hopeless = TokenTree.chain([1, 2, 3, 4, 5], gain=[1.0, 1e-6, 1e-7, 1e-8, 1e-9])
     assert paying([hopeless], 1, PassCosts((1, 64), (1.0, 64.0)))[0].num_guesses == 0
     assert paying([hopeless], 1, PassCosts((1, 64), (1.0, 1.0)))[0].num_guesses == 4
-    assert paying([hopeless], 1, STEPS)[0].num_guesses == 3  # up to the unit of rows that is paid for anyway
+    assert paying([hopeless], 1, STEPS)[0].num_guesses == 3  # up to the rows that cost no more than one
 
 
 def test_what_has_no_gain_is_left_alone() -> None:
@@ -73,11 +73,11 @@ def test_what_has_no_gain_is_left_alone() -> None:
         (1, 1.0),
         (3, 1.0),
         (4, 1.0),
-        (5, 1.5),
+        (5, 1.125),
         (8, 1.5),
-        (9, 2.0),
+        (9, 1.625),
         (12, 2.0),
-        (38, 5.5),
+        (38, 5.25),
         (64, 8.5),
         (128, 16.5),
         (2000, 250.5),
@@ -144,7 +144,7 @@ def test_without_a_budget_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -
 def test_trees_that_are_cut_in_part_give_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, name: str, options: str
 ) -> None:
-    """In a ragged batch, with provisional tokens, at costs that a part of the guesses pays for."""
+    """In a ragged batch, at costs that a part of the guesses pays for."""
     monkeypatch.setattr(PassCosts, "measure", Spy(STEPS))
     want = plain(torch.bfloat16, options)
     engine = make_engine(tiny_decoder(torch.bfloat16), budget=True)

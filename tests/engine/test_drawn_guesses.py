@@ -58,9 +58,10 @@ def draw(guesser: Drafter[Any] | str, options: str, rule: Rule, samples: int = S
 drawn = cache(draw)
 
 
-def assert_not_vacuous(strings: Sequence[Request]) -> None:
+def assert_not_vacuous(shape: str, strings: Sequence[Request]) -> None:
+    """Some guesses are accepted and more are not; of a tree, some of those off its main chain as well."""
     assert len(strings) / 5 < total(strings, "accepted") < total(strings, "drafted") / 2
-    assert total(strings, "carried") == 0
+    assert (total(strings, "moved") > 0) == (shape != "chain")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def assert_not_vacuous(strings: Sequence[Request]) -> None:
 def test_strings_have_the_law_of_the_model(shape: str, options: str, rule: Rule) -> None:
     strings = drawn(shape, options, rule)
     assert p_value(strings, law_of(options)) > 1e-3
-    assert_not_vacuous(strings)
+    assert_not_vacuous(shape, strings)
 
 
 @pytest.mark.slow
@@ -85,7 +86,7 @@ def test_strings_have_the_law_of_the_model(shape: str, options: str, rule: Rule)
 def test_more_strings_have_the_law_of_the_model(shape: str, options: str, rule: Rule) -> None:
     strings = draw(shape, options, rule, 2500)
     assert p_value(strings, law_of(options)) > 1e-3
-    assert_not_vacuous(strings)
+    assert_not_vacuous(shape, strings)
 
 
 def test_guesses_of_another_law_than_they_claim_are_found() -> None:

@@ -1,7 +1,7 @@
 """Same seed, same tokens: whoever guesses, whatever shares the batch, whichever options, in both dtypes.
 
 The reference is plain decoding of each request on its own. Log-probabilities are compared too, bit by bit, because they
-show a difference long before a token changes.
+show a difference long before a token changes. In torch, where the bits may differ, they are close.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from engine.cases import (
     total,
     watch,
 )
-from models import POISON, assert_idle, make_engine, run, tiny_decoder
+from models import assert_idle, make_engine, run, tiny_decoder
 from pronk.drafters import Autoregressive, Drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -123,7 +123,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "different windows": {"windows": (20, 90)},
     "some windows": {"windows": (50, None)},
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
-    "plain linear": {"packed": False},
+    "norms and a scaling": {"qk_norm": True, "dynamic": True},
+    "int8": {"weights": "int8"},
 }
 
 
@@ -137,7 +138,7 @@ def test_other_models(variant: str, options: str, dtype: torch.dtype) -> None:
     got = decode(make_engine(tiny_decoder(dtype, **VARIANTS[variant])), guessers, options)
     assert_same(got, want)
     assert total(got, "accepted") > 0
-    assert total(got, "carried") > 0
+    assert total(got, "moved") > 0
 
 
 @DTYPES
@@ -149,7 +150,7 @@ def test_other_models(variant: str, options: str, dtype: torch.dtype) -> None:
         {"prefill_chunk": 16},
         {"prefill_chunk": 48, "max_batch": 3},
         {"max_tree": 2},
-        {"max_tree": 7, "block_size": 4, "num_blocks": 1200},
+        {"max_tree": 7, "block_size": 32},
         {"block_size": 64},
         {"num_blocks": 48},  # room for one long request at a time
         {"poison": None},
@@ -167,15 +168,15 @@ def test_other_settings(settings: dict[str, Any], dtype: torch.dtype) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (100, 600)], ids=str)
-def test_boundaries_of_512(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
-    """Prompts that end around a boundary of the attention kernel's blocks, and outputs that cross it."""
-    prompts = tuple(tuple(text(i, n)) for i, n in enumerate((509, 510, 511, 512, 513, 1021, 1022, 1023, 1024, 1025)))
+def test_boundaries_of_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    """Prompts that end around a boundary of panels, of attention's blocks or of rotations, and outputs that cross it."""
+    prompts = tuple(tuple(text(i, n)) for i, n in enumerate((15, 16, 62, 63, 64, 65, 511, 512, 1021, 1022, 1023, 1024)))
     want = plain(dtype, "temperature", prompts, 12, windows=windows)
     for names in (["oracle"], ["prompt_lookup", "adversarial"]):
         engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=1000)
         got = decode(engine, [drafter(name, want) for name in names], "temperature", prompts, 12)
         assert_same(got, want)
-        assert total(got, "carried") > 0
+        assert total(got, "moved") > 0
 
 
 @pytest.mark.parametrize("options", ["greedy", "temperature"])
@@ -186,33 +187,32 @@ def test_adversarial_trees(shape: Any, options: str) -> None:
     got = decode(make_engine(tiny_decoder()), [TreeDrafter(shape, texts(want), ends=ENDS)], options)
     assert_same(got, want)
     assert total(got, "drafted") > total(got, "accepted") > 0
-    assert (total(got, "carried") > 0) == (shape not in (too_large, outside))
+    assert (total(got, "moved") > 0) == (shape not in (too_large, outside))
     # What is accepted off the main chain is not lost.
     assert total(got, "target_steps") < 0.6 * total(got, "generated_tokens")
 
 
 @pytest.mark.parametrize("options", ["greedy", "penalties"])
-def test_nothing_off_the_main_chain_is_believed(options: str) -> None:
-    """With logits, keys and values replaced by rubbish at every node off the main chain, the output is the same."""
+@pytest.mark.parametrize("name", ["oracle", "adversarial", "recycling", "merged"])
+def test_every_choice_is_final(name: str, options: str) -> None:
+    """After each step the text is as it stays, and the cache holds all of it but its last token, wherever it was guessed."""
     want = plain(torch.float32, options)
-    engine, dice, spoilt = make_engine(tiny_decoder()), torch.Generator().manual_seed(0), list[int]()
-
-    @torch.inference_mode()
-    def spoil(jobs: Sequence[Job], result: PassResult) -> None:
-        for job, logits in zip(jobs, result.logits, strict=True):
-            table, tree = job.segment.table, job.segment.tree
-            rows = logits[max(tree.main_chain, job.wanted.start) - job.wanted.start :]
-            rows.copy_(5 * torch.randn(rows.shape, generator=dice))
-            slots = engine.cache.slots(table, table.length + tree.main_chain, table.length + len(tree))
-            for pool in (*engine.cache.keys, *engine.cache.values):
-                pool[:, slots] = POISON
-            spoilt.append(len(rows))
-
-    watch(engine, spoil)
-    got = decode(engine, [drafter(name, want) for name in ("oracle", "adversarial")], options)
+    engine = make_engine(tiny_decoder())
+    guesser = drafter(name, want).bind(engine.target)
+    got = [ask(prompt, params(options, i), guesser) for i, prompt in enumerate(PROMPTS)]
+    for request in got:
+        engine.add(request)
+    steps = 0
+    while running := [request for request in got if request.finish_reason is None]:
+        engine.step()
+        for request, other in zip(got, want, strict=True):
+            assert request.output == other.output[: len(request.output)]
+            if request in running and not request.ended and request.output:
+                assert request.table.length == len(request.tokens) - 1
+                steps += 1
     assert_same(got, want)
-    assert sum(spoilt) > 100
-    assert total(got, "carried") > 20
+    assert total(got, "moved") > 10
+    assert steps > 20
 
 
 def test_a_tree_with_another_root_is_refused() -> None:
@@ -264,13 +264,14 @@ def test_requests_are_served_in_order(max_batch: int) -> None:
 
 @pytest.mark.parametrize("options", ["greedy", "temperature", "all"])
 def test_inexact_mode(options: str) -> None:
-    """Where a device promises no bits, choices off the main chain are final and their rows are moved into place."""
+    """By torch, which promises no bits: the same tokens, of nearly the same probability."""
     want = plain(torch.float32, options)
     guessers = [drafter(name, want) for name in MIXED[1:]]
-    for first in (0, 2):
-        engine = make_engine(tiny_decoder(), exact=False)
+    for first, block_size in ((0, 16), (2, 4)):
+        engine = make_engine(tiny_decoder(packed=False), block_size=block_size, num_blocks=6400 // block_size)
+        assert not engine.exact
         got = decode(engine, guessers[first:] + guessers[:first], options)
-        assert total(got, "carried") == 0
+        assert total(got, "moved") > 20
         assert total(got, "accepted") > 40
         for one, other in zip(got, want, strict=True):
             assert one.output == other.output

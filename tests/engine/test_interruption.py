@@ -24,6 +24,7 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
 from pronk.llm import LLM
+from pronk.model.program import Program
 from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
 
@@ -105,7 +106,8 @@ def burning(engine: Engine, guesser: Tabs, place: str, fuse: Fuse) -> Iterator[N
         guesser.fuses.clear()
         return
     owner, name = {
-        "write": (engine.cache, "write"),  # in the middle of the layers
+        "write": (engine.cache, "write"),  # in the middle of the layers, by torch
+        "compute": (Program, "run"),  # the kernels are through, and nobody has been told
         "forward": (engine.runner, "forward"),
         "prepare": (engine.cache, "prepare"),
         "commit": (engine.cache, "commit"),
@@ -124,6 +126,7 @@ PLACES = {
     "propose": (1, 5),
     "observe": (1, 2, 6, 12),
     "write": (1, 2, 7, 18),
+    "compute": (1, 2, 4, 9),
     "forward": (1, 2, 4, 9),
     "prepare": (1, 5, 20),
     "commit": (1, 2, 8, 30),
@@ -136,8 +139,8 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_all_requests_are_given_up(place: str) -> None:
     """What the facade does: whatever is raised, every request of the call is aborted."""
-    want = plain(torch.float32, "penalties")
-    engine, guesser = make_engine(tiny_decoder()), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
+    want, packed = plain(torch.float32, "penalties"), place != "write"
+    engine, guesser = make_engine(tiny_decoder(packed=packed)), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
     for at in PLACES[place]:
         requests = [ask(prompt, params("penalties", i), guesser) for i, prompt in enumerate(PROMPTS)]
         fuse = Fuse(at)
@@ -150,16 +153,18 @@ def test_all_requests_are_given_up(place: str) -> None:
         assert not guesser.open
     again = [ask(prompt, params("penalties", i), guesser) for i, prompt in enumerate(PROMPTS)]
     run(engine, again)
-    assert_same(again, want)
+    if engine.exact:
+        assert_same(again, want)
+    assert [request.output for request in again] == [request.output for request in want]
     assert not guesser.open
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if place not in ("prepare", "schedule", "start")])
 def test_the_others_go_on(place: str) -> None:
     """One request is given up, and those that were in the same step are none the worse."""
-    want = plain(torch.float32, "penalties")
+    want, decoder = plain(torch.float32, "penalties"), tiny_decoder(packed=place != "write")
     for at in PLACES[place]:
-        engine, guesser = make_engine(tiny_decoder()), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
+        engine, guesser = make_engine(decoder), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
         requests = [ask(prompt, params("penalties", i), guesser) for i, prompt in enumerate(PROMPTS)]
         with burning(engine, guesser, place, Fuse(at)), pytest.raises(KeyboardInterrupt):
             run(engine, requests)

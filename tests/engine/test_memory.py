@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text, total, watch
-from models import POISON, make_engine, make_request, run, samples, tiny_decoder
+from models import make_engine, make_request, run, samples, tiny_decoder
 from pronk.cache.blocks import BlockTable
 from pronk.engine.engine import Engine
+from pronk.engine.runner import Job, PassResult
 from pronk.errors import CacheFullError
 from pronk.sampling import SamplingParams, derive_seed
 
@@ -33,12 +35,24 @@ def test_used_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> Non
             request = ask(PROMPTS[index], params("temperature", index), drafter("oracle", want))
             run(engine, [request])
             assert_same([request], [want[index]])
-    keys = engine.cache.keys[0]
-    assert bool((keys[:, : 44 * 16] == POISON).all())  # so there was something to read
+    assert engine.cache.keys[0].isnan().all()  # so there was something to read
+    assert engine.cache.values[1].isnan().all()
+
+
+def watch_runs(engine: Engine) -> list[bool]:
+    """For each text that a pass from now on reads, whether its blocks are a run."""
+    runs = list[bool]()
+
+    def note(jobs: Sequence[Job], _: PassResult) -> None:
+        tables = [job.segment.table for job in jobs]
+        runs.extend(table.in_run for table in tables if len(table.blocks) > 1)  # a single block is a run
+
+    watch(engine, note)
+    return runs
 
 
 def watch_reads(engine: Engine) -> list[bool]:
-    """For each read of the cache from now on, whether it was a gather."""
+    """For each read of the cache by torch from now on, whether it was a gather."""
     gathered, where = list[bool](), engine.cache.where
 
     def watched(table: BlockTable, start: int, stop: int) -> slice | torch.Tensor:
@@ -65,10 +79,10 @@ def scatter(engine: Engine) -> list[BlockTable]:
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (50, 50), (50, None)], ids=str)
 def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
-    """With no two free blocks next to each other every read is a gather, and gives the same bits."""
+    """With no two free blocks next to each other no text is a run, and all have the same bits."""
     want = plain(dtype, "temperature", windows=windows)
     engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=800, max_tree=40)
-    taken, gathered = scatter(engine), watch_reads(engine)
+    taken, runs = scatter(engine), watch_runs(engine)
     got = [ask(prompt, params("temperature", i), drafter("oracle", want)) for i, prompt in enumerate(PROMPTS)]
     sentinel = make_request([1], SamplingParams(max_tokens=1000, ignore_eos=True))
     for request in (*got, sentinel):
@@ -76,20 +90,40 @@ def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -
     while any(request.finish_reason is None for request in got):
         engine.step()
     assert_same(got, want)
-    assert total(got, "carried") > 0
-    assert len(gathered) > 40
-    assert all(gathered)
+    assert total(got, "moved") > 0
+    assert len(runs) > 40
+    assert not any(runs)
     for table in taken:
         engine.cache.release(table)
     engine.abort(sentinel)
 
 
-def test_contiguous_blocks_are_views() -> None:
-    """In an empty pool nothing is gathered."""
+def test_an_empty_pool_gives_runs() -> None:
     engine = make_engine(tiny_decoder())
-    gathered = watch_reads(engine)
+    runs = watch_runs(engine)
     run(engine, [ask(prompt, params("greedy", i)) for i, prompt in enumerate(PROMPTS)])
-    assert not any(gathered)
+    assert len(runs) > 40
+    assert all(runs)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_torch_reads_runs_as_views_and_gathers_the_rest(*, scattered: bool) -> None:
+    want = plain(torch.float32, "greedy")
+    engine = make_engine(tiny_decoder(packed=False), num_blocks=800, max_tree=40)
+    taken = scatter(engine) if scattered else []
+    gathered = watch_reads(engine)
+    got = [ask(prompt, params("greedy", i)) for i, prompt in enumerate(PROMPTS)]
+    sentinel = make_request([1], SamplingParams(max_tokens=1000, ignore_eos=True))
+    for request in (*got, sentinel):
+        engine.add(request)
+    while any(request.finish_reason is None for request in got):
+        engine.step()
+    assert [request.output for request in got] == [request.output for request in want]
+    assert len(gathered) > 40
+    assert set(gathered) == {scattered}
+    for table in taken:
+        engine.cache.release(table)
+    engine.abort(sentinel)
 
 
 def step_until(engine: Engine, ready: Any) -> None:

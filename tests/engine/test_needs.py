@@ -36,8 +36,8 @@ class Reader(Drafter[list[int]]):
     def propose(self, contexts: Sequence[DraftContext[list[int]]]) -> list[TokenTree]:
         trees = []
         for context in contexts:
-            assert list(context.tokens[: context.committed]) == context.state
-            assert context.table.length == context.committed - 1
+            assert list(context.tokens) == context.state
+            assert context.table.length == len(context.tokens) - 1
             root = context.tokens[-1]
             tokens = tuple((root + step) % VOCAB for step in (0, 1, 2, 3, 5))
             # The last node may not be accepted, and its outputs are wanted all the same.
@@ -65,6 +65,7 @@ def dense(decoder: Decoder, tokens: Sequence[int]) -> tuple[dict[int, Tensor], T
 def test_a_drafter_sees_what_it_needs_at_every_node() -> None:
     decoder = tiny_decoder(windows=(None, 7, None))
     engine, reader = make_engine(decoder, prefill_chunk=16), Reader()
+    plain = tiny_decoder(windows=(None, 7, None), packed=False)
     requests = [
         make_request(prompt, SamplingParams(max_tokens=6, seed=3, temperature=0.5), reader)
         for prompt in ([5, 9, 3], list(range(40)), [7])
@@ -78,7 +79,7 @@ def test_a_drafter_sees_what_it_needs_at_every_node() -> None:
         assert set(outcome.hidden) == set(LAYERS)
         for node in range(len(tree)):
             text = root + [tree.tokens[i] for i in tree.path(node)]
-            states, logits = dense(decoder, text)
+            states, logits = dense(plain, text)
             for layer in LAYERS:
                 torch.testing.assert_close(outcome.hidden[layer][node], states[layer][-1], atol=2e-4, rtol=1e-4)
             torch.testing.assert_close(outcome.logits[node], logits[-1], atol=2e-4, rtol=1e-4)
@@ -115,15 +116,15 @@ class Recorder:
 @torch.inference_mode()
 def test_keys_and_values_can_be_read() -> None:
     decoder = tiny_decoder()
-    engine, reader = make_engine(decoder), CacheReader()
+    engine, reader, plain = make_engine(decoder), CacheReader(), tiny_decoder(packed=False)
     reader.cache.append(engine.cache)
     run(engine, [make_request([5, 9, 3, 8], SamplingParams(max_tokens=5), reader)])
     assert [len(held) for held, _ in reader.read] == [4, 5, 6, 7]
     for held, layers in reader.read:
         recorder = Recorder(DenseAttend(decoder.config))
         positions = torch.arange(len(held))
-        x = decoder.embed(torch.tensor(held), positions, torch.float32)
-        list(decoder.run(x, decoder.rope(positions, positions + 1, torch.float32), recorder))
+        x = plain.embed(torch.tensor(held), positions, torch.float32)
+        list(plain.run(x, plain.rope(positions, positions + 1, torch.float32), recorder))
         for (k, v), (expected_k, expected_v) in zip(layers, recorder.seen, strict=True):
             torch.testing.assert_close(k, expected_k.transpose(0, 1), atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(v, expected_v.transpose(0, 1), atol=1e-4, rtol=1e-4)
@@ -132,7 +133,7 @@ def test_keys_and_values_can_be_read() -> None:
 @pytest.mark.parametrize("cut", [1, 2])
 @torch.inference_mode()
 def test_ranges_of_layers_run_on_their_own(cut: int) -> None:
-    decoder = tiny_decoder(windows=(None, None, None))
+    decoder = tiny_decoder(windows=(None, None, None), packed=False)
     tokens, positions = torch.arange(12), torch.arange(12)
     rope = decoder.rope(positions, positions + 1, torch.float32)
     attend = DenseAttend(decoder.config)

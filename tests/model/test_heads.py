@@ -36,7 +36,7 @@ def test_heads_are_applied_in_the_order_of_the_paper(kind: str, order: str) -> N
     }[order]
     with torch.no_grad():
         for count in (1, 2, 4):
-            made = dict(heads.run(z, None, attend, count))
+            made = dict(heads.run(z, lambda i, x: heads.part(i, x, None, attend), count))
             assert set(made) == set(range(4 if order == "anticausal" else count))
             for index in range(count):
                 assert torch.equal(made[index], expected[index])
@@ -66,7 +66,7 @@ def test_first_weights_are_the_targets_where_they_can_be() -> None:
     for index in range(2):
         assert torch.equal(heads.norms[index].get_parameter("weight"), norm.weight)
         assert torch.equal(heads.unembeddings[index].get_parameter("weight"), head)
-        assert torch.nn.functional.cosine_similarity(heads.head(index, z, None, DenseAttention(1, 2)), z).min() > 0.9
+        assert torch.nn.functional.cosine_similarity(heads.part(index, z, None, DenseAttention(1, 2)), z).min() > 0.9
 
 
 def test_heads_look_as_far_back_as_the_target() -> None:

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from checkpoints import MakeCheckpoint
+from models import kernels
 from pronk.errors import CheckpointError
-from pronk.model.linear import PackedLinear, PlainLinear, choose_linear
+from pronk.model.linear import KernelLinear, Layout, PlainLinear
 from pronk.model.loader import load_decoder, read_config, resolve_model
 
 CPU = torch.device("cpu")
@@ -155,12 +156,13 @@ def test_leftover_shards(sharded: Path) -> None:
     refuse(sharded, r"expected tensor .* in one file, found it in two")
 
 
-@pytest.mark.parametrize("linear", [PlainLinear, PackedLinear])
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_progress_counts_every_byte(family: str, linear: Any, checkpoint: MakeCheckpoint) -> None:
+def test_progress_counts_every_byte(family: str, checkpoint: MakeCheckpoint, *, packed: bool) -> None:
     folder = checkpoint(family, save_dtype=torch.bfloat16)
     seen: list[tuple[int, int]] = []
-    load(folder, linear=linear, on_progress=lambda done, total: seen.append((done, total)))
+    by = kernels() if packed else None
+    load(folder, kernels=by, on_progress=lambda done, total: seen.append((done, total)))
     total = sum(tensor.nbytes for tensor in load_file(folder / WEIGHTS).values())
     assert {total for _, total in seen} == {total}
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
@@ -169,12 +171,30 @@ def test_progress_counts_every_byte(family: str, linear: Any, checkpoint: MakeCh
 
 def test_what_is_placed_where(checkpoint: MakeCheckpoint) -> None:
     folder = checkpoint("gpt2", save_dtype=torch.float16)
-    decoder = load(folder, dtype=torch.bfloat16)
+    decoder = load(folder, dtype=torch.bfloat16, kernels=kernels())
     assert not any(parameter.is_meta or parameter.requires_grad for parameter in decoder.parameters())
     assert not decoder.training
     assert decoder.embedding.dtype == decoder.positions.dtype == torch.float16, "tables stay as they are in the file"
     assert decoder.norm.weight.dtype == decoder.layers[0].mlp_norm.bias.dtype == torch.bfloat16
-    assert isinstance(decoder.layers[0].qkv, choose_linear(torch.bfloat16, CPU))  # type: ignore[arg-type]
+    layer = decoder.layers[0]
+    for linear, layout in (
+        (layer.qkv, Layout(unit=12)),
+        (layer.out, Layout()),
+        (layer.up, Layout()),
+        (layer.down, Layout()),
+        (decoder.head, Layout()),
+    ):
+        assert isinstance(linear, KernelLinear)
+        assert linear.layout == layout
+        assert linear.packed.data.dtype == torch.bfloat16
+    assert decoder.kernels is kernels()
+    assert load(checkpoint("llama"), kernels=kernels()).layers[0].up.layout == Layout(gated=True)
+
+
+def test_without_kernels_weights_are_plain(checkpoint: MakeCheckpoint) -> None:
+    decoder = load(checkpoint("llama"), dtype=torch.bfloat16)
+    assert isinstance(decoder.layers[0].qkv, PlainLinear)
+    assert decoder.kernels is None
 
 
 def test_off_the_cpu_everything_is_in_the_loaded_dtype(checkpoint: MakeCheckpoint) -> None:
@@ -259,6 +279,7 @@ import json, re, sys, torch
 from pathlib import Path
 from safetensors.torch import save_file
 from pronk.model.families import plan_tensors
+from pronk.model.kernels import load_kernels
 from pronk.model.loader import load_decoder, read_config
 
 folder, cpu = Path(sys.argv[1]), torch.device("cpu")
@@ -268,7 +289,8 @@ def kilobytes(key):
     return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 def load(path, dtype):
-    return load_decoder(path, read_config(path), dtype=dtype, device=cpu)
+    by = load_kernels() if sys.argv[3] == "kernels" else None
+    return load_decoder(path, read_config(path), dtype=dtype, device=cpu, kernels=by)
 
 def write(path, dtype, **sizes):
     path.mkdir()
@@ -291,9 +313,10 @@ print((kilobytes("VmHWM") - before) * 1024 / size)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
+@pytest.mark.parametrize("way", ["kernels", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_memory_of_loading(dtype: str, tmp_path: Path) -> None:
+def test_memory_of_loading(dtype: str, way: str, tmp_path: Path) -> None:
     """The peak, pages of the mapped file included, is at most 1.2 times the weights in the loaded dtype."""
-    command = [sys.executable, "-c", MEASURE, str(tmp_path), dtype]
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), dtype, way]
     ratio = float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
     assert 0.5 < ratio < 1.2

@@ -1,4 +1,4 @@
-"""The decoder's logits against transformers', family by family, in float32."""
+"""The decoder's logits against transformers', family by family, in float32: by the kernels, and densely by torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import MakeCheckpoint, transformers_logits
+from models import kernels, text_logits
 from oracle import dense_logits
-from pronk.model.linear import LinearFactory, PackedLinear, PlainLinear
 from pronk.model.loader import load_decoder, read_config
 
 Reference = Callable[[Path, int], torch.Tensor]
@@ -95,15 +95,6 @@ CASES = [
     Case("bfloat16 shards", "qwen3", {"save_dtype": torch.bfloat16, "shard_size": "20KB"}),
 ]
 
-LINEARS = [
-    PlainLinear,
-    pytest.param(
-        PackedLinear,
-        marks=pytest.mark.skipif(not PackedLinear.supports(torch.float32, CPU), reason="no prepacked product"),
-    ),
-]
-
-
 def tokens(length: int) -> list[int]:
     draw = random.Random(length)
     return [draw.randrange(300) for _ in range(length)]
@@ -121,20 +112,20 @@ def reference() -> Reference:
     return get
 
 
-def logits(folder: Path, length: int, linear: LinearFactory = PlainLinear) -> torch.Tensor:
-    decoder = load_decoder(folder, read_config(folder), dtype=torch.float32, device=CPU, linear=linear)
-    return dense_logits(decoder, tokens(length))
+def logits(folder: Path, length: int, way: str = "torch") -> torch.Tensor:
+    """``way``: dense by torch, or through the cache, by torch or by the kernels."""
+    packed = kernels() if way == "kernels" else None
+    decoder = load_decoder(folder, read_config(folder), dtype=torch.float32, device=CPU, kernels=packed)
+    return dense_logits(decoder, tokens(length)) if way == "torch" else text_logits(decoder, tokens(length))
 
 
-@pytest.mark.parametrize("linear", LINEARS)
+@pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
-def test_logits_equal_transformers(
-    case: Case, linear: LinearFactory, checkpoint: MakeCheckpoint, reference: Reference
-) -> None:
+def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
     folder = checkpoint(case.family, **case.overrides)
     expected = reference(folder, case.length)
     assert expected.std() > 0.5, "logits too flat to show anything"
-    assert (logits(folder, case.length, linear) - expected).abs().max() < TOLERANCE
+    assert (logits(folder, case.length, way) - expected).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -208,9 +199,12 @@ def test_names_without_prefix_and_saved_buffers(
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(family: str, dtype: torch.dtype, checkpoint: MakeCheckpoint, reference: Reference) -> None:
+    """By torch, and no less exactly by the kernels."""
     folder = checkpoint(family, tie_word_embeddings=True)
-    linear = PackedLinear if PackedLinear.supports(dtype, CPU) else PlainLinear
-    decoder = load_decoder(folder, read_config(folder), dtype=dtype, device=CPU, linear=linear)
-    found, expected = dense_logits(decoder, tokens(30), dtype), reference(folder, 30)
-    assert found.dtype == dtype
-    assert (found - expected).abs().max() < 0.1 * expected.abs().max()
+    config, expected = read_config(folder), reference(folder, 30)
+    plain, packed = (load_decoder(folder, config, dtype=dtype, device=CPU, kernels=by) for by in (None, kernels()))
+    theirs, mine = dense_logits(plain, tokens(30), dtype), text_logits(packed, tokens(30), dtype)
+    assert theirs.dtype == dtype
+    assert mine.dtype == torch.float32
+    assert (theirs - expected).abs().max() < 0.1 * expected.abs().max()
+    assert (mine - expected).norm() < 1.05 * (theirs - expected).norm()

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint
-from pronk import LLM, SamplingParams
+from pronk import SamplingParams
 from pronk.train.attention import DenseAttention, dense_logits
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
+from pronk.train.teacher import Teacher
 
 
 def test_tokens_see_their_own_past_only(trained: Trainer[LanguageModel]) -> None:
@@ -38,12 +39,14 @@ def test_windows_hide_what_is_further_back() -> None:
     ("family", "more"), [("llama", {}), ("gpt2", {}), ("mistral", {"sliding_window": 16}), ("qwen3", {})]
 )
 def test_teaching_pass_is_the_engine_s_pass(family: str, more: dict[str, int], checkpoint: MakeCheckpoint) -> None:
-    llm = LLM(checkpoint(family, **more))
+    """With plain weights, as the engine packs its own for the kernels."""
+    teacher = Teacher(checkpoint(family, **more), threads=1)
+    assert (teacher.dtype, teacher.llm.engine.exact) == (torch.float32, True)
     ids = torch.randint(4, 300, (2, 40), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        ours = dense_logits(llm.engine.target.decoder, ids).log_softmax(-1).view(2, 40, -1)
+        ours = dense_logits(teacher.decoder, ids).log_softmax(-1).view(2, 40, -1)
     for row, logprobs in zip(ids.tolist(), ours, strict=True):
-        engine = llm.generate(row, SamplingParams(max_tokens=1, prompt_logprobs=0)).prompt_logprobs
+        engine = teacher.llm.generate(row, SamplingParams(max_tokens=1, prompt_logprobs=0)).prompt_logprobs
         assert engine is not None
         for i in range(1, 40):
             assert (engine[i] or {})[row[i]] == pytest.approx(float(logprobs[i - 1, row[i]]), abs=1e-3)

@@ -77,7 +77,7 @@ def naive_hidden(model: FutureModel, inputs: Tensor) -> list[Tensor]:
     z = outputs[-2] if (heads.shape.kind, heads.shape.order) == ("transformer", "parallel") else outputs[-1]
     made = [decoder.norm(outputs[-1])]
     for index in range(2):
-        out = heads.head(index, z, rope, attend)
+        out = heads.part(index, z, rope, attend)
         made.append(heads.norm(index, out))
         z = out if heads.shape.order == "causal" else z
     return made

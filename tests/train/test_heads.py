@@ -107,9 +107,8 @@ def test_each_head_learns_what_the_target_says_further_on(
         *_, z = (x for _, x in decoder.run(*states(teacher, inputs)))
         p = dense_logits(decoder, inputs, teacher.dtype).float().softmax(-1).view(3, length, -1)
     positions = torch.arange(length).repeat(3)
-    made = dict(
-        heads.run(z.float(), decoder.rope(positions, positions + 1, torch.float32), DenseAttention(3, length), 2)
-    )
+    rope, attend = decoder.rope(positions, positions + 1, torch.float32), DenseAttention(3, length)
+    made = dict(heads.run(z.float(), lambda index, x: heads.part(index, x, rope, attend), 2))
     losses = []
     for index, out in made.items():
         weight = heads.unembeddings[index].weight if heads.unembeddings else teacher.unembedding.float()

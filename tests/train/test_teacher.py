@@ -5,7 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from checkpoints import MakeCheckpoint
+from pronk.kernels.library import KernelsError
+from pronk.model.linear import KernelLinear
+from pronk.train.attention import dense_logits
 from pronk.train.teacher import Teacher
 
 
@@ -30,3 +35,31 @@ def test_name_is_the_folder_s(teacher: Teacher, tmp_path: Path) -> None:
 def test_name_of_a_model_on_the_hub_is_its_id(teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pronk.llm.resolve_model", lambda _: teacher.folder)
     assert Teacher("somebody/small").name == "somebody/small"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_teaches_with_plain_weights(checkpoint: MakeCheckpoint, *, tied: bool) -> None:
+    """Frozen, in the checkpoint's own dtype, and those that the engine's kernels have packed."""
+    teacher = Teacher(checkpoint("llama", tie_word_embeddings=tied, save_dtype=torch.bfloat16), threads=1)
+    engine, decoder = teacher.llm.engine.target.decoder, teacher.decoder
+    assert engine.kernels is not None
+    assert decoder.kernels is None
+    assert teacher.decoder is decoder
+    assert not any(parameter.requires_grad for parameter in decoder.parameters())
+    assert teacher.unembedding.dtype == teacher.dtype == torch.bfloat16
+    assert torch.equal(teacher.unembedding, decoder.embedding) == tied
+    assert isinstance(engine.head, KernelLinear)
+    assert torch.equal(engine.head.packed.unpack(), teacher.unembedding.float())
+
+
+def test_without_kernels_the_weights_are_there_once(teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: str) -> None:
+        raise KernelsError("found no kernels")
+
+    monkeypatch.setattr("pronk.llm.load_kernels", none)
+    with pytest.warns(UserWarning, match="found no kernels; torch computes instead"):
+        plain = Teacher(teacher.folder, threads=1)
+    assert plain.decoder is plain.llm.engine.target.decoder
+    ids = torch.arange(5, 45)[None]
+    with torch.no_grad():
+        assert torch.equal(*(dense_logits(each.decoder, ids, each.dtype) for each in (plain, teacher)))

@@ -1,4 +1,4 @@
-"""``pronk verify``: does guessing change what the model says? On the user's own model, device and dtype.
+"""``pronk verify``: does guessing change what the model says? On the user's own model, device, kernels and dtype.
 
 Nothing here needs torch before the command runs, and typer wants the real types: no postponed annotations.
 """
@@ -68,8 +68,9 @@ def verify(
     """Prove that guessing does not change what the model says.
 
     [bold]Same tokens[/]: each drafter's texts, greedy and sampled, alone and in
-    a batch, against plain decoding alone. On a CPU they must be the same to the
-    bit; elsewhere near ties, which rounding explains, are shown and allowed.
+    a batch, against plain decoding alone. With pronk's own kernels they must be
+    the same to the bit; with torch's near ties, which rounding explains, are
+    shown and allowed.
 
     [bold]Same log-probs[/]: those that come with a text against scoring prompt
     and text in one pass.
@@ -78,8 +79,8 @@ def verify(
     model's logits (chi-square).
 
     With [bold]--rule rejection[/] or [bold]block[/] sampled tokens depend on
-    the guesses: only greedy texts are compared, log-probs agree up to rounding,
-    and the law is what tests the sampled ones.
+    the guesses: only greedy texts are compared, and the law is what tests the
+    sampled ones.
 
     [bold]Accepted[/]: guesses that took part. Where none was accepted nothing
     was tested, and the table says so.

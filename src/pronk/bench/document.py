@@ -151,6 +151,9 @@ class ModelResult:
         parameters: how many.
         pass_bytes: what a pass reads at least: every matrix but the embedding's other rows.
         kv_bytes_per_token: what a pass reads beside them for each token of the context.
+        dtype: of its weights.
+        context: positions that it has.
+        kernels: what computes: the instruction set of pronk's kernels, or ``"torch"``.
         inflated: the entry that ``pronk inflate`` leaves in ``config.json``: real acceptance, simulated size.
         bandwidth: bytes per second of reading memory, measured between the prompts.
         pass_cost: a pass against its number of rows.
@@ -164,6 +167,7 @@ class ModelResult:
     kv_bytes_per_token: int
     dtype: str
     context: int
+    kernels: str
     inflated: dict[str, Any] | None
     bandwidth: Range | None
     pass_cost: tuple[PassCost, ...]

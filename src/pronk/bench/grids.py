@@ -104,8 +104,8 @@ def _cost(f: Figures) -> Iterator[str]:
 
 def describe(model: ModelResult, document: Document) -> str:
     """One line: the model, the machine, the floor."""
-    parts = [f"{_count(model.parameters)} parameters", model.dtype, f"{document.hardware.get('threads')} threads"]
-    parts.append(str(document.hardware.get("processor")))
+    parts = [f"{_count(model.parameters)} parameters", model.dtype, f"kernels {model.kernels}"]
+    parts += [f"{document.hardware.get('threads')} threads", str(document.hardware.get("processor"))]
     if model.bandwidth is not None:
         speed = model.bandwidth
         parts.append(f"memory {speed.median / 1e9:.0f} ± {speed.spread / 1e9:.0f} GB/s")

@@ -52,7 +52,7 @@ class Start:
 class Model:
     """A model was loaded; what follows is about it. See :class:`~pronk.bench.document.ModelResult`.
 
-    ``methods`` are in the order in which they are shown.
+    ``methods`` are in the order in which they are shown. Traces from before there were kernels do not name them.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Model:
     context: int
     methods: tuple[str, ...]
     inflated: dict[str, Any] | None = None
+    kernels: str = "torch"
 
 
 @dataclass(frozen=True)

@@ -150,21 +150,21 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progre
 def _model(name: str, llm: LLM, plan: Plan) -> Model:
     raw = read_json(llm.path / "config.json")
     checkpoint = Checkpoint(llm.path)
-    dtype = llm.engine.runner.dtype
     return Model(
         name=name,
         parameters=sum(math.prod(checkpoint.shape(tensor)) for tensor in checkpoint),
-        pass_bytes=pass_bytes(llm.config, dtype.itemsize),
-        kv_bytes_per_token=llm.config.kv_bytes_per_token(dtype.itemsize),
-        dtype=str(dtype).removeprefix("torch."),
+        pass_bytes=pass_bytes(llm.config, llm.dtype.itemsize),
+        kv_bytes_per_token=llm.config.kv_bytes_per_token(llm.engine.runner.dtype.itemsize),
+        dtype=str(llm.dtype).removeprefix("torch."),
         context=llm.config.context,
         methods=plan.methods,
         inflated=raw.get("pronk_inflated"),
+        kernels=llm.kernels,
     )
 
 
 def _start_peer(name: str, llm: LLM, options: PeerOptions, trace: Trace) -> Method:
-    dtype = str(llm.engine.runner.dtype).removeprefix("torch.")
+    dtype = str(llm.dtype).removeprefix("torch.")
     peer = Peer(
         name,
         llm.path,

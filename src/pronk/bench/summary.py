@@ -79,6 +79,7 @@ def _model_result(section: _Section) -> ModelResult:
         pass_bytes=model.pass_bytes,
         kv_bytes_per_token=model.kv_bytes_per_token,
         dtype=model.dtype,
+        kernels=model.kernels,
         context=model.context,
         inflated=model.inflated,
         bandwidth=bandwidth,

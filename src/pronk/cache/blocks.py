@@ -7,6 +7,7 @@ each other is read as a view and needs no gathering.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -34,15 +35,24 @@ class BlockTable:
     released: int = 0
     length: int = 0
     in_run: bool = True
+    _numbers: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def numbers(self) -> ctypes.Array[ctypes.c_int32]:
+        """``blocks`` as the kernels read them."""
+        if self._numbers is None:
+            self._numbers = (ctypes.c_int32 * len(self.blocks))(*self.blocks)
+        return self._numbers
 
     @property
     def first(self) -> int | None:
         """Where block 0 of the request would be, if its blocks lie in one run; else ``None``."""
         return self.blocks[0] - self.released if self.blocks and self.in_run else None
 
-    def check_run(self) -> None:
-        """Look again whether the blocks are consecutive."""
+    def changed(self) -> None:
+        """The blocks are others than before: look again whether they are consecutive."""
         self.in_run = all(b - a == 1 for a, b in pairwise(self.blocks))
+        self._numbers = None
 
 
 class BlockAllocator:
@@ -80,7 +90,7 @@ class BlockAllocator:
             raise CacheFullError(msg)
         for missing in range(wanted, 0, -1):
             table.blocks.append(self._take(self._next_block(table, missing)))
-        table.check_run()
+        table.changed()
 
     def fork(self, table: BlockTable, tokens: int) -> BlockTable:
         """A second table over the blocks of the first ``tokens`` tokens."""
@@ -102,7 +112,7 @@ class BlockAllocator:
             raise CacheFullError(msg)
         new = table.blocks[index] = self._take(self._longest_run(1))
         self.references[old] -= 1
-        table.check_run()
+        table.changed()
         return old, new
 
     def release_before(self, table: BlockTable, token: int) -> list[int]:
@@ -110,15 +120,15 @@ class BlockAllocator:
         count = max(0, token // self.block_size - table.released)
         gone, table.blocks = table.blocks[:count], table.blocks[count:]
         table.released += len(gone)
-        if gone and not table.in_run:
-            table.check_run()
+        if gone:
+            table.changed()
         return self._drop(gone)
 
     def release(self, table: BlockTable) -> list[int]:
         """Give all blocks back; returns those that are free now."""
         gone, table.blocks = table.blocks, []
         table.length = table.released = 0
-        table.in_run = True
+        table.changed()
         return self._drop(gone)
 
     def _drop(self, blocks: list[int]) -> list[int]:

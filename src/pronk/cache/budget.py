@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -11,6 +12,9 @@ import torch
 from pronk.cache.paged import PagedCache
 from pronk.errors import OptionError
 from pronk.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from pronk.kernels.library import Kernels
 
 __all__ = ["BLOCK_SIZE", "KVBudget", "parse_memory"]
 
@@ -52,8 +56,8 @@ class KVBudget:
         self._wanted: int | None = None
         self._pools: WeakSet[PagedCache] = WeakSet()
 
-    def add(self, config: ModelConfig, dtype: torch.dtype) -> PagedCache:
-        """A new pool; the others give up their share of its memory. The first one is the target's.
+    def add(self, config: ModelConfig, dtype: torch.dtype, kernels: Kernels | None = None) -> PagedCache:
+        """A new pool, for ``kernels`` or for torch; the others give up their share. The first one is the target's.
 
         Raises:
             OptionError: the budget does not hold a block of every pool, or a pool that has to shrink is in use.
@@ -61,7 +65,9 @@ class KVBudget:
         if self._wanted is None:
             self._wanted = self.max_requests * (-(-config.context // BLOCK_SIZE) + 1)
         count = self._share(config.kv_bytes_per_token(dtype.itemsize))
-        pool = PagedCache(config, num_blocks=count, block_size=BLOCK_SIZE, dtype=dtype, device=self.device)
+        pool = PagedCache(
+            config, num_blocks=count, block_size=BLOCK_SIZE, dtype=dtype, device=self.device, kernels=kernels
+        )
         self._pools.add(pool)
         return pool
 

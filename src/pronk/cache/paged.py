@@ -2,20 +2,24 @@
 
 Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
 
-    slot      0       16      32            16·B          16·B + 512
+    slot      0       16      32            16·B          16·B + 16
               | block 0 | block 1 | … | block B-1 | margin            |
 
 Beside them the pool may keep the outputs of some layers, for drafters that read them: one row per slot, which moves,
 is shared and is forgotten as the keys are.
 
-A request's token ``p`` has slot ``block · 16 + p % 16``. The margin is never owned: the last row of it takes the
-rows that pad a pass, and a view may read past the end of a request into it, or into a neighbour's blocks, under the
-mask. Whatever is there has to be finite, because a masked place is multiplied by an exact zero.
+A request's token ``p`` has slot ``block · 16 + p % 16``. The margin is never owned: a vector of the last slot's values
+may be read past its end.
+
+For the kernels the keys of 16 slots lie together, dimension by dimension, so that one vector has the same dimension of
+16 keys (*panels*): in float32 ``[kv_heads, slots / 16, head_dim, 16]``, in bfloat16 two dimensions beside each other,
+``[kv_heads, slots / 16, head_dim / 2, 16, 2]``. Without kernels keys are rows, as values always are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -25,21 +29,26 @@ from torch import Tensor
 from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.model.config import ModelConfig
 
-__all__ = ["KV_ALIGNMENT", "PagedCache"]
+if TYPE_CHECKING:
+    from pronk.kernels.library import Kernels
 
-# The block of keys that torch's CPU attention kernel sums at a time. Reading whole blocks, aligned to the first token,
-# makes a token's sums independent of how many tokens follow it (design: bit-equality).
-KV_ALIGNMENT = 512
+__all__ = ["PagedCache"]
+
+# Slots of a panel of keys; blocks are whole panels.
+PANEL = 16
+_FLAT_PANELS = 4
 
 
 class PagedCache:
     """The pool, its allocator, and the moves that commit and roll back.
 
     Attributes:
-        keys: one ``[kv_heads, slots, head_dim]`` tensor per layer.
-        values: likewise.
+        keys: one tensor per layer: ``[kv_heads, slots, head_dim]``, or panels where there are kernels.
+        values: one ``[kv_heads, slots, head_dim]`` tensor per layer.
         hidden: one ``[1, slots, hidden]`` tensor for each layer whose output is kept, by the layer's number: 1 is the
             first one's.
+        kernels: who computes with it; ``None`` is torch.
+        version: changes whenever the tensors are others than before.
     """
 
     def __init__(
@@ -51,8 +60,12 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
         poison: float | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         """``poison`` is written over freed blocks; tests use it to prove that nothing reads them."""
+        assert kernels is None or block_size % PANEL == 0, "the kernels read keys in panels of 16"
+        self.kernels = kernels
+        self.version = 0
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -62,18 +75,25 @@ class PagedCache:
         self.values: list[Tensor]
         self.hidden: dict[int, Tensor] = {}
         self._owners: dict[int, WeakSet[object]] = {}
+        self._moved: tuple[Any, ...] | None = None  # the pools as the kernels move them, for one version
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
         """Begin anew with so many blocks; no table may be in use."""
         self.allocator = BlockAllocator(num_blocks, self.block_size)
-        self.num_slots = num_blocks * self.block_size + KV_ALIGNMENT
+        self.num_slots = num_blocks * self.block_size + PANEL
         kept = tuple(self.hidden)
         self.keys, self.values, self.hidden = [], [], {}  # gone before the new ones need their memory
-        shape = (self.config.num_kv_heads, self.num_slots, self.config.head_dim)
-        self.keys = [_zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
+        heads, size = self.config.num_kv_heads, self.config.head_dim
+        shape = (heads, self.num_slots, size)
+        keys: tuple[int, ...] = shape
+        if self.kernels is not None:
+            inner = (size, PANEL) if self.dtype == torch.float32 else (size // 2, PANEL, 2)
+            keys = (heads, self.num_slots // PANEL, *inner)
+        self.keys = [_zeros(keys, self.dtype, self.device) for _ in range(self.config.num_layers)]
         self.values = [_zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
         self.hidden = {layer: self._rows() for layer in kept}
+        self.version += 1
 
     def keep_hidden(self, layer: int, owner: object) -> None:
         """From now on, keep the output of layer number ``layer`` (1 is the first) for the tokens of every pass.
@@ -83,11 +103,13 @@ class PagedCache:
         self._owners.setdefault(layer, WeakSet()).add(owner)
         if layer not in self.hidden:
             self.hidden[layer] = self._rows()
+            self.version += 1
 
     def forget_hidden(self) -> None:
         """Outputs whose owners are all gone are not kept any longer."""
         for layer in [layer for layer in self.hidden if not self._owners[layer]]:
             del self.hidden[layer]
+            self.version += 1
 
     def _rows(self) -> Tensor:
         return _zeros((1, self.num_slots, self.config.hidden_size), self.dtype, self.device)
@@ -108,11 +130,6 @@ class PagedCache:
         hidden = len(self.hidden) * self.config.hidden_size * self.dtype.itemsize
         return self.config.kv_bytes_per_token(self.dtype.itemsize) + hidden
 
-    @property
-    def spare_slot(self) -> int:
-        """Where rows that only pad a pass are written."""
-        return self.num_slots - 1
-
     def prepare(self, table: BlockTable, tokens: int) -> None:
         """Make the places of tokens ``table.length .. tokens - 1`` writable: allocated, and not shared.
 
@@ -124,9 +141,13 @@ class PagedCache:
         for index in range(first, len(table.blocks)):
             if self.allocator.shared(table.blocks[index]):
                 old, new = self.allocator.replace(table, index)
-                size = self.block_size
                 for pool in self._pools:
-                    pool[:, new * size : (new + 1) * size] = pool[:, old * size : (old + 1) * size]
+                    pool[:, self._places(pool, new)] = pool[:, self._places(pool, old)]
+
+    def _places(self, pool: Tensor, block: int) -> slice:
+        """Where a block is in the second dimension of a pool, which counts slots or panels."""
+        size = self.block_size * pool.shape[1] // self.num_slots
+        return slice(block * size, (block + 1) * size)
 
     def slots(self, table: BlockTable, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Slots of tokens ``start .. stop - 1``; places that the table does not hold get slot 0."""
@@ -153,11 +174,31 @@ class PagedCache:
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store rows ``[rows, kv_heads, head_dim]`` of a pass at ``slots`` ``[rows]``.
 
-        What has overflowed is stored as zero: a neighbour's padded view may cover it, and a masked place is multiplied
-        by zero, which leaves an infinity a NaN. The request itself ends with an error when its logits show it.
+        What has overflowed is stored as zero: torch multiplies what a mask hides by zero, which leaves an infinity a
+        NaN. The request itself ends with an error when its logits show it. (The kernels touch only what a row sees.)
         """
-        for pool, rows in ((self.keys[layer], k), (self.values[layer], v)):
-            pool.index_copy_(1, slots, rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1))
+        keys, values = (rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for rows in (k, v))
+        self.write_keys(layer, slots, keys)
+        self.values[layer].index_copy_(1, slots, values)
+
+    def write_keys(self, layer: int, slots: Tensor, keys: Tensor) -> None:
+        """Store ``keys`` ``[kv_heads, tokens, head_dim]`` at ``slots`` ``[tokens]``, in whatever layout they have."""
+        pool = self.keys[layer]
+        if self.kernels is None:
+            pool.index_copy_(1, slots, keys)
+        elif pool.dim() == _FLAT_PANELS:
+            pool[:, slots // PANEL, :, slots % PANEL] = keys.transpose(0, 1)
+        else:
+            pool[:, slots // PANEL, :, slots % PANEL] = keys.unflatten(-1, (-1, 2)).transpose(0, 1)
+
+    def keys_at(self, layer: int, where: slice | Tensor) -> Tensor:
+        """Keys ``[kv_heads, tokens, head_dim]`` at some slots; a copy where they lie in panels."""
+        pool = self.keys[layer]
+        if self.kernels is None:
+            return pool[:, where]
+        slots = torch.arange(where.start, where.stop) if isinstance(where, slice) else where
+        found = pool[:, slots // PANEL, :, slots % PANEL]  # [tokens, kv_heads, …]
+        return found.flatten(2).transpose(0, 1)
 
     def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store outputs ``[rows, hidden]`` of layer number ``layer``, if they are kept, at ``slots`` ``[rows]``."""
@@ -175,10 +216,10 @@ class PagedCache:
     def read(self, layer: int, table: BlockTable) -> tuple[Tensor, Tensor]:
         """Keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that are still held.
 
-        The first is that of token ``table.released * block_size``. Without copying, where the blocks lie in a run.
+        The first is that of token ``table.released * block_size``. Values are no copy where the blocks lie in a run.
         """
         where = self.where(table, table.released * self.block_size, table.length)
-        return self.keys[layer][:, where], self.values[layer][:, where]
+        return self.keys_at(layer, where), self.values[layer][:, where]
 
     def commit(self, table: BlockTable, offsets: Sequence[int]) -> None:
         """Keep the drafted rows at ``table.length + offset``, in this order, as the next committed tokens.
@@ -188,12 +229,33 @@ class PagedCache:
         moves = [(offset, place) for place, offset in enumerate(offsets) if offset != place]
         if moves:
             length = table.length
-            held = torch.from_numpy(self.slots(table, length, length + max(offsets) + 1)).to(self.keys[0].device)
-            source = held[torch.tensor([offset for offset, _ in moves])]
-            target = held[torch.tensor([place for _, place in moves])]
-            for pool in self._pools:
-                pool[:, target] = pool[:, source]
+            held = self.slots(table, length, length + max(offsets) + 1)
+            self._move(held[[offset for offset, _ in moves]], held[[place for _, place in moves]])
         table.length += len(offsets)
+
+    def _move(self, source: np.ndarray[Any, np.dtype[np.int64]], target: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Copy what is at the slots ``source`` to the slots ``target``; all is read before anything is written."""
+        if self.kernels is None:
+            origin, place = (torch.from_numpy(slots).to(self.device) for slots in (source, target))
+            for pool in self._pools:
+                pool[:, place] = pool[:, origin]
+            return
+        if self._moved is None or self._moved[0] != self.version:
+            pools, config = self._pools, self.config
+            row = (config.num_kv_heads, self.num_slots, config.head_dim)
+            shapes = [row] * (len(self.keys) + len(self.values))
+            shapes += [(1, self.num_slots, config.hidden_size)] * len(self.hidden)
+            kinds = [1] * len(self.keys) + [0] * (len(pools) - len(self.keys))
+            addresses = np.array([pool.data_ptr() for pool in pools], dtype=np.int64)
+            self._moved = self.version, addresses, np.array(kinds, dtype=np.int32), np.array(shapes, dtype=np.int64)
+        _, *arrays = self._moved
+        places = [array.ctypes.data for array in (*arrays, np.ascontiguousarray(source), np.ascontiguousarray(target))]
+        code = self.kernels.library.pronk_move(
+            *places[:3], len(arrays[0]), 0 if self.dtype == torch.float32 else 1, *places[3:], len(source)
+        )
+        if code:
+            msg = f"kernels: no memory to move {len(source)} rows"
+            raise MemoryError(msg)
 
     def rollback(self, table: BlockTable, length: int) -> None:
         """Forget everything after the first ``length`` tokens."""
@@ -215,7 +277,7 @@ class PagedCache:
         if self.poison is not None:
             for block in blocks:
                 for pool in self._pools:
-                    pool[:, block * self.block_size : (block + 1) * self.block_size] = self.poison
+                    pool[:, self._places(pool, block)] = self.poison
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -136,9 +136,8 @@ class DraftContext(Generic[State]):
 
     Attributes:
         state: what :meth:`Drafter.start` returned for the request.
-        tokens: the text so far; the last token is the root of the tree to propose. The final
-            ``len(tokens) - committed`` tokens are the target's own choices too, but provisional.
-        committed: how many of ``tokens`` are certain.
+        tokens: the text so far, not to be changed; the last token is the root of the tree to propose. Behind what
+            ``table`` has there is one token more, unless a composite asks what follows its own guesses.
         max_depth: a guess deeper than this is of no use.
         max_nodes: no more guesses than this.
         params: the request's options.
@@ -153,7 +152,6 @@ class DraftContext(Generic[State]):
 
     state: State
     tokens: Sequence[int]
-    committed: int
     max_depth: int
     max_nodes: int
     params: SamplingParams
@@ -175,8 +173,7 @@ class Outcome(Generic[State]):
         state: the request's state.
         tree: the tree as it was verified (the proposal, cut to the limits).
         path: its accepted nodes, from the first below the root on.
-        committed: the tokens that became certain in this step; not only tokens of this tree, and not yet those that are
-            provisional.
+        committed: the tokens that this step added to the text: those of ``path`` and the bonus token, up to its end.
         position: of the tree's root in the text, from 0.
         params: the request's options.
         logits: ``[nodes, vocab]`` of the tree if the drafter needs them.

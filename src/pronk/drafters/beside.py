@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,19 +23,38 @@ from pronk.cache.paged import PagedCache
 from pronk.drafters.base import DraftContext, Target
 from pronk.engine.interrupts import uninterrupted
 from pronk.errors import CacheFullError
-from pronk.model.attention import PagedAttention, Segment, padded
+from pronk.kernels.library import Kernels
+from pronk.model.attention import PagedAttention, Segment
 from pronk.model.config import ModelConfig
 from pronk.model.decoder import Attend
+from pronk.model.program import Program, Rows
+from pronk.model.rope import RopeTable
 from pronk.tree import TokenTree
 
-__all__ = ["CHUNK", "Beside", "Forward", "Lane", "open_pool"]
+__all__ = ["CHUNK", "Beside", "Forward", "Lane", "Parts", "open_pool"]
 
 # Rows in a pass over new text: a long prompt goes through in parts.
 CHUNK = 512
 
-# ``[rows, size]``, the rotations of a pass and its attention, to one row each of any shape. Rows beyond those given are
-# padding.
-Forward = Callable[[Tensor, tuple[Tensor, Tensor] | None, Attend], Tensor]
+# Runs part number ``i`` of a module on ``[rows, size]``.
+Apply = Callable[[int, Tensor], Tensor]
+
+# From rows ``[rows, size]`` and a way to run the module's parts, to one row each of any shape.
+Forward = Callable[[Tensor, Apply], Tensor]
+
+
+class Parts(Protocol):
+    """A module whose parts attend, each to its own layer of a cache, from ``[rows, size]`` to the same shape."""
+
+    config: ModelConfig
+
+    def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+        """One part, in torch."""
+        ...
+
+    def compile_part(self, index: int, program: Program) -> None:
+        """Describe it to the kernels."""
+        ...
 
 
 @dataclass
@@ -56,13 +75,16 @@ class Beside:
 
     Attributes:
         target: whose outputs, positions and memory they are.
-        cache: the module's keys and values, one layer for each of its attentions.
+        module: whose keys and values are kept beside the target's.
+        cache: these, one layer for each part.
     """
 
-    def __init__(self, target: Target, config: ModelConfig) -> None:
-        """``config`` is of the module's attention: layers, heads, their size, windows."""
+    def __init__(self, target: Target, module: Parts) -> None:
         self.target = target
-        self.cache = open_pool(target, config)
+        self.module = module
+        self.cache = open_pool(target, module.config)
+        self._programs: dict[tuple[int, int], Program] = {}
+        self._rope = RopeTable(target.decoder.config.rope)
 
     def ready(self, lane: Lane, context: DraftContext[Any], room: int) -> bool:
         """Keep the rows of what the text still begins with, and find places for the rest and ``room`` tokens more.
@@ -108,7 +130,7 @@ class Beside:
             text: the request's tokens.
             table: of the target's cache.
             layer: number of the layer whose outputs are read; they must have been kept.
-            forward: the module.
+            forward: what to make of its parts.
 
         Returns:
             What it says after the last of these tokens, or ``None`` if there was none to run.
@@ -130,31 +152,62 @@ class Beside:
             lanes: of different requests.
             tokens: the text that the rows belong to, at least one for each lane.
             rows: ``[len(tokens), size]`` each.
-            forward: the module.
+            forward: what to make of the module's parts.
 
         Returns:
-            What the module says at each row.
+            What it says at each row.
         """
         segments = [Segment(lane.table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
-        x = torch.cat(list(rows))
-        count = len(x)
-        x = padded(x)
-        places = [place for s in segments for place in range(s.table.length, s.table.length + s.rows)]
-        positions = torch.tensor(places + [0] * (len(x) - count), device=x.device)
-        rope = self.target.decoder.rope(positions, positions + 1, x.dtype)
-        said = forward(x, rope, PagedAttention(self.cache.config, self.cache, segments, len(x)))[:count]
+        said = forward(torch.cat(list(rows)), self._apply(segments))
         with uninterrupted():
             for lane, new in zip(lanes, tokens, strict=True):
                 lane.tokens += new
                 lane.table.length = len(lane.tokens)
         return list(said.split([len(new) for new in tokens]))
 
+    def _apply(self, segments: Sequence[Segment]) -> Apply:
+        """How the module's parts are run over these rows."""
+        places = [place for s in segments for place in range(s.table.length, s.table.length + s.rows)]
+        kernels = self.cache.kernels
+        if kernels is None:
+            positions = torch.tensor(places, device=self.cache.device)
+            rope = self.target.decoder.rope(positions, positions + 1, self.cache.dtype)
+            attend = PagedAttention(self.cache.config, self.cache, segments)
+            return lambda index, x: self.module.part(index, x, rope, attend)
+        packed = Rows().add([(segment.table, segment.tree, 0) for segment in segments])
+        if self._rope.dynamic:
+            packed.rotate(0, self._rope.lines(places, [place + 1 for place in places]), by_row=True)
+        elif self._rope.config is not None:
+            packed.rotate(0, self._rope.upto(max(places) + 1))
 
-def open_pool(target: Target, config: ModelConfig, dtype: torch.dtype | None = None) -> PagedCache:
-    """A cache for a drafter, in the target's memory, and in its dtype unless said otherwise."""
-    beside, dtype = target.cache, dtype or target.cache.dtype
+        def apply(index: int, x: Tensor) -> Tensor:
+            out = x.clone()
+            self._program(index).run(packed, out)
+            return out
+
+        return apply
+
+    def _program(self, index: int) -> Program:
+        key = (index, self.cache.version)
+        if key not in self._programs:
+            assert self.cache.kernels is not None
+            size = self.cache.config.hidden_size
+            program = Program(self.cache.kernels, size, self.cache.dtype, self.cache)
+            self.module.compile_part(index, program)
+            self._programs = {known: each for known, each in self._programs.items() if known[1] == key[1]}
+            self._programs[key] = program
+        return self._programs[key]
+
+
+def open_pool(
+    target: Target, config: ModelConfig, dtype: torch.dtype | None = None, kernels: Kernels | None = None
+) -> PagedCache:
+    """A cache for a drafter, in the target's memory; of its dtype and for its kernels, unless a dtype is given."""
+    beside = target.cache
+    if dtype is None:
+        dtype, kernels = beside.dtype, beside.kernels
     if target.budget is not None:
-        return target.budget.add(config, dtype)
+        return target.budget.add(config, dtype, kernels)
     return PagedCache(
         config,
         num_blocks=beside.allocator.num_blocks,
@@ -162,4 +215,5 @@ def open_pool(target: Target, config: ModelConfig, dtype: torch.dtype | None = N
         dtype=dtype,
         device=beside.device,
         poison=beside.poison,
+        kernels=kernels,
     )

@@ -105,7 +105,7 @@ class Branches:
             for token in path:
                 chooser.advance(token)
             try:
-                self._guesses[node] = chooser.guess(self._rows[node], self.context.committed - 1, draw=False)
+                self._guesses[node] = chooser.guess(self._rows[node], len(self.context.tokens) - 1, draw=False)
             finally:
                 chooser.rollback(len(path))
         return self._guesses[node]

@@ -67,7 +67,7 @@ class Chain:
     def add(self, logits: Tensor) -> bool:
         """Choose the next token by the drafter's logits ``[vocab]``; returns whether there was one."""
         context = self.context
-        guess = context.chooser.guess(logits, context.committed - 1, draw=context.draws)
+        guess = context.chooser.guess(logits, len(context.tokens) - 1, draw=context.draws)
         if guess is None:
             return False
         context.chooser.advance(guess.token)

@@ -32,7 +32,7 @@ from pronk.engine.runner import Job, Runner
 from pronk.errors import CacheFullError, OptionError
 from pronk.model.attention import Segment
 from pronk.model.config import ModelConfig
-from pronk.model.loader import load_decoder, parse_dtype, read_config, resolve_model
+from pronk.model.loader import computed_in, covers, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.tokenizer import Tokenizer
 from pronk.tree import TokenTree
 
@@ -47,7 +47,7 @@ class Lane:
         table: the places of the text, and of the tree's nodes behind it.
         tokens: the text, in the draft's ids.
         tree: the nodes, in the draft's ids, or ``None``; its root is the token after the text.
-        certain: so many of the request's tokens were certain when it was last asked about.
+        certain: so many tokens the request had when it was last asked about.
         reencoder: for a draft that has other tokens than the target.
     """
 
@@ -94,8 +94,11 @@ class Draft:
             config = read_config(path)
             translation = _translation(drafter, target, path, config)
             kind = parse_dtype(dtype, config)
-            decoder = load_decoder(path, config, dtype=kind, device=target.cache.device, weights=weights)
-            return cls(Runner(decoder, open_pool(target, config, kind)), translation)
+            kernels = target.cache.kernels if covers(target.cache.kernels, config) else None
+            device = target.cache.device
+            decoder = load_decoder(path, config, dtype=kind, device=device, kernels=kernels, weights=weights)
+            pool = open_pool(target, config, computed_in(kind, kernels), kernels)
+            return cls(Runner(decoder, pool), translation)
 
         return target.share(path, dtype, weights, make=make)
 
@@ -145,7 +148,7 @@ class Draft:
                     same = lane.reencoder.update(context.tokens, lane.certain)
                     text = lane.reencoder.tokens
                 self._follow(lane, text, same)
-                lane.certain = context.committed
+                lane.certain = context.table.length + 1  # what follows may be guesses, which come and go
                 fits = self._reserve(lane, len(text), context)
             fits = fits and (lane.reencoder is None or lane.reencoder.current)
             pending.append(list(text[len(lane.tokens) :]) if fits else None)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
 from pronk.drafters.base import Target
-from pronk.drafters.beside import CHUNK, Beside, Lane
+from pronk.drafters.beside import CHUNK, Apply, Beside, Lane
 from pronk.drafters.chain import Chain
 from pronk.drafters.pace import Prices
 from pronk.drafters.trained import Trained
@@ -31,8 +31,9 @@ from pronk.engine.costs import PassCosts
 from pronk.engine.interrupts import uninterrupted
 from pronk.engine.runner import Job, PassResult, Runner
 from pronk.errors import CacheFullError
-from pronk.model.attention import Segment, padded
+from pronk.model.attention import Segment
 from pronk.model.kangaroo import Kangaroo, KangarooShape
+from pronk.model.program import Program, Rows
 from pronk.tree import Early, TokenTree
 
 __all__ = ["EarlyExit", "Walk"]
@@ -89,9 +90,10 @@ class EarlyExit:
         self.adapter = adapter
         self.layers = adapter.shape.exit_layer
         self.runner = Runner(target.decoder, target.cache)
-        self._beside = Beside(target, adapter.config) if adapter.shape.attends else None
+        self._beside = Beside(target, adapter) if adapter.shape.attends else None
         target.keep_hidden(self.layers, self)
         self._costs: tuple[PassCosts, PassCosts] | None = None
+        self._program: Program | None = None
 
     @classmethod
     def load(cls, trained: Trained, target: Target) -> EarlyExit:
@@ -103,7 +105,7 @@ class EarlyExit:
         """
         shape = trained.make(KangarooShape)
         adapter = trained.build(lambda: Kangaroo(shape, target.decoder.config))
-        return cls(target, trained.load(adapter, target.cache.dtype, target.cache.device))
+        return cls(target, trained.load(adapter, target.cache))
 
     def release(self, lane: Lane) -> None:
         """Give back what a lane holds."""
@@ -151,16 +153,23 @@ class EarlyExit:
         for walk in walks:
             lane, table, text = walk.lane, walk.table, walk.text
             if table.length - len(lane.tokens) > CHUNK:
-                beside.catch_up(lane, text, table, self.layers, self.adapter)
+                beside.catch_up(lane, text, table, self.layers, _whole)
             held = len(lane.tokens)
             tokens.append(text[held:])
             rows.append(self.target.cache.read_hidden(self.layers, table, held, table.length + walk.computed))
-        return beside.run([walk.lane for walk in walks], tokens, rows, self.adapter)
+        return beside.run([walk.lane for walk in walks], tokens, rows, _whole)
 
     @torch.inference_mode()
     def _adapt(self, rows: Tensor) -> Tensor:
         """An adapter without attention: every row by itself."""
-        return self.adapter(padded(rows), None, _no_attention)[: len(rows)]
+        kernels, out = self.target.cache.kernels, rows.clone()
+        if kernels is None:
+            return self.adapter(rows, None, _no_attention)
+        if self._program is None:
+            self._program = Program(kernels, rows.shape[1], rows.dtype)
+            self.adapter.compile_part(0, self._program)
+        self._program.run(Rows.loose(len(rows)), out)
+        return out
 
     def prices(self, target: PassCosts, requests: int) -> Prices | None:
         """What a guess costs, and the target's pass after some; ``None`` while the caches have no room to measure it.
@@ -191,7 +200,7 @@ class EarlyExit:
             try:
                 with uninterrupted():
                     self._beside.cache.prepare(lane.table, len(said))
-                (said,) = self._beside.run([lane], [[0] * len(said)], [said], self.adapter)
+                (said,) = self._beside.run([lane], [[0] * len(said)], [said], _whole)
             finally:
                 self._beside.release(lane)
         self._logits(said)
@@ -199,7 +208,7 @@ class EarlyExit:
     @torch.inference_mode()
     def _logits(self, rows: Tensor) -> Tensor:
         head = self.target.decoder.head if self.adapter.head is None else self.adapter.head
-        return head(padded(rows))[: len(rows)].cpu()
+        return head.logits(rows).cpu()
 
 
 class _Clock(Runner):
@@ -224,6 +233,11 @@ def _remaining(target: PassCosts, layers: PassCosts) -> PassCosts:
     for rows, whole in zip(target.rows, target.seconds, strict=True):
         seconds.append(max([whole - layers.at(rows) + layers.at(1), *seconds[-1:]]))
     return PassCosts(target.rows, tuple(seconds))
+
+
+def _whole(x: Tensor, apply: Apply) -> Tensor:
+    """The adapter, which is one part."""
+    return apply(0, x)
 
 
 def _no_attention(*_: object) -> Tensor:

@@ -16,14 +16,13 @@ from pronk.drafters.base import DraftContext, Target
 from pronk.drafters.beside import open_pool
 from pronk.drafters.draft import Draft, Lane
 from pronk.drafters.draft_model import ModelDrafter
-from pronk.drafters.glimpse import Glimpse, GlimpseRunner
 from pronk.drafters.trained import open_trained
 from pronk.drafters.translation import Translation
 from pronk.engine.interrupts import uninterrupted
-from pronk.engine.runner import Job
+from pronk.engine.runner import Beside, Job, Runner
 from pronk.model import glide
+from pronk.model.attention import Segment
 from pronk.model.glide import GlideShape
-from pronk.model.linear import choose_linear
 from pronk.tree import TokenTree
 
 __all__ = ["Glide", "Vanilla"]
@@ -60,9 +59,10 @@ class _GlideDraft(Draft):
         def make() -> Draft:
             shape = trained.make(GlideShape)
             module = trained.build(lambda: glide.Glide(shape, target.decoder.config))
-            dtype, device = target.cache.dtype, target.cache.device
-            trained.load(module, dtype, device).tie(choose_linear(dtype, device))
-            runner = GlimpseRunner(module, open_pool(target, module.config), target)
+            trained.load(module, target.cache).tie(target.cache.kernels)
+            layers = tuple(layer - 1 for layer in module.cache_layers)
+            beside = Beside(target.decoder, target.cache, layers) if layers else None
+            runner = Runner(module, open_pool(target, module.config), beside)
             size = target.decoder.config.vocab_size
             return cls(runner, Translation.same(size, size))
 
@@ -87,7 +87,7 @@ class _GlideDraft(Draft):
     def job(self, lane: Lane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
         """See :class:`~pronk.drafters.draft.Draft`."""
         assert isinstance(lane, _Lane)
-        return Job(Glimpse(lane.table, tree, computed, lane.beside), wanted, lane.prompt)
+        return Job(Segment(lane.table, tree, computed), wanted, lane.prompt, lane.beside)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -30,9 +30,10 @@ from pronk.drafters.pace import Rest
 from pronk.drafters.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
 from pronk.drafters.ranked import guess_tree
 from pronk.drafters.trained import Trained, open_trained
-from pronk.model.attention import padded
 from pronk.model.decoder import Decoder
-from pronk.model.medusa import MedusaHeads, MedusaShape
+from pronk.model.linear import Linear
+from pronk.model.medusa import Head, MedusaHeads, MedusaShape
+from pronk.model.program import Program, Rows
 from pronk.tree import TokenTree
 
 __all__ = ["Medusa", "MedusaState"]
@@ -72,12 +73,35 @@ class _Loaded:
     heads: MedusaHeads
     decoder: Decoder
     paths: tuple[Path, ...]
+    programs: list[Program] = field(default_factory=list)  # each head's, for the kernels
 
     @torch.inference_mode()
     def logits(self, hidden: Sequence[Tensor]) -> Tensor:
         """``[requests, heads, vocab]`` float32 on the CPU, of hidden states ``[hidden]`` before the final norm."""
-        said = self.heads.logits(self.decoder.norm(padded(torch.stack(list(hidden)))), self.decoder.head)
-        return said[:, : len(hidden)].transpose(0, 1).float().cpu()
+        rows = torch.stack(list(hidden))
+        states = self._states(rows)
+        own = self.heads.unembeddings
+        if own:
+            said = [cast(Linear, unembed).logits(state) for unembed, state in zip(own, states, strict=True)]
+            return torch.stack(said, dim=1).cpu()
+        return self.decoder.head.logits(torch.cat(states)).view(len(states), len(rows), -1).transpose(0, 1).cpu()
+
+    def _states(self, rows: Tensor) -> list[Tensor]:
+        """What goes into each head's unembedding."""
+        kernels = self.decoder.kernels
+        if kernels is None:
+            normed = self.decoder.norm(rows)
+            return [head(normed) for head in self.heads.layers]
+        if not self.programs:
+            for head in self.heads.layers:
+                program = Program(kernels, rows.shape[1], rows.dtype)
+                program.norm(self.decoder.norm)
+                cast(Head, head).compile(program)
+                self.programs.append(program)
+        states = [rows.clone() for _ in self.programs]
+        for program, state in zip(self.programs, states, strict=True):
+            program.run(Rows.loose(len(rows)), state)
+        return states
 
 
 @dataclass(frozen=True)
@@ -117,7 +141,7 @@ class Medusa(Drafter[MedusaState]):
 
         def make() -> MedusaHeads:
             heads = trained.build(lambda: MedusaHeads(shape, decoder.config))
-            return trained.load(heads, target.cache.dtype, target.cache.device)
+            return trained.load(heads, target.cache)
 
         heads = target.share(trained.folder, self.name, make=make)
         bound = replace(self)

@@ -10,8 +10,8 @@ of them decoding is plain::
 
 or, with ``tree``, a tree of the likeliest tokens of each head (:mod:`pronk.drafters.ranked`).
 
-Transformer heads attend to keys and values of their own of all earlier tokens, in a cache beside the target's. Rows of
-provisional tokens, which the target will compute anew, are those of the last pass, and are forgotten after the guess.
+Transformer heads attend to keys and values of their own of all earlier tokens, in a cache beside the target's, which
+keeps the outputs that they read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from pronk.drafters.base import DraftContext, Needs, Outcome, Target
-from pronk.drafters.beside import CHUNK, Beside, Lane
+from pronk.drafters.base import DraftContext, Outcome, Target
+from pronk.drafters.beside import CHUNK, Apply, Beside, Lane
 from pronk.drafters.calibration import Calibration
 from pronk.drafters.chain import Chain, ChainDrafter, Stop, grow
 from pronk.drafters.options import check_integer, check_path
@@ -34,10 +34,7 @@ from pronk.drafters.rank_tree import Path as Ranks
 from pronk.drafters.rank_tree import check_paths, check_tree
 from pronk.drafters.ranked import guess_tree
 from pronk.drafters.trained import open_trained
-from pronk.engine.interrupts import uninterrupted
 from pronk.errors import OptionError
-from pronk.model.attention import padded
-from pronk.model.decoder import Attend
 from pronk.model.heads import HeadsShape, MultiTokenHeads
 from pronk.tree import TokenTree
 
@@ -45,15 +42,6 @@ __all__ = ["MultiToken", "MultiTokenState"]
 
 _BUNDLED = "pronk-tiny-multi-token"
 _MOST_HEADS = 63
-
-
-@dataclass
-class _Seen:
-    """The last accepted path: the position of its first token, the tokens, and a row ``[hidden]`` of each."""
-
-    position: int
-    tokens: list[int]
-    rows: Tensor
 
 
 @dataclass
@@ -65,14 +53,12 @@ class MultiTokenState:
         lane: what the heads' cache holds of the text; it makes a proposal cheaper, never another one.
         rest: from guessing, where it does not pay.
         able: whether there was something to guess from in the step that is under way.
-        seen: what the last pass said of tokens that may still be provisional.
     """
 
     calibration: Calibration
     lane: Lane = field(compare=False)
     rest: Rest = field(default_factory=Rest)
     able: bool = field(default=False, compare=False)
-    seen: _Seen | None = field(default=None, compare=False)
 
 
 class _Heads:
@@ -81,7 +67,7 @@ class _Heads:
     def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
         self.target, self.heads = target, heads
         self.layer = heads.shape.layer
-        self.beside = Beside(target, heads.config)
+        self.beside = Beside(target, heads)
         target.keep_hidden(self.layer, self)
 
     def read(self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int) -> Tensor:
@@ -92,8 +78,8 @@ class _Heads:
         """
         tokens, rows = list[Sequence[int]](), list[Tensor]()
 
-        def forward(x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-            made = dict(self.heads.run(x, rope, attend, count))
+        def forward(x: Tensor, apply: Apply) -> Tensor:
+            made = dict(self.heads.run(x, apply, count))
             return torch.stack([made[index] for index in range(count)], dim=1)
 
         for state, context in zip(states, contexts, strict=True):
@@ -101,13 +87,9 @@ class _Heads:
             if table.length - len(lane.tokens) > CHUNK:  # it is read by itself
                 self.beside.catch_up(lane, context.tokens[: table.length], table, self.layer, forward)
                 _forget(lane, table.length - 1)
-            known = self.target.cache.read_hidden(self.layer, table, len(lane.tokens), table.length)
-            tokens.append(context.tokens[len(lane.tokens) : -1])
-            rows.append(torch.cat((known, _provisional(state, context, known))))
+            tokens.append(context.tokens[len(lane.tokens) : table.length])
+            rows.append(self.target.cache.read_hidden(self.layer, table, len(lane.tokens), table.length))
         said = self.beside.run([state.lane for state in states], tokens, rows, forward)
-        with uninterrupted():
-            for state, context in zip(states, contexts, strict=True):
-                _forget(state.lane, context.table.length)
         return self._logits(torch.stack([each[-1] for each in said]))
 
     def ready(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
@@ -115,7 +97,7 @@ class _Heads:
         certain, gone = context.table.length, context.table.released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or certain - 1 < gone:
             return False
-        if len(_provisional(state, context)) != len(context.tokens) - 1 - certain:
+        if len(context.tokens) - 1 > certain:  # others' guesses, of which the target has said nothing yet
             return False
         # What the last computed token says is asked again, even if nothing has happened since the last time.
         _forget(state.lane, certain - 1)
@@ -124,13 +106,12 @@ class _Heads:
     @torch.inference_mode()
     def _logits(self, rows: Tensor) -> Tensor:
         """``[requests, heads, hidden]`` to ``[requests, heads, vocab]``."""
-        decoder, (requests, heads, _) = self.target.decoder, rows.shape
-        rows = padded(rows)
+        decoder = self.target.decoder
         said = [
-            self.heads.unembedding(index, decoder.head)(self.heads.norm(index, rows[:, index].contiguous()))
-            for index in range(heads)
+            self.heads.unembedding(index, decoder.head).logits(self.heads.norm(index, rows[:, index].contiguous()))
+            for index in range(rows.shape[1])
         ]
-        return torch.stack(said, dim=1)[:requests].float().cpu()
+        return torch.stack(said, dim=1).cpu()
 
 
 @dataclass(frozen=True)
@@ -179,11 +160,10 @@ class MultiToken(ChainDrafter[MultiTokenState]):
 
         def make() -> _Heads:
             heads = trained.build(lambda: MultiTokenHeads(shape, target.decoder.config))
-            return _Heads(target, trained.load(heads, target.cache.dtype, target.cache.device))
+            return _Heads(target, trained.load(heads, target.cache))
 
         bound = replace(self)
         object.__setattr__(bound, "_loaded", target.share(trained.folder, self.name, make=make))
-        object.__setattr__(bound, "needs", Needs(hidden=(shape.layer,)))
         return bound
 
     @property
@@ -250,11 +230,9 @@ class MultiToken(ChainDrafter[MultiTokenState]):
         return dict(zip(going, self.loaded.read([context.state for context in asked], asked, count), strict=True))
 
     def observe(self, outcomes: Sequence[Outcome[MultiTokenState]]) -> None:
-        """Keep the rows of what was accepted, which may be provisional, and count it."""
+        """Count what was accepted."""
         for outcome in outcomes:
-            state, path = outcome.state, list(outcome.path)
-            rows = outcome.hidden[self.loaded.layer][path]
-            state.seen = _Seen(outcome.position + 1, [outcome.tree.tokens[node] for node in path], rows)
+            state = outcome.state
             state.calibration.learn(outcome.tree, outcome.path)
             state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
             state.able = False
@@ -262,18 +240,6 @@ class MultiToken(ChainDrafter[MultiTokenState]):
     def stop(self, state: MultiTokenState) -> None:
         """Give back the lane."""
         self.loaded.beside.release(state.lane)
-
-
-def _provisional(state: MultiTokenState, context: DraftContext[Any], like: Tensor | None = None) -> Tensor:
-    """Rows of the tokens from the first that the target's cache lacks, without the last, as far as they are known."""
-    start, stop, seen = context.table.length, len(context.tokens) - 1, state.seen
-    if seen is None or stop <= start or start < seen.position:
-        return torch.empty(0) if like is None else like[:0]
-    first = start - seen.position
-    known = seen.tokens[first : first + stop - start]
-    if known != list(context.tokens[start : start + len(known)]):
-        return seen.rows[:0]
-    return seen.rows[first : first + len(known)]
 
 
 def _forget(lane: Lane, length: int) -> None:

@@ -17,14 +17,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
+from pronk.cache.paged import PagedCache
 from pronk.drafters.base import Target
 from pronk.errors import CheckpointError, OptionError
 from pronk.model.checkpoint import Checkpoint, read_json
+from pronk.model.decoder import pack_linears
 from pronk.model.fingerprint import Fingerprint
-from pronk.model.linear import PlainLinear, choose_linear
+from pronk.model.linear import choose_linear
 from pronk.model.loader import resolve_model
 
 __all__ = ["FORMAT", "Trained", "open_trained"]
@@ -128,22 +129,17 @@ class Trained:
             checkpoint.check_dtype(name)
         return checkpoint
 
-    def load(self, module: Module, dtype: torch.dtype, device: torch.device) -> Module:
-        """Put the weights into ``module``, frozen, with the fastest products that ``device`` has.
+    def load(self, module: Module, cache: PagedCache) -> Module:
+        """Put the weights into ``module``, frozen, as whoever computes with ``cache`` wants them.
 
         Raises:
             CheckpointError: as :meth:`open`.
         """
         checkpoint = self.open(module)
-        tensors = {name: checkpoint.tensor(name).to(device, dtype, copy=True) for name in checkpoint}
+        tensors = {name: checkpoint.tensor(name).to(cache.device, cache.dtype, copy=True) for name in checkpoint}
         module.load_state_dict(tensors, assign=True)
         module.requires_grad_(False).eval()
-        linear = choose_linear(dtype, device)
-        for parent in list(module.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, PlainLinear):
-                    bias = None if child.bias is None else child.bias.detach()
-                    setattr(parent, name, linear(child.weight.detach(), bias))
+        pack_linears(module, choose_linear(cache.kernels, cache.device))
         return module
 
 

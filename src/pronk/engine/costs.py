@@ -10,7 +10,7 @@ from functools import cached_property
 from pronk.cache.blocks import BlockTable
 from pronk.engine.interrupts import uninterrupted
 from pronk.engine.runner import Job, Runner
-from pronk.model.attention import ROW_ALIGNMENT, Segment
+from pronk.model.attention import Segment
 from pronk.tree import TokenTree
 
 __all__ = ["PassCosts"]
@@ -70,9 +70,7 @@ class PassCosts:
         return cls(rows, tuple(min(best[more] for more in rows[i:]) for i in range(len(rows))))
 
     def at(self, rows: int) -> float:
-        """Seconds of a pass over ``rows``, at least 1; beyond a unit of rows, whole units are what is computed."""
-        if rows > ROW_ALIGNMENT:
-            rows += -rows % ROW_ALIGNMENT
+        """Seconds of a pass over ``rows``, at least 1."""
         return self._table[rows] if rows < _TABLE else self._interpolate(rows)
 
     @cached_property

@@ -1,20 +1,13 @@
 """The decode loop: schedule, propose, forward, verify, commit.
 
-**Certain and provisional.** On a CPU the logits at a node of the tree's main chain are bit-equal to those of plain
-decoding, because its keys lie in the order in which plain decoding would have put them. A node off the main chain
-has the same keys in other places, so its sums may differ in the last bit. The engine therefore commits what was
-chosen at main-chain nodes, and keeps what was chosen further down as *provisional*: those tokens go first in the
-next pass, as its main chain, and what that pass chooses is certain. It costs a few rows and no extra pass, and the
-output is that of plain decoding to the bit. On devices whose kernels make no such promise (``exact=False``) every
-choice is final and the accepted rows are moved into place.
-
-The same goes for every request that samples by the *rejection* or *block* rule, on any device. To choose again gives
-the same token only where the choice depends on the logits, the seed and the position alone; there it depends on the
-guesses too, of which the token chosen before would be one, and the text would no longer have the model's law.
+Where the kernels compute, the logits at *any* node of a tree are bit-equal to those of plain decoding, because the
+order of every sum is that of the text (``kernels/README.md``). So every choice is final: the accepted rows are moved
+into place, and the next step begins after them. In torch the last bit may differ, and :attr:`Engine.exact` says so.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from pronk.cache.budget import KVBudget
@@ -30,7 +24,7 @@ from pronk.choice import token_logprobs
 from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
 from pronk.engine.budget import paying
 from pronk.engine.costs import PassCosts
-from pronk.engine.interrupts import uninterrupted
+from pronk.engine.interrupts import interruptible, uninterrupted
 from pronk.engine.request import Request
 from pronk.engine.runner import Job, PassResult, Runner
 from pronk.engine.scheduler import Scheduler, Turn
@@ -48,10 +42,7 @@ __all__ = ["Engine"]
 
 @dataclass(frozen=True)
 class _Plan:
-    """One request's part of a step: ``lead`` certain and provisional tokens, the last of them the root of ``draft``.
-
-    ``position`` is that of the first node of ``tree``.
-    """
+    """One request's part of a step: ``draft`` below its pending tokens is ``tree``, at ``position`` in the text."""
 
     turn: Turn
     draft: TokenTree
@@ -61,13 +52,8 @@ class _Plan:
 
     @property
     def start(self) -> int:
-        """The node of the last certain token in ``tree``."""
+        """The node of the last pending token in ``tree``, which is the root of ``draft``."""
         return self.turn.count - 1
-
-    @property
-    def above(self) -> int:
-        """Nodes of ``tree`` above the root of ``draft``."""
-        return len(self.tree) - len(self.draft)
 
 
 class Engine:
@@ -81,7 +67,6 @@ class Engine:
         max_batch: int = 16,
         prefill_chunk: int = 512,
         max_tree: int = 128,
-        exact: bool | None = None,
         budget: bool = False,
         tokenizer: Tokenizer | None = None,
         kv_budget: KVBudget | None = None,
@@ -95,7 +80,6 @@ class Engine:
             max_batch: most requests in a pass.
             prefill_chunk: most prompt tokens in a pass.
             max_tree: most rows of a request in a pass that decodes.
-            exact: keep choices off the main chain provisional; the default is to do so on a CPU.
             budget: drop guesses that do not pay for their rows (see :mod:`pronk.engine.budget`).
             tokenizer: of the model, for drafters to which it matters what ids mean.
             kv_budget: what ``cache`` belongs to, for drafters that need a cache of their own.
@@ -107,10 +91,14 @@ class Engine:
         self.vocab_size = decoder.config.vocab_size
         self.scheduler = Scheduler(cache, self.window, max_batch, prefill_chunk, max_tree)
         self.max_tree = max_tree
-        self.exact = self.runner.device.type == "cpu" if exact is None else exact
         self.budget = budget
         self.costs: PassCosts | None = None
         self.target = Target(decoder, cache, tokenizer, kv_budget, folder)
+
+    @property
+    def exact(self) -> bool:
+        """Whether a row's logits depend on its own text alone, to the bit."""
+        return self.runner.exact
 
     def add(self, request: Request) -> None:
         """Take a request in."""
@@ -123,20 +111,21 @@ class Engine:
 
     def step(self) -> None:
         """One pass for every request that takes part."""
-        with uninterrupted():
-            self._dismiss()
-            turns = self.scheduler.schedule()
-            self._start_drafting(turns)
-        if not turns:
-            return
-        drafts = self._afford(turns, self._propose(turns))
-        with uninterrupted():
-            plans = [self._plan(turn, drafts.get(turn.request)) for turn in turns]
-        result = self._forward(plans)
-        with uninterrupted():
-            outcomes = {plan.turn.request: self._verify(plan, result, i) for i, plan in enumerate(plans)}
-            self._observe({request: outcome for request, outcome in outcomes.items() if outcome is not None})
-            self._dismiss()
+        with interruptible():
+            with uninterrupted():
+                self._dismiss()
+                turns = self.scheduler.schedule()
+                self._start_drafting(turns)
+            if not turns:
+                return
+            drafts = self._afford(turns, self._propose(turns))
+            with uninterrupted():
+                plans = [self._plan(turn, drafts.get(turn.request)) for turn in turns]
+            result = self._forward(plans)
+            with uninterrupted():
+                outcomes = {plan.turn.request: self._verify(plan, result, i) for i, plan in enumerate(plans)}
+                self._observe({request: outcome for request, outcome in outcomes.items() if outcome is not None})
+                self._dismiss()
 
     def _start_drafting(self, turns: Sequence[Turn]) -> None:
         """Drafter states begin with a request's first pass; those that wait in the queue cost nothing."""
@@ -181,7 +170,7 @@ class Engine:
         costs = self._costs()
         if costs is None:
             return drafts
-        rows = sum(turn.count + (len(turn.request.provisional) if turn.decodes else 0) for turn in turns)
+        rows = sum(turn.count for turn in turns)
         # Where guesses are accepted by what they were drawn from, a tree stays whole: gains may say what was drawn, and
         # a guess that its own token could have cost its place has another law than its ``probs``.
         whole = {request for request, tree in drafts.items() if request.params.rejects and tree.probs is not None}
@@ -211,14 +200,12 @@ class Engine:
         return tree.limit(context.max_depth, context.max_nodes)
 
     def _context(self, request: Request) -> DraftContext[Any]:
-        provisional = len(request.provisional)
-        request.chooser.follow(len(request.tokens), request.provisional)
+        request.chooser.follow(len(request.tokens))
         return DraftContext(
             request.draft_state,
-            request.tokens + request.provisional,
-            len(request.tokens),
-            max(0, request.remaining - provisional - 1),
-            self.max_tree - 1 - provisional,
+            request.tokens,
+            max(0, request.remaining - 1),
+            self.max_tree - 1,
             request.params,
             request.chooser,
             request.table,
@@ -230,8 +217,6 @@ class Engine:
         request = turn.request
         held = request.table.length
         lead = request.tokens[held : held + turn.count]
-        if turn.decodes:
-            lead = lead + request.provisional
         draft = draft or TokenTree.chain(lead[-1:])
         tree = draft.hang_below(lead[:-1])
         self.cache.prepare(request.table, held + len(tree))
@@ -251,30 +236,24 @@ class Engine:
     def _verify(self, plan: _Plan, result: PassResult, index: int) -> Outcome[Any] | None:
         """Walk one request's tree and commit what the target chose. ``None`` while its prompt is not through."""
         request, logits = plan.turn.request, result.logits[index]
-        finite = logits.isfinite().all(-1)
+        first = plan.job.wanted.start
         # What plain decoding does not look at cannot end a request: a wrong guess may overflow where the text does not.
         decides = plan.turn.decodes and not request.params.rejects
-        if not finite[: plan.start + 1 - plan.job.wanted.start if decides else None].all():
+        if not _finite(logits[: plan.start + 1 - first] if decides else logits):
             self._overflow(request)
             return None
         self._report_prompt(plan, logits)
         if not plan.turn.decodes:
             self._commit_rows(request, range(plan.turn.count))
             return None
-        logits = logits[plan.start - plan.job.wanted.start :]
+        logits = logits[plan.start - first :]
         found = self._walk(plan, logits)
-        if not finite[[node - plan.job.wanted.start for node in found.path]].all():
+        if found.path and not _finite(logits[[node - plan.start for node in found.path]]):
             self._overflow(request)
             return None
-        keep = len(found.tokens) if self._is_final(request) else found.certain
-        committed = self._commit_tokens(plan, found, keep, logits)
-        self._commit_rows(request, [*range(plan.start + 1), *found.path[: keep - 1]])
-        self._keep_provisional(plan, found, keep)
+        committed = self._commit_tokens(plan, found, logits)
+        self._commit_rows(request, [*range(plan.start + 1), *found.path])
         return self._outcome(plan, found, committed, result, index)
-
-    def _is_final(self, request: Request) -> bool:
-        """Whether choices off the main chain are not made again."""
-        return not self.exact or request.params.rejects
 
     def _overflow(self, request: Request) -> None:
         request.error = PronkError(f"the model's numbers overflow in {self.runner.dtype}; use a wider dtype")
@@ -283,42 +262,28 @@ class Engine:
         """The target's choices from the last certain token on; ``logits`` has a row per node from there."""
         request, start = plan.turn.request, plan.start
         chooser = request.chooser
-        # It was told of choices that the last walk left provisional, or of those of a step that was interrupted.
+        # It may have been told of choices of a step that was interrupted.
         chooser.follow(len(request.tokens))
         return walk(plan.tree, choices(chooser, plan.tree, logits, start), start)
 
-    def _commit_tokens(self, plan: _Plan, found: Walk, keep: int, logits: Tensor) -> tuple[int, ...]:
+    def _commit_tokens(self, plan: _Plan, found: Walk, logits: Tensor) -> tuple[int, ...]:
         request = plan.turn.request
         reports: list[dict[int, float]] | None = None
-        visited = (plan.start, *found.path)
         if request.params.logprobs is not None:
-            rows = logits[[node - plan.start for node in visited[:keep]]]
-            reports = token_logprobs(rows, found.tokens[:keep], request.params.logprobs)
-        for count, token in enumerate(found.tokens[:keep]):
+            rows = logits[[node - plan.start for node in (plan.start, *found.path)]]
+            reports = token_logprobs(rows, found.tokens, request.params.logprobs)
+        for count, token in enumerate(found.tokens):
             report = reports[count] if reports else None
-            if not request.append(token, guessed=self._was_guess(plan, found, count), logprobs=report):
+            if not request.append(token, guessed=count < len(found.path), logprobs=report):
                 return found.tokens[: count + 1]
-        return found.tokens[:keep]
-
-    def _was_guess(self, plan: _Plan, found: Walk, count: int) -> bool:
-        """Whether the walk's token number ``count`` was in a drafter's tree, in this pass or the one before."""
-        if count >= len(found.path):
-            return False
-        carried = plan.turn.request.provisional_guessed
-        return carried[count] if count < len(carried) else found.path[count] > plan.above
+        return found.tokens
 
     def _commit_rows(self, request: Request, offsets: Sequence[int]) -> None:
+        if not isinstance(offsets, range):
+            request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
         self.cache.commit(request.table, offsets)
         if self.window is not None:
             self.cache.release_before(request.table, request.table.length - self.window + 1)
-
-    def _keep_provisional(self, plan: _Plan, found: Walk, keep: int) -> None:
-        """What was chosen off the main chain goes first in the next pass, but no more than can still be used."""
-        request = plan.turn.request
-        stop = min(len(found.tokens), keep + max(0, request.remaining - 1))
-        guessed = [self._was_guess(plan, found, count) for count in range(keep, stop)]
-        request.provisional, request.provisional_guessed = list(found.tokens[keep:stop]), guessed
-        request.stats.carried += len(guessed)
 
     def _report_prompt(self, plan: _Plan, logits: Tensor) -> None:
         """Log-probabilities of the prompt's tokens that follow this pass's nodes."""
@@ -334,8 +299,8 @@ class Engine:
     def _outcome(
         self, plan: _Plan, found: Walk, committed: tuple[int, ...], result: PassResult, index: int
     ) -> Outcome[Any]:
-        request, draft, above = plan.turn.request, plan.draft, plan.above
-        path = tuple(node - above for node in found.path if node > above)
+        request, draft, above = plan.turn.request, plan.draft, plan.start
+        path = tuple(node - above for node in found.path)
         depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
         self._record(plan, len(depths) - 1, max(depths, default=0), len(path), len(committed))
         request.stats.count_sources(draft, path)
@@ -374,3 +339,8 @@ def _by_drafter(requests: Iterable[Request]) -> list[tuple[Drafter[Any], list[Re
 def _reports_prompt(request: Request) -> bool:
     """Whether the logits at the prompt's tokens are wanted; a further sample leaves them to the first one."""
     return request.params.prompt_logprobs is not None and not request.output and request.parent is None
+
+
+def _finite(logits: Tensor) -> bool:
+    """Whether no number of some rows has overflowed: a sum over one that has is none either."""
+    return math.isfinite(np.add.reduce(logits.float().numpy(), axis=None))

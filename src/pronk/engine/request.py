@@ -52,7 +52,6 @@ class Request:
 
     ``tokens`` is all that is certain: the prompt, then the output. Its first ``table.length`` tokens are in the
     cache, the rest is *pending*: a chunk of the prompt, or the one token that the next pass starts from.
-    ``provisional`` are further choices of the target, to be confirmed by the next pass.
     """
 
     prompt: list[int]
@@ -64,8 +63,6 @@ class Request:
     ends: frozenset[int]
     parent: Request | None = None
     tokens: list[int] = field(default_factory=list)
-    provisional: list[int] = field(default_factory=list)
-    provisional_guessed: list[bool] = field(default_factory=list)
     guessed: list[bool] = field(default_factory=list)
     table: BlockTable = field(default_factory=BlockTable)
     draft_state: Any = None

@@ -6,6 +6,9 @@ layer 2, and ``n`` others ::
 
     layers 0 1     rows of n
     layers 2 …     rows of s (from the cache), rows of n
+
+Where the model's weights are packed for the kernels, each range of layers is one call (:class:`KernelPasses`); the
+other path is the same in torch (:class:`TorchPasses`).
 """
 
 from __future__ import annotations
@@ -14,16 +17,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.model.attention import ROW_ALIGNMENT, PagedAttention, Segment, padded
+from pronk.kernels.library import Kernels
+from pronk.model.attention import CrossAttention, PagedAttention, Segment
 from pronk.model.decoder import Decoder
+from pronk.model.program import Program, Rows
+from pronk.model.rope import RopeTable
 
-__all__ = ["Job", "PassResult", "Runner"]
+__all__ = ["Beside", "Job", "PassResult", "Runner"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,13 @@ class Job:
         segment: its rows.
         wanted: the nodes whose logits are needed, in order.
         prompt_length: tokens of its prompt, which is the length that *dynamic* RoPE scaling starts from.
+        beside: where cross-attention finds the request's text in another model's cache.
     """
 
     segment: Segment
     wanted: range
     prompt_length: int
+    beside: BlockTable | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class PassResult:
     """What a pass computed.
 
     Attributes:
-        logits: one ``[len(job.wanted), vocab]`` per job, in the model's dtype.
+        logits: one ``[len(job.wanted), vocab]`` per job: float32 from the kernels, else in the model's dtype.
         hidden: for each collected layer, one ``[rows, hidden]`` per job.
         seconds: the duration of the pass.
     """
@@ -56,14 +65,85 @@ class PassResult:
     seconds: float
 
 
-class Runner:
-    """Runs the decoder over packed rows. Holds no state of its own."""
+@dataclass(frozen=True)
+class Beside:
+    """Another model's cache, which a model with cross-attention reads and never writes.
 
-    def __init__(self, decoder: Decoder, cache: PagedCache) -> None:
+    Attributes:
+        decoder: the other model.
+        cache: its keys and values.
+        layers: for each layer of the reading model the number, from 0, of the layer that it reads.
+    """
+
+    decoder: Decoder
+    cache: PagedCache
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some layers over some rows.
+
+    Attributes:
+        jobs: those that have rows here, with the part of their segment that these layers compute.
+        start: first layer.
+        stop: the layer behind the last one.
+        collect: numbers of layers whose output is wanted.
+        wanted: rows whose logits are wanted, in order; ``None`` if this is not the end of the model.
+    """
+
+    jobs: Sequence[tuple[Job, Segment]]
+    start: int
+    stop: int
+    collect: tuple[int, ...]
+    wanted: Sequence[int] | range | None
+
+    def places(self) -> tuple[list[int], list[int], list[int]]:
+        """Token, position and RoPE span of every row."""
+        tokens, positions, spans = list[int](), list[int](), list[int]()
+        for job, segment in self.jobs:
+            length, computed = segment.table.length, segment.computed
+            tokens.extend(segment.tree.tokens[computed:])
+            places = [length + depth for depth in segment.tree.depths[computed:]]
+            positions.extend(places)
+            spans.extend(max(job.prompt_length, place + 1) for place in places)
+        return tokens, positions, spans
+
+
+class Passes(Protocol):
+    """Who computes the stages of a pass."""
+
+    def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+        """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings.
+
+        Returns:
+            Their state afterwards, the collected layers' outputs, and the logits of the wanted rows.
+        """
+        ...
+
+
+class Runner:
+    """Runs a decoder over packed rows. Holds no state of its own.
+
+    Attributes:
+        decoder: the model.
+        cache: its keys and values.
+        dtype: of the rows.
+        device: where they are.
+        exact: whether a row's bits depend on its own text alone.
+    """
+
+    def __init__(self, decoder: Decoder, cache: PagedCache, beside: Beside | None = None) -> None:
         self.decoder = decoder
         self.cache = cache
-        self.dtype = cache.keys[0].dtype
-        self.device = cache.keys[0].device
+        self.dtype = cache.dtype
+        self.device = cache.device
+        self.exact = decoder.kernels is not None
+        self._passes: Passes
+        if decoder.kernels is not None:
+            self._passes = KernelPasses(decoder.kernels, decoder, cache, beside)
+        else:
+            self._passes = TorchPasses(decoder, cache, beside)
 
     @torch.inference_mode()
     def forward(self, jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
@@ -75,15 +155,17 @@ class Runner:
                 up to a later layer there is none.
         """
         began = perf_counter()
+        last = len(self.decoder.layers)
         early = {job.segment.tree.early.layers for job in jobs if job.segment.tree.early is not None}
-        rows = [self.decoder.embedding.new_empty(0)] * len(jobs)
+        rows: list[Tensor | None] = [None] * len(jobs)
         hidden: dict[int, list[Tensor]] = {}
-        for start, stop in pairwise(sorted({0, *early, len(self.decoder.layers)})):
-            rows = self._run(jobs, rows, start, stop, collect, hidden)
-        logits = self._logits(torch.cat(rows), jobs)
+        logits: Tensor | None = None
+        for start, stop in pairwise(sorted({0, *early, last})):
+            logits = self._run(jobs, rows, start, stop, collect, hidden)
+        assert logits is not None
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-        return PassResult(logits, hidden, perf_counter() - began)
+        return PassResult(_split(logits, [len(job.wanted) for job in jobs]), hidden, perf_counter() - began)
 
     @torch.inference_mode()
     def begin(self, jobs: Sequence[Job], layers: int) -> list[Tensor]:
@@ -91,78 +173,166 @@ class Runner:
 
         What they store lets :meth:`forward` go on from there.
         """
-        return self._run(jobs, [self.decoder.embedding.new_empty(0)] * len(jobs), 0, layers, frozenset(), {})
-
-    def attention(self, segments: Sequence[Segment], positions: Tensor, spans: Tensor) -> PagedAttention:  # noqa: ARG002
-        """What the rows of a pass see; ``positions`` and RoPE ``spans`` are those of all rows, the padding's too."""
-        return PagedAttention(self.decoder.config, self.cache, segments, len(positions))
+        rows: list[Tensor | None] = [None] * len(jobs)
+        self._run(jobs, rows, 0, layers, frozenset(), {})
+        return [row for row in rows if row is not None]
 
     def _run(
         self,
         jobs: Sequence[Job],
-        rows: Sequence[Tensor],
+        rows: list[Tensor | None],
         start: int,
         stop: int,
         collect: frozenset[int],
         hidden: dict[int, list[Tensor]],
-    ) -> list[Tensor]:
-        """Layers ``start .. stop - 1``; ``rows`` are the states of each job's rows that have come so far."""
-        parts = [_part(job.segment, start) for job in jobs]
-        sizes = [part.rows for part in parts]
-        here = [number for number, size in enumerate(sizes) if size]
-        if not here:
-            return list(rows)
-        tokens, positions, spans = self._pack([(jobs[i], parts[i]) for i in here])
-        attend = self.attention([parts[i] for i in here], positions, spans)
-        if start:
-            x = torch.cat([row for i in here for row in (self._early(jobs[i].segment, start), rows[i]) if len(row)])
-            x = F.pad(x, (0, 0, 0, len(tokens) - len(x)))
-        else:
-            x = self.decoder.embed(tokens, positions, self.dtype)
-        rope = self.decoder.rope(positions, spans, self.dtype)
-        for layer, x in self.decoder.run(x, rope, attend, start, stop):  # noqa: B020 - the state goes through the layers
-            self.cache.write_hidden(layer, attend.slots, x)
-            if layer in collect:
-                hidden[layer] = list(x[: sum(sizes)].split(sizes))
-        return list(x[: sum(sizes)].split(sizes))
+    ) -> Tensor | None:
+        """Layers ``start .. stop - 1``; ``rows`` are the states of each job's rows, which go on.
 
-    def _early(self, segment: Segment, layer: int) -> Tensor:
+        Returns the logits of the wanted nodes, if these layers are the last ones.
+        """
+        parts = [_part(job.segment, start) for job in jobs]
+        here = [number for number, part in enumerate(parts) if part.rows]
+        if not here:
+            return None
+        wanted: list[int] | range | None = None
+        if stop == len(self.decoder.layers):
+            wanted = _wanted([(jobs[number], parts[number]) for number in here])
+        between = tuple(sorted(layer for layer in collect if start < layer <= stop))
+        stage = Stage([(jobs[number], parts[number]) for number in here], start, stop, between, wanted)
+        x = None
+        if start:
+            held = [row for i in here for row in (self._early(jobs[i].segment, start), rows[i]) if row is not None]
+            x = torch.cat(held)
+        out, collected, logits = self._passes.run(stage, x)
+        sizes = [parts[number].rows for number in here]
+        for number, own in zip(here, _split(out, sizes), strict=True):
+            rows[number] = own
+        for layer, values in collected.items():
+            hidden[layer] = _split(values, [part.rows for part in parts])
+        return logits
+
+    def _early(self, segment: Segment, layer: int) -> Tensor | None:
         """The rows of a segment that join at this layer, ``[rows, hidden]``."""
         table, early = segment.table, segment.tree.early
         if early is None or early.layers != layer:
-            return self.decoder.embedding.new_empty(0)
+            return None
         return self.cache.read_hidden(layer, table, table.length, table.length + early.nodes)
 
-    def _pack(self, jobs: Sequence[tuple[Job, Segment]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids, positions and RoPE spans of all rows, padded to whole units of rows."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        spans: list[int] = []
-        for job, segment in jobs:
-            length, computed = segment.table.length, segment.computed
-            tokens.extend(segment.tree.tokens[computed:])
-            places = [length + depth for depth in segment.tree.depths[computed:]]
-            positions.extend(places)
-            spans.extend(max(job.prompt_length, place + 1) for place in places)
-        padding = -len(tokens) % ROW_ALIGNMENT
-        rows = torch.tensor(
-            [tokens + [0] * padding, positions + [0] * padding, spans + [1] * padding], dtype=torch.int64
-        ).to(self.device)
-        return rows[0], rows[1], rows[2]
 
-    def _logits(self, x: Tensor, jobs: Sequence[Job]) -> list[Tensor]:
-        """Head rows of the wanted nodes alone."""
-        wanted: list[int] = []
-        start = 0
-        for job in jobs:
-            wanted.extend(start + node - job.segment.computed for node in job.wanted)
-            start += job.segment.rows
-        if not wanted:
-            return [x.new_empty(0, self.decoder.config.vocab_size) for _ in jobs]
-        rows = padded(x[torch.tensor(wanted, device=self.device)])
+class KernelPasses:
+    """Stages as programs for the kernels, each made once."""
+
+    def __init__(self, kernels: Kernels, decoder: Decoder, cache: PagedCache, beside: Beside | None) -> None:
+        self.kernels, self.decoder, self.cache, self.beside = kernels, decoder, cache, beside
+        self._programs: dict[tuple[object, ...], Program] = {}
+        self._version = (-1, -1)
+        self._rope = RopeTable(decoder.config.rope)
+        self._cross_rope = None if beside is None else RopeTable(beside.decoder.config.rope)
+
+    def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+        """See :class:`Passes`."""
+        program = self._program(stage)
+        jobs = [(segment.table, segment.tree, segment.computed) for _, segment in stage.jobs]
+        tokens: list[int] | tuple[int, ...] | None = None
+        if rows is None:
+            tokens = [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
+        packed = Rows().add(jobs, tokens, self._tables(stage))
+        self._rotate(packed, stage)
+        count, size = packed.count, self.decoder.config.hidden_size
+        x = torch.empty(count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
+        logits = collected = None
+        if stage.wanted is not None:
+            logits = torch.empty(packed.want(stage.wanted), self.decoder.config.vocab_size)
+        if stage.collect:
+            collected = torch.empty(len(stage.collect), count, size, dtype=self.cache.dtype)
+        program.run(packed, x, logits, collected)
+        made = {} if collected is None else dict(zip(stage.collect, collected, strict=True))
+        return x, made, logits
+
+    def _program(self, stage: Stage) -> Program:
+        version = (self.cache.version, -1 if self.beside is None else self.beside.cache.version)
+        if version != self._version:
+            self._programs, self._version = {}, version
+        key = (stage.start, stage.stop, stage.collect, stage.wanted is not None and len(stage.wanted) > 0)
+        if key not in self._programs:
+            self._programs[key] = self._compile(stage)
+        return self._programs[key]
+
+    def _compile(self, stage: Stage) -> Program:
+        decoder, cache, beside = self.decoder, self.cache, self.beside
+        other = None if beside is None else (beside.decoder.config, beside.cache)
+        layers = () if beside is None else beside.layers
+        c = decoder.config
+        program = Program(self.kernels, c.hidden_size, cache.dtype, cache, other, layers)
+        if stage.start == 0:
+            program.embed(decoder.embedding, decoder.positions)
+        for index in range(stage.start, stage.stop):
+            decoder.layers[index].compile(program, index)
+            if index + 1 in cache.hidden:
+                program.keep(index + 1)
+            if index + 1 in stage.collect:
+                program.collect(stage.collect.index(index + 1))
+        if stage.wanted:
+            program.linear(decoder.head, norm=decoder.norm, to="logits", wanted=True)
+        return program
+
+    def _tables(self, stage: Stage) -> list[BlockTable] | None:
+        """Where cross-attention looks; a pass that is only timed looks nowhere."""
+        if self.beside is None:
+            return None
+        return [job.beside or BlockTable() for job, _ in stage.jobs]
+
+    def _rotate(self, rows: Rows, stage: Stage) -> None:
+        for number, table in enumerate((self._rope, self._cross_rope)):
+            if table is None or table.config is None:
+                continue
+            if table.dynamic:
+                _, positions, spans = stage.places()
+                rows.rotate(number, table.lines(positions, spans), by_row=True)
+            else:
+                stop = max(segment.table.length + len(segment.tree) for _, segment in stage.jobs)
+                rows.rotate(number, table.upto(stop))
+
+
+class TorchPasses:
+    """Stages in torch."""
+
+    def __init__(self, decoder: Decoder, cache: PagedCache, beside: Beside | None) -> None:
+        self.decoder, self.cache, self.beside = decoder, cache, beside
+
+    def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+        """See :class:`Passes`."""
+        decoder, cache = self.decoder, self.cache
+        tokens, positions, spans = torch.tensor(stage.places(), dtype=torch.int64, device=cache.device)
+        segments = [segment for _, segment in stage.jobs]
+        attend = PagedAttention(decoder.config, cache, segments)
+        if self.beside is not None:
+            other = self.beside
+            tables = [job.beside or BlockTable() for job, _ in stage.jobs]
+            attend = CrossAttention(
+                decoder.config,
+                cache,
+                segments,
+                (other.decoder.config, other.cache, other.layers),
+                tables,
+                other.decoder.rope(positions, spans, other.cache.dtype),
+            )
+        x = decoder.embed(tokens, positions, cache.dtype) if rows is None else rows
+        rope = decoder.rope(positions, spans, cache.dtype)
+        collected: dict[int, Tensor] = {}
+        for layer, x in decoder.run(x, rope, attend, stage.start, stage.stop):  # noqa: B020 - the state goes through
+            cache.write_hidden(layer, attend.slots, x)
+            if layer in stage.collect:
+                collected[layer] = x
+        if stage.wanted is None:
+            return x, collected, None
         # The choice is made on the CPU, where the noise is the same whatever the device.
-        logits = self.decoder.logits(rows)[: len(wanted)].cpu()
-        return list(logits.split([len(job.wanted) for job in jobs]))
+        logits = decoder.logits(x[torch.tensor(list(stage.wanted), dtype=torch.int64, device=x.device)]).cpu()
+        return x, collected, logits
+
+
+def _split(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    return [rows] if len(sizes) == 1 else list(rows.split(list(sizes)))
 
 
 def _part(segment: Segment, layer: int) -> Segment:
@@ -171,3 +341,15 @@ def _part(segment: Segment, layer: int) -> Segment:
     if early is None or layer >= early.layers or early.nodes <= segment.computed:
         return segment
     return replace(segment, computed=early.nodes)
+
+
+def _wanted(jobs: Sequence[tuple[Job, Segment]]) -> list[int] | range:
+    """The rows of the wanted nodes."""
+    if len(jobs) == 1:
+        ((job, segment),) = jobs
+        return range(job.wanted.start - segment.computed, job.wanted.stop - segment.computed)
+    rows, start = list[int](), 0
+    for job, segment in jobs:
+        rows.extend(start + node - segment.computed for node in job.wanted)
+        start += segment.rows
+    return rows

@@ -53,7 +53,7 @@ class Stats:
     Attributes:
         prompt_tokens: tokens of the prompt.
         generated_tokens: tokens of the output.
-        carried: rows computed a second time to make provisional tokens certain.
+        moved: rows of accepted guesses that did not lie where the text goes, and were moved there.
         draft_seconds: time in the drafter, of the batches this request was in.
         target_seconds: time in the target's forward pass, of the batches this request was in.
         total_seconds: from the request's start to its end.
@@ -64,7 +64,7 @@ class Stats:
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    carried: int = 0
+    moved: int = 0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     total_seconds: float = 0.0
@@ -130,7 +130,7 @@ class Stats:
             "step_compression": self.step_compression,
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "carried": self.carried,
+            "moved": self.moved,
             "sources": {name: source._asdict() for name, source in self.sources.items()},
             "acceptance": self.acceptance,
             "draft_seconds": self.draft_seconds,

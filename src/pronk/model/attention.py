@@ -1,18 +1,11 @@
-"""Attention from packed rows into the paged cache.
+"""Attention from packed rows into the paged cache, in torch: the readable reference.
 
-What relates the rows of a pass to the cache is worked out once per pass, from the trees and the block tables, and
-handed to every layer as one value. The query heads that share a key/value head are folded into the row axis: for 8
-heads over 2 and 3 rows, one product of ``[2, 4 · 3, d]`` queries with ``[2, keys, d]`` keys, instead of eight of
-one row each.
-
-Two paddings make a row's result independent of what shares its pass, to the last bit: the folded rows are padded to a
-multiple of 4, and the keys to whole aligned blocks of :data:`~pronk.cache.paged.KV_ALIGNMENT`. Padding is masked and
-contributes exact zeros.
+It serves devices without kernels, and tests. The kernels follow the same rule (``kernels/README.md``) without building
+a mask: a row sees the tokens that the cache holds of its request, its ancestors in the tree, and itself.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,14 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
-from pronk.cache.paged import KV_ALIGNMENT, PagedCache
+from pronk.cache.paged import PagedCache
 from pronk.model.config import ModelConfig
+from pronk.model.rope import apply_rope
 from pronk.tree import TokenTree
 
-__all__ = ["ROW_ALIGNMENT", "PagedAttention", "Segment", "Window", "aligned", "padded"]
-
-# Matrix kernels on a CPU treat a remainder of fewer rows than this in another order of summation.
-ROW_ALIGNMENT = 4
+__all__ = ["CrossAttention", "PagedAttention", "Segment", "Window"]
 
 
 @dataclass(frozen=True)
@@ -54,128 +45,145 @@ class Segment:
 
 @dataclass(frozen=True)
 class Window:
-    """What one segment's rows read in the layers that share a window: keys ``where``, under ``mask``."""
+    """What one segment's rows read in the layers that share a window.
+
+    Attributes:
+        where: the slots that are read.
+        seen: bool ``[rows, slots]``: by which rows.
+    """
 
     where: slice | Tensor
-    mask: Tensor
-
-    @classmethod
-    def of(cls, config: ModelConfig, cache: PagedCache, table: BlockTable, start: int, seen: Tensor) -> Window:
-        """The window onto tokens ``start ..`` of ``table``; ``seen`` ``[rows, tokens]`` says who sees what.
-
-        Both ends have to lie at whole blocks of keys (:func:`aligned`), and every row has to see something.
-        """
-        rows, size = seen.shape
-        device = cache.keys[0].device
-        mask = torch.zeros(seen.shape, dtype=cache.dtype).masked_fill_(~seen, -math.inf).to(device)
-        mask = mask.repeat(config.group, 1)
-        mask = F.pad(mask, (0, 0, 0, _folded_rows(rows, config) - len(mask)))
-        mask = mask.view(1, _tasks(config) // config.num_kv_heads, -1, size)
-        return cls(cache.where(table, start, start + size), mask)
+    seen: Tensor
 
     def attend(self, config: ModelConfig, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """``q`` ``[rows, heads, d]`` over a layer's ``keys``, ``values`` ``[kv_heads, slots, d]``.
 
+        The query heads of a group are rows beside each other: one product of ``group · rows`` rows per key/value head.
         Returns ``[rows, heads * d]``.
         """
         c, rows = config, q.shape[0]
-        k, v = keys[:, self.where], values[:, self.where]
-        folded = q.view(rows, c.num_kv_heads, c.group, c.head_dim).permute(1, 2, 0, 3)
-        folded = folded.reshape(c.num_kv_heads, c.group * rows, c.head_dim)
-        padding = _folded_rows(rows, c) - c.group * rows
-        if padding:
-            folded = F.pad(folded, (0, 0, 0, padding))
-        tasks = _tasks(c)
-        if tasks > c.num_kv_heads:
-            k, v = k.expand(tasks, -1, -1), v.expand(tasks, -1, -1)
-        folded = folded.view(1, tasks, -1, c.head_dim)
-        out = F.scaled_dot_product_attention(folded, k[None], v[None], attn_mask=self.mask)
-        out = out.reshape(c.num_kv_heads, -1, c.head_dim)[:, : c.group * rows].unflatten(1, (c.group, rows))
-        return out.permute(2, 0, 1, 3).reshape(rows, c.num_heads * c.head_dim)
+        folded = (
+            q.view(rows, c.num_kv_heads, c.group, c.head_dim)
+            .permute(1, 2, 0, 3)
+            .reshape(c.num_kv_heads, -1, c.head_dim)
+        )
+        k, v = keys[None, :, self.where], values[None, :, self.where]
+        out = F.scaled_dot_product_attention(folded[None], k, v, attn_mask=self.seen.repeat(c.group, 1))
+        out = out.view(c.num_kv_heads, c.group, rows, c.head_dim).permute(2, 0, 1, 3)
+        return out.reshape(rows, c.num_heads * c.head_dim)
 
 
 class PagedAttention:
     """An :class:`~pronk.model.decoder.Attend` for one pass."""
 
-    def __init__(self, config: ModelConfig, cache: PagedCache, segments: Sequence[Segment], rows: int) -> None:
-        """``rows`` is the padded number of packed rows; the segments' rows come first, in order."""
+    def __init__(self, config: ModelConfig, cache: PagedCache, segments: Sequence[Segment]) -> None:
         self.config = config
         self.cache = cache
         self.bounds: list[tuple[int, int]] = []
-        self.slots = torch.full((rows,), cache.spare_slot, dtype=torch.int64)
+        slots: list[Tensor] = []
         self.windows: list[dict[int | None, Window]] = []
         start = 0
         for segment in segments:
             stop = start + segment.rows
             length = segment.table.length + segment.computed
-            self.slots[start:stop] = torch.from_numpy(cache.slots(segment.table, length, length + stop - start))
+            slots.append(torch.from_numpy(cache.slots(segment.table, length, length + stop - start)))
             self.windows.append({span: self._window(segment, span) for span in set(config.windows)})
             self.bounds.append((start, stop))
             start = stop
-        self.slots = self.slots.to(cache.keys[0].device)
+        self.slots = torch.cat(slots).to(cache.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See :class:`~pronk.model.decoder.Attend`; stores ``k`` and ``v`` in the cache on the way."""
         self.cache.write(layer, self.slots, k, v)
         span = self.config.windows[layer]
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        outputs = []
-        for (start, stop), windows in zip(self.bounds, self.windows, strict=True):
-            outputs.append(windows[span].attend(self.config, q[start:stop], keys, values))
-        rows = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return F.pad(rows, (0, 0, 0, q.shape[0] - rows.shape[0])) if len(rows) < len(q) else rows
+        outputs = [
+            windows[span].attend(self.config, q[start:stop], keys, values)
+            for (start, stop), windows in zip(self.bounds, self.windows, strict=True)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _window(self, segment: Segment, span: int | None) -> Window:
         table, tree = segment.table, segment.tree
-        start, stop = aligned(0 if span is None else max(0, table.length - span + 1), table.length + len(tree))
-        seen = _visible(tree, table.length, span, start, stop)[segment.computed :]
         # A drafter's lane may begin later than its first rows look back.
-        oldest = table.released * self.cache.block_size
-        if start < oldest:
-            seen[:, : oldest - start] = False
-        return Window.of(self.config, self.cache, table, start, seen)
+        start = max(0 if span is None else table.length - span + 1, table.released * self.cache.block_size)
+        stop = table.length + len(tree)
+        seen = _visible(tree, table.length, span, start)[segment.computed :]
+        return Window(self.cache.where(table, start, stop), seen.to(self.cache.device))
 
 
-def aligned(start: int, stop: int) -> tuple[int, int]:
-    """The smallest run of whole blocks of keys that has tokens ``start .. stop - 1``."""
-    start = start // KV_ALIGNMENT * KV_ALIGNMENT
-    return start, start + math.ceil((stop - start) / KV_ALIGNMENT) * KV_ALIGNMENT
+class CrossAttention(PagedAttention):
+    """A :class:`~pronk.model.glide.CrossAttend` for one pass: it also looks into another model's cache.
 
+    That cache ends at the first token of the text that no pass of its model has verified, ``t``. A row at position
+    ``p`` sees the tokens before it that are there, in the window of that model's layer::
 
-def _tasks(config: ModelConfig) -> int:
-    """Heads that the kernel is shown: a single one (multi-query attention) is split in two by its rows.
+        p - window < k < min(p, t)
 
-    With one head and few rows the kernel would have one task; that runs outside its parallel loop, where the products
-    inside it split their sums over threads, and for more rows they would not.
+    so all guesses of a step see the same tokens, as many as the first. Where that is none (a text of one token, or a
+    row whose window has been given back) the row gets zeros.
     """
-    return max(2, config.num_kv_heads)
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: PagedCache,
+        segments: Sequence[Segment],
+        other: tuple[ModelConfig, PagedCache, Sequence[int]],
+        tables: Sequence[BlockTable],
+        rotation: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """``other``: its shape, its cache, and for each layer the number (from 0) of the layer to ask there."""
+        super().__init__(config, cache, segments)
+        self.target, self.beside, self.layers = other
+        self.rotation = rotation
+        spans = {self.target.windows[layer] for layer in self.layers}
+        self.views = [
+            {span: self._view(segment, table, span) for span in spans}
+            for segment, table in zip(segments, tables, strict=True)
+        ]
+
+    def cross(self, layer: int, q: Tensor) -> Tensor:
+        """See :class:`~pronk.model.glide.CrossAttend`."""
+        number = self.layers[layer]
+        keys, values = self.beside.keys[number], self.beside.values[number]
+        rows = q.to(keys.dtype)
+        rows = rows if self.rotation is None else apply_rope(rows, *self.rotation)
+        outputs = []
+        for (start, stop), views in zip(self.bounds, self.views, strict=True):
+            view, own = views[self.target.windows[number]], rows[start:stop]
+            some = view.seen.any(1, keepdim=True)
+            if not bool(some.any()):
+                outputs.append(own.new_zeros(len(own), own.shape[1] * own.shape[2]))
+                continue
+            # A row that sees nothing looks at everything and forgets it: a softmax over nothing is not a number.
+            everything = Window(view.where, view.seen | ~some)
+            outputs.append(everything.attend(self.target, own, keys, values) * some)
+        return torch.cat(outputs).to(q.dtype)
+
+    def _view(self, segment: Segment, table: BlockTable, span: int | None) -> Window:
+        places = torch.tensor(segment.tree.depths[segment.computed :]) + segment.table.length
+        start = table.released * self.beside.block_size
+        if span is not None:
+            start = max(start, int(places.min()) - span + 1)
+        tokens = torch.arange(start, max(table.length, start))
+        seen = tokens < places[:, None]
+        seen = seen if span is None else seen & (tokens > places[:, None] - span)
+        where = self.beside.where(table, start, table.length) if seen.numel() else slice(0, 0)
+        return Window(where, seen.to(self.beside.device))
 
 
-def padded(rows: Tensor) -> Tensor:
-    """``rows`` ``[rows, …]`` and as many rows of zeros as make them a multiple of :data:`ROW_ALIGNMENT`."""
-    return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, -len(rows) % ROW_ALIGNMENT))
+def _visible(tree: TokenTree, length: int, span: int | None, start: int) -> Tensor:
+    """Bool ``[nodes, length + nodes - start]``: which of the tokens from ``start`` on each node sees.
 
-
-def _folded_rows(rows: int, config: ModelConfig) -> int:
-    """Rows that each key/value head attends with, ``group`` of them per row, padded to whole units for each task."""
-    unit = ROW_ALIGNMENT * _tasks(config) // config.num_kv_heads
-    return math.ceil(rows * config.group / unit) * unit
-
-
-def _visible(tree: TokenTree, length: int, span: int | None, start: int, stop: int) -> Tensor:
-    """``[nodes, stop - start]``: which of the tokens ``start .. stop - 1`` each node sees.
-
-    Columns below ``length`` are committed tokens, the next ``nodes`` are the tree's nodes in order. A node at position
-    ``p`` with a window of ``span`` sees positions above ``p - span``.
+    Columns below ``length`` are committed tokens, the others the tree's nodes in order. A node at position ``p`` with a
+    window of ``span`` sees positions above ``p - span``.
     """
     size = len(tree)
-    seen = torch.zeros(size, stop - start, dtype=torch.bool)
-    seen[:, : length - start] = True
+    committed = torch.ones(size, length - start, dtype=torch.bool)
     below = torch.from_numpy(tree.visible)
     if span is not None:
         depths = torch.tensor(tree.depths)
-        committed = torch.arange(start, length)
-        seen[:, : length - start] = committed[None] > (length + depths - span)[:, None]
+        committed = torch.arange(start, length)[None] > (length + depths - span)[:, None]
         below = below & (depths[None] > (depths - span)[:, None])
-    seen[:, length - start : length - start + size] = below
-    return seen
+    return torch.cat((committed, below), dim=1)

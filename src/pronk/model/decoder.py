@@ -4,11 +4,13 @@ It works on *packed rows*: ``[rows, hidden]``, whatever request or position a ro
 relates rows to each other (the cache, the mask, the batch) is behind one argument, the :class:`Attend` function, so the
 same module is trained with dense causal attention and served from a paged cache. Ranges of layers run on their
 own, which is what early-exit drafters need.
+
+``forward`` is the reference, in torch, and what is trained. Where there are kernels, a module describes itself to them
+(``compile``), and they compute the same in one call for a whole pass.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -16,21 +18,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pronk.kernels.library import Kernels
 from pronk.model.config import Activation, ModelConfig
-from pronk.model.linear import Linear, PlainLinear
+from pronk.model.linear import KernelLinear, Layout, Linear, LinearFactory, PlainLinear
+from pronk.model.program import Program
 from pronk.model.rope import RotaryEmbedding, apply_rope
 
-__all__ = ["Attend", "Decoder", "Layer", "empty_linear", "make_norm"]
+__all__ = ["Attend", "Decoder", "Layer", "empty_linear", "make_norm", "pack_linears"]
 
 _ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-
-
-# Elements for which torch starts another thread (at::internal::GRAIN_SIZE), and those that always have one thread.
-_GRAIN, _SERIAL = 32768, 16384
 
 
 class Attend(Protocol):
@@ -87,8 +87,19 @@ class Layer(nn.Module):
         h = self.up(self.mlp_norm(x))
         if self.config.gated:
             gate, up = h.chunk(2, dim=-1)
-            return x + self.down(_by_rows(self.activate, gate) * up)
-        return x + self.down(_by_rows(self.activate, h))
+            return x + self.down(self.activate(gate) * up)
+        return x + self.down(self.activate(h))
+
+    def compile(self, program: Program, index: int) -> None:
+        """Describe the layer to the kernels; ``index`` is its number in the cache."""
+        program.attention(self, index)
+        program.mlp(self)
+
+    def layout(self, name: str) -> Layout:
+        """How the outputs of the linear layer ``name`` are used."""
+        if name == "qkv":
+            return Layout(unit=self.config.head_dim)
+        return Layout(gated=self.config.gated and name == "up")
 
     def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         c = self.config
@@ -121,6 +132,11 @@ class Decoder(nn.Module):
             PlainLinear(self.embedding) if config.tied else empty_linear(config.vocab_size, config.hidden_size, False)
         )
         self._rotary: dict[torch.device, RotaryEmbedding] = {}
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """Who computes with the weights; ``None`` is torch."""
+        return self.head.packed.kernels if isinstance(self.head, KernelLinear) else None
 
     def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Input of layer 0: ``tokens`` ``[rows]`` to ``[rows, hidden]``."""
@@ -165,23 +181,6 @@ class Decoder(nn.Module):
                 parameter.normal_(0.0, std, generator=generator)
 
 
-def _by_rows(activate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``activate``, with whole rows for every thread.
-
-    Left alone, torch cuts a large pass between its threads anywhere in a row. What is left there after the last full
-    vector is computed by scalar code, which rounds differently, so that an element's bits would depend on the pass.
-    """
-    threads, (rows, width) = torch.get_num_threads(), x.shape
-    used = {threads, min(threads, math.ceil(x.numel() / _GRAIN))}  # GELU occupies all threads at once
-    if x.numel() <= _SERIAL or not any(rows % n for n in used) or x.device.type != "cpu" or torch.is_grad_enabled():
-        return activate(x)
-    even = rows - rows % threads
-    if even * width <= (threads - 1) * _GRAIN:  # too few to occupy all threads
-        even = 0
-    parts = x[even:].split(max(1, _SERIAL // width))
-    return torch.cat([activate(part) for part in ((x[:even], *parts) if even else parts)])
-
-
 def make_norm(config: ModelConfig, size: int) -> nn.Module:
     """The kind of norm that the model has, over ``size`` numbers."""
     return RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
@@ -193,3 +192,13 @@ def empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear
         torch.empty(out_features, in_features, requires_grad=True),
         torch.empty(out_features, requires_grad=True) if bias else None,
     )
+
+
+def pack_linears(module: nn.Module, linear: LinearFactory) -> None:
+    """Replace every plain linear layer within ``module`` by what ``linear`` makes of it."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PlainLinear):
+                layout = parent.layout(name) if isinstance(parent, Layer) else Layout()
+                bias = None if child.bias is None else child.bias.detach()
+                setattr(parent, name, linear(child.weight.detach(), bias, layout))

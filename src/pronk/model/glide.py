@@ -20,9 +20,11 @@ from typing import Protocol, cast
 from torch import Tensor, nn
 
 from pronk.errors import OptionError
+from pronk.kernels.library import Kernels
 from pronk.model.config import ModelConfig, llama_config
 from pronk.model.decoder import Attend, Decoder, Layer, empty_linear, make_norm
-from pronk.model.linear import Linear, LinearFactory, PlainLinear
+from pronk.model.linear import Layout, Linear, choose_linear
+from pronk.model.program import Program
 
 __all__ = ["CrossAttend", "Glide", "GlideShape"]
 
@@ -132,6 +134,16 @@ class _GlideLayer(Layer):
         q = self.cross_query(self.cross_norm(x)).unflatten(-1, (self.heads, self.head_dim))
         return self.feed(x + self.cross_out(cast("CrossAttend", attend).cross(index, q)))
 
+    def compile(self, program: Program, index: int) -> None:
+        """See :class:`~pronk.model.decoder.Layer`."""
+        program.attention(self, index)
+        program.cross(self, index)
+        program.mlp(self)
+
+    def layout(self, name: str) -> Layout:
+        """See :class:`~pronk.model.decoder.Layer`."""
+        return Layout(unit=self.head_dim) if name == "cross_query" else super().layout(name)
+
 
 class Glide(Decoder):
     """The module, with an embedding of its own, which is its head too.
@@ -153,6 +165,6 @@ class Glide(Decoder):
             self.layers = nn.ModuleList(_GlideLayer(self.config, target, empty_linear) for _ in range(shape.layers))
         del self.head
 
-    def tie(self, linear: LinearFactory = PlainLinear) -> None:
-        """Make the head of the embedding, as it is now."""
-        self.head = linear(self.embedding.detach(), None)
+    def tie(self, kernels: Kernels | None = None) -> None:
+        """Make the head of the embedding, as it is now, for ``kernels`` or for torch."""
+        self.head = choose_linear(kernels, self.embedding.device)(self.embedding.detach(), None, Layout())

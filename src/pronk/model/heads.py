@@ -13,7 +13,7 @@ layer. The norm is each head's own; the unembedding is the target's, or a copy f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +23,7 @@ from pronk.errors import OptionError
 from pronk.model.config import ModelConfig
 from pronk.model.decoder import Attend, Layer, empty_linear, make_norm
 from pronk.model.linear import Linear
+from pronk.model.program import Program
 
 __all__ = ["KINDS", "ORDERS", "UNEMBEDDINGS", "HeadsShape", "MultiTokenHeads", "heads_config"]
 
@@ -123,7 +124,7 @@ class MultiTokenHeads(nn.Module):
         size = self.config.hidden_size
         return Layer(self.config, empty_linear) if self.shape.kind == "transformer" else empty_linear(size, size, False)
 
-    def head(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+    def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
         """``h`` of one head, before its norm.
 
         Args:
@@ -139,15 +140,24 @@ class MultiTokenHeads(nn.Module):
         out: Tensor = layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
         return out.to(x.dtype)  # under autocast a product alone would be narrower
 
-    def run(
-        self, z: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend, count: int
-    ) -> Iterator[tuple[int, Tensor]]:
-        """The first ``count`` heads: each one's index and its output ``[rows, hidden]``, as they are applied."""
+    def compile_part(self, index: int, program: Program) -> None:
+        """Describe :meth:`part` to the kernels."""
+        layer = self.layers[index]
+        if isinstance(layer, Layer):
+            layer.compile(program, index)
+        else:
+            program.linear(layer)
+
+    def run(self, z: Tensor, apply: Callable[[int, Tensor], Tensor], count: int) -> Iterator[tuple[int, Tensor]]:
+        """The first ``count`` heads: each one's index and its output ``[rows, hidden]``, as they are applied.
+
+        ``apply(index, x)`` runs one: :meth:`part`, or what the kernels make of it.
+        """
         x = z
         for index in self.shape.sequence:
             if index >= count and self.shape.order != "anticausal":
                 return
-            out = self.head(index, x, rope, attend)
+            out = apply(index, x)
             x = out if self.shape.chained else z
             yield index, out
 

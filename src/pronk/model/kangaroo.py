@@ -23,6 +23,7 @@ from pronk.errors import OptionError
 from pronk.model.config import ModelConfig
 from pronk.model.decoder import Attend, Layer, empty_linear, make_norm
 from pronk.model.linear import Linear
+from pronk.model.program import Program
 
 __all__ = ["ADAPTERS", "Kangaroo", "KangarooShape"]
 
@@ -138,6 +139,15 @@ class Kangaroo(nn.Module):
         """
         return self.norm(self.layers[0](x, rope, 0, attend))
 
+    def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:  # noqa: ARG002 - there is one
+        """:meth:`forward`, as one of :class:`~pronk.drafters.beside.Parts`."""
+        return self(x, rope, attend)
+
+    def compile_part(self, index: int, program: Program) -> None:
+        """Describe it to the kernels."""
+        self.layers[index].compile(program, index)
+        program.norm(self.norm)
+
     def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
         """Random weights for training; the last norm, and a head of its own, begin as copies of the target's.
 
@@ -168,6 +178,10 @@ class _Attention(Layer):
         """See :class:`~pronk.model.decoder.Layer`."""
         return self.attend(x, rope, index, attend)
 
+    def compile(self, program: Program, index: int) -> None:
+        """See :class:`~pronk.model.decoder.Layer`."""
+        program.attention(self, index)
+
 
 class _TwoLinears(nn.Module):
     """Input norm, two linears and residual."""
@@ -181,6 +195,11 @@ class _TwoLinears(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:  # noqa: ARG002 - as all blocks
         """See :class:`~pronk.model.decoder.Layer`; rows do not see each other."""
         return x + self.down(F.silu(self.up(self.input_norm(x))))
+
+    def compile(self, program: Program, index: int) -> None:  # noqa: ARG002 - as all blocks
+        """See :class:`~pronk.model.decoder.Layer`."""
+        program.linear(self.up, norm=self.input_norm, activation="silu", to="B")
+        program.linear(self.down, source="B", residual=True)
 
 
 _BLOCKS: dict[str, Callable[[ModelConfig], nn.Module]] = {

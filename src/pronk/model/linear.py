@@ -1,27 +1,37 @@
-"""The one seam for matrix products: plain, prepacked and quantized weights.
+"""The one seam for matrix products: plain weights for torch, packed ones for the kernels.
 
-Whatever the implementation, ``forward`` maps ``[rows, in]`` to ``[rows, out]`` in the dtype of its input. On a
-CPU the result of a row must not depend on the other rows of the call (see :mod:`pronk.engine.runner`, which pads the
-number of rows to a multiple of 4 for that purpose).
+Whatever the implementation, ``forward`` maps ``[rows, in]`` to ``[rows, out]`` in the dtype of its input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.errors import OptionError
-from pronk.model.hugepages import use_huge_pages
+from pronk.kernels.library import Kernels
+from pronk.kernels.weights import pack
+from pronk.model.program import Program, Rows
 
-__all__ = ["WEIGHTS", "Int8Linear", "Linear", "LinearFactory", "PackedLinear", "PlainLinear", "choose_linear"]
+__all__ = ["WEIGHTS", "KernelLinear", "Layout", "Linear", "LinearFactory", "PlainLinear", "choose_linear"]
 
 WEIGHTS = ("plain", "int8")
 
-# Rows of a matrix that are quantized at a time; more would need more memory beside it.
-_ROWS = 4096
+
+class Layout(NamedTuple):
+    """How the outputs of a product are used, which decides how its weights are packed.
+
+    Attributes:
+        unit: outputs that belong together, a head for example; ``None`` is all of them.
+        gated: whether the first half of the outputs gates the second.
+    """
+
+    unit: int | None = None
+    gated: bool = False
 
 
 class Linear(nn.Module):
@@ -34,8 +44,13 @@ class Linear(nn.Module):
         """``x`` ``[rows, in]`` to ``[rows, out]``."""
         raise NotImplementedError
 
+    def logits(self, x: Tensor) -> Tensor:
+        """The same in float32, as wide as the product was summed."""
+        return self(x).float()
 
-LinearFactory = Callable[[Tensor, Tensor | None], Linear]
+
+# Makes a linear layer of a weight ``[out, in]``, a bias ``[out]`` and the layout that its user expects.
+LinearFactory = Callable[[Tensor, Tensor | None, Layout], Linear]
 
 
 class PlainLinear(Linear):
@@ -53,104 +68,58 @@ class PlainLinear(Linear):
         return F.linear(x, self.weight, self.bias)
 
 
-class PackedLinear(Linear):
-    """Weights reordered once into oneDNN's blocked layout, which reads them 1.4 times faster for a few rows.
+class KernelLinear(Linear):
+    """Weights packed for the kernels; a row's bits do not depend on the other rows.
 
-    This is the operator that inductor's weight freezing emits. The blocked copy replaces the plain one.
+    Within a layer the kernels use them directly; ``forward`` is for a product by itself.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, kernels: Kernels, weight: Tensor, bias: Tensor | None, layout: Layout, bits: int | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-        use_huge_pages(int(torch.ops.mkldnn.data_ptr(self.weight)), weight.nbytes)
-        self.bias = bias
+        self.layout = layout
+        self.packed = pack(kernels, weight, bias, unit=layout.unit, gated=layout.gated, bits=bits)
+
+        self._programs: dict[torch.dtype, Program] = {}
 
     def forward(self, x: Tensor) -> Tensor:
+        """See :class:`Linear`; only for a layout in which all outputs are one unit."""
+        return self.logits(x).to(x.dtype)
+
+    def logits(self, x: Tensor) -> Tensor:
         """See :class:`Linear`."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-
-    @staticmethod
-    def supports(dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether this build of torch and this processor have a fast prepacked product for ``dtype``."""
-        if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-            return False
-        if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-            return False
-        if dtype == torch.bfloat16:
-            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        return dtype == torch.float32
+        assert self.layout == Layout(), "expected a product by itself, found one whose outputs are used within a layer"
+        dtype = x.dtype if x.dtype == torch.bfloat16 else torch.float32
+        if dtype not in self._programs:
+            self._programs[dtype] = Program(self.packed.kernels, self.in_features, dtype)
+            self._programs[dtype].linear(self, to="logits")
+        out = torch.empty(len(x), self.out_features)
+        if len(x):
+            self._programs[dtype].run(Rows.loose(len(x)), x.contiguous().to(dtype), out)
+        return out
 
 
-class Int8Linear(Linear):
-    """Weights in 8 bits, half of bfloat16: for models whose outputs need not be exact, such as drafts.
-
-    Each row of the weights has a scale, and so has each row of the input, which is rounded to 8 bits as well; their
-    products are whole numbers, so a row never depends on the others. Against the float product a random one is 1.2 %
-    off. On the project's machine 1 to 4 rows take 0.6 to 0.7 of the time of packed bfloat16 with 4096 x 11008 weights,
-    0.7 (one thread) to 1 (two) with 2048 x 2048, and up to 1.5 with 320 x 4096, where small steps outweigh the reading.
-    Keeping the input as it is (``_weight_int8pack_mm``) takes the time of bfloat16 for 1 to 4 rows, twice that for 16.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        if not self.supports(weight.device):
-            found = "one without" if weight.device.type == "cpu" else f"device {weight.device}"
-            msg = f"weights: expected a CPU with VNNI instructions for int8, found {found}; use plain"
-            raise OptionError(msg)
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        rounded = torch.empty(weight.shape, dtype=torch.int8)
-        self.scale = torch.empty(self.out_features)
-        for start in range(0, self.out_features, _ROWS):
-            block = slice(start, start + _ROWS)
-            rows = weight.detach()[block]
-            scale = _row_scale(rows)
-            self.scale[block] = scale[:, 0]
-            rounded[block] = (rows / scale).round_()
-        self.weight = torch.ops.onednn.qlinear_prepack(rounded, None)
-        use_huge_pages(int(torch.ops.mkldnn.data_ptr(self.weight)), rounded.nbytes)
-        self._zeros = torch.zeros(self.out_features, dtype=torch.int32)
-        self.bias = bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See :class:`Linear`."""
-        scale = _row_scale(x)
-        # oneDNN wants an input without signs: 128 is zero, and a half more makes cutting off rounding.
-        rounded = (x / scale).add_(128.5).to(torch.uint8)
-        scales = (self.scale, self._zeros)
-        y = torch.ops.onednn.qlinear_pointwise(
-            rounded, 1.0, 128, self.weight, *scales, None, 1.0, 0, torch.float32, "none", [], ""
-        )
-        y.mul_(scale)
-        return (y if self.bias is None else y.add_(self.bias)).to(x.dtype)
-
-    @staticmethod
-    def supports(device: torch.device) -> bool:
-        """Whether this build of torch and this processor have a fast product of 8-bit numbers that cannot overflow."""
-        if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-            return False
-        return torch.cpu._is_vnni_supported()  # noqa: SLF001 - it has no public name
-
-
-def _row_scale(x: Tensor) -> Tensor:
-    """What -127..127 stands for in each row, float32 ``[rows, 1]``."""
-    return x.abs().amax(1, keepdim=True).float().div_(127).clamp_min_(1e-30)
-
-
-def choose_linear(dtype: torch.dtype, device: torch.device, weights: str = "plain") -> LinearFactory:
-    """The fastest implementation that ``device`` has for ``dtype``.
+def choose_linear(kernels: Kernels | None, device: torch.device, weights: str = "plain") -> LinearFactory:
+    """What makes the linear layers of a model.
 
     Args:
-        dtype: of inputs and outputs.
+        kernels: who will read the weights; ``None`` is torch.
         device: where the weights are.
-        weights: ``"plain"``, which is exact, or ``"int8"``.
+        weights: ``"plain"``, or ``"int8"`` for a quarter to a half of the memory.
 
     Raises:
-        OptionError: ``weights`` is neither, or ``device`` has no fast product for it.
+        OptionError: ``weights`` is neither, or there are no kernels for it.
     """
-    if weights == "int8":
-        return Int8Linear
-    if weights != "plain":
+    if weights not in WEIGHTS:
         msg = f"weights: expected {' or '.join(WEIGHTS)}, found {weights!r}"
         raise OptionError(msg)
-    return PackedLinear if PackedLinear.supports(dtype, device) else PlainLinear
+    bits = 8 if weights == "int8" else None
+    if kernels is not None:
+        return lambda weight, bias, layout: KernelLinear(kernels, weight, bias, layout, bits)
+    if bits:
+        found = "no kernels" if device.type == "cpu" else f"device {device}"
+        msg = f"weights: expected a CPU and pronk's kernels for int8, found {found}; use plain"
+        raise OptionError(msg)
+    return lambda weight, bias, _: PlainLinear(weight, bias)

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.kernels.library import Kernels
 from pronk.model.checkpoint import Checkpoint, read_json
 from pronk.model.config import ModelConfig, parse_config
-from pronk.model.decoder import Decoder
+from pronk.model.decoder import Decoder, Layer
 from pronk.model.families import FAMILY_NAMES, FamilyNames, Part, Piece, plan_tensors
-from pronk.model.linear import LinearFactory, choose_linear
+from pronk.model.linear import Layout, LinearFactory, choose_linear
 
-__all__ = ["load_decoder", "parse_dtype", "read_config", "resolve_model"]
+__all__ = ["computed_in", "covers", "load_decoder", "parse_dtype", "read_config", "resolve_model"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -116,13 +117,23 @@ def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
     return dtype
 
 
+def covers(kernels: Kernels | None, config: ModelConfig) -> bool:
+    """Whether there are kernels, and they cover a model of this shape."""
+    return kernels is not None and kernels.covers(config.head_dim)
+
+
+def computed_in(dtype: torch.dtype, kernels: Kernels | None) -> torch.dtype:
+    """What a model is computed in whose weights are of ``dtype``: the kernels widen float16 as they read it."""
+    return torch.float32 if kernels is not None and dtype == torch.float16 else dtype
+
+
 def load_decoder(
     folder: Path,
     config: ModelConfig,
     *,
     dtype: torch.dtype,
     device: torch.device,
-    linear: LinearFactory | None = None,
+    kernels: Kernels | None = None,
     weights: str = "plain",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
@@ -135,7 +146,7 @@ def load_decoder(
         config: what :func:`read_config` says about it.
         dtype: of the weights and the computation.
         device: where the weights go.
-        linear: builds the linear layers; the fastest that the device has for ``weights`` by default.
+        kernels: who will compute with the weights; ``None`` is torch.
         weights: ``"plain"``, or ``"int8"`` for half the memory where the outputs need not be exact.
         on_progress: called with the bytes read so far and in total.
 
@@ -143,7 +154,7 @@ def load_decoder(
         CheckpointError: tensors are missing, left over, wrongly shaped, not floating point or damaged.
         OptionError: ``weights`` is neither, or the device has no products for it.
     """
-    linear = linear or choose_linear(dtype, device, weights)
+    linear = choose_linear(kernels, device, weights)
     checkpoint = Checkpoint(folder)
     names = FAMILY_NAMES[config.family]
     parts = list(plan_tensors(config))
@@ -186,7 +197,8 @@ class _Placer:
         elif part.kind == "linear":
             tied = [self.decoder.embedding.detach()]
             weight = self._stack([self._read(piece) for piece in part.weight] or tied, transposed=part.transposed)
-            setattr(parent, name, self.linear(weight, self._vector(part.bias)))
+            layout = parent.layout(name) if isinstance(parent, Layer) else Layout()
+            setattr(parent, name, self.linear(weight, self._vector(part.bias), layout))
         else:
             for key, pieces in (("weight", part.weight), ("bias", part.bias)):
                 vector = self._vector(pieces)

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from pronk.errors import OptionError
 from pronk.model.config import ModelConfig
 from pronk.model.linear import PlainLinear
+from pronk.model.program import Program
 
-__all__ = ["UNEMBEDDINGS", "MedusaHeads", "MedusaShape"]
+__all__ = ["UNEMBEDDINGS", "Head", "MedusaHeads", "MedusaShape"]
 
 UNEMBEDDINGS = ("shared", "replicated")
 
@@ -75,6 +76,11 @@ class Head(nn.Module):
         for block in self.blocks:
             hidden = hidden + F.silu(block(hidden))
         return hidden
+
+    def compile(self, program: Program) -> None:
+        """Describe :meth:`forward` to the kernels."""
+        for block in self.blocks:
+            program.linear(block, activation="silu", residual=True)
 
 
 class MedusaHeads(nn.Module):

@@ -12,7 +12,7 @@ later position ``p`` for length ``p + 1``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -21,10 +21,12 @@ from torch import Tensor
 
 from pronk.errors import ConfigError
 
-__all__ = ["RopeConfig", "RotaryEmbedding", "apply_rope", "parse_rope"]
+__all__ = ["RopeConfig", "RopeTable", "RotaryEmbedding", "apply_rope", "parse_rope"]
 
 # Values from here on are damage; a float32 would overflow soon.
 _HUGE = 1e15
+# Positions of the first table; it doubles as texts grow.
+_FIRST_LINES = 1024
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor low_freq_factor "
@@ -159,6 +161,45 @@ class RotaryEmbedding:
         bases = c.theta * growth ** (c.head_dim / (c.head_dim - 2))
         exponents = torch.arange(0, c.head_dim, 2, device=spans.device, dtype=torch.float32) / c.head_dim
         return 1.0 / bases[:, None] ** exponents
+
+
+class RopeTable:
+    """The same for the kernels: float32 ``[lines, 2, head_dim / 2]``, cosines and sines, computed once per position.
+
+    The angle is the float32 product that checkpoints were trained with; its cosine is taken in float64, so that an
+    entry does not depend on how many are computed together.
+    """
+
+    def __init__(self, config: RopeConfig | None) -> None:
+        """``config``: ``None`` is a model without rotations, which asks for no lines."""
+        self.config = config
+        self._embedding = None if config is None else RotaryEmbedding(config, torch.device("cpu"))
+        self._table = torch.empty(0)
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether a rotation depends on more than the position, so that every row has a line of its own."""
+        return self.config is not None and self.config.kind == "dynamic"
+
+    def upto(self, stop: int) -> Tensor:
+        """The table of at least the positions below ``stop``."""
+        if len(self._table) < stop:
+            size = max(_FIRST_LINES, 1 << (stop - 1).bit_length())
+            self._table = self.lines(range(size), ())
+        return self._table
+
+    def lines(self, positions: Sequence[int], spans: Sequence[int]) -> Tensor:
+        """A line for each position; ``spans`` as in :class:`RotaryEmbedding`, read by *dynamic* scaling only."""
+        assert self._embedding is not None
+        assert self.config is not None
+        frequencies = self._embedding.frequencies
+        if self.dynamic:
+            # One at a time, because torch's powers of one row and of many differ in the last bit.
+            every = {span: self._embedding._dynamic(torch.tensor([span])) for span in set(spans)}  # noqa: SLF001
+            frequencies = torch.cat([every[span] for span in spans])
+        angles = (torch.tensor(positions, dtype=torch.float32)[:, None] * frequencies).double()
+        lines = torch.stack((angles.cos(), angles.sin()), dim=1) * self.config.attention_scale
+        return lines.to(torch.float32)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

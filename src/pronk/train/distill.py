@@ -31,7 +31,6 @@ def chunk_rows(vocab_size: int) -> int:
     return max(_ROWS, _CHUNK // vocab_size)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # the weights of the teacher may be opaque to the compiler
 def distillation_loss(  # noqa: PLR0917 - autograd passes them by position
     hidden: Tensor,
     weight: Tensor,

@@ -94,7 +94,7 @@ def head_stages(heads: MultiTokenHeads, rope: tuple[Tensor, Tensor] | None, atte
     """The heads in the order in which they are applied, for rows with these rotations and this attention."""
 
     def stage(index: int) -> Stage:
-        return index, lambda x: heads.head(index, x, rope, attend)
+        return index, lambda x: heads.part(index, x, rope, attend)
 
     return [stage(index) for index in heads.shape.sequence]
 

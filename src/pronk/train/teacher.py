@@ -1,4 +1,7 @@
-"""The target of a distillation: loaded once, it writes text, teaches, and verifies guesses."""
+"""The target of a distillation: it writes text, teaches, and verifies guesses.
+
+Where it writes and verifies with the kernels, whose weights only they can read, it teaches with plain ones beside them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,9 @@ import torch
 from torch import Tensor
 
 from pronk.llm import LLM
-from pronk.model.checkpoint import Checkpoint
 from pronk.model.decoder import Decoder
-from pronk.model.families import FAMILY_NAMES
 from pronk.model.fingerprint import Fingerprint
-from pronk.model.loader import parse_dtype
+from pronk.model.loader import load_decoder, parse_dtype
 from pronk.train.encoder import Encoder
 from pronk.train.loop import find_device
 
@@ -46,10 +47,13 @@ class Teacher:
         """Its checkpoint."""
         return self.llm.path
 
-    @property
+    @cached_property
     def decoder(self) -> Decoder:
-        """The model itself."""
-        return self.llm.engine.target.decoder
+        """The model itself, with plain weights."""
+        decoder = self.llm.engine.target.decoder
+        if decoder.kernels is None:
+            return decoder
+        return load_decoder(self.folder, self.llm.config, dtype=self.dtype, device=decoder.embedding.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,16 +65,10 @@ class Teacher:
         """What its drafters carry, to be refused by other targets: quick to find again, whenever one is loaded."""
         return Fingerprint.of(self.folder)
 
-    @cached_property
+    @property
     def unembedding(self) -> Tensor:
-        """``[vocab, hidden]`` of its head, plain: its own may be packed."""
-        config = self.llm.config
-        if config.tied:
-            return self.decoder.embedding.detach().to(self.dtype)
-        names = FAMILY_NAMES[config.family]
-        checkpoint = Checkpoint(self.folder)
-        (name,) = (name for name in checkpoint if names.canonical(name) == f"{names.head}.weight")
-        return checkpoint.tensor(name).to(self.decoder.embedding.device, self.dtype)
+        """``[vocab, hidden]`` of its head."""
+        return self.decoder.head.get_parameter("weight").detach()
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:

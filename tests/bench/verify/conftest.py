@@ -15,5 +15,5 @@ def bundled() -> LLM:
 
 @pytest.fixture(scope="package")
 def llm(checkpoint: MakeCheckpoint) -> LLM:
-    """In bfloat16, where the two likeliest tokens are often a unit in the last place apart, or none."""
+    """In bfloat16, where the two likeliest tokens are often a unit in the last place apart, or less."""
     return LLM(checkpoint("llama"), dtype="bfloat16", kv_memory="32MiB", budget="all")

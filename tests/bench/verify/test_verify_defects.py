@@ -160,7 +160,7 @@ def test_other_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch, change: Callable[
 
     monkeypatch.setattr(LLM, "generate", generate)
     # A tie cannot explain it, whatever the device promises.
-    monkeypatch.setattr(llm.engine, "exact", False)
+    monkeypatch.setattr(llm.engine.runner, "exact", False)
     report = check(llm)
     assert not report.passed
     equality = guessing(report).equality
@@ -185,18 +185,18 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
     assert part.rescoring.worst == pytest.approx(1e-6, rel=1e-3)
     assert 0 < part.rescoring.wrong < part.rescoring.tokens
     assert not report.passed
-    monkeypatch.setattr(llm.engine, "exact", False)  # elsewhere it is what rounding does
+    monkeypatch.setattr(llm.engine.runner, "exact", False)  # elsewhere it is what rounding does
     assert not guessing(check(llm)).rescoring.failed  # type: ignore[union-attr]
 
 
 def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits that differ by one unit in the last place flip some choices, and all of these are near ties."""
+    """Logits that differ by a unit in the last place of the model's dtype flip some choices, all of them near ties."""
     monkeypatch.setattr(Engine, "_walk", nudged(Engine._walk, 1.0))
     exact = guessing(check(llm)).equality
     assert exact is not None
     assert exact.failed
     assert exact.near_ties > 0
-    monkeypatch.setattr(llm.engine, "exact", False)
+    monkeypatch.setattr(llm.engine.runner, "exact", False)
     report = check(llm)
     equality = guessing(report).equality
     assert equality is not None
@@ -210,7 +210,7 @@ def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypa
 
 def test_large_differences_are_no_near_ties(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "_walk", nudged(Engine._walk, 1000.0))
-    monkeypatch.setattr(llm.engine, "exact", False)
+    monkeypatch.setattr(llm.engine.runner, "exact", False)
     report = check(llm)
     equality = guessing(report).equality
     assert equality is not None

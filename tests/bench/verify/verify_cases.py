@@ -51,12 +51,15 @@ def is_json(value: Any) -> bool:
 
 
 def nudged(original: Walk, ulps: float) -> Walk:
-    """The engine's walk for requests that guess, with the second largest logit of each row that much larger."""
+    """The engine's walk for requests that guess, with the second largest logit of each row that much larger.
+
+    ``ulps`` are units in the last place of the model's dtype; logits may be more precise.
+    """
 
     def walk(engine: Engine, plan: Any, logits: Tensor) -> Any:
         if plan.turn.request.drafter.name != "autoregressive":
             top = logits.topk(2, dim=-1)
-            unit = torch.finfo(logits.dtype).eps * top.values[:, 1:].abs()
+            unit = torch.finfo(engine.runner.dtype).eps * top.values[:, 1:].abs()
             logits = logits.scatter(1, top.indices[:, 1:], top.values[:, 1:] + ulps * unit)
         return original(engine, plan, logits)
 

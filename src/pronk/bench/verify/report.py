@@ -89,8 +89,9 @@ class VerifyReport:
     Attributes:
         model: where it came from.
         device: where it ran.
-        dtype: of its numbers.
-        exact: whether this device promises the same tokens to the bit; then a near tie is a failure, too.
+        dtype: of its weights.
+        kernels: what computed: the instruction set of pronk's kernels, or ``"torch"``.
+        exact: whether these promise the same tokens to the bit; then a near tie is a failure, too.
         settings: how much was verified.
         prompts: how many prompts were used.
         too_long: how many were left out because the model's context is too short for them.
@@ -103,6 +104,7 @@ class VerifyReport:
     model: str
     device: str
     dtype: str
+    kernels: str
     exact: bool
     settings: Settings
     prompts: int
@@ -141,6 +143,7 @@ class VerifyReport:
             "model": self.model,
             "device": self.device,
             "dtype": self.dtype,
+            "kernels": self.kernels,
             "exact": self.exact,
             "max_tokens": self.settings.max_tokens,
             "samples": self.settings.samples,

@@ -75,7 +75,8 @@ def verify_steps(
     report = VerifyReport(
         str(llm.path),
         str(llm.engine.runner.device),
-        str(llm.engine.runner.dtype).removeprefix("torch."),
+        str(llm.dtype).removeprefix("torch."),
+        llm.kernels,
         llm.engine.exact,
         settings,
         len(kept),
@@ -121,7 +122,7 @@ class _Job:
     law: Law | None = None
 
     def __post_init__(self) -> None:
-        exact = self.llm.engine.exact and self.settings.rule == "coupled"
+        exact = self.llm.engine.exact
         self.scorer = Scorer.make(self.llm, self.prompts, exact=exact)
         if self.settings.samples:
             self.law = stage(self.llm, self.prompts[:_STAGED], exact=exact)

@@ -46,7 +46,8 @@ def _heading(report: VerifyReport) -> str:
     if (rule := report.settings.rule) != "coupled":
         promise += f" for greedy texts; those sampled by {rule} depend on the guesses and share only their law"
     return (
-        f"{Path(report.model).name} on {report.device} in {report.dtype}, which promises {promise}: {report.prompts} "
+        f"{Path(report.model).name} on {report.device} in {report.dtype} with kernels {report.kernels}, which "
+        f"promises {promise}: {report.prompts} "
         f"prompts{left}, {report.settings.max_tokens} tokens each, seed {report.settings.seed}"
     )
 

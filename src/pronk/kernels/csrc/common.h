@@ -1,0 +1,87 @@
+// What the instruction sets share: a pass as it has been prepared, and the one function that each of them has.
+#pragma once
+#include <atomic>
+
+#include "pronk.h"
+#include "scalar.h"
+
+// A sanitizer's compiler takes minutes over tiles of many rows; it gets few.
+#if defined(PRONK_FEW_TILES)
+#define FEW_TILES(rows) ((rows) < 3 ? (rows) : 3)
+#else
+#define FEW_TILES(rows) (rows)
+#endif
+
+namespace pronk {
+
+// Positions of keys that attention takes together; blocks begin at multiples of it, wherever the keys lie.
+const int KEYS = 64;
+// Queries that attention takes together.
+const int QUERIES = 6;
+// Rows of a chunk of outputs that are computed before they are used.
+const int CHUNK_ROWS = 512;
+// Most blocks of 16 outputs in such a chunk.
+const int CHUNK_BLOCKS = 8;
+// Up to so many rows every thread prepares the input of a product by itself, which is cheaper than waiting.
+const int ALONE_ROWS = 4;
+
+inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+// One row: where it stands in its request's text, and how its path lies in the cache.
+struct Row {
+  int32_t position, slot, segment, node;
+  int32_t straight;  // so many of its path's nodes, from the root on, lie where a chain's would
+  int32_t tail;      // place in `path` of the nodes after those
+};
+
+struct Segment {
+  const pronk_segment* given;
+  int32_t first_row, rows;
+  bool branches;  // whether some row's path is not straight to its end
+};
+
+struct State {
+  const pronk_op* ops;
+  int64_t count;
+  const pronk_pass* pass;
+  bool narrow;            // activations between operations are bf16
+  Row* row;
+  Segment* segment;
+  int32_t* path;
+  std::atomic<int32_t>* next;  // per operation, the next piece of attention
+  void *a, *b, *x;        // activations [rows, round_up(width, 32)], and the input of a product
+  float* q;               // [rows, heads, head_dim rounded up to 16]
+  char* scratch;          // scratch_bytes for each thread
+  int64_t scratch_bytes, nodes;  // nodes: of the largest tree
+};
+
+typedef void (*TileFunction)(const void* weights, int64_t block, const void* rows, int64_t ldx, float* c, int64_t ldc,
+                             int64_t k0, int64_t k1, bool more);
+
+// Products of one type of weights, by their rows, for 1, 2 and 4 blocks of outputs beside each other.
+struct Tiles {
+  TileFunction by_rows[13][3];
+};
+
+struct Table {
+  void (*execute)(State* state, int thread, int threads);
+  bool narrow;            // whether bf16 products take bf16 activations
+};
+
+extern const Table table_portable;
+#if defined(__x86_64__) || defined(_M_X64)
+extern const Table table_avx2, table_avx512, table_avx512_bf16, table_amx;
+// By the type of the weights; the sets above AVX-512 use them for all types but bf16.
+extern const Tiles tiles_avx512[4];
+#endif
+
+// Bytes of a key panel or a row of a pool.
+inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
+// Elements of 16 keys.
+inline int64_t panel_size(int type, int64_t head_dim) {
+  return type == PRONK_F32 ? head_dim * 16 : (head_dim + 1) / 2 * 32;
+}
+// Bytes of scratch that a thread needs.
+int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t nodes);
+
+}  // namespace pronk

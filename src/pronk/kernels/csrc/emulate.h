@@ -1,0 +1,81 @@
+// The instructions of AVX512-BF16 and AMX in plain loops, for testing the code around them on processors without
+// (`python build.py OUT -DPRONK_EMULATE`, needs AVX-512). Results are close to the processor's, and as independent of
+// the rows' company; speed is not the point.
+#pragma once
+#include <immintrin.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "scalar.h"
+
+namespace emulate {
+
+static inline __m512 dot(__m512 sum, __m512bh a, __m512bh b) {
+  float s[16];
+  uint16_t x[32], y[32];
+  memcpy(s, &sum, 64);
+  memcpy(x, &a, 64);
+  memcpy(y, &b, 64);
+  for (int i = 0; i < 16; i++)
+    for (int odd = 1; odd >= 0; odd--)
+      s[i] = __builtin_fmaf(bf16_to_float(x[2 * i + odd]), bf16_to_float(y[2 * i + odd]), s[i]);
+  memcpy(&sum, s, 64);
+  return sum;
+}
+
+struct Tiles {
+  uint8_t config[64];
+  uint8_t data[8][16][64];
+  int rows(int t) const { return config[48 + t]; }
+  int bytes(int t) const { return config[16 + 2 * t] | config[17 + 2 * t] << 8; }
+};
+static thread_local Tiles tiles;
+
+static inline void load_config(const void* config) {
+  memcpy(tiles.config, config, 64);
+  memset(tiles.data, 0, sizeof tiles.data);
+  if (tiles.config[0] != 1) abort();
+  for (int t = 0; t < 8; t++)
+    if (tiles.rows(t) < 1 || tiles.rows(t) > 16 || tiles.bytes(t) > 64) abort();
+}
+static inline void release() { memset(&tiles, 0, sizeof tiles); }
+static inline void zero(int t) { memset(tiles.data[t], 0, sizeof tiles.data[t]); }
+static inline void load(int t, const void* base, int64_t stride) {
+  zero(t);
+  for (int r = 0; r < tiles.rows(t); r++) memcpy(tiles.data[t][r], (const char*)base + r * stride, (size_t)tiles.bytes(t));
+}
+static inline void store(int t, void* base, int64_t stride) {
+  for (int r = 0; r < tiles.rows(t); r++) memcpy((char*)base + r * stride, tiles.data[t][r], (size_t)tiles.bytes(t));
+}
+static inline void multiply(int sum, int a, int b) {
+  if (tiles.rows(sum) != tiles.rows(a) || tiles.bytes(a) / 4 != tiles.rows(b) || tiles.bytes(sum) != tiles.bytes(b)) abort();
+  for (int m = 0; m < tiles.rows(a); m++)
+    for (int k = 0; k < tiles.rows(b); k++)
+      for (int n = 0; n < tiles.bytes(b) / 4; n++) {
+        uint16_t x[2], y[2];
+        float s;
+        memcpy(x, tiles.data[a][m] + 4 * k, 4);
+        memcpy(y, tiles.data[b][k] + 4 * n, 4);
+        memcpy(&s, tiles.data[sum][m] + 4 * n, 4);
+        s = __builtin_fmaf(bf16_to_float(x[0]), bf16_to_float(y[0]), s);
+        s = __builtin_fmaf(bf16_to_float(x[1]), bf16_to_float(y[1]), s);
+        memcpy(tiles.data[sum][m] + 4 * n, &s, 4);
+      }
+}
+
+}  // namespace emulate
+
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_dpbf16ps
+#undef _mm512_dpbf16_ps
+#define _mm512_dpbf16_ps emulate::dot
+#define _tile_loadconfig emulate::load_config
+#define _tile_release emulate::release
+#define _tile_zero emulate::zero
+#define _tile_loadd emulate::load
+#define _tile_stored emulate::store
+#define _tile_dpbf16ps emulate::multiply

@@ -1,0 +1,21 @@
+// AMX tiles for all bf16 products, one row included; AVX-512 for the rest.
+#include <immintrin.h>
+#include <string.h>
+
+#include "common.h"
+#if defined(PRONK_EMULATE)
+#include "emulate.h"
+#endif
+#include "team.h"
+
+#define PRONK_SIMD_AVX512
+#define PRONK_DOT_BF16
+#define PRONK_TILES_AMX
+namespace pronk {
+namespace {
+const bool NARROW = true;
+constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, VALUE_LANES = 4, SCORE_PANELS = 2;
+#include "kernels.inc"
+}  // namespace
+const Table table_amx = {execute, NARROW};
+}  // namespace pronk

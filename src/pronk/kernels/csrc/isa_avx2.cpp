@@ -1,0 +1,17 @@
+// AVX2, FMA and F16C: 16 registers of 8 floats.
+#include <immintrin.h>
+#include <string.h>
+
+#include "common.h"
+#include "team.h"
+
+#define PRONK_SIMD_AVX2
+
+namespace pronk {
+namespace {
+const bool NARROW = false;
+constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, VALUE_LANES = 1, SCORE_PANELS = 1;
+#include "kernels.inc"
+}  // namespace
+const Table table_avx2 = {execute, NARROW};
+}  // namespace pronk

@@ -1,0 +1,18 @@
+// AVX-512 F, BW, DQ, VL: 32 registers of 16 floats; bf16 weights are widened.
+#include <immintrin.h>
+#include <string.h>
+
+#include "common.h"
+#include "team.h"
+
+#define PRONK_SIMD_AVX512
+
+namespace pronk {
+namespace {
+const bool NARROW = false;
+constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, VALUE_LANES = 4, SCORE_PANELS = 2;
+#include "kernels.inc"
+}  // namespace
+const Tiles tiles_avx512[4] = {TILES[0], TILES[1], TILES[2], TILES[3]};
+const Table table_avx512 = {execute, NARROW};
+}  // namespace pronk

@@ -1,0 +1,18 @@
+// What any compiler can build: the only set on Arm, and the last resort on x86.
+#include <string.h>
+
+#include "common.h"
+#include "team.h"
+
+namespace pronk {
+namespace {
+const bool NARROW = false;
+#if defined(__aarch64__)
+constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, VALUE_LANES = 1, SCORE_PANELS = 1;
+#else
+constexpr int TILE_ROWS = FEW_TILES(3), TILE_SUMS = 3, VALUE_LANES = 1, SCORE_PANELS = 1;
+#endif
+#include "kernels.inc"
+}  // namespace
+const Table table_portable = {execute, NARROW};
+}  // namespace pronk

@@ -1,0 +1,400 @@
+// The interface: choosing the instruction set, preparing a pass, packing weights, moving rows.
+#include "pronk.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "common.h"
+#include "team.h"
+
+using namespace pronk;
+
+namespace {
+
+#if defined(__x86_64__) || defined(_M_X64)
+void cpuid(uint32_t leaf, uint32_t sub, uint32_t out[4]) {
+  __asm__ __volatile__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "a"(leaf), "c"(sub));
+}
+
+bool amx_allowed() {
+#if defined(__linux__)
+  return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+#else
+  return false;  // Windows and macOS give no leave to ask for
+#endif
+}
+
+int detect() {
+  uint32_t r[4], low = 0, high = 0;
+  cpuid(0, 0, r);
+  if (r[0] < 7) return PRONK_PORTABLE;
+  cpuid(1, 0, r);
+  bool saves = r[2] >> 27 & 1, fma = r[2] >> 12 & 1, half = r[2] >> 29 & 1;
+  if (!saves || !fma || !half) return PRONK_PORTABLE;
+  __asm__ __volatile__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  cpuid(7, 0, r);
+  if ((low & 6) != 6 || !(r[1] >> 5 & 1)) return PRONK_PORTABLE;
+  const uint32_t wanted = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+  if ((low & 0xe6) != 0xe6 || (r[1] & wanted) != wanted) return PRONK_AVX2;
+#if defined(PRONK_EMULATE)
+  return PRONK_AMX;
+#endif
+  bool tiles = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (low >> 17 & 3) == 3;
+  uint32_t most = r[0];
+  if (most < 1) return PRONK_AVX512;
+  cpuid(7, 1, r);
+  if (!(r[0] >> 5 & 1)) return PRONK_AVX512;
+  return tiles && amx_allowed() ? PRONK_AMX : PRONK_AVX512_BF16;
+}
+#else
+int detect() { return PRONK_PORTABLE; }
+#endif
+
+const Table* table(int isa) {
+  switch (isa) {
+#if defined(__x86_64__) || defined(_M_X64)
+    case PRONK_AVX2: return &table_avx2;
+    case PRONK_AVX512: return &table_avx512;
+    case PRONK_AVX512_BF16: return &table_avx512_bf16;
+    case PRONK_AMX: return &table_amx;
+#endif
+    default: return &table_portable;
+  }
+}
+
+// Memory that is kept between passes and only grows.
+struct Arena {
+  char* start = nullptr;
+  int64_t size = 0, used = 0;
+
+  bool begin(int64_t bytes) {
+    used = 0;
+    if (bytes <= size) return true;
+    free(start);
+    start = (char*)malloc((size_t)(bytes + 64));
+    size = start ? bytes : 0;
+    return start != nullptr;
+  }
+  char* take(int64_t bytes) {
+    char* at = start + (64 - (uintptr_t)start % 64) % 64 + used;
+    used += round_up(bytes, 64);
+    return at;
+  }
+};
+
+Arena arena;
+
+int64_t widest(const pronk_op* ops, int64_t count, int buffer) {
+  int64_t width = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const pronk_op* op = ops + i;
+    int64_t own = op->kind == PRONK_LINEAR && op->output == buffer ? op->w->n
+                  : op->kind == PRONK_ATTEND && buffer == PRONK_A  ? (int64_t)op->heads * op->head_dim
+                                                                   : 0;
+    if (own > width) width = own;
+  }
+  return round_up(width, 32);
+}
+
+int64_t query_width(const pronk_op* ops, int64_t count) {
+  int64_t width = 0;
+  for (int64_t i = 0; i < count; i++)
+    if (ops[i].kind == PRONK_QKV && ops[i].heads * round_up(ops[i].head_dim, 16) > width)
+      width = ops[i].heads * round_up(ops[i].head_dim, 16);
+  return width;
+}
+
+// Where every row stands. `path` has room for what branches; returns how much it took.
+int64_t place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, Row* row, Segment* segment,
+                   int32_t* path, int32_t* depth, int32_t* straight, int32_t* tail) {
+  int64_t block_size = 16, at = 0, used = 0;
+  for (int64_t i = count - 1; i >= 0; i--)
+    if (ops[i].block_size && !ops[i].cross) block_size = ops[i].block_size;
+  for (int64_t i = 0; i < pass->segments; i++) {
+    const pronk_segment* g = pass->segment + i;
+    segment[i].given = g;
+    segment[i].first_row = (int32_t)at;
+    segment[i].rows = g->nodes - g->computed;
+    segment[i].branches = false;
+    for (int32_t node = 0; node < g->nodes; node++) {
+      int32_t parent = g->parents ? g->parents[node] : node - 1;
+      depth[node] = parent < 0 ? 0 : depth[parent] + 1;
+      bool natural = parent < 0 || (straight[parent] == depth[node] && node == depth[node]);
+      straight[node] = natural ? depth[node] + 1 : straight[parent];
+      if (!natural) {
+        // The parent's bent part and the node itself.
+        int32_t length = depth[parent] + 1 - straight[parent];
+        segment[i].branches = true;
+        for (int32_t j = 0; j < length; j++) path[used + j] = path[tail[parent] + j];
+        tail[node] = (int32_t)used;
+        used += length;
+        path[used++] = node;
+      } else {
+        tail[node] = 0;
+      }
+      if (node < g->computed) continue;
+      int64_t place = g->length + node, block = place / block_size - g->released;
+      row[at].position = g->length + depth[node];
+      row[at].slot = g->blocks ? (int32_t)(g->blocks[block] * block_size + place % block_size) : 0;
+      row[at].segment = (int32_t)i;
+      row[at].node = node;
+      row[at].straight = straight[node];
+      row[at].tail = tail[node];
+      at++;
+    }
+  }
+  return used;
+}
+
+struct Job {
+  State* state;
+  const Table* table;
+};
+
+void work(void* argument, int thread, int threads) {
+  Job* job = (Job*)argument;
+  job->table->execute(job->state, thread, threads);
+}
+
+struct Read {
+  const char* data;
+  int64_t bytes;
+  double sum[256];
+};
+
+void read_part(void* argument, int thread, int threads) {
+  Read* read = (Read*)argument;
+  const uint64_t* p = (const uint64_t*)read->data;
+  int64_t words = read->bytes / 64 * 8, from = words / 8 * thread / threads * 8, to = words / 8 * (thread + 1) / threads * 8;
+  uint64_t a[8] = {0};
+  for (int64_t i = from; i < to; i += 8) {
+    __builtin_prefetch(p + i + 256);
+    for (int j = 0; j < 8; j++) a[j] += p[i + j];
+  }
+  uint64_t all = 0;
+  for (int j = 0; j < 8; j++) all += a[j];
+  read->sum[thread] = (double)all;
+}
+
+}  // namespace
+
+int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t nodes) {
+  int64_t heads = CHUNK_BLOCKS, dims = 16, width = round_up(pass->hidden, 32);
+  for (int64_t i = 0; i < count; i++) {
+    int64_t own = round_up(ops[i].head_dim, 16);
+    if (own / 16 > heads) heads = own / 16;
+    if (own > dims) dims = own;
+  }
+  int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
+  if (rows > CHUNK_ROWS) rows = CHUNK_ROWS;
+  int64_t products = (2 + ALONE_ROWS) * width + rows * heads * 16;
+  int64_t attention = QUERIES * (dims + 2 * KEYS + round_up(nodes + KEYS, KEYS) + KEYS);
+  return round_up((products > attention ? products : attention) * 4, 256) + 256;
+}
+
+int32_t pronk_version(void) { return PRONK_VERSION; }
+
+void pronk_sizes(int32_t sizes[4]) {
+  sizes[0] = sizeof(pronk_weights);
+  sizes[1] = sizeof(pronk_op);
+  sizes[2] = sizeof(pronk_segment);
+  sizes[3] = sizeof(pronk_pass);
+}
+
+int32_t pronk_detect(void) {
+  static int found = detect();
+  return found;
+}
+
+int64_t pronk_workspace(void) { return arena.size; }
+
+namespace {
+struct Pack {
+  const pronk_weights* w;
+  const void* source;
+  int64_t stride;
+  void* data;
+  float* scale;
+};
+
+// The first source row of a block, and how many rows it has.
+int64_t block_rows(const pronk_weights* w, int64_t block, int64_t* count) {
+  int64_t first, left;
+  if (w->gated) {
+    first = block / 2 * 16;
+    left = w->n - first;
+    first += block % 2 * w->n;
+  } else {
+    int64_t per_unit = round_up(w->unit, 16) / 16, inside = block % per_unit * 16;
+    first = block / per_unit * w->unit + inside;
+    left = w->unit - inside;
+  }
+  *count = left < 16 ? left : 16;
+  return first;
+}
+
+void pack_part(void* argument, int thread, int threads) {
+  const Pack* p = (const Pack*)argument;
+  const pronk_weights* w = p->w;
+  for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
+    int64_t count, first = block_rows(w, b, &count);
+    for (int64_t k0 = 0; k0 < w->k; k0 += 64) {
+      int64_t k1 = k0 + 64 < w->k ? k0 + 64 : w->k;
+      for (int64_t i = 0; i < count; i++) {
+        int64_t at = (first + i) * p->stride;
+        if (w->type == PRONK_BF16) {
+          const uint16_t* from = (const uint16_t*)p->source + at;
+          uint16_t* to = (uint16_t*)p->data + b * w->kp * 16;
+          for (int64_t k = k0; k < k1; k++) to[k / 2 * 32 + i * 2 + k % 2] = from[k];
+        } else if (w->type == PRONK_F16) {
+          const uint16_t* from = (const uint16_t*)p->source + at;
+          uint16_t* to = (uint16_t*)p->data + b * w->k * 16;
+          for (int64_t k = k0; k < k1; k++) to[k * 16 + i] = from[k];
+        } else if (w->type == PRONK_F32) {
+          const float* from = (const float*)p->source + at;
+          float* to = (float*)p->data + b * w->k * 16;
+          for (int64_t k = k0; k < k1; k++) to[k * 16 + i] = from[k];
+        } else {
+          const float* from = (const float*)p->source + at;
+          int8_t* to = (int8_t*)p->data + b * w->k * 16;
+          float most = 1e-30f;
+          for (int64_t k = 0; k < w->k; k++) most = __builtin_fabsf(from[k]) > most ? __builtin_fabsf(from[k]) : most;
+          float scale = most / 127.0f;
+          p->scale[b * 16 + i] = scale;
+          for (int64_t k = k0; k < k1; k++) to[k * 16 + i] = (int8_t)__builtin_rintf(from[k] / scale);
+        }
+      }
+    }
+  }
+}
+}  // namespace
+
+void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, float* scale,
+                int32_t threads) {
+  Pack pack = {w, source, stride, data, scale};
+  team_run(threads, pack_part, &pack);
+}
+
+void pronk_unpack(const pronk_weights* w, int64_t row, float* out) {
+  int64_t block, lane;
+  if (w->gated) {
+    int64_t inside = row % w->n;
+    block = inside / 16 * 2 + row / w->n, lane = inside % 16;
+  } else {
+    int64_t inside = row % w->unit;
+    block = row / w->unit * (round_up(w->unit, 16) / 16) + inside / 16, lane = inside % 16;
+  }
+  for (int64_t k = 0; k < w->k; k++) {
+    if (w->type == PRONK_BF16)
+      out[k] = bf16_to_float(((const uint16_t*)w->data)[block * w->kp * 16 + k / 2 * 32 + lane * 2 + k % 2]);
+    else if (w->type == PRONK_F16)
+      out[k] = half_to_float(((const uint16_t*)w->data)[(block * w->k + k) * 16 + lane]);
+    else if (w->type == PRONK_F32)
+      out[k] = ((const float*)w->data)[(block * w->k + k) * 16 + lane];
+    else
+      out[k] = (float)((const int8_t*)w->data)[(block * w->k + k) * 16 + lane] * w->scale[block * 16 + lane];
+  }
+}
+
+int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
+  if (pass->isa < 0 || pass->isa > pronk_detect() || pass->threads < 1) return -2;
+  const Table* isa = table(pass->isa);
+  bool bf16 = false, other = false;
+  for (int64_t i = 0; i < count; i++) {
+    const pronk_op* op = ops + i;
+    if (op->w) (op->w->type == PRONK_BF16 ? bf16 : other) = true;
+    if (op->head_dim % 2 || op->head_dim > 1024 || (op->block_size && op->block_size % 16)) return -2;
+  }
+  bool narrow = isa->narrow && bf16;
+  if (narrow && other) return -2;
+  int64_t nodes = 0, bent = 0;
+  for (int64_t i = 0; i < pass->segments; i++) {
+    const pronk_segment* g = pass->segment + i;
+    if (g->nodes > nodes) nodes = g->nodes;
+    if (!g->parents) continue;
+    // Each node off the main chain writes the end of its path down, which has no more nodes than are off that chain.
+    int64_t chain = 0;
+    while (chain < g->nodes && g->parents[chain] == chain - 1) chain++;
+    bent += (g->nodes - chain) * (g->nodes - chain);
+  }
+  int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted, size = narrow ? 2 : 4;
+  int64_t a = widest(ops, count, PRONK_A), b = widest(ops, count, PRONK_B), q = query_width(ops, count);
+  int64_t width = round_up(pass->hidden, 32), scratch = scratch_size(ops, count, pass, nodes);
+  int64_t bytes = pass->rows * (int64_t)sizeof(Row) + pass->segments * (int64_t)sizeof(Segment) + count * 4 +
+                  bent * 4 + nodes * 12 + rows * (a + b + width) * size + rows * q * 4 + scratch * pass->threads;
+  static std::atomic_flag busy = ATOMIC_FLAG_INIT;  // the arena is one; passes of several callers take turns
+  while (busy.test_and_set(std::memory_order_acquire)) team_yield();
+  if (!arena.begin(bytes + 64 * 16)) {
+    busy.clear(std::memory_order_release);
+    return -1;
+  }
+  State s;
+  s.ops = ops;
+  s.count = count;
+  s.pass = pass;
+  s.narrow = narrow;
+  s.row = (Row*)arena.take(pass->rows * (int64_t)sizeof(Row));
+  s.segment = (Segment*)arena.take(pass->segments * (int64_t)sizeof(Segment));
+  s.path = (int32_t*)arena.take(bent * 4);
+  s.next = (std::atomic<int32_t>*)arena.take(count * 4);
+  for (int64_t i = 0; i < count; i++) s.next[i].store(0, std::memory_order_relaxed);
+  int32_t* tree = (int32_t*)arena.take(nodes * 12);
+  s.a = arena.take(rows * a * size);
+  s.b = arena.take(rows * b * size);
+  s.x = arena.take(rows * width * size);
+  s.q = (float*)arena.take(rows * q * 4);
+  s.scratch = arena.take(scratch * pass->threads);
+  s.scratch_bytes = scratch;
+  s.nodes = nodes;
+  place_rows(pass, ops, count, s.row, s.segment, s.path, tree, tree + nodes, tree + 2 * nodes);
+  Job job = {&s, isa};
+  team_run(pass->threads, work, &job);
+  busy.clear(std::memory_order_release);
+  return 0;
+}
+
+int32_t pronk_move(void* const* pools, const int32_t* kinds, const int64_t* shapes, int64_t count, int32_t type,
+                   const int64_t* source, const int64_t* target, int64_t moves) {
+  int64_t size = type_size(type), most = 0;
+  for (int64_t i = 0; i < count; i++)
+    if (shapes[3 * i] * shapes[3 * i + 2] > most) most = shapes[3 * i] * shapes[3 * i + 2];
+  char* held = (char*)malloc((size_t)(moves * most * size));
+  if (!held && moves && most) return -1;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t heads = shapes[3 * i], slots = shapes[3 * i + 1], width = shapes[3 * i + 2];
+    char* pool = (char*)pools[i];
+    // All are read before any is written.
+    for (int writing = 0; writing < 2; writing++)
+      for (int64_t j = 0; j < moves; j++)
+        for (int64_t h = 0; h < heads; h++) {
+          int64_t slot = writing ? target[j] : source[j];
+          char* copy = held + (j * heads + h) * width * size;
+          if (!kinds[i]) {
+            char* at = pool + (h * slots + slot) * width * size;
+            writing ? memcpy(at, copy, (size_t)(width * size)) : memcpy(copy, at, (size_t)(width * size));
+            continue;
+          }
+          char* panel = pool + (h * (slots / 16) + slot / 16) * panel_size(type, width) * size;
+          int64_t unit = type == PRONK_F32 ? 1 : 2;  // dimensions beside each other
+          for (int64_t k = 0; k < width; k += unit) {
+            char* at = panel + (k / unit * 16 + slot % 16) * unit * size;
+            writing ? memcpy(at, copy + k * size, (size_t)(unit * size)) : memcpy(copy + k * size, at, (size_t)(unit * size));
+          }
+        }
+  }
+  free(held);
+  return 0;
+}
+
+double pronk_read(const void* data, int64_t bytes, int32_t threads) {
+  Read read = {(const char*)data, bytes, {0}};
+  team_run(threads, read_part, &read);
+  double sum = 0;
+  for (double each : read.sum) sum += each;
+  return sum;
+}

@@ -1,0 +1,111 @@
+// The C interface of the kernels. Plain data and pointers: independent of torch's and Python's versions.
+//
+// A *program* is a list of operations over packed rows; a *pass* says which rows. `pronk_run` executes one program over
+// one pass on the library's own threads. Sizes are in elements, pointers are the caller's and must outlive the call.
+// `library.py` mirrors every structure here, and checks `pronk_version` and `pronk_sizes` when it loads the library.
+#pragma once
+#include <stdint.h>
+
+#ifdef _WIN32
+#define PRONK_API extern "C" __declspec(dllexport)
+#else
+#define PRONK_API extern "C" __attribute__((visibility("default")))
+#endif
+
+#define PRONK_VERSION 1
+
+enum pronk_type { PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_I8 = 3 };
+enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
+
+enum pronk_kind {
+  PRONK_EMBED = 0,   // stream = table[token] (+ positions[position])
+  PRONK_LINEAR = 1,  // output = activate(norm(input) W + b), see pronk_op
+  PRONK_QKV = 2,     // queries rotated and scaled; keys and values into the cache
+  PRONK_ATTEND = 3,  // A = attention of the queries
+  PRONK_STORE = 4,   // stream rows into a pool, by slot, or into the pass's `collected`, by row
+  PRONK_NORM = 5,    // stream = norm(stream)
+};
+enum pronk_buffer { PRONK_STREAM = 0, PRONK_A = 1, PRONK_B = 2, PRONK_LOGITS = 3 };
+enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
+enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3 };
+
+// A matrix [n, k] in blocks of 16 outputs, the last one of each unit padded with zeros:
+//   f32, f16, i8   [blocks][k][16]
+//   bf16           [blocks][kp / 2][16][2], kp = k rounded up to 32: 16 pairs of k are one AMX tile
+typedef struct {
+  int32_t type;
+  int32_t gated;       // blocks alternate between the gate and what it gates
+  int64_t n, k, kp;    // outputs (of one half, if gated), inputs, padded inputs
+  int64_t unit;        // outputs that are padded to whole blocks together (a head), or n
+  int64_t blocks;
+  const void* data;
+  const float* scale;  // [blocks * 16] for i8, else null
+  const float* bias;   // [blocks * 16] or null
+} pronk_weights;
+
+typedef struct {
+  int32_t kind;
+  int32_t input, output;      // pronk_buffer
+  int32_t residual;           // add to the stream instead of replacing it
+  int32_t activation;
+  int32_t wanted;             // only the rows of pass.wanted
+  int32_t norm;
+  float eps;
+  const float *norm_weight, *norm_bias;
+  const pronk_weights* w;
+  int32_t heads, kv_heads, head_dim;
+  int32_t rope;               // 0: none; 1, 2: by pass.rope[0], pass.rope[1]
+  int32_t window;             // 0: none
+  int32_t cross;              // attend to the tables of pass.beside
+  int32_t block_size;
+  int32_t kv_type;
+  int64_t slots;              // of a pool
+  const float *q_norm, *k_norm;
+  void *keys, *values;        // one layer's pools, see kernels.inc
+  const void *table, *positions;
+  int32_t table_type, collected;  // collected: 1 + its place in pass.collected, or 0 for `keys` as the pool
+} pronk_op;
+
+// One request's rows: `nodes` nodes of a tree below `length` tokens, of which the first `computed` are there already.
+typedef struct {
+  const int32_t* blocks;      // block numbers from the first one held on
+  const int32_t* parents;     // [nodes], or null for a chain
+  int32_t released;           // leading blocks that have been given back
+  int32_t length, nodes, computed;
+} pronk_segment;
+
+typedef struct {
+  int64_t rows, segments, num_wanted;
+  int32_t type;               // of the stream: f32 or bf16
+  int32_t hidden;             // its width
+  int32_t isa;                // pronk_isa, at most pronk_detect
+  int32_t threads;            // at least 1
+  const int32_t* tokens;      // [rows]
+  const pronk_segment *segment, *beside;  // [segments]
+  void* stream;               // [rows, hidden]
+  const float* rope[2];       // [positions or rows, 2, head_dim / 2]: cosines, sines
+  int32_t rope_by_row[2];     // whether the table has a line per row instead of one per position
+  const int32_t* wanted;      // [num_wanted] rows
+  float* logits;              // [num_wanted or rows, n]
+  void* collected;            // [layers, rows, hidden]
+} pronk_pass;
+
+PRONK_API int32_t pronk_version(void);
+// Sizes in bytes of the four structures, to find a mismatch before it does harm.
+PRONK_API void pronk_sizes(int32_t sizes[4]);
+// The highest instruction set that this processor and system have.
+PRONK_API int32_t pronk_detect(void);
+// Pack rows of `source` [rows, k] (type f32, bf16, f16 as w->type; f32 for i8) into w->data, which is zeroed memory.
+PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, float* scale,
+                          int32_t threads);
+// The packed elements of one output, as float: for whoever wants to look at a weight again. `out` is [k].
+PRONK_API void pronk_unpack(const pronk_weights* w, int64_t row, float* out);
+// 0; -1: not enough memory, -2: a shape or an instruction set that is not covered.
+PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass);
+// Move rows of pools to other slots: pool i of `pools` has `kinds[i]` 0 for rows [heads, slots, width], 1 for keys.
+PRONK_API int32_t pronk_move(void* const* pools, const int32_t* kinds, const int64_t* shapes, int64_t count,
+                             int32_t type, const int64_t* source, const int64_t* target, int64_t moves);
+// Read `bytes` once on all threads, for measuring the memory floor; returns a sum that keeps the read alive.
+PRONK_API double pronk_read(const void* data, int64_t bytes, int32_t threads);
+// Bytes that the library holds between passes.
+PRONK_API int64_t pronk_workspace(void);

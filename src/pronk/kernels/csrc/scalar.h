@@ -1,0 +1,33 @@
+// Conversions of single numbers, the same everywhere.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+static inline float bf16_to_float(uint16_t x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float y;
+  memcpy(&y, &bits, 4);
+  return y;
+}
+
+static inline uint16_t float_to_bf16(float x) {  // to nearest, ties to even
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  if (x != x) return 0x7fc0;
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline float half_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023, bits;
+  if (exponent == 31) {
+    bits = sign | 0x7f800000 | fraction << 13;
+  } else if (exponent) {
+    bits = sign | (exponent + 112) << 23 | fraction << 13;
+  } else {
+    float y = (float)fraction * 5.9604644775390625e-8f;  // 2^-24
+    return sign ? -y : y;
+  }
+  float y;
+  memcpy(&y, &bits, 4);
+  return y;
+}

@@ -1,0 +1,205 @@
+// Sixteen floats at a time, the same lanes on every instruction set. Included once per instruction set, inside its
+// namespace; the file that includes it is compiled with the flags of that set.
+//
+// vmax and vmin return their second argument where a number is missing (NaN), as the instructions do.
+
+#if defined(PRONK_SIMD_AVX512)
+
+typedef __m512 vf;
+typedef __m512i vi;
+static inline vf vzero() { return _mm512_setzero_ps(); }
+static inline vf vset(float x) { return _mm512_set1_ps(x); }
+static inline vf vload(const float* p) { return _mm512_loadu_ps(p); }
+static inline void vstore(float* p, vf x) { _mm512_storeu_ps(p, x); }
+static inline vf vadd(vf a, vf b) { return _mm512_add_ps(a, b); }
+static inline vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+static inline vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+static inline vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
+static inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
+static inline vf vbelow(vf x, float limit, vf then, vf other) {  // x < limit ? then : other
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ), other, then);
+}
+static inline vf vrange(vf x, int low, int high, float other) {  // lanes low <= lane < high of x, else `other`
+  low = low < 0 ? 0 : low > 16 ? 16 : low;
+  uint32_t mask = high <= low ? 0u : ((1u << (high > 16 ? 16 : high)) - 1u) & ~((1u << low) - 1u);
+  return _mm512_mask_blend_ps((__mmask16)mask, _mm512_set1_ps(other), x);
+}
+static inline vf veven(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+static inline vf vodd(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)));
+}
+static inline vf vload_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+static inline vf vload_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+static inline vf vload_i8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+static inline void vstore_bf16(uint16_t* p, vf x) {
+  vi bits = _mm512_castps_si512(x);
+  vi up = _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+  vi rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, up), 16);
+  rounded = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
+}
+static inline vf vscale2(vf x, vf n) {  // x * 2^n for whole n in -127 .. 128
+  vi exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+  return _mm512_mul_ps(x, _mm512_castsi512_ps(exponent));
+}
+static inline vf vround(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+#elif defined(PRONK_SIMD_AVX2)
+
+struct vf { __m256 a, b; };
+static inline vf vzero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline vf vset(float x) { __m256 v = _mm256_set1_ps(x); return {v, v}; }
+static inline vf vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void vstore(float* p, vf x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+static inline vf vadd(vf x, vf y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+static inline vf vsub(vf x, vf y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+static inline vf vmul(vf x, vf y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+static inline vf vdiv(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+static inline vf vfma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+static inline vf vmax(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+static inline vf vmin(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+static inline vf vbelow(vf x, float limit, vf then, vf other) {
+  __m256 l = _mm256_set1_ps(limit);
+  return {_mm256_blendv_ps(other.a, then.a, _mm256_cmp_ps(x.a, l, _CMP_LT_OQ)),
+          _mm256_blendv_ps(other.b, then.b, _mm256_cmp_ps(x.b, l, _CMP_LT_OQ))};
+}
+static inline vf vrange(vf x, int low, int high, float other) {
+  __m256i first = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), second = _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15);
+  __m256i under = _mm256_set1_epi32(low - 1), above = _mm256_set1_epi32(high);
+  __m256i in_a = _mm256_and_si256(_mm256_cmpgt_epi32(first, under), _mm256_cmpgt_epi32(above, first));
+  __m256i in_b = _mm256_and_si256(_mm256_cmpgt_epi32(second, under), _mm256_cmpgt_epi32(above, second));
+  __m256 o = _mm256_set1_ps(other);
+  return {_mm256_blendv_ps(o, x.a, _mm256_castsi256_ps(in_a)), _mm256_blendv_ps(o, x.b, _mm256_castsi256_ps(in_b))};
+}
+static inline __m256 even8(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
+}
+static inline __m256 odd8(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi32((int)0xffff0000)));
+}
+static inline vf veven(const uint16_t* p) { return {even8(p), even8(p + 16)}; }
+static inline vf vodd(const uint16_t* p) { return {odd8(p), odd8(p + 16)}; }
+static inline __m256 bf16_8(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+static inline vf vload_bf16(const uint16_t* p) { return {bf16_8(p), bf16_8(p + 8)}; }
+static inline vf vload_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+static inline __m256 i8_8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+static inline vf vload_i8(const int8_t* p) { return {i8_8(p), i8_8(p + 8)}; }
+static inline __m128i round_bf16(__m256 x) {
+  __m256i bits = _mm256_castps_si256(x);
+  __m256i up = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
+  __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, up), 16);
+  __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+  rounded = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(nan));
+  return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+}
+static inline void vstore_bf16(uint16_t* p, vf x) {
+  _mm_storeu_si128((__m128i*)p, round_bf16(x.a));
+  _mm_storeu_si128((__m128i*)(p + 8), round_bf16(x.b));
+}
+static inline __m256 scale2_8(__m256 x, __m256 n) {
+  return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
+}
+static inline vf vscale2(vf x, vf n) { return {scale2_8(x.a, n.a), scale2_8(x.b, n.b)}; }
+static inline vf vround(vf x) {
+  return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+          _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+#else
+
+// Loops over 16 lanes: every compiler turns them into whatever vectors the target has (SSE2, NEON, SVE …). Where the
+// target has no fused multiply-add, a product and a sum are two roundings; one build has one rule.
+struct vf { float x[16]; };
+#define PRONK_EACH for (int i = 0; i < 16; i++)
+static inline float bits_to_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+static inline uint32_t float_to_bits(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+static inline vf vset(float x) { vf r; PRONK_EACH r.x[i] = x; return r; }
+static inline vf vzero() { return vset(0.0f); }
+static inline vf vload(const float* p) { vf r; PRONK_EACH r.x[i] = p[i]; return r; }
+static inline void vstore(float* p, vf a) { PRONK_EACH p[i] = a.x[i]; }
+static inline vf vadd(vf a, vf b) { PRONK_EACH a.x[i] += b.x[i]; return a; }
+static inline vf vsub(vf a, vf b) { PRONK_EACH a.x[i] -= b.x[i]; return a; }
+static inline vf vmul(vf a, vf b) { PRONK_EACH a.x[i] *= b.x[i]; return a; }
+static inline vf vdiv(vf a, vf b) { PRONK_EACH a.x[i] /= b.x[i]; return a; }
+static inline vf vfma(vf a, vf b, vf c) {
+#if defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA)
+  PRONK_EACH c.x[i] = __builtin_fmaf(a.x[i], b.x[i], c.x[i]);
+#else
+  PRONK_EACH c.x[i] += a.x[i] * b.x[i];
+#endif
+  return c;
+}
+static inline vf vmax(vf a, vf b) { PRONK_EACH b.x[i] = a.x[i] > b.x[i] ? a.x[i] : b.x[i]; return b; }
+static inline vf vmin(vf a, vf b) { PRONK_EACH b.x[i] = a.x[i] < b.x[i] ? a.x[i] : b.x[i]; return b; }
+static inline vf vbelow(vf x, float limit, vf then, vf other) {
+  PRONK_EACH other.x[i] = x.x[i] < limit ? then.x[i] : other.x[i];
+  return other;
+}
+static inline vf vrange(vf x, int low, int high, float other) {
+  PRONK_EACH x.x[i] = i >= low && i < high ? x.x[i] : other;
+  return x;
+}
+static inline vf veven(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[2 * i] << 16); return r; }
+static inline vf vodd(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[2 * i + 1] << 16); return r; }
+static inline vf vload_bf16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[i] << 16); return r; }
+static inline vf vload_f16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = half_to_float(p[i]); return r; }
+static inline vf vload_i8(const int8_t* p) { vf r; PRONK_EACH r.x[i] = (float)p[i]; return r; }
+static inline void vstore_bf16(uint16_t* p, vf a) { PRONK_EACH p[i] = float_to_bf16(a.x[i]); }
+static inline vf vround(vf a) { PRONK_EACH a.x[i] = __builtin_rintf(a.x[i]); return a; }
+static inline vf vscale2(vf x, vf n) {
+  PRONK_EACH x.x[i] *= n.x[i] == n.x[i] ? bits_to_float((uint32_t)((int32_t)n.x[i] + 127) << 23) : n.x[i];
+  return x;
+}
+#undef PRONK_EACH
+
+#endif
+
+static inline float vsum(vf x) {  // one tree of sums for all
+  float lane[16];
+  vstore(lane, x);
+  for (int step = 8; step; step >>= 1)
+    for (int i = 0; i < step; i++) lane[i] += lane[i + step];
+  return lane[0];
+}
+
+static inline float vlargest(vf x) {
+#if defined(PRONK_SIMD_AVX512)
+  return _mm512_reduce_max_ps(x);
+#else
+  float lane[16];
+  vstore(lane, x);
+  for (int step = 8; step; step >>= 1)
+    for (int i = 0; i < step; i++) lane[i] = lane[i] > lane[i + step] ? lane[i] : lane[i + step];
+  return lane[0];
+#endif
+}
+
+// e^x to 2 units in the last place: 0 from -87.33 down, infinity from 88.73 up, NaN stays.
+static inline vf vexp(vf x) {
+  vf y = vmin(vset(89.0f), vmax(vset(-88.0f), x));
+  vf n = vround(vmul(y, vset(1.44269504088896341f)));
+  vf r = vfma(n, vset(-0.693359375f), y);
+  r = vfma(n, vset(2.12194440e-4f), r);
+  vf p = vset(1.9875691500e-4f);
+  p = vfma(p, r, vset(1.3981999507e-3f));
+  p = vfma(p, r, vset(8.3334519073e-3f));
+  p = vfma(p, r, vset(4.1665795894e-2f));
+  p = vfma(p, r, vset(1.6666665459e-1f));
+  p = vfma(p, r, vset(5.0000001201e-1f));
+  p = vadd(vfma(p, vmul(r, r), r), vset(1.0f));
+  return vbelow(x, -87.33f, vzero(), vscale2(p, n));
+}

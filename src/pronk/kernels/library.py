@@ -1,0 +1,251 @@
+"""The compiled kernels, loaded with :mod:`ctypes`: found, checked, and described to Python.
+
+Everything crosses the border as plain data (``csrc/pronk.h``), so the library depends on the version of neither torch
+nor Python. Where it cannot be had, is another version's, or fails its self-check, the torch path computes instead, and
+whoever loads a model is told in one line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pronk.errors import OptionError
+from pronk.kernels.build import library_name
+
+__all__ = [
+    "CHOICES",
+    "INSTRUCTION_SETS",
+    "TYPES",
+    "Kernels",
+    "KernelsError",
+    "Op",
+    "Pass",
+    "Segment",
+    "Weights",
+    "candidates",
+]
+
+VERSION = 1
+
+# By their numbers in the library, each wider than the one before.
+INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+CHOICES = ("auto", *INSTRUCTION_SETS, "torch")
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+
+_MOST_HEAD_DIM = 512
+
+
+class KernelsError(Exception):
+    """The library is not there or is not to be trusted; the message is one line."""
+
+
+class Weights(Structure):
+    """``pronk_weights``: a packed matrix."""
+
+    _fields_ = [
+        ("type", c_int32),
+        ("gated", c_int32),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("kp", c_int64),
+        ("unit", c_int64),
+        ("blocks", c_int64),
+        ("data", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class Op(Structure):
+    """``pronk_op``: one operation of a program."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("input", c_int32),
+        ("output", c_int32),
+        ("residual", c_int32),
+        ("activation", c_int32),
+        ("wanted", c_int32),
+        ("norm", c_int32),
+        ("eps", c_float),
+        ("norm_weight", c_void_p),
+        ("norm_bias", c_void_p),
+        ("w", POINTER(Weights)),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("rope", c_int32),
+        ("window", c_int32),
+        ("cross", c_int32),
+        ("block_size", c_int32),
+        ("kv_type", c_int32),
+        ("slots", c_int64),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("table", c_void_p),
+        ("positions", c_void_p),
+        ("table_type", c_int32),
+        ("collected", c_int32),
+    ]
+
+
+class Segment(Structure):
+    """``pronk_segment``: one request's rows."""
+
+    _fields_ = [
+        ("blocks", c_void_p),
+        ("parents", c_void_p),
+        ("released", c_int32),
+        ("length", c_int32),
+        ("nodes", c_int32),
+        ("computed", c_int32),
+    ]
+
+
+class Pass(Structure):
+    """``pronk_pass``: the rows of a pass, and where its results go."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("segments", c_int64),
+        ("num_wanted", c_int64),
+        ("type", c_int32),
+        ("hidden", c_int32),
+        ("isa", c_int32),
+        ("threads", c_int32),
+        ("tokens", c_void_p),
+        ("segment", POINTER(Segment)),
+        ("beside", POINTER(Segment)),
+        ("stream", c_void_p),
+        ("rope", c_void_p * 2),
+        ("rope_by_row", c_int32 * 2),
+        ("wanted", c_void_p),
+        ("logits", c_void_p),
+        ("collected", c_void_p),
+    ]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The library, and which of its instruction sets to use.
+
+    Attributes:
+        library: the loaded file.
+        path: where it is.
+        isa: number of the instruction set in :data:`INSTRUCTION_SETS`.
+    """
+
+    library: Any = field(repr=False)
+    path: Path
+    isa: int
+
+    @property
+    def name(self) -> str:
+        """The instruction set's name."""
+        return INSTRUCTION_SETS[self.isa]
+
+    @staticmethod
+    def covers(head_dim: int) -> bool:
+        """Whether attention with heads of this size is among the kernels."""
+        return head_dim % 2 == 0 and head_dim <= _MOST_HEAD_DIM
+
+    def run(self, ops: Any, count: int, call: Pass) -> None:
+        """Execute ``count`` operations over a pass.
+
+        Raises:
+            MemoryError: the pass needs more than there is.
+        """
+        code = self.library.pronk_run(ops, count, ctypes.byref(call))
+        if code:
+            msg = f"kernels: pass of {call.rows} rows failed ({'memory' if code == -1 else 'unsupported shape'})"
+            raise MemoryError(msg) if code == -1 else AssertionError(msg)
+
+    def read(self, data: Tensor) -> None:
+        """Read a tensor's bytes once on all threads: the memory floor of a pass over it."""
+        self.library.pronk_read(data.data_ptr(), data.nbytes, torch.get_num_threads())
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that the library holds between passes."""
+        return int(self.library.pronk_workspace())
+
+
+def _declare(library: Any) -> None:
+    library.pronk_run.argtypes = (c_void_p, c_int64, POINTER(Pass))
+    library.pronk_run.restype = c_int32
+    library.pronk_pack.argtypes = (POINTER(Weights), c_void_p, c_int64, c_void_p, c_void_p, c_int32)
+    library.pronk_pack.restype = None
+    library.pronk_unpack.argtypes = (POINTER(Weights), c_int64, c_void_p)
+    library.pronk_unpack.restype = None
+    library.pronk_move.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int64)
+    library.pronk_move.restype = c_int32
+    library.pronk_read.argtypes = (c_void_p, c_int64, c_int32)
+    library.pronk_read.restype = c_double
+    library.pronk_workspace.restype = c_int64
+
+
+@cache
+def _open(path: Path) -> Any:
+    """The library, once it is known to be of this version.
+
+    Raises:
+        KernelsError: it is missing, damaged, or another version's.
+    """
+    again = "install pronk again"
+    if not path.is_file():
+        msg = f"found no compiled kernels at {path}; {again}, with a C++ compiler or from a wheel for this platform"
+        raise KernelsError(msg)
+    try:
+        library = ctypes.CDLL(str(path))
+        version = int(library.pronk_version())
+        sizes = (c_int32 * 4)()
+        library.pronk_sizes(sizes)
+    except (OSError, AttributeError) as error:
+        msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({str(error)[:80]}); {again}"
+        raise KernelsError(msg) from error
+    if version != VERSION:
+        msg = f"{path}: expected kernels of version {VERSION}, found version {version}; {again}"
+        raise KernelsError(msg)
+    mine = [ctypes.sizeof(each) for each in (Weights, Op, Segment, Pass)]
+    if list(sizes) != mine:
+        msg = f"{path}: expected structures of {mine} bytes, found {list(sizes)}; {again}"
+        raise KernelsError(msg)
+    _declare(library)
+    return library
+
+
+def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
+    """The kernels that a choice admits, the best first; they have yet to pass their self-check.
+
+    Args:
+        choice: ``"auto"`` is every instruction set of this processor; or the name of one.
+        path: the library, if not the one that was installed.
+
+    Raises:
+        KernelsError: the library cannot be had.
+        OptionError: ``choice`` is no instruction set, or not one of this processor's.
+    """
+    if choice not in CHOICES or choice == "torch":
+        msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
+        raise OptionError(msg)
+    place = path or Path(__file__).parent / library_name()
+    library = _open(place)
+    best = int(library.pronk_detect())
+    if choice == "auto":
+        return [Kernels(library, place, isa) for isa in range(best, -1, -1)]
+    if INSTRUCTION_SETS.index(choice) > best:
+        has = ", ".join(INSTRUCTION_SETS[: best + 1])
+        msg = f"kernels: expected one that this processor has ({has}), found {choice!r}"
+        raise OptionError(msg)
+    return [Kernels(library, place, INSTRUCTION_SETS.index(choice))]

@@ -1,0 +1,75 @@
+"""Looking over the kernels' shoulder: which layers they are told to compute for which rows, and stopping them there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pronk.cache.paged import PagedCache
+from pronk.model.program import Program, Rows
+
+_QKV = 2  # see csrc/pronk.h
+
+
+def layers_of(program: Program) -> list[int]:
+    """The layers of the program's own cache whose keys and values it stores, in order."""
+    if program.cache is None:
+        return []
+    where = {keys.data_ptr(): layer for layer, keys in enumerate(program.cache.keys)}
+    return [where[op.keys] for op in program._ops if op.kind == _QKV and op.keys]
+
+
+def slots_of(rows: Rows, block_size: int) -> list[int]:
+    """Where the rows of a pass go, by what the kernels are told of them."""
+    found: list[int] = []
+    for segment in rows.call.segment[: rows.call.segments]:
+        blocks = ctypes.cast(segment.blocks, ctypes.POINTER(ctypes.c_int32))
+        for place in range(segment.length + segment.computed, segment.length + segment.nodes):
+            found.append(blocks[place // block_size - segment.released] * block_size + place % block_size)
+    return found
+
+
+class Calls:
+    """What is computed into a cache, in the order of the passes: ``(layer, slots)`` for every layer of every pass."""
+
+    def __init__(self, cache: PagedCache, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[int, list[int]]] = []
+        run = Program.run
+
+        def watched(program: Program, rows: Rows, *args: Any) -> None:
+            if program.cache is cache:
+                slots = slots_of(rows, cache.block_size)
+                self.calls.extend((layer, slots) for layer in layers_of(program))
+            run(program, rows, *args)
+
+        patch.setattr(Program, "run", watched)
+
+    def count(self, layer: int, slot: int) -> int:
+        return sum(slots.count(slot) for number, slots in self.calls if number == layer)
+
+
+@contextmanager
+def burning(cache: PagedCache, at: int, *, after: bool = True) -> Iterator[Callable[[], int]]:
+    """Ctrl-C at pass number ``at`` (0 is the next one) of whoever computes into ``cache``.
+
+    ``after``: when it has been computed, and nobody has been told; or else before. Yields how many passes there were.
+    """
+    passes, run = 0, Program.run
+
+    def burns(program: Program, rows: Rows, *args: Any) -> None:
+        nonlocal passes
+        mine = program.cache is cache
+        passes += mine
+        if mine and passes == at + 1 and not after:
+            raise KeyboardInterrupt
+        run(program, rows, *args)
+        if mine and passes == at + 1:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Program, "run", burns)
+        yield lambda: passes

@@ -1,0 +1,190 @@
+"""What drafters' modules say on the kernels is what torch makes of the same weights, without caches.
+
+In bfloat16 the kernels may round elsewhere than torch does, so what both say is compared with the same weights in
+float32, and has to be about as close to it as torch's own path is. Every comparison is of use only where what is
+compared matters: each test also looks at what would be said without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.exits import WINDOWS, Slow, kangaroo_of
+from drafters.test_glide import listen, model_of
+from drafters.trained_glide import DenseGlide, glide_folder
+from drafters.trained_kangaroo import adapter_folder, calm_decoder
+from drafters.trained_medusa import medusa_folder, plain_heads
+from drafters.trained_multi_token import SHAPE, dense_heads, heads_folder
+from models import make_engine, make_request, run, tiny_decoder
+from pronk.drafters import make_drafter
+from pronk.drafters.early_exit import EarlyExit, Walk
+from pronk.drafters.multi_token import _Heads
+from pronk.model.decoder import Decoder
+from pronk.model.kangaroo import ADAPTERS
+from pronk.model.linear import KernelLinear
+from pronk.sampling import SamplingParams
+
+PROMPTS = [[1, 2, 3], [(7 * i * i + 3 * i) % 131 for i in range(75)], [9]]
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+# Whose weights, for whom: the kernels or torch.
+BOTH = (True, False)
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+def widened(decoder: Decoder) -> Decoder:
+    """The same weights in float32."""
+    return deepcopy(decoder).float()
+
+
+def serve(decoder: Decoder, spec: str, *, tokens: int = 12, **options: Any) -> None:
+    """The prompts in one batch."""
+    engine = make_engine(decoder, **options)
+    drafter = make_drafter(spec).bind(engine.target)
+    requests = [make_request(prompt, SamplingParams(max_tokens=tokens), drafter) for prompt in PROMPTS]
+    run(engine, requests)
+
+
+def error(pairs: Pairs) -> float:
+    """Of what was said against what was wanted: the root of the mean square, as a share of what was wanted."""
+    got, want = (torch.stack([pair[i].float() for pair in pairs]) for i in (0, 1))
+    return float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
+
+
+def assert_close(said: dict[bool, Pairs], dtype: torch.dtype, without: Sequence[Tensor]) -> None:
+    """By the kernels (``True``) and by torch; ``without`` is what would be said in place of the kernels' wants."""
+    assert len(said[True]) > 10
+    if dtype == torch.float32:
+        for got, want in said[True]:
+            assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
+    else:
+        assert error(said[True]) < 0.1
+        assert error(said[True]) < 1.5 * error(said[False])
+    wanted = [want for _, want in said[True]]
+    assert error(list(zip(without, wanted, strict=True))) > 0.2
+    assert any(not torch.equal(one, wanted[0]) for one in wanted)
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[list[int], Tensor]]]:
+    """What early exits say: the texts, and the logits after them."""
+    found: list[tuple[list[int], Tensor]] = []
+    read = EarlyExit.read
+
+    def watched(self: EarlyExit, walks: Sequence[Walk]) -> Tensor:
+        texts = [walk.text for walk in walks]
+        logits = read(self, walks)
+        found.extend(zip(texts, logits, strict=True))
+        return logits
+
+    monkeypatch.setattr(EarlyExit, "read", watched)
+    yield found
+
+
+@DTYPES
+@pytest.mark.parametrize("target", [{}, {"windows": WINDOWS}, {"classic": True}], ids=["all", "window", "classic"])
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_adapters_of_kangaroo(
+    adapter: str, target: dict[str, Any], dtype: torch.dtype, exits: list[tuple[list[int], Tensor]]
+) -> None:
+    said: dict[bool, Pairs] = {}
+    without: list[Tensor] = []
+    wide = widened(calm_decoder(dtype, **target, packed=False))
+    folder = adapter_folder(calm_decoder(dtype, **target), 2, adapter, noise=1.0, gain=8.0)
+    spec = f"kangaroo(model={folder!r}, num_tokens=4, eta=0)"
+    for packed in BOTH:
+        decoder = calm_decoder(dtype, **target, packed=packed)
+        exits.clear()
+        serve(decoder, spec, prefill_chunk=16)
+        drafter = make_drafter(spec).bind(make_engine(decoder).target)
+        assert all(isinstance(each, KernelLinear) == packed for each in linears(kangaroo_of(drafter).exit.adapter))
+        slow = Slow(wide, drafter)
+        said[packed] = [(logits, slow(text)) for text, logits in exits]
+        if packed:
+            slow.adapter.layers[0].forward = lambda x, *_: x  # type: ignore[method-assign]
+            without = [slow(text) for text, _ in exits]
+    assert_close(said, dtype, without)
+
+
+def linears(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """The products of a module."""
+    found = [each for each in module.modules() if hasattr(each, "out_features")]
+    assert found
+    return found
+
+
+@DTYPES
+@pytest.mark.parametrize("classic", [False, True], ids=["", "classic"])
+@pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
+def test_heads_of_medusa(unembeddings: str, dtype: torch.dtype, *, classic: bool) -> None:
+    folder, said = medusa_folder(unembeddings), dict[bool, Pairs]()
+    wide = widened(tiny_decoder(dtype, classic=classic, packed=False))
+    states = torch.randn(20, wide.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for packed in BOTH:
+        engine = make_engine(tiny_decoder(dtype, classic=classic, packed=packed))
+        loaded = make_drafter(f"medusa(model={folder!r})").bind(engine.target).loaded
+        assert all(isinstance(each, KernelLinear) == packed for each in linears(loaded.heads))
+        rows = torch.cat([loaded.logits(list(part)) for part in states.split((1, 3, 16))])
+        want = plain_heads(folder).logits(wide.norm(states.float()), wide.head).transpose(0, 1)
+        said[packed] = list(zip(rows.flatten(0, 1), want.flatten(0, 1), strict=True))
+    target = wide.logits(states.float())
+    assert_close(said, dtype, [row for row in target for _ in range(3)])
+
+
+VARIANTS = {
+    **{f"{kind} {order}": replace(SHAPE, kind=kind, order=order)
+       for kind in ("transformer", "linear") for order in ("parallel", "causal", "anticausal")},
+    "replicated": replace(SHAPE, unembeddings="replicated"),
+    "linear replicated": replace(SHAPE, kind="linear", unembeddings="replicated", layer=1),
+    "classic": replace(SHAPE, order="causal"),
+}  # fmt: skip
+
+
+@DTYPES
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_heads_of_several_tokens(variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, said, classic = VARIANTS[variant], dict[bool, Pairs](), variant == "classic"
+    read, found = _Heads.read, list[tuple[list[int], Tensor]]()
+
+    def watched(self: _Heads, states: Any, contexts: Any, count: int) -> Tensor:
+        logits = read(self, states, contexts, count)
+        assert all(isinstance(each, KernelLinear) == packed for each in linears(self.heads))
+        found.extend((list(each.tokens), rows) for each, rows in zip(contexts, logits, strict=True))
+        return logits
+
+    monkeypatch.setattr(_Heads, "read", watched)
+    wide, without = widened(tiny_decoder(dtype, classic=classic, packed=False)), list[Tensor]()
+    for packed in BOTH:
+        found.clear()
+        spec = f"multi_token(model={heads_folder(shape, classic=classic)!r})"
+        serve(tiny_decoder(dtype, classic=classic, packed=packed), spec, prefill_chunk=16)
+        said[packed] = []
+        for text, rows in found:
+            wanted = [each[len(text) - 2] for each in dense_heads(wide, shape, text, classic=classic)]
+            said[packed] += zip(rows, wanted, strict=True)
+            # Another head in the place of each.
+            without += [*wanted[1:], wanted[0]] if packed else []
+    assert_close(said, dtype, without)
+
+
+@DTYPES
+@pytest.mark.parametrize("windows", [(None, None), (None, 12), (12, 12)], ids=str)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_cross_attention_of_glide(layers: int, windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    folder, said = glide_folder(layers=layers, windows=windows), dict[bool, Pairs]()
+    wide, without = DenseGlide(folder, widened(tiny_decoder(dtype, windows=windows, packed=False)), layers), list[Tensor]()
+    for packed in BOTH:
+        engine = make_engine(tiny_decoder(dtype, windows=windows, packed=packed), prefill_chunk=32)
+        drafter = make_drafter(f"glide(model={folder!r}, num_tokens=4)").bind(engine.target)
+        assert all(isinstance(each, KernelLinear) == packed for each in linears(model_of(drafter).runner.decoder))
+        notes = listen(model_of(drafter))
+        run(engine, [make_request(prompt, SamplingParams(max_tokens=9), drafter) for prompt in PROMPTS])
+        said[packed] = [(each.logits, wide(each.text, each.verified, each.oldest)) for each in notes]
+        without += [wide(each.text, 0) for each in notes] if packed else []
+    assert_close(said, dtype, without)

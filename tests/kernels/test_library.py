@@ -1,0 +1,228 @@
+"""Finding and checking the compiled kernels: what is wrong with them is said in one line, and torch computes instead."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import models
+from checkpoints import MakeCheckpoint
+from pronk import LLM, OptionError, SamplingParams, llm
+from pronk.kernels import library
+from pronk.kernels.library import INSTRUCTION_SETS, Kernels, KernelsError, Op, Pass, Weights, candidates
+from pronk.model import kernels as loading
+from pronk.model.kernels import check, load_kernels
+
+EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
+OPTIONS = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The installed library somewhere else, which nobody has opened yet."""
+    return Path(shutil.copy(candidates()[0].path, tmp_path / "another.so"))
+
+
+def one_line(error: pytest.ExceptionInfo[Exception], *words: str) -> None:
+    said = str(error.value)
+    assert "\n" not in said
+    assert all(word in said for word in words), said
+
+
+def test_what_this_processor_has_is_offered_best_first() -> None:
+    names = [each.name for each in candidates()]
+    assert names == list(reversed(INSTRUCTION_SETS[: len(names)]))
+    assert names[-1] == "portable"
+    for name in names:
+        assert [each.name for each in candidates(name)] == [name]
+
+
+def test_a_missing_library(tmp_path: Path) -> None:
+    with pytest.raises(KernelsError) as caught:
+        candidates(path=tmp_path / "none.so")
+    one_line(caught, "found no compiled kernels at", "none.so", "install pronk again")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"text\nand more text\n" * 1000], ids=["empty", "start", "text"])
+def test_a_damaged_library(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "damaged.so").write_bytes(content)
+    with pytest.raises(KernelsError) as caught:
+        candidates(path=tmp_path / "damaged.so")
+    one_line(caught, "damaged.so", "cannot be loaded", "install pronk again")
+
+
+def test_a_library_of_something_else() -> None:
+    # Python extensions are at hand anywhere, and have none of the functions.
+    with pytest.raises(KernelsError) as caught:
+        candidates(path=Path(torch._C.__file__))
+    one_line(caught, "expected pronk's kernels", "install pronk again")
+
+
+def test_another_version(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "VERSION", 99)
+    with pytest.raises(KernelsError) as caught:
+        candidates(path=copy)
+    one_line(caught, "expected kernels of version 99, found version 1", "install pronk again")
+
+
+@pytest.mark.parametrize("name", ["Weights", "Op", "Segment", "Pass"])
+def test_structures_of_another_size(name: str, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same version, from between two releases: nothing is passed to it that it would read otherwise."""
+
+    class Longer(getattr(library, name)):
+        _fields_ = [("more", ctypes.c_int64)]
+
+    monkeypatch.setattr(library, name, Longer)
+    with pytest.raises(KernelsError) as caught:
+        candidates(path=copy)
+    one_line(caught, "expected structures of", "install pronk again")
+
+
+@pytest.mark.parametrize("choice", ["sse", "torch", "", "AVX2"])
+def test_choices_that_there_are_not(choice: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        candidates(choice)
+    one_line(caught, "kernels: expected auto, portable, avx2", f"found {choice!r}")
+
+
+def test_a_choice_that_this_processor_has_not(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library._open(copy), "pronk_detect", lambda: 1)
+    assert [each.name for each in candidates("auto", copy)] == ["avx2", "portable"]
+    with pytest.raises(OptionError) as caught:
+        candidates("amx", copy)
+    one_line(caught, "kernels: expected one that this processor has (portable, avx2), found 'amx'")
+
+
+def test_heads_that_are_covered() -> None:
+    assert [size for size in (2, 3, 16, 64, 80, 511, 512, 514) if Kernels.covers(size)] == [2, 16, 64, 80, 512]
+
+
+@EVERY
+def test_all_pass_their_self_check(kernels: Kernels) -> None:
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        assert check(kernels) is None
+
+
+def first_number(address: int | None) -> Any:
+    return ctypes.cast(address or 0, ctypes.POINTER(ctypes.c_int16))
+
+
+def nudge(address: int | None) -> None:
+    """Change a number by its last bit, or by a few of float32's."""
+    first_number(address)[1] ^= 1
+
+
+DEFECTS: dict[str, tuple[Callable[[Pass], bool], str]] = {
+    "many rows of a product": (lambda call: bool(call.logits) and call.rows > 16, "a product of .* rows is not that of"),
+    "a product": (lambda call: bool(call.logits), "a product of 96 by 80 is off by"),
+    "many rows of a text": (lambda call: call.segments > 0 and call.rows > 16, "a text at once is not the text token"),
+    "branches": (lambda call: call.segments > 0 and bool(call.segment[0].parents), "a path of a tree is not the text"),
+    "a layer": (lambda call: call.segments > 0, "a layer is off by"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_the_self_check_finds_what_is_wrong(defect: str) -> None:
+    applies, said = DEFECTS[defect]
+
+    class Wrong(Kernels):
+        def run(self, ops: Any, count: int, call: Pass) -> None:
+            super().run(ops, count, call)
+            if applies(call) and defect in ("a product", "a layer"):
+                rows = first_number(call.logits or call.stream)
+                for row in range(call.rows):  # the same in every row
+                    width = 2 * (80 if call.logits else call.hidden)
+                    rows[row * width + 1] = 0x7000
+            elif applies(call):
+                nudge(call.logits or call.stream)
+
+    best = candidates()[0]
+    found = check(Wrong(best.library, best.path, best.isa))
+    assert found is not None
+    assert re.match(said, found), found
+
+
+def test_a_set_that_fails_its_check_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, names = load_kernels.__wrapped__, [each.name for each in candidates()]
+    for good in names:
+        monkeypatch.setattr(loading, "check", lambda each, good=good: None if each.name == good else "it is wrong")
+        assert load("auto").name == good
+    monkeypatch.setattr(loading, "check", lambda _: "it is wrong")
+    with pytest.raises(KernelsError) as caught:
+        load("auto")
+    one_line(caught, "the portable kernels fail their self-check: it is wrong")
+
+
+def fall_back(folder: Path, *words: str, **options: Any) -> None:
+    """A model that is loaded says once that torch computes, and does what it is asked."""
+    with pytest.warns(UserWarning) as said:
+        model = LLM(folder, **options)
+    (message,) = [str(each.message) for each in said]
+    assert "\n" not in message
+    assert "torch computes instead, slower and without the promise of equal bits" in message
+    assert all(word in message for word in words), message
+    assert not model.exact
+    assert model.kernels == "torch"
+    assert model.engine.cache.kernels is None
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(model.generate("def add(a, b):", OPTIONS).token_ids) == 12
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "portable"])
+def test_a_model_without_kernels_is_computed_by_torch(
+    choice: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
+) -> None:
+    path = tmp_path / "lost.so"
+    if damaged:
+        path.write_text("not a library")
+    monkeypatch.setattr(llm, "load_kernels", lambda choice: load_kernels(choice, path))
+    fall_back(checkpoint("llama"), "lost.so", "install pronk again", kernels=choice)
+
+
+def test_a_model_whose_kernels_fail_is_computed_by_torch(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "check", lambda _: "it is wrong")
+    monkeypatch.setattr(llm, "load_kernels", load_kernels.__wrapped__)
+    fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
+
+
+def test_heads_that_are_not_covered_are_computed_by_torch(checkpoint: MakeCheckpoint) -> None:
+    fall_back(checkpoint("gpt2", n_embd=20, n_head=4), "no kernels for heads of 5")
+
+
+def test_torch_may_be_asked_for(checkpoint: MakeCheckpoint) -> None:
+    """Without a warning; and the tokens of a model in float32 are those of the kernels, all but surely."""
+    by_torch, by_kernels = LLM(checkpoint("llama"), kernels="torch"), LLM(checkpoint("llama"))
+    assert (by_torch.exact, by_kernels.exact) == (False, True)
+    assert (by_torch.kernels, by_kernels.kernels) == ("torch", models.kernels().name)
+    first, second = (each.generate("The quick brown fox", OPTIONS) for each in (by_torch, by_kernels))
+    assert first.token_ids == second.token_ids
+
+
+def test_a_model_may_ask_for_less_than_the_processor_has(checkpoint: MakeCheckpoint) -> None:
+    model = LLM(checkpoint("llama"), kernels="portable")
+    assert model.kernels == "portable"
+    assert model.exact
+    with pytest.raises(OptionError, match=r"kernels: expected auto, .*; found 'sse'"):
+        LLM(checkpoint("llama"), kernels="sse")
+
+
+def test_what_the_library_holds_is_known() -> None:
+    kernels = candidates()[0]
+    check(kernels)
+    assert 0 < kernels.workspace < 1 << 26
+    kernels.read(torch.zeros(1 << 16))
+    assert ctypes.sizeof(Op) % 8 == ctypes.sizeof(Weights) % 8 == 0

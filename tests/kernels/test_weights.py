@@ -1,0 +1,146 @@
+"""Packing: every element is found again, in every type and layout, and between them there are zeros."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+from pronk.kernels.library import candidates
+from pronk.kernels.weights import Packed, pack, pages
+
+KERNELS = candidates()[-1]  # packing is the same for all
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(1, 1), (16, 32), (17, 33), (15, 31), (97, 52), (300, 70), (64, 576), (131, 2)]
+
+
+def some_weight(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(shape[0])).to(dtype)
+
+
+def stored(packed: Packed) -> int:
+    """How many elements are not zero."""
+    return int(packed.data.float().count_nonzero())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_round_trip(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    weight = some_weight(shape, dtype)
+    packed = pack(KERNELS, weight)
+    assert packed.shape == shape
+    assert packed.data.dtype == dtype
+    assert packed.data.shape[0] == -(-shape[0] // 16)
+    assert torch.equal(packed.unpack(), weight.float())
+    assert stored(packed) == int(weight.count_nonzero())  # what fills the blocks up is zero
+
+
+@pytest.mark.parametrize("unit", [2, 10, 16, 20, 64, 80])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_units_begin_blocks_of_their_own(dtype: torch.dtype, unit: int) -> None:
+    weight, bias = some_weight((5 * unit, 37), dtype), torch.arange(1.0, 5 * unit + 1)
+    packed = pack(KERNELS, weight, bias, unit=unit)
+    each = -(-unit // 16)
+    assert packed.data.shape[0] == 5 * each
+    assert torch.equal(packed.unpack(), weight.float())
+    for number in range(5):
+        alone = pack(KERNELS, weight[number * unit : (number + 1) * unit])
+        assert torch.equal(packed.data[number * each : (number + 1) * each], alone.data)
+        assert packed.bias is not None
+        own = packed.bias[number * each * 16 : (number + 1) * each * 16]
+        assert own[:unit].tolist() == bias[number * unit : (number + 1) * unit].tolist()
+        assert not own[unit:].any()
+
+
+@pytest.mark.parametrize("half", [1, 7, 16, 40, 112])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_halves_of_a_gated_matrix_alternate(dtype: torch.dtype, half: int) -> None:
+    weight, bias = some_weight((2 * half, 37), dtype), torch.arange(1.0, 2 * half + 1)
+    packed = pack(KERNELS, weight, bias, gated=True)
+    assert packed.shape == (2 * half, 37)
+    assert packed.data.shape[0] == 2 * -(-half // 16)
+    assert torch.equal(packed.unpack(), weight.float())
+    assert stored(packed) == int(weight.count_nonzero())
+    for number, part in enumerate((weight[:half], weight[half:])):
+        assert torch.equal(packed.data[number::2], pack(KERNELS, part).data)
+        assert packed.bias is not None
+        placed = packed.bias.view(-1, 2, 16)[:, number].flatten()
+        assert placed[:half].tolist() == bias.chunk(2)[number].tolist()
+        assert not placed[half:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_number_of_16_bits(dtype: torch.dtype) -> None:
+    """Zeros of both signs, what is smaller than normal, infinities and what is no number."""
+    weight = torch.arange(1 << 16).to(torch.uint16).view(dtype).view(256, 256)
+    found = pack(KERNELS, weight).unpack()
+    numbers = ~weight.isnan()
+    assert torch.equal(found.isnan(), weight.isnan())
+    assert torch.equal(found[numbers].view(torch.int32), weight.float()[numbers].view(torch.int32))
+
+
+@pytest.mark.parametrize("layout", [{}, {"unit": 10}, {"gated": True}], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_8_bits_are_off_by_half_a_step_at_most(dtype: torch.dtype, layout: dict[str, int]) -> None:
+    weight = (some_weight((60, 45)) * torch.logspace(-3, 2, 60)[:, None]).to(dtype)
+    weight[4], weight[7, 3] = 0.0, 200.0
+    packed = pack(KERNELS, weight, bits=8, **layout)  # type: ignore[arg-type]
+    assert packed.data.dtype == torch.int8
+    found, want = packed.unpack(), weight.float()
+    step = want.abs().amax(1, keepdim=True) / 127
+    assert bool(((found - want).abs() <= 0.5001 * step).all())
+    largest = want.abs().argmax(1, keepdim=True)
+    torch.testing.assert_close(found.gather(1, largest), want.gather(1, largest), rtol=1e-6, atol=0.0)
+    assert not found[4].any()
+    assert int(packed.data.abs().max()) == 127
+
+
+def test_8_bits_take_less_memory() -> None:
+    weight = some_weight((512, 256))
+    small, half, whole = pack(KERNELS, weight, bits=8), pack(KERNELS, weight.bfloat16()), pack(KERNELS, weight)
+    assert small.scale is not None
+    assert small.data.nbytes + small.scale.nbytes < 0.52 * half.data.nbytes
+    assert half.data.nbytes * 2 == whole.data.nbytes == weight.nbytes
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_threads_pack_the_same(threads: int) -> None:
+    for dtype in FLOATS:
+        weight = some_weight((131, 70), dtype)
+        alone = pack(KERNELS, weight)
+        torch.set_num_threads(threads)
+        assert torch.equal(pack(KERNELS, weight).data, alone.data)
+        torch.set_num_threads(1)
+
+
+def test_the_source_may_be_any_view_and_is_not_needed_afterwards() -> None:
+    weight = some_weight((40, 60))
+    views = [weight.t().contiguous().t(), torch.cat((weight, weight), dim=1)[:, :60], weight.clone().requires_grad_()]
+    for view in views:
+        packed = pack(KERNELS, view)
+        with torch.no_grad():
+            view.zero_()
+        assert torch.equal(packed.unpack(), weight)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, (1 << 21) - 1, 1 << 21, (1 << 21) + 3, 5 << 20])
+def test_pages_are_zeros_of_their_own(size: int) -> None:
+    first, second = pages((size,), torch.int8), pages((size,), torch.int8)
+    assert first.shape == (size,)
+    assert not first.any()
+    first.fill_(1)
+    gc.collect()
+    assert not second.any()
+    assert int(first.sum(dtype=torch.int64)) == size
+
+
+def test_pages_of_any_shape() -> None:
+    made = pages((3, 1000, 700), torch.bfloat16)
+    assert (made.shape, made.dtype, made.is_contiguous()) == ((3, 1000, 700), torch.bfloat16, True)
+    part = made[1]
+    del made
+    gc.collect()
+    part.fill_(2.0)  # the memory lives as long as any view of it
+    assert float(part.float().mean()) == 2.0
