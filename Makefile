@@ -1,12 +1,13 @@
 # make demo   set up .venv and generate from the bundled model
 # make test   set up .venv and run what CI runs: lint, types, tests
+# make sanitize  build the kernels with the address and undefined-behaviour sanitizers and run their tests
 # make wheels build a wheel for every platform (WHEELS="linux-x86_64 any": for some) into dist/
 #
 # Options:  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #           PIP_FLAGS="..."     more arguments for every pip install
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test wheels clean
+.PHONY: demo test sanitize wheels clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
@@ -30,6 +31,16 @@ test: $(INSTALLED_DEV)
 	$(PY) -m ruff format --quiet --check .
 	$(PY) -m mypy
 	$(PY) -m pytest
+	@$(MAKE) sanitize
+
+# Every instruction set that an AVX-512 processor can at least emulate; leaks are Python's own.
+SANITIZED := build/sanitized/libpronk.so
+SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
+sanitize: $(INSTALLED_DEV)
+	@$(PY) src/pronk/kernels/build.py $(SANITIZED) -Werror -O0 -g -DPRONK_FEW_TILES -DPRONK_EMULATE \
+		-fsanitize=address,undefined -fno-sanitize-recover=undefined
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) \
+		tests/kernels/test_weights.py tests/kernels/test_library.py::test_all_pass_their_self_check
 
 wheels: $(INSTALLED_DEV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS) build ziglang

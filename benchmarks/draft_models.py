@@ -220,7 +220,7 @@ def expansion(llm: LLM, seconds: float) -> float:
     from pronk.choice import Chooser  # noqa: PLC0415
     from pronk.drafters import DraftContext  # noqa: PLC0415
 
-    context = DraftContext(None, [1], 1, 60, 120, params, Chooser(params, 0, [1], size), BlockTable())
+    context = DraftContext(None, [1], 60, 120, params, Chooser(params, 0, [1], size), BlockTable())
     cape, calibration, spent = Cape(), Calibration("cape"), []
     for _ in range(200):
         chain = Chain(context, Calibration("draft_model"))

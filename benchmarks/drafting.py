@@ -77,9 +77,8 @@ def drive(drafter: Drafter[Any], text: Sequence[int], prompt: int, vocab: int) -
     state = drafter.start(text[:prompt])
     start, seconds, drafted, right, length = perf_counter() - began, [], 0, 0, prompt
     for _ in range(STEPS):
-        context = DraftContext(
-            state, text[:length], length, 60, 127, params, Chooser(params, 0, (), vocab), BlockTable(), COSTS
-        )
+        chooser, table = Chooser(params, 0, (), vocab), BlockTable(length=length - 1)
+        context = DraftContext(state, text[:length], 60, 127, params, chooser, table, COSTS)
         began = perf_counter()
         (tree,) = drafter.propose([context])
         proposed = perf_counter() - began

@@ -1,6 +1,6 @@
 """What loading a checkpoint costs: seconds, and peak memory as a multiple of the weights in the loaded dtype.
 
-    python benchmarks/loading.py FOLDER [--dtype bfloat16]
+    python benchmarks/loading.py FOLDER [--dtype bfloat16] [--kernels torch]
 
 Linux only: the peak is the kernel's own high-water mark, pages of the mapped file included. The last line is JSON.
 """
@@ -15,6 +15,8 @@ from time import perf_counter
 
 import torch
 
+from pronk.kernels.library import CHOICES
+from pronk.model.kernels import load_kernels
 from pronk.model.loader import load_decoder, parse_dtype, read_config, resolve_model
 
 
@@ -30,13 +32,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kernels", default="auto", choices=CHOICES, help="for whom weights are packed")
     args = parser.parse_args()
     folder = resolve_model(args.model)
     config = read_config(folder)
     dtype = parse_dtype(args.dtype, config)
+    kernels = None if args.kernels == "torch" else load_kernels(args.kernels)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before, began = resident("VmRSS"), perf_counter()
-    decoder = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"))
+    decoder = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=kernels)
     seconds = perf_counter() - began
     c = config
     layer = c.hidden_size * (sum(c.qkv_sizes) + c.num_heads * c.head_dim + c.intermediate_size * (3 if c.gated else 2))
@@ -44,6 +48,7 @@ def main() -> None:
     figures = {
         "model": folder.name,
         "dtype": str(dtype).removeprefix("torch."),
+        "kernels": "torch" if kernels is None else kernels.name,
         "seconds": round(seconds, 2),
         "weights_gb": round(weights * dtype.itemsize / 1e9, 3),
         "peak_over_weights": round((resident("VmHWM") - before) / (weights * dtype.itemsize), 3),

@@ -13,20 +13,22 @@ import torch
 import models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
 from pronk import llm
-from pronk.kernels.library import CHOICES
+from pronk.kernels import library
 from pronk.model.kernels import load_kernels
 from pronk.tokenizer import Tokenizer
 
 
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--kernels=avx2``: run all tests with a lower instruction set than the processor's."""
-    parser.addoption("--kernels", default="auto", choices=CHOICES[:-1], help="the kernels that the tests run with")
+    """``--kernels=avx2``: a lower instruction set than the processor's; ``--library``: another file, a sanitizer's."""
+    parser.addoption("--kernels", default="auto", choices=library.CHOICES[:-1], help="what the tests compute with")
+    parser.addoption("--library", type=Path, help="the file of the kernels")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Whoever asks for the best kernels gets those that the tests ask for."""
-    models.asked = config.getoption("--kernels")
+    models.asked, path = config.getoption("--kernels"), config.getoption("--library")
+    if path is not None:
+        library.installed = path.resolve
     if models.asked != "auto":
         llm.load_kernels = lambda choice: load_kernels(models.asked if choice == "auto" else choice)
 

@@ -158,7 +158,9 @@ def make_engine(
 def text_logits(decoder: Decoder, tokens: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """Logits ``[len(tokens), vocab]`` of a whole text in one pass through the cache, as those of a prompt."""
     packed = decoder.kernels is not None
-    cache = make_cache(decoder.config, computed_in(dtype, decoder.kernels), num_blocks=len(tokens) // 16 + 1, packed=packed)
+    cache = make_cache(
+        decoder.config, computed_in(dtype, decoder.kernels), num_blocks=len(tokens) // 16 + 1, packed=packed
+    )
     table = BlockTable()
     cache.prepare(table, len(tokens))
     job = Job(Segment(table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))

@@ -60,9 +60,10 @@ def test_others_are_refused(run: Run, args: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("choice", ["auto", "portable", "torch"])
 def test_the_figures_of_an_answer_say_what_computed(run: Run, choice: str) -> None:
     used = kernels().name if choice == "auto" else choice
-    _, _, err = run("generate", "x =", "--max-tokens", 3, "--stats", "--kernels", choice)
+    asked = ("generate", "x =", "--max-tokens", 3, "--stats", "--kernels", choice)
+    _, _, err = run(*asked)
     assert err.endswith(f" · kernels {used}\n")
-    _, _, err = run("generate", "x =", "--max-tokens", 3, "--stats", "--kernels", choice, "--temperature", 1, "--seed", 5)
+    _, _, err = run(*asked, "--temperature", 1, "--seed", 5)
     assert err.endswith(f" · kernels {used} · seed 5\n")
 
 
@@ -91,9 +92,7 @@ def test_a_verification_says_what_it_verified(run: Run, choice: str, *, exact: b
     assert (report["kernels"], report["exact"]) == (choice, exact)
 
 
-def test_where_there_are_none_torch_computes_and_the_user_is_told(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_are_none_torch_computes_and_the_user_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(_: str) -> None:
         raise KernelsError("found no compiled kernels")
 

@@ -28,8 +28,8 @@ def slots_of(rows: Rows, block_size: int) -> list[int]:
     found: list[int] = []
     for segment in rows.call.segment[: rows.call.segments]:
         blocks = ctypes.cast(segment.blocks, ctypes.POINTER(ctypes.c_int32))
-        for place in range(segment.length + segment.computed, segment.length + segment.nodes):
-            found.append(blocks[place // block_size - segment.released] * block_size + place % block_size)
+        places = range(segment.length + segment.computed, segment.length + segment.nodes)
+        found += [blocks[p // block_size - segment.released] * block_size + p % block_size for p in places]
     return found
 
 

@@ -7,7 +7,7 @@ compared matters: each test also looks at what would be said without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -72,7 +72,7 @@ def assert_close(said: dict[bool, Pairs], dtype: torch.dtype, without: Sequence[
 
 
 @pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[list[int], Tensor]]]:
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     """What early exits say: the texts, and the logits after them."""
     found: list[tuple[list[int], Tensor]] = []
     read = EarlyExit.read
@@ -84,7 +84,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[list[int], Ten
         return logits
 
     monkeypatch.setattr(EarlyExit, "read", watched)
-    yield found
+    return found
 
 
 @DTYPES
@@ -178,7 +178,8 @@ def test_heads_of_several_tokens(variant: str, dtype: torch.dtype, monkeypatch: 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_cross_attention_of_glide(layers: int, windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
     folder, said = glide_folder(layers=layers, windows=windows), dict[bool, Pairs]()
-    wide, without = DenseGlide(folder, widened(tiny_decoder(dtype, windows=windows, packed=False)), layers), list[Tensor]()
+    target = widened(tiny_decoder(dtype, windows=windows, packed=False))
+    wide, without = DenseGlide(folder, target, layers), list[Tensor]()
     for packed in BOTH:
         engine = make_engine(tiny_decoder(dtype, windows=windows, packed=packed), prefill_chunk=32)
         drafter = make_drafter(f"glide(model={folder!r}, num_tokens=4)").bind(engine.target)

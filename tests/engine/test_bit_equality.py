@@ -1,8 +1,8 @@
 """With the kernels a token's logits are the same bits, whatever else is computed and however it is.
 
 However its text is cut into passes, whatever shares them, in whatever tree it is a guess, wherever its text lies in the
-cache, and on however many threads: all logits, and what the cache holds afterwards, are those of *plain decoding*, which
-is one token in a pass, alone, on one thread, its blocks in a run. Everything goes through :meth:`Runner.forward`, so
+cache, and on however many threads: all logits, and what the cache holds afterwards, are those of *plain decoding*,
+which is one token in a pass, alone, on one thread, its blocks in a run. Everything goes through :meth:`Runner.forward`, so
 that what is compared is not only the tokens that were chosen.
 
 The properties are functions ``*_differ`` that say what differs. A planted defect, which sums one product in two halves
@@ -104,7 +104,7 @@ class Desk:
     def compute(self, table: BlockTable, tree: TokenTree, cuts: Sequence[int] = ()) -> Tensor:
         """``[nodes, vocab]``: a tree in a pass of its own, or in several between which it grows."""
         places = sorted({0, *cuts, len(tree)})
-        steps = zip(places, places[1:], strict=False)
+        steps = pairwise(places)
         return torch.cat([self.runner.forward([self.job(table, tree.keep(range(b)), a)]).logits[0] for a, b in steps])
 
     def commit(self, table: BlockTable, nodes: Sequence[int]) -> None:
@@ -396,7 +396,10 @@ def test_a_planted_defect_is_found(defect: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_plain_decoding_is_the_model(variant: str) -> None:
     """What all the others are compared with: in float32 a dense pass, and bfloat16 is as far from it as torch's is."""
-    options, high, low = VARIANTS[variant], *(tiny_decoder(dtype, **VARIANTS[variant]) for dtype in (torch.float32, torch.bfloat16))
+    options, high, low = (
+        VARIANTS[variant],
+        *(tiny_decoder(dtype, **VARIANTS[variant]) for dtype in (torch.float32, torch.bfloat16)),
+    )
     tokens = some_text(high)[:200]  # and no more, from where on a dense pass has other rotations if they are dynamic
     want = dense_logits(tiny_decoder(**options, packed=False), tokens)
     torch.testing.assert_close(plain(high, LENGTH)[0][:200], want, rtol=0.0, atol=2e-4)
@@ -425,7 +428,10 @@ def test_torch_is_close_and_says_that_it_is_no_more(dtype: torch.dtype) -> None:
 def test_only_the_wanted_nodes() -> None:
     """The logits of some nodes are those of all; hidden states come for every node, per request."""
     decoder = tiny_decoder()
-    desk, trees = Desk(decoder), [TokenTree.chain(some_text(decoder, seed, size)) for seed, size in enumerate((7, 1, 12))]
+    desk, trees = (
+        Desk(decoder),
+        [TokenTree.chain(some_text(decoder, seed, size)) for seed, size in enumerate((7, 1, 12))],
+    )
     jobs = [desk.job(BlockTable(), tree) for tree in trees]
     every = desk.runner.forward(jobs, frozenset({1, 2}))
     wanted = [range(3, 7), range(0), range(11, 12)]

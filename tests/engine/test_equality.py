@@ -169,7 +169,7 @@ def test_other_settings(settings: dict[str, Any], dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (100, 600)], ids=str)
 def test_boundaries_of_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
-    """Prompts that end around a boundary of panels, of attention's blocks or of rotations, and outputs that cross it."""
+    """Prompts that end around a boundary of panels, of attention's blocks or rotations, and outputs that cross it."""
     prompts = tuple(tuple(text(i, n)) for i, n in enumerate((15, 16, 62, 63, 64, 65, 511, 512, 1021, 1022, 1023, 1024)))
     want = plain(dtype, "temperature", prompts, 12, windows=windows)
     for names in (["oracle"], ["prompt_lookup", "adversarial"]):
@@ -195,7 +195,7 @@ def test_adversarial_trees(shape: Any, options: str) -> None:
 @pytest.mark.parametrize("options", ["greedy", "penalties"])
 @pytest.mark.parametrize("name", ["oracle", "adversarial", "recycling", "merged"])
 def test_every_choice_is_final(name: str, options: str) -> None:
-    """After each step the text is as it stays, and the cache holds all of it but its last token, wherever it was guessed."""
+    """After each step the text is as it stays, and the cache holds all of it but the last token."""
     want = plain(torch.float32, options)
     engine = make_engine(tiny_decoder())
     guesser = drafter(name, want).bind(engine.target)

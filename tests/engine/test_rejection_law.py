@@ -246,7 +246,7 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
 
 
 def test_rows_that_are_not_moved_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values of accepted guesses that stay where they were guessed: the next choices are those of another text."""
+    """Keys and values of accepted guesses that stay where they were guessed: what follows is another text's."""
 
     def unmoved(engine: Engine, request: Request, offsets: Sequence[int]) -> None:
         request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))

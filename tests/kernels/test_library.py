@@ -1,4 +1,4 @@
-"""Finding and checking the compiled kernels: what is wrong with them is said in one line, and torch computes instead."""
+"""Finding and checking the compiled kernels: what is wrong is said in one line, and torch computes instead."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_structures_of_another_size(name: str, copy: Path, monkeypatch: pytest.M
     """Of the same version, from between two releases: nothing is passed to it that it would read otherwise."""
 
     class Longer(getattr(library, name)):
-        _fields_ = [("more", ctypes.c_int64)]
+        _fields_ = (("more", ctypes.c_int64),)
 
     monkeypatch.setattr(library, name, Longer)
     with pytest.raises(KernelsError) as caught:
@@ -122,7 +122,10 @@ def nudge(address: int | None) -> None:
 
 
 DEFECTS: dict[str, tuple[Callable[[Pass], bool], str]] = {
-    "many rows of a product": (lambda call: bool(call.logits) and call.rows > 16, "a product of .* rows is not that of"),
+    "many rows of a product": (
+        lambda call: bool(call.logits) and call.rows > 16,
+        "a product of .* rows is not that of",
+    ),
     "a product": (lambda call: bool(call.logits), "a product of 96 by 80 is off by"),
     "many rows of a text": (lambda call: call.segments > 0 and call.rows > 16, "a text at once is not the text token"),
     "branches": (lambda call: call.segments > 0 and bool(call.segment[0].parents), "a path of a tree is not the text"),
@@ -164,7 +167,7 @@ def test_a_set_that_fails_its_check_is_passed_over(monkeypatch: pytest.MonkeyPat
 
 def fall_back(folder: Path, *words: str, **options: Any) -> None:
     """A model that is loaded says once that torch computes, and does what it is asked."""
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning, match="torch computes instead") as said:
         model = LLM(folder, **options)
     (message,) = [str(each.message) for each in said]
     assert "\n" not in message

@@ -95,6 +95,7 @@ CASES = [
     Case("bfloat16 shards", "qwen3", {"save_dtype": torch.bfloat16, "shard_size": "20KB"}),
 ]
 
+
 def tokens(length: int) -> list[int]:
     draw = random.Random(length)
     return [draw.randrange(300) for _ in range(length)]

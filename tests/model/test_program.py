@@ -67,8 +67,12 @@ def test_norms(kernels: Kernels, dtype: torch.dtype, kind: str, width: int) -> N
 def test_activations(kernels: Kernels, name: str) -> None:
     """On everything from where they vanish to where they do nothing."""
     size = 40
-    x = torch.cat((torch.linspace(-30, 30, 39 * size), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 200.0, -200.0])))
-    x = torch.cat((x, torch.tensor([1e30, -1e30, 3e38, -3e38]), torch.zeros(-len(x) % size + size - 4)))[: 40 * size].view(-1, size)
+    x = torch.cat(
+        (torch.linspace(-30, 30, 39 * size), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 200.0, -200.0]))
+    )
+    x = torch.cat((x, torch.tensor([1e30, -1e30, 3e38, -3e38]), torch.zeros(-len(x) % size + size - 4)))[
+        : 40 * size
+    ].view(-1, size)
     program = Program(kernels, size, torch.float32)
     program.linear(unit_product(kernels, size), activation=name, to="logits")
     logits = torch.empty_like(x)
@@ -133,7 +137,9 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     config = replace(SHAPES[shape], tied=False)
     plain, packed = Decoder(config), Decoder(config)
     for seed, parameter in enumerate(plain.parameters()):
-        parameter.copy_(some_rows(*parameter.shape, seed=seed) * (parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5))
+        parameter.copy_(
+            some_rows(*parameter.shape, seed=seed) * (parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5)
+        )
     plain.embedding.mul_(8.0)
     plain.layers[0].qkv.weight.mul_(scale**0.5)
     packed.load_state_dict(plain.state_dict())

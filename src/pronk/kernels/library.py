@@ -225,6 +225,11 @@ def _open(path: Path) -> Any:
     return library
 
 
+def installed() -> Path:
+    """Where the library is that was compiled, or unpacked, when pronk was installed."""
+    return Path(__file__).parent / library_name()
+
+
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     """The kernels that a choice admits, the best first; they have yet to pass their self-check.
 
@@ -239,7 +244,7 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
     if choice not in CHOICES or choice == "torch":
         msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
         raise OptionError(msg)
-    place = path or Path(__file__).parent / library_name()
+    place = path or installed()
     library = _open(place)
     best = int(library.pronk_detect())
     if choice == "auto":
