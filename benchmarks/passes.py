@@ -92,7 +92,7 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     for name, seconds in took.items():
         middle, least = statistics.median(seconds), min(seconds)
         print(
-            f"{name:>8}  {1e3 * middle:8.3f} ms [{1e3 * least:.3f}] {middle / floor:5.2f} × floor{middle / one:6.2f} × 1"
+            f"{name:>8} {1e3 * middle:8.3f} ms [{1e3 * least:.3f}] {middle / floor:5.2f} × floor{middle / one:6.2f} × 1"
         )
     return {name: {"median": statistics.median(each), "least": min(each)} for name, each in took.items()}
 

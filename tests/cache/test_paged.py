@@ -1,6 +1,6 @@
 """The pool: rows land where the table says, commits move them, shared blocks are copied, and nothing else changes.
 
-Everything is asked of both layouts of keys: rows for torch, in blocks of 4, and panels for the kernels, in blocks of 16.
+Everything is asked of both layouts of keys: rows for torch, in blocks of 4, and panels for the kernels, of 16.
 A text begins four places before the end of a block, so that what is written behind its beginning is the same in both.
 """
 

@@ -2,8 +2,8 @@
 
 However its text is cut into passes, whatever shares them, in whatever tree it is a guess, wherever its text lies in the
 cache, and on however many threads: all logits, and what the cache holds afterwards, are those of *plain decoding*,
-which is one token in a pass, alone, on one thread, its blocks in a run. Everything goes through :meth:`Runner.forward`, so
-that what is compared is not only the tokens that were chosen.
+which is one token in a pass, alone, on one thread, its blocks in a run. Everything goes through :meth:`Runner.forward`,
+so that what is compared is not only the tokens that were chosen.
 
 The properties are functions ``*_differ`` that say what differs. A planted defect, which sums one product in two halves
 in just the passes that a property is about, has to make each of them say so.
@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
