@@ -12,7 +12,7 @@ from pronk.model.decoder import Decoder
 class DenseAttend:
     """Causal attention of one text whose rows are its tokens in order, in one pass.
 
-    Scores, softmax and sums are plain matrix products over all positions, in float32.
+    Scores, softmax and sums are plain matrix products over all positions, in float32 or wider.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -20,7 +20,8 @@ class DenseAttend:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         c, rows = self.config, q.shape[0]
-        query, key, value = (x.float().transpose(0, 1) for x in (q, k, v))
+        wide = torch.promote_types(q.dtype, torch.float32)
+        query, key, value = (x.to(wide).transpose(0, 1) for x in (q, k, v))
         key, value = (x.repeat_interleave(c.group, dim=0) for x in (key, value))
         scores = query @ key.transpose(1, 2) * c.head_dim**-0.5
         scores = scores.masked_fill(~visible(rows, c.windows[layer]), -torch.inf)

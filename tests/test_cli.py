@@ -499,3 +499,18 @@ finally:
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_missing_kernels_are_one_line_and_no_obstacle() -> None:
+    code = """
+from pathlib import Path
+from pronk.kernels import library
+library.installed = lambda: Path("nowhere") / "libpronk.so"
+from pronk.cli import main
+main(["generate", "--max-tokens", "2", "--stats", "def f"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    warning, figures = done.stderr.splitlines()
+    assert warning.startswith("pronk: warning: found no compiled kernels at nowhere")
+    assert "torch computes instead" in warning
+    assert figures.endswith("kernels torch")

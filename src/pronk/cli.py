@@ -6,9 +6,10 @@ line on standard error and exit code 2, an interrupt with 130.
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -156,6 +157,12 @@ def train(context: typer.Context) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit; the entry point of ``pronk``."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        _main(args)
+
+
+def _main(args: Sequence[str] | None) -> NoReturn:
     arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
         code = app(arguments, prog_name="pronk", standalone_mode=False)
@@ -181,6 +188,18 @@ def _explain(error: typer.TyperException) -> str:
     if refused:
         message += f", found {refused[0]['input']!r}"
     return f"{message} (try '{context.command_path} --help')" if message and context else message
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],  # noqa: ARG001 - the arguments are those of the standard library
+    filename: str,  # noqa: ARG001
+    lineno: int,  # noqa: ARG001
+    file: TextIO | None = None,  # noqa: ARG001
+    line: str | None = None,  # noqa: ARG001
+) -> None:
+    """What a library would say to its user, as a line."""
+    sys.stderr.write(f"pronk: warning: {' '.join(str(message).split())}\n")
 
 
 def _fail(message: str, code: int) -> int:
