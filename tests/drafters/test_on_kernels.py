@@ -61,8 +61,9 @@ def assert_close(said: dict[bool, Pairs], dtype: torch.dtype, without: Sequence[
     """By the kernels (``True``) and by torch; ``without`` is what would be said in place of the kernels' wants."""
     assert len(said[True]) > 10
     if dtype == torch.float32:
-        for got, want in said[True]:
-            assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
+        assert error(said[True]) < 1e-5
+        # Chained heads with such weights amplify rounding: some of torch's own logits are 1e-5 of the largest off.
+        assert all((got - want).abs().max() < 1e-4 * want.abs().max() for got, want in said[True])
     else:
         assert error(said[True]) < 0.1
         assert error(said[True]) < 1.5 * error(said[False])
