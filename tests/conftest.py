@@ -12,8 +12,8 @@ import torch
 
 import models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
-from pronk import llm
 from pronk.kernels import library
+from pronk.model import kernels
 from pronk.model.kernels import load_kernels
 from pronk.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if path is not None:
         library.installed = path.resolve
     if models.asked != "auto":
-        llm.load_kernels = lambda choice: load_kernels(models.asked if choice == "auto" else choice)
+        kernels.load_kernels = lambda choice: load_kernels(models.asked if choice == "auto" else choice)
 
 
 torch.set_num_threads(1)  # for what is set up before the first test, too

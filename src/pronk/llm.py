@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -19,10 +18,8 @@ from pronk.engine.interrupts import interruptible
 from pronk.engine.request import Request, end_ids
 from pronk.engine.text import TextStream
 from pronk.errors import OptionError, PromptError
-from pronk.kernels.library import CHOICES, Kernels, KernelsError
-from pronk.model.config import ModelConfig
-from pronk.model.kernels import load_kernels
-from pronk.model.loader import computed_in, covers, load_decoder, parse_dtype, read_config, resolve_model
+from pronk.model.kernels import choose_kernels
+from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Completion, Piece
 from pronk.sampling import SamplingParams, derive_seed, fresh_seed
 from pronk.tokenizer import Tokenizer
@@ -78,9 +75,8 @@ class LLM:
             max_batch: most requests in one pass, 1..1024.
             prefill_chunk: most prompt tokens in one pass, 16..8192.
             threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
-            kernels: ``"auto"`` is the widest instruction set of this processor; ``"amx"``, ``"avx512_bf16"``,
-                ``"avx512"``, ``"avx2"``, ``"portable"`` restrict it, and ``"torch"`` computes without kernels of our
-                own, which promises no bits.
+            kernels: ``"auto"`` is the widest instruction set of this processor; a lower one's name restricts it, and
+                ``"torch"`` does without kernels of our own, and without the promise of equal bits.
             budget: how much to guess: ``"auto"`` drops the guesses that do not pay for their rows, at the acceptance so
                 far and the cost of passes, which is measured with the first request; ``"all"`` computes all that the
                 drafter has, so that the number of passes does not depend on measured times. Under the coupled rule
@@ -96,15 +92,13 @@ class LLM:
         if threads is not None:
             _check_range("threads", threads, 1, 4096)
             torch.set_num_threads(threads)
-        if budget not in ("auto", "all"):
-            msg = f'budget: expected "auto" or "all", found {budget!r}'
-            raise OptionError(msg)
+        _check_choice("budget", budget, ("auto", "all"))
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(_bundled() if model is None else model)
         self.config = read_config(self.path)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
         target, kind = _device(device), parse_dtype(dtype, self.config)
-        chosen = _kernels(kernels, target, self.config)
+        chosen = choose_kernels(kernels, target, self.config)
         self.dtype = kind
         decoder = load_decoder(self.path, self.config, dtype=kind, device=target, kernels=chosen, on_progress=progress)
         memory = KVBudget(kv_memory, max_batch, target)
@@ -353,29 +347,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _kernels(choice: str, device: torch.device, config: ModelConfig) -> Kernels | None:
-    """The kernels that a model is computed with; ``None`` is torch, with a warning unless that was asked for.
-
-    Raises:
-        OptionError: ``choice`` is none, or not one of this processor's.
-    """
-    if choice not in CHOICES:
-        msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
+def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        msg = f"{name}: expected {', '.join(known)}; found {value!r}"
         raise OptionError(msg)
-    if choice == "torch" or (choice == "auto" and device.type != "cpu"):  # an accelerator has torch's kernels
-        return None
-    reason = f"no kernels for {device}"
-    if device.type == "cpu":
-        try:
-            found = load_kernels(choice)
-        except KernelsError as error:
-            reason = str(error)
-        else:
-            if covers(found, config):
-                return found
-            reason = f"no kernels for heads of {config.head_dim}"
-    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=3)
-    return None
 
 
 def _check_range(name: str, value: object, low: int, high: int) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import pronk.llm
 from models import kernels
 from pronk.bench import machine, passes
 from pronk.cli import main
@@ -96,7 +95,7 @@ def test_where_there_are_none_torch_computes_and_the_user_is_told(run: Run, monk
     def none(_: str) -> None:
         raise KernelsError("found no compiled kernels")
 
-    monkeypatch.setattr(pronk.llm, "load_kernels", none)
+    monkeypatch.setattr("pronk.model.kernels.load_kernels", none)
     with pytest.warns(UserWarning, match="^found no compiled kernels; torch computes instead"):
         _, _, err = run("generate", "x =", "--max-tokens", 3, "--stats")
     assert err.endswith(" · kernels torch\n")

@@ -7,7 +7,7 @@ compared matters: each test also looks at what would be said without it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafters.drafting import Watched
 from drafters.exits import WINDOWS, Slow, kangaroo_of
 from drafters.test_glide import listen, model_of
 from drafters.trained_glide import DenseGlide, glide_folder
@@ -29,6 +30,7 @@ from pronk.drafters.multi_token import _Heads
 from pronk.model.decoder import Decoder
 from pronk.model.kangaroo import ADAPTERS
 from pronk.model.linear import KernelLinear
+from pronk.model.program import Program
 from pronk.sampling import SamplingParams
 
 PROMPTS = [[1, 2, 3], [(7 * i * i + 3 * i) % 131 for i in range(75)], [9]]
@@ -190,3 +192,52 @@ def test_the_cross_attention_of_glide(layers: int, windows: tuple[int | None, ..
         said[packed] = [(each.logits, wide(each.text, each.verified, each.oldest)) for each in notes]
         without += [wide(each.text, 0) for each in notes] if packed else []
     assert_close(said, dtype, without)
+
+
+@pytest.mark.parametrize(
+    ("spec", "part"),
+    [
+        (lambda: f"medusa(model={medusa_folder()!r})", "norm"),
+        (lambda: f"medusa(model={medusa_folder()!r})", "linear"),
+        (lambda: f"kangaroo(model={adapter_folder(adapter='mlp', noise=1.0)!r}, eta=0)", "norm"),
+        (lambda: f"multi_token(model={heads_folder()!r})", "mlp"),
+    ],
+    ids=["medusa", "medusa's heads", "kangaroo", "multi_token"],
+)
+def test_a_description_that_was_interrupted_begins_anew(spec: Callable[[], str], part: str) -> None:
+    """Ctrl-C while a module tells the kernels what it is, at every call in turn: half of it would be another module."""
+    prompt, params = [1, 2, 3], SamplingParams(max_tokens=8, logit_bias=dict.fromkeys(range(5), 30.0))
+
+    def decode(interrupt: int | None) -> tuple[list[list[int]], int]:
+        engine = make_engine(tiny_decoder())
+        watched = Watched(make_drafter(spec()).bind(engine.target))
+        original, calls = getattr(Program, part), 0
+
+        def counted(*args: Any, **more: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == interrupt:
+                raise KeyboardInterrupt
+            original(*args, **more)
+
+        request = make_request(prompt, params, watched)
+        engine.add(request)
+        for _ in range(2):  # the prompt, so that the target's own programs are there, and its first answer
+            if not request.output:
+                engine.step()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Program, part, counted)
+            if interrupt is not None:
+                with pytest.raises(KeyboardInterrupt):
+                    engine.step()
+            else:
+                engine.step()
+        while request.finish_reason is None:
+            engine.step()
+        return [list(asked.tree.tokens) for asked in watched.of(request)], calls
+
+    want, calls = decode(None)
+    assert max(map(len, want)) > 2
+    assert calls > 0
+    for interrupt in range(1, calls + 1):
+        assert decode(interrupt)[0] == want

@@ -15,7 +15,7 @@ import torch
 
 import models
 from checkpoints import MakeCheckpoint
-from pronk import LLM, OptionError, SamplingParams, llm
+from pronk import LLM, OptionError, SamplingParams
 from pronk.kernels import library
 from pronk.kernels.library import INSTRUCTION_SETS, Kernels, KernelsError, Op, Pass, Weights, candidates
 from pronk.model import kernels as loading
@@ -56,7 +56,8 @@ def test_a_damaged_library(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "damaged.so").write_bytes(content)
     with pytest.raises(KernelsError) as caught:
         candidates(path=tmp_path / "damaged.so")
-    one_line(caught, "damaged.so", "cannot be loaded", "install pronk again")
+    expected = "found a part of the file" if content.startswith(b"\x7fELF") else "cannot be loaded"
+    one_line(caught, "damaged.so", expected, "install pronk again")
 
 
 def test_a_library_of_something_else() -> None:
@@ -190,7 +191,7 @@ def test_a_model_without_kernels_is_computed_by_torch(
     path = tmp_path / "lost.so"
     if damaged:
         path.write_text("not a library")
-    monkeypatch.setattr(llm, "load_kernels", lambda choice: load_kernels(choice, path))
+    monkeypatch.setattr("pronk.model.kernels.load_kernels", lambda choice: load_kernels(choice, path))
     fall_back(checkpoint("llama"), "lost.so", "install pronk again", kernels=choice)
 
 
@@ -198,7 +199,7 @@ def test_a_model_whose_kernels_fail_is_computed_by_torch(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "check", lambda _: "it is wrong")
-    monkeypatch.setattr(llm, "load_kernels", load_kernels.__wrapped__)
+    monkeypatch.setattr("pronk.model.kernels.load_kernels", load_kernels.__wrapped__)
     fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
 
 
@@ -229,3 +230,13 @@ def test_what_the_library_holds_is_known() -> None:
     assert 0 < kernels.workspace < 1 << 26
     kernels.read(torch.zeros(1 << 16))
     assert ctypes.sizeof(Op) % 8 == ctypes.sizeof(Weights) % 8 == 0
+
+
+@pytest.mark.parametrize("share", [0.0005, 0.01, 0.5, 0.999])
+def test_a_cut_library_is_refused(tmp_path: Path, share: float) -> None:
+    """Loading one would end the process."""
+    whole = library.installed().read_bytes()
+    path = tmp_path / library.installed().name
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(KernelsError, match="found a part of the file; install pronk again"):
+        library.candidates("auto", path)

@@ -56,7 +56,7 @@ def test_without_kernels_the_weights_are_there_once(teacher: Teacher, monkeypatc
     def none(_: str) -> None:
         raise KernelsError("found no kernels")
 
-    monkeypatch.setattr("pronk.llm.load_kernels", none)
+    monkeypatch.setattr("pronk.model.kernels.load_kernels", none)
     with pytest.warns(UserWarning, match="found no kernels; torch computes instead"):
         plain = Teacher(teacher.folder, threads=1)
     assert plain.decoder is plain.llm.engine.target.decoder

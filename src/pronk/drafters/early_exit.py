@@ -162,12 +162,14 @@ class EarlyExit:
     @torch.inference_mode()
     def _adapt(self, rows: Tensor) -> Tensor:
         """An adapter without attention: every row by itself."""
-        kernels, out = self.target.cache.kernels, rows.clone()
+        kernels = self.target.cache.kernels
         if kernels is None:
             return self.adapter(rows, None, _no_attention)
         if self._program is None:
-            self._program = Program(kernels, rows.shape[1], rows.dtype)
-            self.adapter.compile_part(0, self._program)
+            program = Program(kernels, rows.shape[1], rows.dtype)
+            self.adapter.compile_part(0, program)
+            self._program = program
+        out = rows.clone()
         self._program.run(Rows.loose(len(rows)), out)
         return out
 

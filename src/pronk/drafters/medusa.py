@@ -93,11 +93,11 @@ class _Loaded:
             normed = self.decoder.norm(rows)
             return [head(normed) for head in self.heads.layers]
         if not self.programs:
-            for head in self.heads.layers:
-                program = Program(kernels, rows.shape[1], rows.dtype)
+            made = [Program(kernels, rows.shape[1], rows.dtype) for _ in self.heads.layers]
+            for program, head in zip(made, self.heads.layers, strict=True):
                 program.norm(self.decoder.norm)
                 cast(Head, head).compile(program)
-                self.programs.append(program)
+            self.programs.extend(made)  # all or, if that was interrupted, none
         states = [rows.clone() for _ in self.programs]
         for program, state in zip(self.programs, states, strict=True):
             program.run(Rows.loose(len(rows)), state)

@@ -206,6 +206,9 @@ def _open(path: Path) -> Any:
     if not path.is_file():
         msg = f"found no compiled kernels at {path}; {again}, with a C++ compiler or from a wheel for this platform"
         raise KernelsError(msg)
+    if not _is_whole(path):
+        msg = f"{path}: expected pronk's kernels, found a part of the file; {again}"
+        raise KernelsError(msg)
     try:
         library = ctypes.CDLL(str(path))
         version = int(library.pronk_version())
@@ -223,6 +226,16 @@ def _open(path: Path) -> Any:
         raise KernelsError(msg)
     _declare(library)
     return library
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file, if it is an ELF library, is as long as it says: loading a cut one ends the process."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if header[:4] != b"\x7fELF":
+        return True
+    start, size, count = (int.from_bytes(header[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62)))
+    return start + size * count <= path.stat().st_size and len(header) == 64
 
 
 def installed() -> Path:

@@ -9,6 +9,7 @@ shapes, and :attr:`~pronk.engine.runner.Runner.exact` is false there.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -17,15 +18,17 @@ from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.kernels.library import Kernels, KernelsError, candidates
-from pronk.model.config import llama_config
+from pronk.errors import OptionError
+from pronk.kernels.library import CHOICES, Kernels, KernelsError, candidates
+from pronk.model.config import ModelConfig, llama_config
 from pronk.model.decoder import Decoder, pack_linears
 from pronk.model.linear import KernelLinear, Layout, choose_linear
+from pronk.model.loader import covers
 from pronk.model.program import Program, Rows
 from pronk.model.rope import RopeTable
 from pronk.tree import TokenTree
 
-__all__ = ["check", "load_kernels"]
+__all__ = ["check", "choose_kernels", "load_kernels"]
 
 _CPU = torch.device("cpu")
 _ROWS = (1, 4, 20, 64, 512)
@@ -52,6 +55,31 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
             return kernels
         wrong = f"{kernels.path}: the {kernels.name} kernels fail their self-check: {found}"
     raise KernelsError(wrong)
+
+
+def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Kernels | None:
+    """The kernels that a model is computed with; ``None`` is torch, with a warning unless that was asked for.
+
+    Raises:
+        OptionError: ``choice`` is none, or not one of this processor's.
+    """
+    if choice not in CHOICES:
+        msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
+        raise OptionError(msg)
+    if choice == "torch" or (choice == "auto" and device.type != "cpu"):  # an accelerator has torch's kernels
+        return None
+    reason = f"no kernels for {device}"
+    if device.type == "cpu":
+        try:
+            found = load_kernels(choice)
+        except KernelsError as error:
+            reason = str(error)
+        else:
+            if covers(found, config):
+                return found
+            reason = f"no kernels for heads of {config.head_dim}"
+    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=3)
+    return None
 
 
 @torch.inference_mode()

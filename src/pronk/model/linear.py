@@ -93,8 +93,9 @@ class KernelLinear(Linear):
         assert self.layout == Layout(), "expected a product by itself, found one whose outputs are used within a layer"
         dtype = x.dtype if x.dtype == torch.bfloat16 else torch.float32
         if dtype not in self._programs:
-            self._programs[dtype] = Program(self.packed.kernels, self.in_features, dtype)
-            self._programs[dtype].linear(self, to="logits")
+            program = Program(self.packed.kernels, self.in_features, dtype)
+            program.linear(self, to="logits")
+            self._programs[dtype] = program
         out = torch.empty(len(x), self.out_features)
         if len(x):
             self._programs[dtype].run(Rows.loose(len(x)), x.contiguous().to(dtype), out)
