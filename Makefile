@@ -30,7 +30,7 @@ test: $(INSTALLED_DEV)
 	$(PY) -m ruff check --quiet .
 	$(PY) -m ruff format --quiet --check .
 	$(PY) -m mypy
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses=auto --dist=worksteal
 	@$(MAKE) sanitize
 
 # Every instruction set that an AVX-512 processor can at least emulate; leaks are Python's own.

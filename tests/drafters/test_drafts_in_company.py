@@ -156,7 +156,9 @@ class Burn:
 
 
 @pytest.mark.parametrize(
-    "spec", [f"cape(threshold({model(FAIR)}))", f"staged({model(FAIR)}, prompt_lookup(min_ngram=1))"]
+    "spec",
+    [f"cape(threshold({model(FAIR)}))", f"staged({model(FAIR)}, prompt_lookup(min_ngram=1))"],
+    ids=["cape", "staged"],
 )
 def test_choosers_recover_from_an_interruption_between_two_lines(spec: str) -> None:
     """After a token was noted and before it was counted: penalties see the true text all the same."""

@@ -317,6 +317,7 @@ def test_drafters_of_a_target_share_one_model() -> None:
         (f"staged(prompt_lookup, {spec()})", "staged: expected a draft_model and a smaller drafter"),
         (f"beam({spec()}, {spec()})", "beam: expected draft_model, glide or vanilla alone, found glide, glide"),
     ],
+    ids=["vanilla as glide", "glide as vanilla", "no tokens", "nothing smaller", "two"],
 )
 def test_what_does_not_fit_is_refused(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):

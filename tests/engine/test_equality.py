@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -43,7 +43,6 @@ from pronk.tree import TokenTree
 Prompts = tuple[tuple[int, ...], ...]
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-GUESSING = [name for name in DRAFTERS if name != "autoregressive"]
 
 
 def decode(
@@ -56,15 +55,20 @@ def decode(
     return requests
 
 
-def matrix(*, core: Sequence[str], extra: Sequence[str] = ()) -> list[Any]:
-    """``core`` options in both dtypes, ``extra`` ones in float32; the rest runs on demand."""
-    return [
-        pytest.param(
-            options, dtype, marks=() if options in core or (options in extra and not low) else pytest.mark.slow
-        )
-        for options in OPTIONS
-        for low, dtype in enumerate((torch.float32, torch.bfloat16))
-    ]
+# Every option runs with trees that are right and wrong in every way, and with two real drafters; with the others, all
+# options at once, beside what each has to do in ``drafters/test_conformance.py``. The rest runs on demand.
+CLOSE = ("autoregressive", "suffix", "merged with trained", "random", "oracle", "adversarial", "explore")
+
+
+def matrix(names: Sequence[str], *, core: Sequence[str], extra: Sequence[str] = ()) -> list[Any]:
+    """``names`` by options and dtypes: of :data:`CLOSE` ``core`` ones in both dtypes, ``extra`` ones in float32."""
+    cases = []
+    for name, options, dtype in product(names, OPTIONS, (torch.float32, torch.bfloat16)):
+        runs = dtype == torch.float32 and options == "all"
+        if name in CLOSE:
+            runs = options in core or (options in extra and dtype == torch.float32)
+        cases.append(pytest.param(name, options, dtype, marks=() if runs else pytest.mark.slow))
+    return cases
 
 
 def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[int]]:
@@ -73,9 +77,10 @@ def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[in
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype"), matrix(core=CORE, extra=("top_k", "min_p", "min_tokens", "bad_words")), ids=str
+    ("name", "options", "dtype"),
+    matrix([*DRAFTERS], core=CORE, extra=("top_k", "min_p", "min_tokens", "bad_words")),
+    ids=str,
 )
-@pytest.mark.parametrize("name", DRAFTERS)
 def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
     want = plain(dtype, options)
     got = decode(make_engine(tiny_decoder(dtype)), [drafter(name, want)], options)
@@ -83,8 +88,11 @@ def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
     assert_not_vacuous(name, got)
 
 
-@pytest.mark.parametrize(("options", "dtype"), matrix(core=("greedy", "temperature", "penalties", "all")), ids=str)
-@pytest.mark.parametrize("name", GUESSING)
+@pytest.mark.parametrize(
+    ("name", "options", "dtype"),
+    matrix([name for name in DRAFTERS if name != "autoregressive"], core=("greedy", "temperature", "penalties", "all")),
+    ids=str,
+)
 def test_batch_of_one(name: str, options: str, dtype: torch.dtype) -> None:
     want = plain(dtype, options)
     engine = make_engine(tiny_decoder(dtype))
