@@ -199,7 +199,7 @@ def make_request(
     """A request whose ``params`` have a seed, or that needs none."""
     seed = params.seed or 0
     ends = frozenset(ends)
-    chooser = Chooser(params, seed, prompt, vocab, ends=sorted(ends), bad_words=bad_words)
+    chooser = Chooser(params, seed, prompt, vocab, ends=sorted(ends), bad_words=bad_words, kernels=kernels())
     return Request(list(prompt), params, seed, drafter or Autoregressive(), chooser, NullText(), ends, parent)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from chi_square import p_value
 from pronk.choice import Chooser, token_logprobs
+from pronk.kernels.library import Kernels, candidates
 from pronk.sampling import SamplingParams, gumbel_noise
 
 VOCAB = 40
@@ -21,9 +22,11 @@ ENDS = (3, 17)
 BAD_WORDS = ((5,), (6, 7), (6, 6, 8), (9, 9))
 
 
-def chooser(prompt: Sequence[int] = (1, 2), seed: int = 0, vocab: int = VOCAB, **options: Any) -> Chooser:
+def chooser(
+    prompt: Sequence[int] = (1, 2), seed: int = 0, vocab: int = VOCAB, kernels: Kernels | None = None, **options: Any
+) -> Chooser:
     bad = BAD_WORDS if options.get("bad_words") else ()
-    return Chooser(SamplingParams(**options), seed, prompt, vocab, ends=ENDS, bad_words=bad)
+    return Chooser(SamplingParams(**options), seed, prompt, vocab, ends=ENDS, bad_words=bad, kernels=kernels)
 
 
 def scores_of(logits: Tensor, made: Chooser) -> list[float]:
@@ -106,12 +109,13 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "torch" if by is None else by.name)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_the_choice_equals_the_obvious_one(options: dict[str, Any]) -> None:
+def test_the_choice_equals_the_obvious_one(options: dict[str, Any], by: Kernels | None) -> None:
     """Along whole outputs, so that contexts of all lengths occur; the logits are left as they were."""
     generator, seen = torch.Generator().manual_seed(1), Counter[int]()
     for seed in range(6):
-        made = chooser([1, 2, 9, 6, 30 + seed], seed, max_tokens=50, **options)
+        made = chooser([1, 2, 9, 6, 30 + seed], seed, kernels=by, max_tokens=50, **options)
         for _ in range(12):
             logits = 3 * torch.randn(VOCAB, generator=generator)
             before = logits.clone()
@@ -164,17 +168,22 @@ def test_the_smallest_values(option: str, value: float) -> None:
         assert made.choose(logits) == (plain.choose(logits) if option == "min_p" else int(logits.argmax()))
 
 
-def test_infinite_logits() -> None:
-    """A token that the model itself rules out is not chosen, and one that it insists on is."""
-    logits = torch.zeros(VOCAB)
-    logits[:39] = -math.inf
+@pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "torch" if by is None else by.name)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf], ids=str)
+def test_logits_that_have_overflowed(number: float, by: Kernels | None) -> None:
+    """Nothing is chosen from them, wherever they are."""
     for options in (
         {},
         {"temperature": 1.0},
         {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1},
         {"temperature": 9.0, "top_k": 5},
+        {"logit_bias": {3: 1.0}},
     ):
-        assert chooser(**options).choose(logits) == 39
+        for place in (0, 7, VOCAB - 1):
+            logits = torch.zeros(VOCAB)
+            logits[place] = number
+            with pytest.raises(OverflowError):
+                chooser(kernels=by, **options).choose(logits)
 
 
 def draws(logits: Tensor, count: int, **options: Any) -> Tensor:

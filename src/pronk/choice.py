@@ -19,19 +19,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.errors import OptionError
+from pronk.kernels.library import Kernels
 from pronk.sampling import (
     SamplingParams,
     block_uniform,
     draft_noise,
     gumbel_noise,
     lots,
+    noise_key,
     rejection_noise,
     rejection_uniform,
 )
 from pronk.tree import Drawn
 from pronk.verify import block, reject
 
-__all__ = ["Chooser", "Guess", "token_logprobs"]
+__all__ = ["Chooser", "Guess", "is_finite", "token_logprobs"]
 
 # Tokens that are sorted before the whole vocabulary is.
 _HEAD = 512
@@ -88,9 +90,14 @@ class Chooser:
         *,
         ends: Sequence[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
+        kernels: Kernels | None = None,
     ) -> None:
-        """``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete."""
+        """``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete.
+
+        ``kernels`` make the choice where it is one of logits and noise alone.
+        """
         self.params = params
+        self.kernels = None if params.shapes_logits or params.truncates else kernels
         self.seed = seed
         self.lots = lots(seed, prompt) if params.rejects else seed
         self.context = list(prompt)
@@ -105,11 +112,6 @@ class Chooser:
         self.in_prompt = torch.zeros(vocab_size if penalized else 0, dtype=torch.bool)
         if penalized:
             self.in_prompt[torch.tensor(self.context)] = True
-
-    @property
-    def is_argmax(self) -> bool:
-        """Whether the choice is the plain argmax of the logits, whatever the context."""
-        return self.params.greedy and not self.params.shapes_logits
 
     @property
     def num_chosen(self) -> int:
@@ -147,14 +149,33 @@ class Chooser:
         """The target's token after the context by the coupled rule.
 
         ``logits`` ``[vocab]``, any float dtype, are left as they are.
+
+        Raises:
+            OverflowError: one of them is not finite.
         """
+        logits = logits.float()
+        if self.kernels is not None:
+            token = self.kernels.choose(logits.contiguous(), self._temperature, self._key())
+            if token < 0:
+                raise OverflowError
+            return token
+        if not is_finite(logits):
+            raise OverflowError
         if self.params.shapes_logits:
-            logits = self._shape(logits.float())
+            logits = self._shape(logits)
         if self.params.greedy:
-            return int(logits.argmax())
-        scores, ids = self._truncate(logits.float() / max(self.params.temperature, _COLDEST))
+            # NumPy's argmax is several times as fast as torch's, and takes the first of equals as well.
+            return int(logits.numpy().argmax())
+        scores, ids = self._truncate(logits / self._temperature)
         noise = gumbel_noise(self.seed, len(self.context), ids)
         return int(ids[(scores.double() + noise).argmax()])
+
+    @property
+    def _temperature(self) -> float:
+        return 0.0 if self.params.greedy else max(self.params.temperature, _COLDEST)
+
+    def _key(self) -> int:
+        return 0 if self.params.greedy else noise_key(self.seed, len(self.context))
 
     def reject(self, p: Tensor, guesses: Sequence[Drawn]) -> int:
         """The token after the context, whose law is ``p``, where ``guesses`` were made; never greedy."""
@@ -193,12 +214,16 @@ class Chooser:
             The guess; ``None`` if there is none, because all tokens are banned or the numbers overflow.
         """
         logits = logits.float()
+        if self.kernels is not None and not self.params.rejects:
+            key = None if self.params.greedy else self._key()
+            guessed, confidence, made = self.kernels.guess(logits.contiguous(), self._temperature, key)
+            return None if guessed < 0 else Guess(guessed, confidence, made)
         shaped = self._shape(logits, allow_none=True) if self.params.shapes_logits else logits
         if not math.isfinite(float(shaped.max())):
             return None
         if self.params.greedy:
             return _guess(shaped.numpy())
-        kept, ids = self._truncate(shaped / max(self.params.temperature, _COLDEST))
+        kept, ids = self._truncate(shaped / self._temperature)
         kept, position = kept.double(), len(self.context)
         if not self.params.rejects:
             kept = kept + gumbel_noise(self.seed, position, ids)
@@ -212,7 +237,7 @@ class Chooser:
     def distribution(self, logits: Tensor) -> Tensor:
         """``[vocab]`` float64: the law of the token after the context, for a temperature above 0."""
         shaped = self._shape(logits.float()) if self.params.shapes_logits else logits.float()
-        scores, ids = self._truncate(shaped / max(self.params.temperature, _COLDEST))
+        scores, ids = self._truncate(shaped / self._temperature)
         return torch.zeros(len(logits), dtype=torch.float64).index_copy_(0, ids, scores.double().softmax(0))
 
     def _shape(self, logits: Tensor, *, allow_none: bool = False) -> Tensor:
@@ -261,6 +286,11 @@ class Chooser:
             return scores, ids
         keep = scores >= scores.max() + math.log(self.params.min_p)
         return scores[keep], ids[keep]
+
+
+def is_finite(logits: Tensor) -> bool:
+    """Whether no number has overflowed: a sum over one that has is none either."""
+    return math.isfinite(np.add.reduce(logits.float().numpy(), axis=None))
 
 
 def _guess(scores: NDArray[np.floating[Any]]) -> Guess:

@@ -307,7 +307,15 @@ class LLM:
         requests: list[Request] = []
         for sample in range(params.n):
             own = derive_seed(seed, sample)
-            chooser = Chooser(params, own, prompt, self.config.vocab_size, ends=sorted(ends), bad_words=bad)
+            chooser = Chooser(
+                params,
+                own,
+                prompt,
+                self.config.vocab_size,
+                ends=sorted(ends),
+                bad_words=bad,
+                kernels=self.engine.runner.decoder.kernels,
+            )
             text = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
             parent = requests[0] if requests else None
             requests.append(Request(prompt, params, own, drafter, chooser, text, ends, parent))

@@ -41,10 +41,6 @@ def choices(chooser: Chooser, tree: TokenTree, logits: Tensor, start: int = 0) -
     if chooser.params.rejects:
         rule = _Block if chooser.params.rule == "block" else _Rejection
         return rule(chooser, tree, logits, start)
-    if chooser.is_argmax:
-        # NumPy's argmax is several times as fast as torch's, and takes the first of equals as well.
-        rows = logits.float().numpy()
-        return lambda node, _: _told(chooser, int(rows[node - start].argmax()))
     return lambda node, _: _told(chooser, chooser.choose(logits[node - start]))
 
 

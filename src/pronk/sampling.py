@@ -38,6 +38,7 @@ __all__ = [
     "fresh_seed",
     "gumbel_noise",
     "lots",
+    "noise_key",
     "rejection_noise",
     "rejection_uniform",
 ]
@@ -131,6 +132,11 @@ class SamplingParams:
     def rejects(self) -> bool:
         """Whether guesses are accepted by chance: the choice depends on them, so it is not to be made a second time."""
         return self.rule != "coupled" and not self.greedy
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the less likely tokens are left out."""
+        return bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
     @property
     def shapes_logits(self) -> bool:
@@ -248,12 +254,17 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
+def noise_key(seed: int, position: int) -> int:
+    """What the noise at a position is a hash of, beside the token, in [0, 2**64)."""
+    return _mix(_mix(seed) + position * _INCREMENT)
+
+
 def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
     """Standard Gumbel noise for ``tokens`` (int64, any shape) at a position: float64 of the same shape.
 
     A pure function of its arguments on every device, up to the last bit of the device's logarithm.
     """
-    key = _mix(_mix(seed) + position * _INCREMENT)
+    key = noise_key(seed, position)
     x = tokens * _signed(_INCREMENT) + _signed(key)
     x = (x ^ _shift_right(x, 30)) * _signed(_MULTIPLIER_1)
     x = (x ^ _shift_right(x, 27)) * _signed(_MULTIPLIER_2)
@@ -285,7 +296,7 @@ def rejection_uniform(seed: int, position: int, trial: int) -> float:
 
     It is the hash at "token" ``-1 - trial``, which :func:`rejection_noise` has no use for.
     """
-    key = _mix(_mix(seed + _REJECTION) + position * _INCREMENT)
+    key = noise_key(seed + _REJECTION, position)
     return (_mix(key - (trial + 1) * _INCREMENT) >> 11) * 2.0**-53
 
 

@@ -16,7 +16,7 @@ random, or nobody knows how; then q is 1 at x).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -28,8 +28,7 @@ __all__ = ["Walk", "block", "reject", "walk"]
 Accepts = Callable[[int, float], bool]
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(NamedTuple):
     """Where the target's choices led.
 
     Attributes:

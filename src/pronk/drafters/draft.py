@@ -19,7 +19,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
@@ -225,9 +224,7 @@ class Draft:
         return [token for token in ids if token is not None]
 
     def _run(self, jobs: Sequence[Job]) -> list[Tensor]:
-        result = self.runner.forward(jobs)
-        rows = self.translation.to_target(torch.cat(result.logits).float())
-        return list(rows.split([len(each) for each in result.logits]))
+        return [self.translation.to_target(each.float()) for each in self.runner.forward(jobs).logits]
 
     def _follow(self, lane: Lane, text: Sequence[int], same: int) -> None:
         """Keep as much of what the lane holds as the text begins with, but for the text's last token.

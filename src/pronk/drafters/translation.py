@@ -50,6 +50,7 @@ class Translation:
         else:
             self._index = torch.full((target_size,), draft_size)
             self._index[list(pairs)] = torch.tensor(list(pairs.values()))
+        self._nothing_to_do = self.identical and target_size == draft_size and not self._index.numel()
 
     @classmethod
     def same(cls, target_size: int, draft_size: int) -> Translation:
@@ -95,6 +96,8 @@ class Translation:
 
         A view if ids are the same and nothing has to be hidden.
         """
+        if self._nothing_to_do:
+            return logits
         if self._index.device != logits.device:
             self._index = self._index.to(logits.device)
         if not self.identical:

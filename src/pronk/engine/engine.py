@@ -7,20 +7,19 @@ into place, and the next step begins after them. In torch the last bit may diffe
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache
-from pronk.choice import token_logprobs
+from pronk.choice import is_finite, token_logprobs
 from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
 from pronk.engine.budget import paying
 from pronk.engine.costs import PassCosts
@@ -30,6 +29,7 @@ from pronk.engine.runner import Job, PassResult, Runner
 from pronk.engine.scheduler import Scheduler, Turn
 from pronk.engine.stats import Step
 from pronk.errors import OptionError, PronkError
+from pronk.kernels.threads import ours
 from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder
 from pronk.rules import choices
@@ -40,8 +40,7 @@ from pronk.verify import Walk, walk
 __all__ = ["Engine"]
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """One request's part of a step: ``draft`` below its pending tokens is ``tree``, at ``position`` in the text."""
 
     turn: Turn
@@ -111,7 +110,7 @@ class Engine:
 
     def step(self) -> None:
         """One pass for every request that takes part."""
-        with interruptible():
+        with interruptible(), ours() if self.exact else nullcontext():
             with uninterrupted():
                 self._dismiss()
                 turns = self.scheduler.schedule()
@@ -236,27 +235,24 @@ class Engine:
     def _verify(self, plan: _Plan, result: PassResult, index: int) -> Outcome[Any] | None:
         """Walk one request's tree and commit what the target chose. ``None`` while its prompt is not through."""
         request, logits = plan.turn.request, result.logits[index]
-        first = plan.job.wanted.start
-        # What plain decoding does not look at cannot end a request: a wrong guess may overflow where the text does not.
-        decides = plan.turn.decodes and not request.params.rejects
-        if not _finite(logits[: plan.start + 1 - first] if decides else logits):
-            self._overflow(request)
-            return None
-        self._report_prompt(plan, logits)
-        if not plan.turn.decodes:
-            self._commit_rows(request, range(plan.turn.count))
-            return None
-        logits = logits[plan.start - first :]
-        found = self._walk(plan, logits)
-        if found.path and not _finite(logits[[node - plan.start for node in found.path]]):
-            self._overflow(request)
+        above = plan.start - plan.job.wanted.start  # rows of the prompt's tokens before the last one
+        try:
+            # What plain decoding does not look at cannot end a request: a wrong guess may overflow where the text does
+            # not. So the walk checks what it chooses from; other rules look at every guess.
+            if above or not plan.turn.decodes or request.params.rejects:
+                _check(logits if not plan.turn.decodes or request.params.rejects else logits[:above])
+            self._report_prompt(plan, logits)
+            if not plan.turn.decodes:
+                self._commit_rows(request, range(plan.turn.count))
+                return None
+            logits = logits[above:] if above else logits
+            found = self._walk(plan, logits)
+        except OverflowError:
+            request.error = PronkError(f"the model's numbers overflow in {self.runner.dtype}; use a wider dtype")
             return None
         committed = self._commit_tokens(plan, found, logits)
-        self._commit_rows(request, [*range(plan.start + 1), *found.path])
+        self._commit_rows(request, [*range(plan.start + 1), *found.path] if found.path else range(plan.start + 1))
         return self._outcome(plan, found, committed, result, index)
-
-    def _overflow(self, request: Request) -> None:
-        request.error = PronkError(f"the model's numbers overflow in {self.runner.dtype}; use a wider dtype")
 
     def _walk(self, plan: _Plan, logits: Tensor) -> Walk:
         """The target's choices from the last certain token on; ``logits`` has a row per node from there."""
@@ -306,7 +302,7 @@ class Engine:
         request.stats.count_sources(draft, path)
         needs = request.drafter.needs
         logits = result.logits[index][above - plan.job.wanted.start :] if needs.logits else None
-        hidden = {layer: result.hidden[layer][index][above:] for layer in needs.hidden}
+        hidden = {layer: result.hidden[layer][index][above:] for layer in needs.hidden} if needs.hidden else {}
         root = plan.position + above
         return Outcome(request.draft_state, draft, path, committed, root, request.params, logits, hidden)
 
@@ -341,6 +337,6 @@ def _reports_prompt(request: Request) -> bool:
     return request.params.prompt_logprobs is not None and not request.output and request.parent is None
 
 
-def _finite(logits: Tensor) -> bool:
-    """Whether no number of some rows has overflowed: a sum over one that has is none either."""
-    return math.isfinite(np.add.reduce(logits.float().numpy(), axis=None))
+def _check(logits: Tensor) -> None:
+    if len(logits) and not is_finite(logits):
+        raise OverflowError

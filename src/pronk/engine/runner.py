@@ -14,10 +14,10 @@ other path is the same in torch (:class:`TorchPasses`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ from pronk.model.rope import RopeTable
 __all__ = ["Beside", "Job", "PassResult", "Runner"]
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One request's share of a pass.
 
     Attributes:
@@ -50,8 +49,7 @@ class Job:
     beside: BlockTable | None = None
 
 
-@dataclass(frozen=True)
-class PassResult:
+class PassResult(NamedTuple):
     """What a pass computed.
 
     Attributes:
@@ -80,8 +78,7 @@ class Beside:
     layers: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """Some layers over some rows.
 
     Attributes:
@@ -139,13 +136,13 @@ class Runner:
         self.dtype = cache.dtype
         self.device = cache.device
         self.exact = decoder.kernels is not None
+        self._layers = len(decoder.layers)
         self._passes: Passes
         if decoder.kernels is not None:
             self._passes = KernelPasses(decoder.kernels, decoder, cache, beside)
         else:
             self._passes = TorchPasses(decoder, cache, beside)
 
-    @torch.inference_mode()
     def forward(self, jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
         """One pass over all jobs' trees; their keys and values go to the slots behind each table's length.
 
@@ -155,19 +152,17 @@ class Runner:
                 up to a later layer there is none.
         """
         began = perf_counter()
-        last = len(self.decoder.layers)
         early = {job.segment.tree.early.layers for job in jobs if job.segment.tree.early is not None}
         rows: list[Tensor | None] = [None] * len(jobs)
         hidden: dict[int, list[Tensor]] = {}
         logits: Tensor | None = None
-        for start, stop in pairwise(sorted({0, *early, last})):
+        for start, stop in pairwise(sorted({0, *early, self._layers})):
             logits = self._run(jobs, rows, start, stop, collect, hidden)
         assert logits is not None
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         return PassResult(_split(logits, [len(job.wanted) for job in jobs]), hidden, perf_counter() - began)
 
-    @torch.inference_mode()
     def begin(self, jobs: Sequence[Job], layers: int) -> list[Tensor]:
         """The first ``layers`` layers alone; returns their output ``[rows, hidden]`` per job.
 
@@ -194,18 +189,15 @@ class Runner:
         here = [number for number, part in enumerate(parts) if part.rows]
         if not here:
             return None
-        wanted: list[int] | range | None = None
-        if stop == len(self.decoder.layers):
-            wanted = _wanted([(jobs[number], parts[number]) for number in here])
-        between = tuple(sorted(layer for layer in collect if start < layer <= stop))
-        stage = Stage([(jobs[number], parts[number]) for number in here], start, stop, between, wanted)
+        present = [(jobs[number], parts[number]) for number in here]
+        between = tuple(sorted(layer for layer in collect if start < layer <= stop)) if collect else ()
+        stage = Stage(present, start, stop, between, _wanted(present) if stop == self._layers else None)
         x = None
         if start:
             held = [row for i in here for row in (self._early(jobs[i].segment, start), rows[i]) if row is not None]
             x = torch.cat(held)
         out, collected, logits = self._passes.run(stage, x)
-        sizes = [parts[number].rows for number in here]
-        for number, own in zip(here, _split(out, sizes), strict=True):
+        for number, own in zip(here, _split(out, [part.rows for _, part in present]), strict=True):
             rows[number] = own
         for layer, values in collected.items():
             hidden[layer] = _split(values, [part.rows for part in parts])
@@ -300,6 +292,7 @@ class TorchPasses:
     def __init__(self, decoder: Decoder, cache: PagedCache, beside: Beside | None) -> None:
         self.decoder, self.cache, self.beside = decoder, cache, beside
 
+    @torch.inference_mode()
     def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """See :class:`Passes`."""
         decoder, cache = self.decoder, self.cache
@@ -340,7 +333,7 @@ def _part(segment: Segment, layer: int) -> Segment:
     early = segment.tree.early
     if early is None or layer >= early.layers or early.nodes <= segment.computed:
         return segment
-    return replace(segment, computed=early.nodes)
+    return segment._replace(computed=early.nodes)
 
 
 def _wanted(jobs: Sequence[tuple[Job, Segment]]) -> list[int] | range:

@@ -8,17 +8,20 @@ whoever loads a model is told in one line.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.errors import OptionError
 from pronk.kernels.build import library_name
+from pronk.kernels.threads import num_threads
 
 __all__ = [
     "CHOICES",
@@ -33,7 +36,7 @@ __all__ = [
     "candidates",
 ]
 
-VERSION = 1
+VERSION = 2
 
 # By their numbers in the library, each wider than the one before.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
@@ -171,9 +174,37 @@ class Kernels:
             msg = f"kernels: pass of {call.rows} rows failed ({'memory' if code == -1 else 'unsupported shape'})"
             raise MemoryError(msg) if code == -1 else AssertionError(msg)
 
+    def choose(self, logits: Tensor, temperature: float, key: int) -> int:
+        """The first largest of ``logits / temperature + noise``, or at temperature 0 of the logits.
+
+        Args:
+            logits: float32 ``[vocab]``, contiguous.
+            temperature: 0 or more.
+            key: what the noise is a hash of, beside the token, in [0, 2**64); see :mod:`pronk.sampling`.
+
+        Returns:
+            The token; -1 if a number is not finite.
+        """
+        return int(self.library.pronk_choose(logits.data_ptr(), logits.numel(), temperature, key, self.isa))
+
+    def guess(self, logits: Tensor, temperature: float, key: int | None) -> tuple[int, float, NDArray[np.float32]]:
+        """The same with less precise noise, or none, for a draft model; a logit of ``-inf`` is a banned token.
+
+        Returns:
+            The token, or -1 if all are banned or a number is not finite; its share among the exponentials of the
+            scores; the scores, float32 ``[vocab]``.
+        """
+        vocab, share = logits.numel(), c_float()
+        scores = np.empty(vocab, np.float32)
+        noise = None if key is None else ctypes.byref(c_uint64(key))
+        token = self.library.pronk_guess(
+            logits.data_ptr(), vocab, temperature, noise, scores.ctypes.data, ctypes.byref(share), self.isa
+        )
+        return int(token), share.value, scores
+
     def read(self, data: Tensor) -> None:
         """Read a tensor's bytes once on all threads: the memory floor of a pass over it."""
-        self.library.pronk_read(data.data_ptr(), data.nbytes, torch.get_num_threads())
+        self.library.pronk_read(data.data_ptr(), data.nbytes, num_threads())
 
     @property
     def workspace(self) -> int:
@@ -190,6 +221,10 @@ def _declare(library: Any) -> None:
     library.pronk_unpack.restype = None
     library.pronk_move.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int64)
     library.pronk_move.restype = c_int32
+    library.pronk_choose.argtypes = (c_void_p, c_int64, c_float, c_uint64, c_int32)
+    library.pronk_choose.restype = c_int32
+    library.pronk_guess.argtypes = (c_void_p, c_int64, c_float, c_void_p, c_void_p, c_void_p, c_int32)
+    library.pronk_guess.restype = c_int32
     library.pronk_read.argtypes = (c_void_p, c_int64, c_int32)
     library.pronk_read.restype = c_double
     library.pronk_workspace.restype = c_int64

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,7 @@ from pronk.tree import TokenTree
 __all__ = ["CrossAttention", "PagedAttention", "Segment", "Window"]
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """One request's rows in a pass: ``tree`` below the ``table.length`` tokens that its cache holds.
 
     Attributes:

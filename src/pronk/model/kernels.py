@@ -1,9 +1,9 @@
 """Which kernels a model is computed with: the best that this machine has and that pass a check at load.
 
 The check is a few products and a few texts through a small layer, each computed in several ways that have to agree to
-the bit, and once against torch, for what they have to be close to. It takes some milliseconds, once for each
-instruction set and process. Torch's own path is not asked: whatever it would answer here, nothing makes it so for other
-shapes, and :attr:`~pronk.engine.runner.Runner.exact` is false there.
+the bit, and once against torch, for what they have to be close to; and a few choices. It takes some milliseconds, once
+for each instruction set and process. Torch's own path is not asked: whatever it would answer here, nothing makes it so
+for other shapes, and :attr:`~pronk.engine.runner.Runner.exact` is false there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pronk.model.linear import KernelLinear, Layout, choose_linear
 from pronk.model.loader import covers
 from pronk.model.program import Program, Rows
 from pronk.model.rope import RopeTable
+from pronk.sampling import gumbel_noise, noise_key
 from pronk.tree import TokenTree
 
 __all__ = ["check", "choose_kernels", "load_kernels"]
@@ -89,7 +90,7 @@ def check(kernels: Kernels) -> str | None:
         wrong = _check_products(kernels, dtype) or _check_layer(kernels, dtype)
         if wrong is not None:
             return f"{wrong} in {str(dtype).removeprefix('torch.')}"
-    return None
+    return _check_choices(kernels)
 
 
 def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
@@ -105,6 +106,18 @@ def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
         want = x.double() @ weight.double().T
         if not torch.allclose(whole.double(), want, rtol=0.0, atol=1e-4 * inputs**0.5):
             return f"a product of {inputs} by {outputs} is off by {float((whole - want).abs().max()):.1g}"
+    return None
+
+
+def _check_choices(kernels: Kernels) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+    for seed, vocab in enumerate((33, 700)):
+        logits = torch.randn(vocab, generator=generator)
+        scores = (logits / 0.7).double() + gumbel_noise(seed, 5, torch.arange(vocab))
+        if kernels.choose(logits, 0.0, 0) != int(logits.argmax()):
+            return f"the largest of {vocab} logits is another"
+        if kernels.choose(logits, 0.7, noise_key(seed, 5)) != int(scores.argmax()):
+            return f"a sample of {vocab} tokens is another"
     return None
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.kernels.library import TYPES, Kernels, Op, Pass, Segment
+from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import Packed
 from pronk.model.config import ModelConfig
 from pronk.tree import TokenTree
@@ -140,7 +141,7 @@ class Program:
             self._compiled = (Op * len(self._ops))(*self._ops)
         call = rows.call
         call.type, call.hidden, call.isa = TYPES[self.dtype], self.hidden, self.kernels.isa
-        call.threads = torch.get_num_threads()
+        call.threads = num_threads()
         call.stream = stream.data_ptr()
         call.logits = None if logits is None else logits.data_ptr()
         call.collected = None if collected is None else collected.data_ptr()

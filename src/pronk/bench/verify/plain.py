@@ -33,11 +33,6 @@ class Recorder(Chooser):
 
     logits: Tensor
 
-    @property
-    def is_argmax(self) -> bool:
-        """Never: the engine is to ask for every choice."""
-        return False
-
     def choose(self, logits: Tensor) -> int:
         """The target's token; the logits are kept."""
         self.logits = logits.float().clone()
@@ -83,7 +78,8 @@ def continuation(
     """
     seed = params.seed or 0
     ends = end_ids(params, llm.config.eos_ids)
-    own = chooser(params, seed, prompt, llm.config.vocab_size, ends=sorted(ends))
+    kernels = llm.engine.runner.decoder.kernels
+    own = chooser(params, seed, prompt, llm.config.vocab_size, ends=sorted(ends), kernels=kernels)
     text = TextStream(llm.tokenizer, prompt, ())
     request = Request(list(prompt), params, seed, drafter or Autoregressive(), own, text, ends, parent)
     request.tokens += output

@@ -1,4 +1,4 @@
-// What the instruction sets share: a pass as it has been prepared, and the one function that each of them has.
+// What the instruction sets share: a pass as it has been prepared, and the functions that each of them has.
 #pragma once
 #include <atomic>
 
@@ -63,8 +63,15 @@ struct Tiles {
   TileFunction by_rows[13][3];
 };
 
+struct Choices {
+  int32_t (*choose)(const float* logits, int64_t n, float temperature, uint64_t key);
+  int32_t (*guess)(const float* logits, int64_t n, float temperature, const uint64_t* key, float* scores,
+                   float* confidence);
+};
+
 struct Table {
   void (*execute)(State* state, int thread, int threads);
+  const Choices* choices;
   bool narrow;            // whether bf16 products take bf16 activations
 };
 
@@ -73,6 +80,7 @@ extern const Table table_portable;
 extern const Table table_avx2, table_avx512, table_avx512_bf16, table_amx;
 // By the type of the weights; the sets above AVX-512 use them for all types but bf16.
 extern const Tiles tiles_avx512[4];
+extern const Choices choices_avx512;
 #endif
 
 // Bytes of a key panel or a row of a pool.

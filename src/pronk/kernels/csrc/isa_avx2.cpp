@@ -1,5 +1,6 @@
 // AVX2, FMA and F16C: 16 registers of 8 floats.
 #include <immintrin.h>
+#include <math.h>
 #include <string.h>
 
 #include "common.h"
@@ -12,6 +13,8 @@ namespace {
 const bool NARROW = false;
 constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, VALUE_LANES = 1, SCORE_PANELS = 1;
 #include "kernels.inc"
+#include "choose.inc"
 }  // namespace
-const Table table_avx2 = {execute, NARROW};
+const Choices choices_avx2 = {choose, guess};
+const Table table_avx2 = {execute, &choices_avx2, NARROW};
 }  // namespace pronk

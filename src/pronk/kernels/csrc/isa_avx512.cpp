@@ -1,5 +1,6 @@
 // AVX-512 F, BW, DQ, VL: 32 registers of 16 floats; bf16 weights are widened.
 #include <immintrin.h>
+#include <math.h>
 #include <string.h>
 
 #include "common.h"
@@ -12,7 +13,9 @@ namespace {
 const bool NARROW = false;
 constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, VALUE_LANES = 4, SCORE_PANELS = 2;
 #include "kernels.inc"
+#include "choose.inc"
 }  // namespace
 const Tiles tiles_avx512[4] = {TILES[0], TILES[1], TILES[2], TILES[3]};
-const Table table_avx512 = {execute, NARROW};
+const Choices choices_avx512 = {choose, guess};
+const Table table_avx512 = {execute, &choices_avx512, NARROW};
 }  // namespace pronk

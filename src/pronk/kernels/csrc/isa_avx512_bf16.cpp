@@ -16,5 +16,5 @@ const bool NARROW = true;
 constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, VALUE_LANES = 4, SCORE_PANELS = 2;
 #include "kernels.inc"
 }  // namespace
-const Table table_avx512_bf16 = {execute, NARROW};
+const Table table_avx512_bf16 = {execute, &choices_avx512, NARROW};
 }  // namespace pronk

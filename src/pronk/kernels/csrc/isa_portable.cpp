@@ -1,4 +1,5 @@
 // What any compiler can build: the only set on Arm, and the last resort on x86.
+#include <math.h>
 #include <string.h>
 
 #include "common.h"
@@ -13,6 +14,8 @@ constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, VALUE_LANES = 1, SCORE_PA
 constexpr int TILE_ROWS = FEW_TILES(3), TILE_SUMS = 3, VALUE_LANES = 1, SCORE_PANELS = 1;
 #endif
 #include "kernels.inc"
+#include "choose.inc"
 }  // namespace
-const Table table_portable = {execute, NARROW};
+const Choices choices_portable = {choose, guess};
+const Table table_portable = {execute, &choices_portable, NARROW};
 }  // namespace pronk

@@ -358,6 +358,15 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   return 0;
 }
 
+int32_t pronk_choose(const float* logits, int64_t n, float temperature, uint64_t key, int32_t isa) {
+  return table(isa)->choices->choose(logits, n, temperature, key);
+}
+
+int32_t pronk_guess(const float* logits, int64_t n, float temperature, const uint64_t* key, float* scores,
+                    float* confidence, int32_t isa) {
+  return table(isa)->choices->guess(logits, n, temperature, key, scores, confidence);
+}
+
 int32_t pronk_move(void* const* pools, const int32_t* kinds, const int64_t* shapes, int64_t count, int32_t type,
                    const int64_t* source, const int64_t* target, int64_t moves) {
   int64_t size = type_size(type), most = 0;

@@ -12,7 +12,7 @@
 #define PRONK_API extern "C" __attribute__((visibility("default")))
 #endif
 
-#define PRONK_VERSION 1
+#define PRONK_VERSION 2
 
 enum pronk_type { PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_I8 = 3 };
 enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
@@ -102,6 +102,14 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
 PRONK_API void pronk_unpack(const pronk_weights* w, int64_t row, float* out);
 // 0; -1: not enough memory, -2: a shape or an instruction set that is not covered.
 PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass);
+// The target's choice at one row of logits: the first largest of logits / temperature + Gumbel noise(key, token), or of
+// the logits alone at temperature 0; -1 if a number is not finite.
+PRONK_API int32_t pronk_choose(const float* logits, int64_t n, float temperature, uint64_t key, int32_t isa);
+// The same as a draft model does it, for which less precise noise will do; without noise if `key` is null. `scores` [n]
+// are what the choice was made by, `confidence` is the share of the chosen one among their exponentials. A logit of
+// minus infinity is a token that is banned; -1 if there is no other, or a number is not finite.
+PRONK_API int32_t pronk_guess(const float* logits, int64_t n, float temperature, const uint64_t* key, float* scores,
+                              float* confidence, int32_t isa);
 // Move rows of pools to other slots: pool i of `pools` has `kinds[i]` 0 for rows [heads, slots, width], 1 for keys.
 PRONK_API int32_t pronk_move(void* const* pools, const int32_t* kinds, const int64_t* shapes, int64_t count,
                              int32_t type, const int64_t* source, const int64_t* target, int64_t moves);

@@ -18,10 +18,11 @@ namespace {
 
 const int MOST = 256;
 const double LOOK_SECONDS = 60e-6;   // at a barrier: longer than threads that run are apart
-const double IDLE_SECONDS = 400e-6;  // between two passes: what a step takes outside them
+const double IDLE_SECONDS = 2e-3;    // between two passes: longer than a step takes outside them
 
 // A run that loses a larger share of its threads' time to waiting was disturbed. Then some runs have one thread, twice as
-// many after each further disturbance, and the next one tries all of them again.
+// many after each further disturbance, and the next one tries all of them again. Of a run that had to wake a thread
+// nothing is learnt.
 const double LOST_SHARE = 0.35;
 const int FIRST_ALONE = 4, MOST_ALONE = 256;
 
@@ -71,13 +72,14 @@ struct Event {
   Mutex mutex = MUTEX_INIT;
   Condition condition = CONDITION_INIT;
 
-  void set(uint64_t next) {
+  // Returns whether anybody had to be woken.
+  bool set(uint64_t next) {
     value.store(next, std::memory_order_seq_cst);
-    if (sleepers.load(std::memory_order_seq_cst)) {
-      lock(&mutex);
-      wake_all(&condition);
-      unlock(&mutex);
-    }
+    if (!sleepers.load(std::memory_order_seq_cst)) return false;
+    lock(&mutex);
+    wake_all(&condition);
+    unlock(&mutex);
+    return true;
   }
 
   // Returns how long it took, in seconds.
@@ -201,14 +203,14 @@ void team_run(int threads, team_work work, void* argument) {
   if (threads > 1) {
     double began = now();
     team.waited.store(0, std::memory_order_relaxed);
-    team.start.set((team.start.value.load(std::memory_order_relaxed) / 1024 + 1) * 1024 + (uint64_t)threads);
+    bool woken = team.start.set((team.start.value.load(std::memory_order_relaxed) / 1024 + 1) * 1024 + (uint64_t)threads);
     work(argument, 0, threads);
     team_barrier();
     double lost = 1e-9 * (double)team.waited.load(std::memory_order_relaxed) / (threads * (now() - began));
-    if (lost > LOST_SHARE) {
+    if (!woken && lost > LOST_SHARE) {
       team.alone = team.penalty;
       team.penalty = team.penalty * 2 < MOST_ALONE ? team.penalty * 2 : MOST_ALONE;
-    } else {
+    } else if (!woken) {
       team.penalty = FIRST_ALONE;
     }
   } else {

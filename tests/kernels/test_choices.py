@@ -1,0 +1,90 @@
+"""The choice at a row of logits: every instruction set's is torch's, and a draft's is the same with less precision."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pronk.kernels.library import Kernels, candidates
+from pronk.sampling import gumbel_noise, noise_key
+
+EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
+# Around the 16 lanes and the 256 tokens that are looked at together.
+SIZES = (1, 2, 15, 16, 17, 131, 255, 256, 257, 511, 513, 4096, 5001)
+
+
+def drawn(vocab: int, seed: int) -> Tensor:
+    return 3 * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def scores(logits: Tensor, temperature: float, seed: int, position: int) -> Tensor:
+    """What the choice is the argmax of, in float64."""
+    if not temperature:
+        return logits.double()
+    return (logits / temperature).double() + gumbel_noise(seed, position, torch.arange(len(logits)))
+
+
+@EVERY
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 0.3, 1.0, 20.0])
+@pytest.mark.parametrize("vocab", SIZES)
+def test_the_choice_is_that_of_torch(vocab: int, temperature: float, kernels: Kernels) -> None:
+    chosen = set()
+    for seed in range(30):
+        logits = drawn(vocab, seed)
+        key = noise_key(seed, 7 * seed)
+        want = int(scores(logits, temperature, seed, 7 * seed).argmax())
+        before = logits.clone()
+        assert kernels.choose(logits, temperature, key) == want
+        token, share, made = kernels.guess(logits, temperature, key if temperature else None)
+        assert token == want
+        assert torch.equal(logits, before)
+        expected = scores(logits, temperature, seed, 7 * seed)
+        assert np.allclose(made, expected.numpy(), rtol=1e-6, atol=1e-5)
+        assert share == pytest.approx(float(expected.softmax(0).max()), rel=1e-4)
+        chosen.add(want)
+    assert len(chosen) > 1 or vocab == 1
+
+
+@EVERY
+def test_of_equals_the_first_is_taken(kernels: Kernels) -> None:
+    for vocab in SIZES:
+        flat = torch.full((vocab,), -2.5)
+        assert kernels.choose(flat, 0.0, 0) == 0
+        assert kernels.guess(flat, 0.0, None)[:2] == (0, pytest.approx(1 / vocab))
+        flat[vocab // 2 :] = 4.0
+        assert kernels.choose(flat, 0.0, 0) == kernels.guess(flat, 0.0, None)[0] == vocab // 2
+
+
+@EVERY
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("vocab", SIZES)
+def test_what_is_not_finite_is_found_anywhere(vocab: int, number: float, kernels: Kernels) -> None:
+    for place in {0, vocab // 2, vocab - 1}:
+        logits = drawn(vocab, place)
+        logits[place] = number
+        for temperature in (0.0, 0.8):
+            assert kernels.choose(logits, temperature, 5) == -1
+            token, _, made = kernels.guess(logits, temperature, 5)
+            if number == -math.inf and vocab > 1:  # a token that a draft does not have
+                assert token == int(made.argmax()) != place
+            else:
+                assert token == -1
+
+
+@EVERY
+def test_samples_have_the_law_of_the_logits(kernels: Kernels) -> None:
+    """The ceilings below which no logarithm is taken leave nothing out: 40,000 draws of few tokens in many."""
+    probs = torch.tensor([0.5, 0.25, 0.15, 0.1])
+    logits = torch.full((700,), -30.0)
+    places = torch.tensor([3, 255, 256, 699])
+    logits[places] = probs.log()
+    counts = dict.fromkeys(places.tolist(), 0)
+    draws = 40_000
+    for position in range(draws):
+        counts[kernels.choose(logits, 1.0, noise_key(1, position))] += 1
+    for count, share in zip(counts.values(), probs.tolist(), strict=True):
+        assert abs(count - draws * share) < 5 * math.sqrt(draws * share * (1 - share))
