@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.errors import OptionError
-from pronk.kernels.library import Kernels
+from pronk.kernels.library import Chain, Kernels
 from pronk.sampling import (
     SamplingParams,
     block_uniform,
@@ -169,6 +169,21 @@ class Chooser:
         scores, ids = self._truncate(logits / self._temperature)
         noise = gumbel_noise(self.seed, len(self.context), ids)
         return int(ids[(scores.double() + noise).argmax()])
+
+    @property
+    def guesses_alone(self) -> bool:
+        """Whether its guesses depend on logits, seed and position alone, so that the kernels can make a whole chain."""
+        return self.kernels is not None and not self.params.rejects
+
+    def chain(self, steps: int, scores: NDArray[np.float32]) -> Chain:
+        """How the kernels :meth:`guess` the tokens after the context; ``scores`` are ``[steps, vocab]``."""
+        return Chain(
+            key=noise_key(self.seed),
+            position=len(self.context),
+            steps=steps,
+            temperature=self._temperature,
+            scores=scores.ctypes.data,
+        )
 
     @property
     def _temperature(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 from drafters.drafts import draft_folder
 from models import CPU, VOCAB, StrictAllocator, kernels, make_cache, make_engine, make_request, run, tiny_decoder
 from pronk.cache.blocks import BlockTable
-from pronk.choice import Chooser
+from pronk.choice import Chooser, Guess
 from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
 from pronk.drafters.draft import Draft
 from pronk.engine.engine import Engine
@@ -136,7 +136,8 @@ class Pass:
 
 def watch_draft(draft: Draft) -> list[Pass]:
     """The passes that ``draft`` will make; its pool counts strictly from now on."""
-    passes, lanes, forward, lane = list[Pass](), [], draft.runner.forward, draft.lane
+    passes, lanes, lane = list[Pass](), [], draft.lane
+    forward, grow = draft.runner.forward, draft.runner.grow
     allocator = draft.runner.cache.allocator
     draft.runner.cache.allocator = StrictAllocator(allocator.num_blocks, allocator.block_size)
 
@@ -144,19 +145,33 @@ def watch_draft(draft: Draft) -> list[Pass]:
         lanes.append(lane())
         return lanes[-1]
 
+    def texts_of(job: Job, more: int = 0) -> list[tuple[int, ...]]:
+        (own,) = [each for each in lanes if each.table is job.segment.table]
+        assert own.table.length == len(own.tokens)
+        tree, places = job.segment.tree, len(own.table.blocks) * draft.runner.cache.block_size
+        assert own.table.length + len(tree) + more <= places, "a pass writes where the request has no places"
+        nodes = range(job.segment.computed, len(tree))
+        return [(*own.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(n))) for n in nodes]
+
     def watched(jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> Any:
-        texts = []
-        for job in jobs:
-            (own,) = [each for each in lanes if each.table is job.segment.table]
-            assert own.table.length == len(own.tokens)
-            tree, places = job.segment.tree, len(own.table.blocks) * draft.runner.cache.block_size
-            assert own.table.length + len(tree) <= places, "a pass writes where the request has no places"
-            nodes = range(job.segment.computed, len(tree))
-            texts.append([(*own.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(n))) for n in nodes])
-        passes.append(Pass(texts))
+        passes.append(Pass([texts_of(job) for job in jobs]))
         return forward(jobs, collect)
 
+    def watched_growth(job: Job, chooser: Chooser, steps: int, hear: Callable[[Guess], bool]) -> int:
+        before, guesses = texts_of(job, steps - 1), list[int]()
+
+        def told(guess: Guess) -> bool:
+            guesses.append(guess.token)
+            return hear(guess)
+
+        count = grow(job, chooser, steps, told)
+        assert count - len(guesses) in (0, 1)
+        passes.append(Pass([before]))
+        passes.extend(Pass([[(*before[-1], *guesses[:number])]]) for number in range(1, count))
+        return count
+
     draft.runner.forward = watched  # type: ignore[method-assign]
+    draft.runner.grow = watched_growth  # type: ignore[method-assign]
     draft.lane = watched_lane  # type: ignore[method-assign]
     return passes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from drafters.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
 from models import VOCAB, make_engine, make_request, run, samples, tiny_decoder
 from pronk.cache.blocks import BlockTable
 from pronk.drafters import DraftContext, Drafter, make_drafter
+from pronk.drafters.chain import Chain
 from pronk.drafters.draft import Draft, Lane
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -58,7 +59,7 @@ class Said:
 
 def listen(draft: Draft) -> list[Said]:
     """All that the draft will say."""
-    notes, feed, branch = list[Said](), draft.feed, draft.branch
+    notes, feed, branch, grow = list[Said](), draft.feed, draft.branch, draft.grow
 
     def note(lane: Any, text: list[int], logits: Tensor) -> None:
         notes.append(Said(text, lane.beside.length, lane.beside.released * 16, logits.clone()))
@@ -76,7 +77,14 @@ def listen(draft: Draft) -> list[Said]:
                 note(lane, [*lane.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(node))], row)
         return rows
 
-    draft.feed, draft.branch = fed, branched  # type: ignore[method-assign]
+    def grown(lane: Lane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
+        assert chain.context.params.greedy, "with noise the scores are not the logits"
+        text = list(chain.context.tokens)
+        grow(lane, chain, ends)
+        for number, guess in enumerate(chain.guesses):
+            note(lane, text + chain.tokens[:number], torch.from_numpy(guess.scores))
+
+    draft.feed, draft.branch, draft.grow = fed, branched, grown  # type: ignore[method-assign]
     return notes
 
 

@@ -50,7 +50,12 @@ class Chain:
     @property
     def full(self) -> bool:
         """Whether a further guess would be of no use."""
-        return len(self) >= min(self.context.max_depth, self.context.max_nodes)
+        return len(self) >= self.most
+
+    @property
+    def most(self) -> int:
+        """Guesses beyond so many would be of no use."""
+        return min(self.context.max_depth, self.context.max_nodes)
 
     @property
     def tokens(self) -> list[int]:
@@ -68,14 +73,17 @@ class Chain:
         """Choose the next token by the drafter's logits ``[vocab]``; returns whether there was one."""
         context = self.context
         guess = context.chooser.guess(logits, len(context.tokens) - 1, draw=context.draws)
-        if guess is None:
-            return False
-        context.chooser.advance(guess.token)
+        if guess is not None:
+            self.take(guess)
+        return guess is not None
+
+    def take(self, guess: Guess) -> None:
+        """The next token is chosen."""
+        self.context.chooser.advance(guess.token)
         self.guesses.append(guess)
         self.reached.append((self.reached[-1] if self.reached else 1.0) * guess.confidence)
         self.origin.append(self._calibration.origin(guess.confidence))
         self.gains.append((self.gains[-1] if self.gains else 1.0) * self._calibration.rate(self.origin[-1]))
-        return True
 
     def tree(self) -> TokenTree:
         """The proposal."""

@@ -13,7 +13,7 @@ so no token is run twice, as long as it stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -22,8 +22,10 @@ from typing import Any
 from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
+from pronk.choice import Guess
 from pronk.drafters.base import DraftContext, Target
 from pronk.drafters.beside import CHUNK, open_pool
+from pronk.drafters.chain import Chain
 from pronk.drafters.translation import Reencoder, Translation
 from pronk.engine.costs import PassCosts
 from pronk.engine.interrupts import uninterrupted
@@ -181,6 +183,30 @@ class Draft:
             for lane, new in zip(lanes, tokens, strict=True):
                 _settle(lane, new)
         return [row[0] for row in rows]
+
+    def grows(self, context: DraftContext[Any]) -> bool:
+        """Whether :meth:`grow` can be asked for a request."""
+        return self.runner.grows and self.translation.nothing_to_do and context.chooser.guesses_alone
+
+    def grow(self, lane: Lane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
+        """Read one request's text, and add guesses to its chain until it is full or ends: one call of the kernels."""
+        (new,) = self.level([lane], [chain.context])
+        if new is None:
+            return
+        steps = min(chain.most, 1 + self.room(lane) - len(new))
+        job = self.job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
+
+        def hear(guess: Guess) -> bool:
+            chain.take(guess)
+            return not chain.full and not ends(chain)
+
+        try:
+            # Nobody could be told of an interruption in the midst of it.
+            with uninterrupted():
+                passes = self.runner.grow(job, chain.context.chooser, steps, hear)
+                _settle(lane, [*new, *chain.tokens[: passes - 1]])
+        finally:
+            chain.context.chooser.rollback(len(chain))
 
     def branch(self, lanes: Sequence[Lane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]) -> list[Tensor]:
         """Compute trees (the draft's ids) that grew since the last time, in passes that leave the text as it is.

@@ -90,7 +90,10 @@ class ModelDrafter(PacedDrafter[Lane]):
             enough = chain.guesses[-1].confidence < self.min_confidence if stop is None else stop(going[i], chain)
             return enough or not self.draft.room(lanes[i]) or not self.pays(chain, len(begun))
 
-        grow(begun, logits, ends)
+        if len(begun) == 1 and self.draft.grows(begun[0].context):
+            self.draft.grow(lanes[0], begun[0], lambda chain: ends(0, chain))
+        else:
+            grow(begun, logits, ends)
         return chains
 
     def stop(self, state: DraftState) -> None:

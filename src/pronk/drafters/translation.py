@@ -36,6 +36,7 @@ class Translation:
     Attributes:
         identical: every token means the same id in both (padding and added tokens aside).
         shared: how many tokens both have.
+        nothing_to_do: every id of either is the other's.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Translation:
         else:
             self._index = torch.full((target_size,), draft_size)
             self._index[list(pairs)] = torch.tensor(list(pairs.values()))
-        self._nothing_to_do = self.identical and target_size == draft_size and not self._index.numel()
+        self.nothing_to_do = self.identical and target_size == draft_size and not self._index.numel()
 
     @classmethod
     def same(cls, target_size: int, draft_size: int) -> Translation:
@@ -96,7 +97,7 @@ class Translation:
 
         A view if ids are the same and nothing has to be hidden.
         """
-        if self._nothing_to_do:
+        if self.nothing_to_do:
             return logits
         if self._index.device != logits.device:
             self._index = self._index.to(logits.device)

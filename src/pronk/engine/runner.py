@@ -13,18 +13,20 @@ other path is the same in torch (:class:`TorchPasses`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.kernels.library import Kernels
+from pronk.choice import Chooser, Guess
+from pronk.kernels.library import Hear, Kernels
 from pronk.model.attention import CrossAttention, PagedAttention, Segment
 from pronk.model.decoder import Decoder
 from pronk.model.program import Program, Rows
@@ -172,6 +174,27 @@ class Runner:
         self._run(jobs, rows, 0, layers, frozenset(), {})
         return [row for row in rows if row is not None]
 
+    @property
+    def grows(self) -> bool:
+        """Whether :meth:`grow` can be asked."""
+        return isinstance(self._passes, KernelPasses) and not self._passes.dynamic
+
+    def grow(self, job: Job, chooser: Chooser, steps: int, hear: Callable[[Guess], bool]) -> int:
+        """A pass over one request's chain, a guess after its last row, a pass over that, and so on, in one call.
+
+        Args:
+            job: the rows of the first pass, of which the last one's logits are wanted; there must be places for
+                ``steps`` rows more.
+            chooser: who guesses; one that :attr:`~pronk.choice.Chooser.guesses_alone`.
+            steps: most guesses, at least 1.
+            hear: is told of each guess, and whether to go on is what it returns.
+
+        Returns:
+            The number of passes: one more than there are guesses, if there is none after the last one.
+        """
+        assert isinstance(self._passes, KernelPasses)
+        return self._passes.grow(job, chooser, steps, hear)
+
     def _run(
         self,
         jobs: Sequence[Job],
@@ -221,15 +244,14 @@ class KernelPasses:
         self._rope = RopeTable(decoder.config.rope)
         self._cross_rope = None if beside is None else RopeTable(beside.decoder.config.rope)
 
+    @property
+    def dynamic(self) -> bool:
+        """Whether every row has rotations of its own."""
+        return self._rope.dynamic or (self._cross_rope is not None and self._cross_rope.dynamic)
+
     def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """See :class:`Passes`."""
-        program = self._program(stage)
-        jobs = [(segment.table, segment.tree, segment.computed) for _, segment in stage.jobs]
-        tokens: list[int] | tuple[int, ...] | None = None
-        if rows is None:
-            tokens = [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
-        packed = Rows().add(jobs, tokens, self._tables(stage))
-        self._rotate(packed, stage)
+        program, packed = self._program(stage), self._pack(stage, embedded=rows is not None)
         count, size = packed.count, self.decoder.config.hidden_size
         x = torch.empty(count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
         logits = collected = None
@@ -240,6 +262,47 @@ class KernelPasses:
         program.run(packed, x, logits, collected)
         made = {} if collected is None else dict(zip(stage.collect, collected, strict=True))
         return x, made, logits
+
+    def grow(self, job: Job, chooser: Chooser, steps: int, hear: Callable[[Guess], bool]) -> int:
+        """See :class:`Runner`."""
+        c, tree = self.decoder.config, job.segment.tree
+        stage = Stage([(job, job.segment)], 0, len(self.decoder.layers), (), range(len(tree) - 1, len(tree)))
+        packed = self._pack(stage, more=steps)
+        packed.want(range(len(tree) - 1, len(tree)))
+        scores = np.empty((steps, c.vocab_size), dtype=np.float32)
+        raised: list[BaseException] = []
+        heard = iter(scores)
+
+        def tell(token: int, confidence: float) -> int:
+            try:
+                return int(hear(Guess(token, confidence, next(heard))))
+            except BaseException as error:  # noqa: BLE001 - nothing can be raised through the kernels
+                raised.append(error)
+                return 0
+
+        chain = chooser.chain(steps, scores)
+        chain.hear = Hear(tell)
+        x, logits = torch.empty(len(tree), c.hidden_size, dtype=self.cache.dtype), torch.empty(1, c.vocab_size)
+        passes = self._program(stage).grow(packed, x, logits, chain)
+        if raised:
+            raise raised[0]
+        return passes
+
+    def _pack(self, stage: Stage, *, embedded: bool = False, more: int = 0) -> Rows:
+        """The rows of a stage, and rotations for ``more`` behind them."""
+        jobs = [(segment.table, segment.tree, segment.computed) for _, segment in stage.jobs]
+        tokens = None if embedded else [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
+        packed = Rows().add(jobs, tokens, self._tables(stage))
+        for number, table in enumerate((self._rope, self._cross_rope)):
+            if table is None or table.config is None:
+                continue
+            if table.dynamic:
+                _, positions, spans = stage.places()
+                packed.rotate(number, table.lines(positions, spans), by_row=True)
+            else:
+                stop = max(segment.table.length + len(segment.tree) for _, segment in stage.jobs)
+                packed.rotate(number, table.upto(stop + more))
+        return packed
 
     def _program(self, stage: Stage) -> Program:
         version = (self.cache.version, -1 if self.beside is None else self.beside.cache.version)
@@ -273,17 +336,6 @@ class KernelPasses:
         if self.beside is None:
             return None
         return [job.beside or BlockTable() for job, _ in stage.jobs]
-
-    def _rotate(self, rows: Rows, stage: Stage) -> None:
-        for number, table in enumerate((self._rope, self._cross_rope)):
-            if table is None or table.config is None:
-                continue
-            if table.dynamic:
-                _, positions, spans = stage.places()
-                rows.rotate(number, table.lines(positions, spans), by_row=True)
-            else:
-                stop = max(segment.table.length + len(segment.tree) for _, segment in stage.jobs)
-                rows.rotate(number, table.upto(stop))
 
 
 class TorchPasses:

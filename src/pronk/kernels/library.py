@@ -27,6 +27,8 @@ __all__ = [
     "CHOICES",
     "INSTRUCTION_SETS",
     "TYPES",
+    "Chain",
+    "Hear",
     "Kernels",
     "KernelsError",
     "Op",
@@ -139,6 +141,23 @@ class Pass(Structure):
     ]
 
 
+# ``hear(token, confidence)`` is told of each token of a chain; 0 ends it.
+Hear = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
+
+
+class Chain(Structure):
+    """``pronk_chain``: how a draft model goes on by itself."""
+
+    _fields_ = [
+        ("key", c_uint64),
+        ("position", c_int64),
+        ("steps", c_int32),
+        ("temperature", c_float),
+        ("scores", c_void_p),
+        ("hear", Hear),
+    ]
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The library, and which of its instruction sets to use.
@@ -169,10 +188,18 @@ class Kernels:
         Raises:
             MemoryError: the pass needs more than there is.
         """
-        code = self.library.pronk_run(ops, count, ctypes.byref(call))
-        if code:
-            msg = f"kernels: pass of {call.rows} rows failed ({'memory' if code == -1 else 'unsupported shape'})"
-            raise MemoryError(msg) if code == -1 else AssertionError(msg)
+        _succeed(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
+
+    def grow(self, ops: Any, count: int, call: Pass, chain: Chain) -> int:
+        """Execute a program again and again, each time for the token that was guessed from the time before.
+
+        Returns:
+            How many times.
+
+        Raises:
+            MemoryError: a pass needs more than there is.
+        """
+        return _succeed(self.library.pronk_grow(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
 
     def choose(self, logits: Tensor, temperature: float, key: int) -> int:
         """The first largest of ``logits / temperature + noise``, or at temperature 0 of the logits.
@@ -212,9 +239,18 @@ class Kernels:
         return int(self.library.pronk_workspace())
 
 
+def _succeed(code: int, call: Pass) -> int:
+    if code < 0:
+        msg = f"kernels: pass of {call.rows} rows failed ({'memory' if code == -1 else 'unsupported shape'})"
+        raise MemoryError(msg) if code == -1 else AssertionError(msg)
+    return code
+
+
 def _declare(library: Any) -> None:
     library.pronk_run.argtypes = (c_void_p, c_int64, POINTER(Pass))
     library.pronk_run.restype = c_int32
+    library.pronk_grow.argtypes = (c_void_p, c_int64, POINTER(Pass), POINTER(Chain))
+    library.pronk_grow.restype = c_int32
     library.pronk_pack.argtypes = (POINTER(Weights), c_void_p, c_int64, c_void_p, c_void_p, c_int32)
     library.pronk_pack.restype = None
     library.pronk_unpack.argtypes = (POINTER(Weights), c_int64, c_void_p)
@@ -247,7 +283,7 @@ def _open(path: Path) -> Any:
     try:
         library = ctypes.CDLL(str(path))
         version = int(library.pronk_version())
-        sizes = (c_int32 * 4)()
+        sizes = (c_int32 * 5)()
         library.pronk_sizes(sizes)
     except (OSError, AttributeError) as error:
         msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({str(error)[:80]}); {again}"
@@ -255,7 +291,7 @@ def _open(path: Path) -> Any:
     if version != VERSION:
         msg = f"{path}: expected kernels of version {VERSION}, found version {version}; {again}"
         raise KernelsError(msg)
-    mine = [ctypes.sizeof(each) for each in (Weights, Op, Segment, Pass)]
+    mine = [ctypes.sizeof(each) for each in (Weights, Op, Segment, Pass, Chain)]
     if list(sizes) != mine:
         msg = f"{path}: expected structures of {mine} bytes, found {list(sizes)}; {again}"
         raise KernelsError(msg)

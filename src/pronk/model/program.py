@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.kernels.library import TYPES, Kernels, Op, Pass, Segment
+from pronk.kernels.library import TYPES, Chain, Kernels, Op, Pass, Segment
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import Packed
 from pronk.model.config import ModelConfig
@@ -137,6 +137,17 @@ class Program:
             logits: float32 ``[wanted or rows, outputs]`` for what goes to "logits".
             collected: ``[layers, rows, hidden]``.
         """
+        self.kernels.run(self._ready(rows, stream, logits, collected), len(self._ops), rows.call)
+
+    def grow(self, rows: Rows, stream: Tensor, logits: Tensor, chain: Chain) -> int:
+        """Execute over one request's ``rows``, and then for one token after the other; see :meth:`Kernels.grow`.
+
+        ``logits`` float32 ``[1, vocab]`` are those of the last pass.
+        """
+        return self.kernels.grow(self._ready(rows, stream, logits, None), len(self._ops), rows.call, chain)
+
+    def _ready(self, rows: Rows, stream: Tensor, logits: Tensor | None, collected: Tensor | None) -> Any:
+        """The operations, after the pass was told where its numbers go."""
         if self._compiled is None:
             self._compiled = (Op * len(self._ops))(*self._ops)
         call = rows.call
@@ -145,7 +156,7 @@ class Program:
         call.stream = stream.data_ptr()
         call.logits = None if logits is None else logits.data_ptr()
         call.collected = None if collected is None else collected.data_ptr()
-        self.kernels.run(self._compiled, len(self._ops), call)
+        return self._compiled
 
     def _add(self, kind: int) -> Op:
         op = Op(kind=kind)

@@ -199,11 +199,12 @@ int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass
 
 int32_t pronk_version(void) { return PRONK_VERSION; }
 
-void pronk_sizes(int32_t sizes[4]) {
+void pronk_sizes(int32_t sizes[5]) {
   sizes[0] = sizeof(pronk_weights);
   sizes[1] = sizeof(pronk_op);
   sizes[2] = sizeof(pronk_segment);
   sizes[3] = sizeof(pronk_pass);
+  sizes[4] = sizeof(pronk_chain);
 }
 
 int32_t pronk_detect(void) {
@@ -365,6 +366,34 @@ int32_t pronk_choose(const float* logits, int64_t n, float temperature, uint64_t
 int32_t pronk_guess(const float* logits, int64_t n, float temperature, const uint64_t* key, float* scores,
                     float* confidence, int32_t isa) {
   return table(isa)->choices->guess(logits, n, temperature, key, scores, confidence);
+}
+
+int32_t pronk_grow(const pronk_op* ops, int64_t count, const pronk_pass* pass, const pronk_chain* chain) {
+  const pronk_op* head = ops + count - 1;
+  if (pass->segments != 1 || count < 1 || head->output != PRONK_LOGITS || pass->num_wanted != 1) return -2;
+  pronk_pass p = *pass;
+  pronk_segment own = *pass->segment;
+  p.segment = &own;
+  const int32_t first = 0;
+  int32_t token = 0, passes = 0;
+  while (passes < chain->steps) {
+    int32_t code = pronk_run(ops, count, &p);
+    if (code) return code;
+    float confidence = 0.0f;
+    uint64_t key = lot(chain->key, (uint64_t)(chain->position + passes));
+    token = pronk_guess(p.logits, head->w->n, chain->temperature, chain->temperature == 0.0f ? nullptr : &key,
+                        chain->scores + passes * head->w->n, &confidence, p.isa);
+    passes++;
+    if (token < 0 || !chain->hear(token, confidence)) break;
+    own.length += own.nodes;
+    own.nodes = 1;
+    own.computed = 0;
+    own.parents = nullptr;
+    p.rows = 1;
+    p.tokens = &token;
+    p.wanted = &first;
+  }
+  return passes;
 }
 
 int32_t pronk_move(void* const* pools, const int32_t* kinds, const int64_t* shapes, int64_t count, int32_t type,

@@ -90,9 +90,19 @@ typedef struct {
   void* collected;            // [layers, rows, hidden]
 } pronk_pass;
 
+// How a draft model goes on by itself: each token is guessed from the pass before and is the next one's only row.
+typedef struct {
+  uint64_t key;               // of the request; the noise of each position is a hash of it
+  int64_t position;           // of the first token
+  int32_t steps;              // most tokens
+  float temperature;          // 0: without noise
+  float* scores;              // [steps, vocab]
+  int32_t (*hear)(int32_t token, float confidence);  // is told of each; 0 ends the chain
+} pronk_chain;
+
 PRONK_API int32_t pronk_version(void);
-// Sizes in bytes of the four structures, to find a mismatch before it does harm.
-PRONK_API void pronk_sizes(int32_t sizes[4]);
+// Sizes in bytes of the five structures, to find a mismatch before it does harm.
+PRONK_API void pronk_sizes(int32_t sizes[5]);
 // The highest instruction set that this processor and system have.
 PRONK_API int32_t pronk_detect(void);
 // Pack rows of `source` [rows, k] (type f32, bf16, f16 as w->type; f32 for i8) into w->data, which is zeroed memory.
@@ -110,6 +120,9 @@ PRONK_API int32_t pronk_choose(const float* logits, int64_t n, float temperature
 // minus infinity is a token that is banned; -1 if there is no other, or a number is not finite.
 PRONK_API int32_t pronk_guess(const float* logits, int64_t n, float temperature, const uint64_t* key, float* scores,
                               float* confidence, int32_t isa);
+// Run a program over one request's rows, guess the token after the last one (`pass->logits` is [1, vocab]), run that
+// as a row of its own, and so on. Returns the number of passes, or what `pronk_run` returns where it fails.
+PRONK_API int32_t pronk_grow(const pronk_op* ops, int64_t count, const pronk_pass* pass, const pronk_chain* chain);
 // Move rows of pools to other slots: pool i of `pools` has `kinds[i]` 0 for rows [heads, slots, width], 1 for keys.
 PRONK_API int32_t pronk_move(void* const* pools, const int32_t* kinds, const int64_t* shapes, int64_t count,
                              int32_t type, const int64_t* source, const int64_t* target, int64_t moves);

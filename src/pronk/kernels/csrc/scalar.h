@@ -1,4 +1,4 @@
-// Conversions of single numbers, the same everywhere.
+// Single numbers, the same everywhere: conversions, and the hash that noise is made of.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -30,4 +30,12 @@ static inline float half_to_float(uint16_t h) {
   float y;
   memcpy(&y, &bits, 4);
   return y;
+}
+
+// SplitMix64 of a key, counted on by a number: a position, then a token.
+static inline uint64_t lot(uint64_t key, uint64_t token) {
+  uint64_t x = key + token * 0x9E3779B97F4A7C15u;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return x ^ x >> 31;
 }
