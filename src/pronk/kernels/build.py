@@ -1,4 +1,4 @@
-"""Compile the kernels: ``python build.py OUT`` with the system's compiler, or another one for another platform.
+"""Compile the kernels: ``python build.py [OUT] [FLAGS]`` with the system's compiler, or another one for another platform.
 
 Imports nothing of pronk and nothing that is not Python's own, because the installation runs it before either is there
 (``hatch_build.py``). One shared library holds every instruction set that the target's architecture knows; each is a
@@ -140,6 +140,8 @@ def _run(command: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        build(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / library_name()), extra=sys.argv[2:])
+        named = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
+        flags = [argument for argument in sys.argv[1:] if argument.startswith("-")]
+        build(named[0] if named else Path(__file__).parent / library_name(), extra=flags)
     except BuildError as error:
         sys.exit(f"pronk: {error}")

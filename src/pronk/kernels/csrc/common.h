@@ -27,6 +27,10 @@ const int ALONE_ROWS = 4;
 
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
+// Numbers from one row of activations to the next: whole vectors of 32, an odd number of them, so that rows beside each
+// other do not meet in the same few places of the cache, as they would a power of two apart.
+inline int64_t row_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; }
+
 // One row: where it stands in its request's text, and how its path lies in the cache.
 struct Row {
   int32_t position, slot, segment, node;
@@ -49,7 +53,7 @@ struct State {
   Segment* segment;
   int32_t* path;
   std::atomic<int32_t>* next;  // per operation, the next piece of attention
-  void *a, *b, *x;        // activations [rows, round_up(width, 32)], and the input of a product
+  void *a, *b, *x;        // activations [rows, row_stride(width)], and the input of a product
   float* q;               // [rows, heads, head_dim rounded up to 16]
   char* scratch;          // scratch_bytes for each thread
   int64_t scratch_bytes, nodes;  // nodes: of the largest tree

@@ -98,7 +98,7 @@ int64_t widest(const pronk_op* ops, int64_t count, int buffer) {
                                                                    : 0;
     if (own > width) width = own;
   }
-  return round_up(width, 32);
+  return row_stride(width);
 }
 
 int64_t query_width(const pronk_op* ops, int64_t count) {
@@ -184,7 +184,7 @@ void read_part(void* argument, int thread, int threads) {
 }  // namespace
 
 int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t nodes) {
-  int64_t heads = CHUNK_BLOCKS, dims = 16, width = round_up(pass->hidden, 32);
+  int64_t heads = CHUNK_BLOCKS, dims = 16, width = row_stride(pass->hidden);
   for (int64_t i = 0; i < count; i++) {
     int64_t own = round_up(ops[i].head_dim, 16);
     if (own / 16 > heads) heads = own / 16;
@@ -325,7 +325,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted, size = narrow ? 2 : 4;
   int64_t a = widest(ops, count, PRONK_A), b = widest(ops, count, PRONK_B), q = query_width(ops, count);
-  int64_t width = round_up(pass->hidden, 32), scratch = scratch_size(ops, count, pass, nodes);
+  int64_t width = row_stride(pass->hidden), scratch = scratch_size(ops, count, pass, nodes);
   int64_t bytes = pass->rows * (int64_t)sizeof(Row) + pass->segments * (int64_t)sizeof(Segment) + count * 4 +
                   bent * 4 + nodes * 12 + rows * (a + b + width) * size + rows * q * 4 + scratch * pass->threads;
   static std::atomic_flag busy = ATOMIC_FLAG_INIT;  // the arena is one; passes of several callers take turns
