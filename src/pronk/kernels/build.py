@@ -1,4 +1,4 @@
-"""Compile the kernels: ``python build.py [OUT] [FLAGS]`` with the system's compiler, or another one for another platform.
+"""Compile the kernels: ``python build.py [OUT] [FLAGS]`` with the system's compiler, or one for another platform.
 
 Imports nothing of pronk and nothing that is not Python's own, because the installation runs it before either is there
 (``hatch_build.py``). One shared library holds every instruction set that the target's architecture knows; each is a
