@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.errors import OptionError
-from pronk.kernels.library import Chain, Kernels
+from pronk.kernels.library import Growth, Kernels
 from pronk.sampling import (
     SamplingParams,
     block_uniform,
@@ -29,6 +29,7 @@ from pronk.sampling import (
     noise_key,
     rejection_noise,
     rejection_uniform,
+    seed_key,
 )
 from pronk.tree import Drawn
 from pronk.verify import block, reject
@@ -175,10 +176,10 @@ class Chooser:
         """Whether its guesses depend on logits, seed and position alone, so that the kernels can make a whole chain."""
         return self.kernels is not None and not self.params.rejects
 
-    def chain(self, steps: int, scores: NDArray[np.float32]) -> Chain:
+    def growth(self, steps: int, scores: NDArray[np.float32]) -> Growth:
         """How the kernels :meth:`guess` the tokens after the context; ``scores`` are ``[steps, vocab]``."""
-        return Chain(
-            key=noise_key(self.seed),
+        return Growth(
+            key=seed_key(self.seed),
             position=len(self.context),
             steps=steps,
             temperature=self._temperature,

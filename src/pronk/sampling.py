@@ -41,6 +41,7 @@ __all__ = [
     "noise_key",
     "rejection_noise",
     "rejection_uniform",
+    "seed_key",
 ]
 
 Rule = Literal["coupled", "rejection", "block"]
@@ -254,10 +255,14 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def noise_key(seed: int, position: int | None = None) -> int:
-    """What the noise at a position is a hash of, beside the token, in [0, 2**64); or what that is a hash of."""
-    key = _mix(seed)
-    return key if position is None else _mix(key + position * _INCREMENT)
+def seed_key(seed: int) -> int:
+    """What a request's :func:`noise_key` is a hash of, beside the position, in [0, 2**64)."""
+    return _mix(seed)
+
+
+def noise_key(seed: int, position: int) -> int:
+    """What the noise at a position is a hash of, beside the token, in [0, 2**64)."""
+    return _mix(seed_key(seed) + position * _INCREMENT)
 
 
 def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def test_another_version(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one_line(caught, "expected kernels of version 99, found version 2", "install pronk again")
 
 
-@pytest.mark.parametrize("name", ["Weights", "Op", "Segment", "Pass"])
+@pytest.mark.parametrize("name", ["Weights", "Op", "Segment", "Pass", "Growth"])
 def test_structures_of_another_size(name: str, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same version, from between two releases: nothing is passed to it that it would read otherwise."""
 

@@ -13,6 +13,7 @@ so no token is run twice, as long as it stays.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -28,7 +29,7 @@ from pronk.drafters.beside import CHUNK, open_pool
 from pronk.drafters.chain import Chain
 from pronk.drafters.translation import Reencoder, Translation
 from pronk.engine.costs import PassCosts
-from pronk.engine.interrupts import uninterrupted
+from pronk.engine.interrupts import interrupted, uninterrupted
 from pronk.engine.runner import Job, Runner
 from pronk.errors import CacheFullError, OptionError
 from pronk.model.attention import Segment
@@ -96,6 +97,9 @@ class Draft:
             translation = _translation(drafter, target, path, config)
             kind = parse_dtype(dtype, config)
             kernels = target.cache.kernels if covers(target.cache.kernels, config) else None
+            if kernels is None and target.cache.kernels is not None:
+                reason = f"{drafter}: no kernels for heads of {config.head_dim} in {path.name}"
+                warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
             device = target.cache.device
             decoder = load_decoder(path, config, dtype=kind, device=device, kernels=kernels, weights=weights)
             pool = open_pool(target, config, computed_in(kind, kernels), kernels)
@@ -198,7 +202,7 @@ class Draft:
 
         def hear(guess: Guess) -> bool:
             chain.take(guess)
-            return not chain.full and not ends(chain)
+            return not (interrupted() or chain.full or ends(chain))
 
         try:
             # Nobody could be told of an interruption in the midst of it.

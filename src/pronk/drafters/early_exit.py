@@ -137,7 +137,7 @@ class EarlyExit:
         made = self.runner.begin(jobs, self.layers)
         last = [rows[-1] for rows in made]
         for walk, job, rows in zip(walks, jobs, made, strict=True):
-            # What has overflowed is kept as zero, which would hide it from the target's pass.
+            # In torch what has overflowed is kept as zero, which would hide it from the target's pass.
             walk.finite = walk.finite and bool(rows.isfinite().all())
             walk.computed = len(job.segment.tree)
             walk.chain.early = Early(self.layers, 1 + len(walk.chain)) if walk.finite else None

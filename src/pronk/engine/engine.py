@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +28,7 @@ from pronk.engine.runner import Job, PassResult, Runner
 from pronk.engine.scheduler import Scheduler, Turn
 from pronk.engine.stats import Step
 from pronk.errors import OptionError, PronkError
-from pronk.kernels.threads import ours
+from pronk.kernels.threads import lend_threads, return_threads
 from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder
 from pronk.rules import choices
@@ -110,21 +109,30 @@ class Engine:
 
     def step(self) -> None:
         """One pass for every request that takes part."""
-        with interruptible(), ours() if self.exact else nullcontext():
-            with uninterrupted():
-                self._dismiss()
-                turns = self.scheduler.schedule()
-                self._start_drafting(turns)
-            if not turns:
-                return
-            drafts = self._afford(turns, self._propose(turns))
-            with uninterrupted():
-                plans = [self._plan(turn, drafts.get(turn.request)) for turn in turns]
-            result = self._forward(plans)
-            with uninterrupted():
-                outcomes = {plan.turn.request: self._verify(plan, result, i) for i, plan in enumerate(plans)}
-                self._observe({request: outcome for request, outcome in outcomes.items() if outcome is not None})
-                self._dismiss()
+        with interruptible():
+            try:
+                if self.exact:
+                    lend_threads()
+                self._step()
+            finally:
+                if self.exact:
+                    return_threads()
+
+    def _step(self) -> None:
+        with uninterrupted():
+            self._dismiss()
+            turns = self.scheduler.schedule()
+            self._start_drafting(turns)
+        if not turns:
+            return
+        drafts = self._afford(turns, self._propose(turns))
+        with uninterrupted():
+            plans = [self._plan(turn, drafts.get(turn.request)) for turn in turns]
+        result = self._forward(plans)
+        with uninterrupted():
+            outcomes = {plan.turn.request: self._verify(plan, result, i) for i, plan in enumerate(plans)}
+            self._observe({request: outcome for request, outcome in outcomes.items() if outcome is not None})
+            self._dismiss()
 
     def _start_drafting(self, turns: Sequence[Turn]) -> None:
         """Drafter states begin with a request's first pass; those that wait in the queue cost nothing."""

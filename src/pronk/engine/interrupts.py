@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-__all__ = ["interruptible", "uninterrupted"]
+__all__ = ["interrupted", "interruptible", "uninterrupted"]
 
 
 class _Guard:
@@ -27,8 +27,13 @@ class _Guard:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.caught.append((number, frame))
-        if not self.depth:
+        if self.installed and not self.depth:
             self.hand_on()
+
+    @property
+    def stands(self) -> bool:
+        """Whether SIGINT goes to it."""
+        return signal.getsignal(signal.SIGINT) is self
 
     def hand_on(self) -> None:
         """What has been kept goes to the handler that was there before."""
@@ -49,19 +54,26 @@ class interruptible:  # noqa: N801 - read as a statement: with interruptible(): 
 
     def __enter__(self) -> None:
         self._mine = False
-        if _guard.installed or threading.get_ident() != threading.main_thread().ident:
+        if (_guard.installed and _guard.stands) or threading.get_ident() != threading.main_thread().ident:
             return
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
-            _guard.handler, self._mine = handler, True
+            # Until it is installed, and once it is not any longer, the guard keeps what comes.
+            _guard.handler, self._mine = (_guard.handler if _guard.stands else handler), True
             signal.signal(signal.SIGINT, _guard)
             _guard.installed = True
 
     def __exit__(self, *_: object) -> None:
         if self._mine:
-            signal.signal(signal.SIGINT, _guard.handler)
             _guard.installed = False
+            if _guard.stands:  # or else somebody has put another one there meanwhile
+                signal.signal(signal.SIGINT, _guard.handler)
             _guard.hand_on()
+
+
+def interrupted() -> bool:
+    """Whether a SIGINT is being kept: for long work among what must not be cut, which had better end soon."""
+    return bool(_guard.caught)
 
 
 class uninterrupted:  # noqa: N801 - as above

@@ -139,11 +139,10 @@ class Runner:
         self.device = cache.device
         self.exact = decoder.kernels is not None
         self._layers = len(decoder.layers)
-        self._passes: Passes
+        self._kernels = None
         if decoder.kernels is not None:
-            self._passes = KernelPasses(decoder.kernels, decoder, cache, beside)
-        else:
-            self._passes = TorchPasses(decoder, cache, beside)
+            self._kernels = KernelPasses(decoder.kernels, decoder, cache, beside)
+        self._passes: Passes = self._kernels or TorchPasses(decoder, cache, beside)
 
     def forward(self, jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
         """One pass over all jobs' trees; their keys and values go to the slots behind each table's length.
@@ -177,13 +176,13 @@ class Runner:
     @property
     def grows(self) -> bool:
         """Whether :meth:`grow` can be asked."""
-        return isinstance(self._passes, KernelPasses) and not self._passes.dynamic
+        return self._kernels is not None and not self._kernels.dynamic
 
     def grow(self, job: Job, chooser: Chooser, steps: int, hear: Callable[[Guess], bool]) -> int:
         """A pass over one request's chain, a guess after its last row, a pass over that, and so on, in one call.
 
         Args:
-            job: the rows of the first pass, of which the last one's logits are wanted; there must be places for
+            job: the rows of the first pass; the logits of the last one are wanted, and there must be places for
                 ``steps`` rows more.
             chooser: who guesses; one that :attr:`~pronk.choice.Chooser.guesses_alone`.
             steps: most guesses, at least 1.
@@ -192,8 +191,8 @@ class Runner:
         Returns:
             The number of passes: one more than there are guesses, if there is none after the last one.
         """
-        assert isinstance(self._passes, KernelPasses)
-        return self._passes.grow(job, chooser, steps, hear)
+        assert self._kernels is not None
+        return self._kernels.grow(job, chooser, steps, hear)
 
     def _run(
         self,
@@ -265,10 +264,11 @@ class KernelPasses:
 
     def grow(self, job: Job, chooser: Chooser, steps: int, hear: Callable[[Guess], bool]) -> int:
         """See :class:`Runner`."""
-        c, tree = self.decoder.config, job.segment.tree
-        stage = Stage([(job, job.segment)], 0, len(self.decoder.layers), (), range(len(tree) - 1, len(tree)))
+        c, jobs = self.decoder.config, [(job, job.segment)]
+        stage = Stage(jobs, 0, len(self.decoder.layers), (), _wanted(jobs))
         packed = self._pack(stage, more=steps)
-        packed.want(range(len(tree) - 1, len(tree)))
+        assert stage.wanted is not None
+        assert packed.want(stage.wanted) == 1
         scores = np.empty((steps, c.vocab_size), dtype=np.float32)
         raised: list[BaseException] = []
         heard = iter(scores)
@@ -280,10 +280,10 @@ class KernelPasses:
                 raised.append(error)
                 return 0
 
-        chain = chooser.chain(steps, scores)
-        chain.hear = Hear(tell)
-        x, logits = torch.empty(len(tree), c.hidden_size, dtype=self.cache.dtype), torch.empty(1, c.vocab_size)
-        passes = self._program(stage).grow(packed, x, logits, chain)
+        growth = chooser.growth(steps, scores)
+        growth.hear = Hear(tell)
+        x, logits = torch.empty(packed.count, c.hidden_size, dtype=self.cache.dtype), torch.empty(1, c.vocab_size)
+        passes = self._program(stage).grow(packed, x, logits, growth)
         if raised:
             raise raised[0]
         return passes

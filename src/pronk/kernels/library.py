@@ -27,7 +27,7 @@ __all__ = [
     "CHOICES",
     "INSTRUCTION_SETS",
     "TYPES",
-    "Chain",
+    "Growth",
     "Hear",
     "Kernels",
     "KernelsError",
@@ -115,6 +115,7 @@ class Segment(Structure):
         ("length", c_int32),
         ("nodes", c_int32),
         ("computed", c_int32),
+        ("held", c_int32),
     ]
 
 
@@ -145,7 +146,7 @@ class Pass(Structure):
 Hear = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
-class Chain(Structure):
+class Growth(Structure):
     """``pronk_chain``: how a draft model goes on by itself."""
 
     _fields_ = [
@@ -190,7 +191,7 @@ class Kernels:
         """
         _succeed(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
-    def grow(self, ops: Any, count: int, call: Pass, chain: Chain) -> int:
+    def grow(self, ops: Any, count: int, call: Pass, growth: Growth) -> int:
         """Execute a program again and again, each time for the token that was guessed from the time before.
 
         Returns:
@@ -199,7 +200,7 @@ class Kernels:
         Raises:
             MemoryError: a pass needs more than there is.
         """
-        return _succeed(self.library.pronk_grow(ops, count, ctypes.byref(call), ctypes.byref(chain)), call)
+        return _succeed(self.library.pronk_grow(ops, count, ctypes.byref(call), ctypes.byref(growth)), call)
 
     def choose(self, logits: Tensor, temperature: float, key: int) -> int:
         """The first largest of ``logits / temperature + noise``, or at temperature 0 of the logits.
@@ -249,7 +250,7 @@ def _succeed(code: int, call: Pass) -> int:
 def _declare(library: Any) -> None:
     library.pronk_run.argtypes = (c_void_p, c_int64, POINTER(Pass))
     library.pronk_run.restype = c_int32
-    library.pronk_grow.argtypes = (c_void_p, c_int64, POINTER(Pass), POINTER(Chain))
+    library.pronk_grow.argtypes = (c_void_p, c_int64, POINTER(Pass), POINTER(Growth))
     library.pronk_grow.restype = c_int32
     library.pronk_pack.argtypes = (POINTER(Weights), c_void_p, c_int64, c_void_p, c_void_p, c_int32)
     library.pronk_pack.restype = None
@@ -291,7 +292,7 @@ def _open(path: Path) -> Any:
     if version != VERSION:
         msg = f"{path}: expected kernels of version {VERSION}, found version {version}; {again}"
         raise KernelsError(msg)
-    mine = [ctypes.sizeof(each) for each in (Weights, Op, Segment, Pass, Chain)]
+    mine = [ctypes.sizeof(each) for each in (Weights, Op, Segment, Pass, Growth)]
     if list(sizes) != mine:
         msg = f"{path}: expected structures of {mine} bytes, found {list(sizes)}; {again}"
         raise KernelsError(msg)

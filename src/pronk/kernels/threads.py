@@ -2,7 +2,7 @@
 
 There is one setting, torch's (``torch.set_num_threads``). The kernels have threads of their own, though, and two sets
 of threads on the same cores, each waiting for work without giving its core up, cost a step half as much again. So while
-an engine steps, the setting is the kernels', and torch's small operations between two passes have one thread.
+an engine steps, torch's small operations between two passes have one thread, and the kernels those of the setting.
 """
 
 from __future__ import annotations
@@ -11,29 +11,41 @@ import threading
 
 import torch
 
-__all__ = ["num_threads", "ours"]
+__all__ = ["lend_threads", "num_threads", "return_threads"]
 
 
-class _Held(threading.local):
-    count = 0  # of the kernels, while this thread steps
+class _Setting(threading.local):
+    """What torch's setting is in this thread, while the kernels have it."""
+
+    lent = False
+    count = 0  # 0: it has not been lent yet
 
 
-_held = _Held()
+_setting = _Setting()
+_latest = 0  # in any thread
 
 
 def num_threads() -> int:
     """How many threads the kernels have."""
-    return _held.count or torch.get_num_threads()
+    return _setting.count if _setting.lent and torch.get_num_threads() == 1 else torch.get_num_threads()
 
 
-class ours:  # noqa: N801 - read as a statement: with ours(): …
-    """The threads are the kernels' alone."""
+def lend_threads() -> None:
+    """Torch has one thread from now on, and the kernels have those that it had.
 
-    def __enter__(self) -> None:
-        self._before = _held.count
-        _held.count = num_threads()
-        torch.set_num_threads(1)
+    A thread that meets torch while another one has lent its setting begins with one, which nobody asked for; it takes
+    the other's setting.
+    """
+    global _latest  # noqa: PLW0603 - the setting is the process's
+    count = num_threads()
+    if count == 1 and not _setting.count:
+        count = max(1, _latest)
+    _setting.count = _latest = count
+    _setting.lent = True
+    torch.set_num_threads(1)
 
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(_held.count)
-        _held.count = self._before
+
+def return_threads() -> None:
+    """Torch's setting is what it was."""
+    torch.set_num_threads(_setting.count)
+    _setting.lent = False

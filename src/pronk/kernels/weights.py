@@ -7,12 +7,12 @@ import mmap
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pronk.kernels.library import TYPES, Kernels, Weights
+from pronk.kernels.threads import num_threads
 
 __all__ = ["Packed", "pack", "pages"]
 
@@ -95,9 +95,7 @@ def pack(
     struct = Weights(TYPES[kind], int(gated), n, k, kp, unit, blocks, data.data_ptr())
     if scale is not None:
         struct.scale = scale.data_ptr()
-    kernels.library.pronk_pack(
-        ctypes.byref(struct), source.data_ptr(), k, data.data_ptr(), struct.scale, torch.get_num_threads()
-    )
+    kernels.library.pronk_pack(ctypes.byref(struct), source.data_ptr(), k, data.data_ptr(), struct.scale, num_threads())
     placed = None
     if bias is not None:
         placed = _place(bias.detach().float(), unit, blocks, gated=gated)
@@ -116,8 +114,3 @@ def _place(values: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:
         return placed
     placed.view(len(values) // unit, -1)[:, :unit] = values.view(-1, unit)
     return placed
-
-
-def address(tensor: Tensor | None) -> Any:
-    """Where a tensor's elements are, or ``None``."""
-    return None if tensor is None else tensor.data_ptr()

@@ -81,7 +81,6 @@ class KernelLinear(Linear):
         self.out_features, self.in_features = weight.shape
         self.layout = layout
         self.packed = pack(kernels, weight, bias, unit=layout.unit, gated=layout.gated, bits=bits)
-
         self._programs: dict[torch.dtype, Program] = {}
 
     def forward(self, x: Tensor) -> Tensor:

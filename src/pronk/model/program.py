@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.kernels.library import TYPES, Chain, Kernels, Op, Pass, Segment
+from pronk.kernels.library import TYPES, Growth, Kernels, Op, Pass, Segment
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import Packed
 from pronk.model.config import ModelConfig
@@ -139,12 +139,12 @@ class Program:
         """
         self.kernels.run(self._ready(rows, stream, logits, collected), len(self._ops), rows.call)
 
-    def grow(self, rows: Rows, stream: Tensor, logits: Tensor, chain: Chain) -> int:
+    def grow(self, rows: Rows, stream: Tensor, logits: Tensor, growth: Growth) -> int:
         """Execute over one request's ``rows``, and then for one token after the other; see :meth:`Kernels.grow`.
 
         ``logits`` float32 ``[1, vocab]`` are those of the last pass.
         """
-        return self.kernels.grow(self._ready(rows, stream, logits, None), len(self._ops), rows.call, chain)
+        return self.kernels.grow(self._ready(rows, stream, logits, None), len(self._ops), rows.call, growth)
 
     def _ready(self, rows: Rows, stream: Tensor, logits: Tensor | None, collected: Tensor | None) -> Any:
         """The operations, after the pass was told where its numbers go."""
@@ -254,7 +254,8 @@ class Rows:
     def _place(self, struct: Segment, table: BlockTable) -> None:
         numbers = table.numbers
         self._held.append(numbers)
-        struct.blocks, struct.released, struct.length = ctypes.addressof(numbers), table.released, table.length
+        struct.blocks, struct.held = ctypes.addressof(numbers), len(numbers)
+        struct.released, struct.length = table.released, table.length
 
     def _numbers(self, values: Sequence[int]) -> int:
         """The address of int32 numbers."""

@@ -89,6 +89,11 @@ struct Arena {
 
 Arena arena;
 
+struct Entered {
+  Entered() { team_enter(); }
+  ~Entered() { team_leave(); }
+};
+
 int64_t widest(const pronk_op* ops, int64_t count, int buffer) {
   int64_t width = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -149,6 +154,23 @@ int64_t place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, R
     }
   }
   return used;
+}
+
+// Whether every request has blocks for its rows, and the cache beside for all that is read of it.
+bool is_held(const pronk_pass* pass, const pronk_op* op) {
+  for (int64_t i = 0; i < pass->segments; i++) {
+    const pronk_segment* g = pass->segment + i;
+    if ((int64_t)g->length + g->nodes > ((int64_t)g->released + g->held) * op->block_size) return false;
+  }
+  return true;
+}
+
+bool beside_is_held(const pronk_pass* pass, const pronk_op* op) {
+  for (int64_t i = 0; i < pass->segments; i++) {
+    const pronk_segment* g = pass->beside + i;
+    if (g->length > ((int64_t)g->released + g->held) * op->block_size) return false;
+  }
+  return true;
 }
 
 struct Job {
@@ -239,11 +261,20 @@ int64_t block_rows(const pronk_weights* w, int64_t block, int64_t* count) {
   return first;
 }
 
+float largest(const pronk_weights* w, const float* row) {
+  float most = 1e-30f;
+  for (int64_t k = 0; k < w->k; k++) most = __builtin_fabsf(row[k]) > most ? __builtin_fabsf(row[k]) : most;
+  return most;
+}
+
 void pack_part(void* argument, int thread, int threads) {
   const Pack* p = (const Pack*)argument;
   const pronk_weights* w = p->w;
   for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
     int64_t count, first = block_rows(w, b, &count);
+    if (w->type == PRONK_I8)
+      for (int64_t i = 0; i < count; i++)
+        p->scale[b * 16 + i] = largest(w, (const float*)p->source + (first + i) * p->stride) / 127.0f;
     for (int64_t k0 = 0; k0 < w->k; k0 += 64) {
       int64_t k1 = k0 + 64 < w->k ? k0 + 64 : w->k;
       for (int64_t i = 0; i < count; i++) {
@@ -263,10 +294,7 @@ void pack_part(void* argument, int thread, int threads) {
         } else {
           const float* from = (const float*)p->source + at;
           int8_t* to = (int8_t*)p->data + b * w->k * 16;
-          float most = 1e-30f;
-          for (int64_t k = 0; k < w->k; k++) most = __builtin_fabsf(from[k]) > most ? __builtin_fabsf(from[k]) : most;
-          float scale = most / 127.0f;
-          p->scale[b * 16 + i] = scale;
+          float scale = p->scale[b * 16 + i];
           for (int64_t k = k0; k < k1; k++) to[k * 16 + i] = (int8_t)__builtin_rintf(from[k] / scale);
         }
       }
@@ -278,6 +306,7 @@ void pack_part(void* argument, int thread, int threads) {
 void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, float* scale,
                 int32_t threads) {
   Pack pack = {w, source, stride, data, scale};
+  Entered entered;
   team_run(threads, pack_part, &pack);
 }
 
@@ -309,7 +338,8 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
     if (op->w) (op->w->type == PRONK_BF16 ? bf16 : other) = true;
-    if (op->head_dim % 2 || op->head_dim > 1024 || (op->block_size && op->block_size % 16)) return -2;
+    if (op->head_dim % 2 || op->head_dim > 512 || (op->block_size && op->block_size % 16)) return -2;
+    if (op->keys && !op->collected && !(op->cross ? beside_is_held(pass, op) : is_held(pass, op))) return -2;
   }
   bool narrow = isa->narrow && bf16;
   if (narrow && other) return -2;
@@ -328,12 +358,8 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   int64_t width = row_stride(pass->hidden), scratch = scratch_size(ops, count, pass, nodes);
   int64_t bytes = pass->rows * (int64_t)sizeof(Row) + pass->segments * (int64_t)sizeof(Segment) + count * 4 +
                   bent * 4 + nodes * 12 + rows * (a + b + width) * size + rows * q * 4 + scratch * pass->threads;
-  static std::atomic_flag busy = ATOMIC_FLAG_INIT;  // the arena is one; passes of several callers take turns
-  while (busy.test_and_set(std::memory_order_acquire)) team_yield();
-  if (!arena.begin(bytes + 64 * 16)) {
-    busy.clear(std::memory_order_release);
-    return -1;
-  }
+  Entered entered;  // the arena is one; passes of several callers take turns
+  if (!arena.begin(bytes + 64 * 16)) return -1;
   State s;
   s.ops = ops;
   s.count = count;
@@ -355,7 +381,6 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   place_rows(pass, ops, count, s.row, s.segment, s.path, tree, tree + nodes, tree + 2 * nodes);
   Job job = {&s, isa};
   team_run(pass->threads, work, &job);
-  busy.clear(std::memory_order_release);
   return 0;
 }
 
@@ -431,6 +456,7 @@ int32_t pronk_move(void* const* pools, const int32_t* kinds, const int64_t* shap
 
 double pronk_read(const void* data, int64_t bytes, int32_t threads) {
   Read read = {(const char*)data, bytes, {0}};
+  Entered entered;
   team_run(threads, read_part, &read);
   double sum = 0;
   for (double each : read.sum) sum += each;

@@ -72,6 +72,7 @@ typedef struct {
   const int32_t* parents;     // [nodes], or null for a chain
   int32_t released;           // leading blocks that have been given back
   int32_t length, nodes, computed;
+  int32_t held;               // blocks
 } pronk_segment;
 
 typedef struct {
@@ -110,7 +111,7 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
                           int32_t threads);
 // The packed elements of one output, as float: for whoever wants to look at a weight again. `out` is [k].
 PRONK_API void pronk_unpack(const pronk_weights* w, int64_t row, float* out);
-// 0; -1: not enough memory, -2: a shape or an instruction set that is not covered.
+// 0; -1: not enough memory, -2: a shape or an instruction set that is not covered, or rows without a place.
 PRONK_API int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass);
 // The target's choice at one row of logits: the first largest of logits / temperature + Gumbel noise(key, token), or of
 // the logits alone at temperature 0; -1 if a number is not finite.

@@ -7,7 +7,6 @@
 #include <windows.h>
 #else
 #include <pthread.h>
-#include <sched.h>
 #include <time.h>
 #endif
 #if defined(__x86_64__) || defined(_M_X64)
@@ -147,13 +146,11 @@ void* begin(void* worker) {
   serve((Worker*)worker);
   return nullptr;
 }
-// A forked child has none of the threads, and whatever lock they held.
-void forget() {
-  new (&team) Team;
-}
+// A fork waits for the run of another thread. The child has none of the threads.
+void before_fork() { lock(&team.busy); }
+void after_fork() { unlock(&team.busy); }
+void in_child() { new (&team) Team; }
 bool hire(Worker* worker) {
-  static bool registered = false;
-  if (!registered) registered = pthread_atfork(nullptr, nullptr, forget) == 0;
   pthread_t thread;
   if (pthread_create(&thread, nullptr, begin, worker)) return false;
   pthread_detach(thread);
@@ -163,13 +160,15 @@ bool hire(Worker* worker) {
 
 }  // namespace
 
-void team_yield() {
-#ifdef _WIN32
-  SwitchToThread();
-#else
-  sched_yield();
+void team_enter() {
+#ifndef _WIN32
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, [] { pthread_atfork(before_fork, after_fork, in_child); });
 #endif
+  lock(&team.busy);
 }
+
+void team_leave() { unlock(&team.busy); }
 
 void team_barrier() {
   uint64_t seen = team.meet.value.load(std::memory_order_acquire);
@@ -182,7 +181,6 @@ void team_barrier() {
 }
 
 void team_run(int threads, team_work work, void* argument) {
-  lock(&team.busy);
   threads = threads < 1 ? 1 : threads > MOST ? MOST : threads;
   while (team.workers < threads - 1) {
     Worker* worker = &workers[team.workers];
@@ -216,5 +214,4 @@ void team_run(int threads, team_work work, void* argument) {
   } else {
     work(argument, 0, 1);
   }
-  unlock(&team.busy);
 }
