@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
 from pronk.kernels import library
+from pronk.kernels.library import Kernels
 from pronk.model import kernels
 from pronk.model.kernels import load_kernels
 from pronk.tokenizer import Tokenizer
@@ -30,7 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if path is not None:
         library.installed = path.resolve
     if models.asked != "auto":
-        kernels.load_kernels = lambda choice: load_kernels(models.asked if choice == "auto" else choice)
+
+        @wraps(load_kernels.__wrapped__)
+        def load(choice: str = "auto", path: Path | None = None) -> Kernels:
+            return load_kernels(models.asked if choice == "auto" else choice, path)
+
+        kernels.load_kernels = load
 
 
 torch.set_num_threads(1)  # for what is set up before the first test, too
