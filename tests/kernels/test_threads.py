@@ -73,6 +73,11 @@ def test_one_within_the_other_and_one_that_was_never_given_back() -> None:
     assert torch.get_num_threads() == num_threads() == 2
 
 
+def test_what_was_not_lent_is_not_given_back() -> None:
+    torch.set_num_threads(2)
+    assert in_a_thread(lambda: return_threads() or torch.get_num_threads()) == torch.get_num_threads() == 2
+
+
 def test_a_thread_that_begins_meanwhile_has_the_setting_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_latest", 0)
     torch.set_num_threads(3)

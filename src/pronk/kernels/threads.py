@@ -46,6 +46,7 @@ def lend_threads() -> None:
 
 
 def return_threads() -> None:
-    """Torch's setting is what it was."""
-    torch.set_num_threads(_setting.count)
-    _setting.lent = False
+    """Torch's setting is what it was; nothing, if an interruption came before it was lent."""
+    if _setting.lent:
+        torch.set_num_threads(_setting.count)
+        _setting.lent = False
