@@ -35,6 +35,10 @@ from pronk.sampling import SamplingParams
 
 PROMPTS = [[1, 2, 3], [(7 * i * i + 3 * i) % 131 for i in range(75)], [9]]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+# Where torch's own path has to be run for a comparison in bfloat16, that runs on demand.
+FLOAT32 = pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
+)
 # Whose weights, for whom: the kernels or torch.
 BOTH = (True, False)
 Pairs = list[tuple[Tensor, Tensor]]
@@ -90,7 +94,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     return found
 
 
-@DTYPES
+@FLOAT32
 @pytest.mark.parametrize("target", [{}, {"windows": WINDOWS}, {"classic": True}], ids=["all", "window", "classic"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters_of_kangaroo(
@@ -176,7 +180,7 @@ def test_heads_of_several_tokens(variant: str, dtype: torch.dtype, monkeypatch: 
     assert_close(said, dtype, without)
 
 
-@DTYPES
+@FLOAT32
 @pytest.mark.parametrize("windows", [(None, None), (None, 12), (12, 12)], ids=str)
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_cross_attention_of_glide(layers: int, windows: tuple[int | None, ...], dtype: torch.dtype) -> None:

@@ -60,13 +60,13 @@ def decode(
 CLOSE = ("autoregressive", "suffix", "merged with trained", "random", "oracle", "adversarial", "explore")
 
 
-def matrix(names: Sequence[str], *, core: Sequence[str], extra: Sequence[str] = ()) -> list[Any]:
-    """``names`` by options and dtypes: of :data:`CLOSE` ``core`` ones in both dtypes, ``extra`` ones in float32."""
+def matrix(names: Sequence[str], chosen: Sequence[str]) -> list[Any]:
+    """``names`` by options and dtypes: of :data:`CLOSE` the chosen options, and in bfloat16 none and all of them."""
     cases = []
     for name, options, dtype in product(names, OPTIONS, (torch.float32, torch.bfloat16)):
         runs = dtype == torch.float32 and options == "all"
         if name in CLOSE:
-            runs = options in core or (options in extra and dtype == torch.float32)
+            runs = options in (chosen if dtype == torch.float32 else ("greedy", "all"))
         cases.append(pytest.param(name, options, dtype, marks=() if runs else pytest.mark.slow))
     return cases
 
@@ -78,7 +78,7 @@ def texts(known: Sequence[Request]) -> dict[tuple[tuple[int, ...], int], list[in
 
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
-    matrix([*DRAFTERS], core=CORE, extra=("top_k", "min_p", "min_tokens", "bad_words")),
+    matrix([*DRAFTERS], (*CORE, "top_k", "min_p", "min_tokens", "bad_words")),
     ids=str,
 )
 def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
@@ -90,7 +90,7 @@ def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
-    matrix([name for name in DRAFTERS if name != "autoregressive"], core=("greedy", "temperature", "penalties", "all")),
+    matrix([name for name in DRAFTERS if name != "autoregressive"], ("greedy", "temperature", "penalties", "all")),
     ids=str,
 )
 def test_batch_of_one(name: str, options: str, dtype: torch.dtype) -> None:

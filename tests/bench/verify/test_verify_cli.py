@@ -60,7 +60,7 @@ def test_rejection(run: Run) -> None:
 
 
 def test_json_is_one_object(run: Run) -> None:
-    code, out, err = run(*SMALL, "--json", "--max-tokens", "24")
+    code, out, err = run(*SMALL, "--json", "--max-tokens", "24", "--drafter", "prompt_lookup")
     report = json.loads(out)
     assert (code, err, out.count("\n")) == (0, "", 1)
     assert (report["passed"], report["complete"], report["prompts"]) == (True, True, 2)
