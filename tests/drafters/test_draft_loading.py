@@ -11,7 +11,7 @@ import torch
 
 from checkpoints import MakeCheckpoint
 from drafters.drafting import decode
-from drafters.drafts import draft_folder
+from drafters.drafts import draft_folder, write_checkpoint
 from models import make_engine, tiny_decoder
 from pronk.cache.paged import PagedCache
 from pronk.cli import main
@@ -227,3 +227,13 @@ def test_weights_of_a_byte_need_the_kernels() -> None:
     drafter = make_drafter(f"draft_model(model={draft_folder(0.0)!r}, weights='int8')")
     with pytest.raises(OptionError, match="weights: expected a CPU and pronk's kernels for int8, found no kernels"):
         drafter.bind(make_engine(tiny_decoder(packed=False)).target)
+
+
+def test_a_draft_that_no_kernel_covers_is_computed_by_torch(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "wide", tiny_decoder(heads=1, kv_heads=1, head_dim=514, packed=False))
+    engine = make_engine(tiny_decoder())
+    said = "draft_model: no kernels for heads of 514 in wide; torch computes the draft instead, slower"
+    with pytest.warns(UserWarning, match=f"^{said}$"):
+        drafter = make_drafter(f"draft_model(model={str(tmp_path / 'wide')!r})").bind(engine.target)
+    (request,) = decode(engine, drafter, [[1, 2, 3]])
+    assert request.stats.drafted > 0

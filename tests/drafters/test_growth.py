@@ -110,8 +110,8 @@ def test_requests_in_company_share_passes(grown: list[int]) -> None:
     while not any(request.ended for request in requests):
         assert not grown
         engine.step()
-    finish(engine)
     assert all(request.stats.drafted for request in requests)
+    finish(engine)
 
 
 def test_what_fails_within_is_heard_of_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import CPU, make_cache, tiny_config
+from models import CPU, make_cache, make_engine, tiny_config, tiny_decoder
 from oracle import DenseAttend
 from pronk.cache.blocks import BlockTable
+from pronk.engine.runner import Job
 from pronk.kernels.library import Kernels, candidates
+from pronk.model.attention import Segment
 from pronk.model.config import ModelConfig
 from pronk.model.decoder import Decoder, pack_linears
 from pronk.model.linear import KernelLinear, Layout, choose_linear
@@ -183,3 +185,18 @@ def test_what_is_not_covered_is_refused(kernels: Kernels) -> None:
     program.linear(unit_product(kernels, 16), to="logits")
     with pytest.raises(AssertionError, match="kernels: pass of 2 rows failed"):
         program.run(Rows.loose(2), torch.zeros(2, 16), torch.empty(2, 16))
+
+
+def test_rows_without_a_place_are_refused() -> None:
+    """Nothing is written behind the blocks that a request holds."""
+    engine = make_engine(tiny_decoder())
+    table = BlockTable()
+    engine.cache.prepare(table, 16)
+    for rows, fits in ((16, True), (17, False)):
+        job = Job(Segment(table, TokenTree.chain([1] * rows)), range(rows - 1, rows), rows)
+        if fits:
+            assert len(engine.runner.forward([job]).logits[0]) == 1
+        else:
+            with pytest.raises(AssertionError, match="pass of 17 rows failed"):
+                engine.runner.forward([job])
+    engine.cache.release(table)

@@ -242,7 +242,8 @@ class Kernels:
 
 def _succeed(code: int, call: Pass) -> int:
     if code < 0:
-        msg = f"kernels: pass of {call.rows} rows failed ({'memory' if code == -1 else 'unsupported shape'})"
+        reason = "memory" if code == -1 else "unsupported shape, or rows without a place"
+        msg = f"kernels: pass of {call.rows} rows failed ({reason})"
         raise MemoryError(msg) if code == -1 else AssertionError(msg)
     return code
 
