@@ -22,8 +22,9 @@ const int QUERIES = 6;
 const int CHUNK_ROWS = 512;
 // Most blocks of 16 outputs in such a chunk.
 const int CHUNK_BLOCKS = 8;
-// Up to so many rows every thread prepares the input of a product by itself, which is cheaper than waiting.
-const int ALONE_ROWS = 4;
+// Most rows of a tile of a product. Up to so many every thread prepares a product's input by itself, which is cheaper than
+// waiting.
+const int MOST_TILE_ROWS = 12;
 
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -53,14 +54,21 @@ struct State {
   Segment* segment;
   int32_t* path;
   std::atomic<int32_t>* next;  // per operation, the next piece of attention
-  void *a, *b, *x;        // activations [rows, row_stride(width)], and the input of a product
+  void *a, *b, *x;        // activations [rows, row_stride(width)], and the input of a product of many rows
+  int64_t widest;         // row_stride of the longest row that is multiplied
   float* q;               // [rows, heads, head_dim rounded up to 16]
   char* scratch;          // scratch_bytes for each thread
   int64_t scratch_bytes, nodes;  // nodes: of the largest tree
 };
 
-typedef void (*TileFunction)(const void* weights, int64_t block, const void* rows, int64_t ldx, float* c, int64_t ldc,
-                             int64_t k0, int64_t k1, bool more);
+// What a tile fetches early, in bytes from what it reads: `near`, and in its last two parts `hop`, where the next one begins.
+struct Ahead {
+  int64_t near, hop;
+};
+
+// `rows` as pack_tile leaves them; the outputs [rows, ldc] over k from k0 to k1, in parts, added to what is there if `more`.
+typedef void (*TileFunction)(const void* weights, int64_t block, const void* rows, float* c, int64_t ldc, int64_t k0,
+                             int64_t k1, int64_t part, bool more, Ahead ahead);
 
 // Products of one type of weights, by their rows, for 1, 2 and 4 blocks of outputs beside each other.
 struct Tiles {
@@ -94,6 +102,6 @@ inline int64_t panel_size(int type, int64_t head_dim) {
   return type == PRONK_F32 ? head_dim * 16 : (head_dim + 1) / 2 * 32;
 }
 // Bytes of scratch that a thread needs.
-int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t nodes);
+int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t widest, int64_t nodes);
 
 }  // namespace pronk

@@ -106,6 +106,14 @@ int64_t widest(const pronk_op* ops, int64_t count, int buffer) {
   return row_stride(width);
 }
 
+// Of the longest row that is multiplied.
+int64_t widest_input(const pronk_op* ops, int64_t count) {
+  int64_t width = 0;
+  for (int64_t i = 0; i < count; i++)
+    if (ops[i].w && ops[i].w->k > width) width = ops[i].w->k;
+  return row_stride(width);
+}
+
 int64_t query_width(const pronk_op* ops, int64_t count) {
   int64_t width = 0;
   for (int64_t i = 0; i < count; i++)
@@ -205,7 +213,7 @@ void read_part(void* argument, int thread, int threads) {
 
 }  // namespace
 
-int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t nodes) {
+int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t widest, int64_t nodes) {
   int64_t heads = CHUNK_BLOCKS, dims = 16, width = row_stride(pass->hidden);
   for (int64_t i = 0; i < count; i++) {
     int64_t own = round_up(ops[i].head_dim, 16);
@@ -213,8 +221,8 @@ int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass
     if (own > dims) dims = own;
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
-  if (rows > CHUNK_ROWS) rows = CHUNK_ROWS;
-  int64_t products = (2 + ALONE_ROWS) * width + rows * heads * 16;
+  if (rows > CHUNK_ROWS + MOST_TILE_ROWS) rows = CHUNK_ROWS + MOST_TILE_ROWS;
+  int64_t products = 2 * width + MOST_TILE_ROWS * (width + widest) + rows * heads * 16;
   int64_t attention = QUERIES * (dims + 2 * KEYS + round_up(nodes + KEYS, KEYS) + KEYS);
   return round_up((products > attention ? products : attention) * 4, 256) + 256;
 }
@@ -355,9 +363,9 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted, size = narrow ? 2 : 4;
   int64_t a = widest(ops, count, PRONK_A), b = widest(ops, count, PRONK_B), q = query_width(ops, count);
-  int64_t width = row_stride(pass->hidden), scratch = scratch_size(ops, count, pass, nodes);
+  int64_t input = widest_input(ops, count), scratch = scratch_size(ops, count, pass, input, nodes);
   int64_t bytes = pass->rows * (int64_t)sizeof(Row) + pass->segments * (int64_t)sizeof(Segment) + count * 4 +
-                  bent * 4 + nodes * 12 + rows * (a + b + width) * size + rows * q * 4 + scratch * pass->threads;
+                  bent * 4 + nodes * 12 + rows * (a + b + input) * size + rows * q * 4 + scratch * pass->threads;
   Entered entered;  // the arena is one; passes of several callers take turns
   if (!arena.begin(bytes + 64 * 16)) return -1;
   State s;
@@ -373,7 +381,8 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   int32_t* tree = (int32_t*)arena.take(nodes * 12);
   s.a = arena.take(rows * a * size);
   s.b = arena.take(rows * b * size);
-  s.x = arena.take(rows * width * size);
+  s.x = arena.take(rows * input * size);
+  s.widest = input;
   s.q = (float*)arena.take(rows * q * 4);
   s.scratch = arena.take(scratch * pass->threads);
   s.scratch_bytes = scratch;
