@@ -96,12 +96,12 @@ def test_a_thread_that_begins_meanwhile_has_the_setting_too(monkeypatch: pytest.
 
 
 FORK = """
-import os, signal, threading, time
+import os, pathlib, signal, threading
 import torch
 from pronk.model.kernels import load_kernels
 from pronk.model.linear import KernelLinear, Layout
 torch.set_num_threads({threads})
-linear = KernelLinear(load_kernels({kernels!r}), torch.randn(512, 512), None, Layout())
+linear = KernelLinear(load_kernels({kernels!r}, pathlib.Path({path!r})), torch.randn(512, 512), None, Layout())
 rows, want, going = torch.randn(64, 512), None, True
 want = linear.logits(rows)
 def compute():
@@ -123,7 +123,7 @@ busy.join()
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_child_of_a_process_that_computes(count: int) -> None:
-    script = FORK.format(threads=count, kernels=kernels().name)
+    script = FORK.format(threads=count, kernels=kernels().name, path=str(kernels().path))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -16,8 +16,8 @@ namespace pronk {
 
 // Positions of keys that attention takes together; blocks begin at multiples of it, wherever the keys lie.
 const int KEYS = 64;
-// Queries that attention takes together.
-const int QUERIES = 6;
+// Most queries that attention takes together.
+const int MOST_QUERIES = 12;
 // Rows of a chunk of outputs that are computed before they are used.
 const int CHUNK_ROWS = 512;
 // Most blocks of 16 outputs in such a chunk.
@@ -61,9 +61,10 @@ struct State {
   int64_t scratch_bytes, nodes;  // nodes: of the largest tree
 };
 
-// What a tile fetches early, in bytes from what it reads: `near`, and in its last two parts `hop`, where the next one begins.
+// What a tile fetches early: from the byte `near` of its weights on (in its last part `hop`), `stride` bytes for each
+// step of its own.
 struct Ahead {
-  int64_t near, hop;
+  int64_t near, hop, stride;
 };
 
 // `rows` as pack_tile leaves them; the outputs [rows, ldc] over k from k0 to k1, in parts, added to what is there if `more`.

@@ -14,7 +14,7 @@
 namespace pronk {
 namespace {
 const bool NARROW = true;
-constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, VALUE_LANES = 4, SCORE_PANELS = 2;
+constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, QUERIES = FEW_TILES(12);
 #include "kernels.inc"
 }  // namespace
 const Table table_amx = {execute, &choices_avx512, NARROW};

@@ -11,7 +11,7 @@
 namespace pronk {
 namespace {
 const bool NARROW = false;
-constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, VALUE_LANES = 1, SCORE_PANELS = 1;
+constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, QUERIES = FEW_TILES(6);
 #include "kernels.inc"
 #include "choose.inc"
 }  // namespace

@@ -9,9 +9,9 @@ namespace pronk {
 namespace {
 const bool NARROW = false;
 #if defined(__aarch64__)
-constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, VALUE_LANES = 1, SCORE_PANELS = 1;
+constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, QUERIES = FEW_TILES(6);
 #else
-constexpr int TILE_ROWS = FEW_TILES(3), TILE_SUMS = 3, VALUE_LANES = 1, SCORE_PANELS = 1;
+constexpr int TILE_ROWS = FEW_TILES(3), TILE_SUMS = 3, QUERIES = 3;
 #endif
 #include "kernels.inc"
 #include "choose.inc"

@@ -223,7 +223,7 @@ int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
   if (rows > CHUNK_ROWS + MOST_TILE_ROWS) rows = CHUNK_ROWS + MOST_TILE_ROWS;
   int64_t products = 2 * width + MOST_TILE_ROWS * (width + widest) + rows * heads * 16;
-  int64_t attention = QUERIES * (dims + 2 * KEYS + round_up(nodes + KEYS, KEYS) + KEYS);
+  int64_t attention = MOST_QUERIES * (2 * dims + 2 * KEYS + round_up(nodes + KEYS, KEYS) + KEYS);
   return round_up((products > attention ? products : attention) * 4, 256) + 256;
 }
 
