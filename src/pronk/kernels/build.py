@@ -25,6 +25,8 @@ SOURCES = Path(__file__).parent / "csrc"
 
 # No contraction: a product and a sum are fused where the source says so and nowhere else.
 _FLAGS = ["-O2", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno"]
+# Rows of activations are numbers to whoever computes them, and units of four bytes to whoever packs them.
+_FLAGS += ["-fno-strict-aliasing"]
 _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra"]
 # GCC 12 warns of its own headers' undefined vectors (GCC bug 105593); other compilers do not know the name.
 _GCC_FLAGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]

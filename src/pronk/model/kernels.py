@@ -33,7 +33,7 @@ __all__ = ["check", "choose_kernels", "load_kernels"]
 
 _CPU = torch.device("cpu")
 _ROWS = (1, 4, 20, 64, 512)
-_SIZES = ((96, 80), (320, 48))
+_SIZES = ((96, 80), (320, 48), (1100, 48))
 _CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 

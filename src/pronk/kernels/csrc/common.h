@@ -18,7 +18,7 @@ namespace pronk {
 const int KEYS = 64;
 // Most queries that attention takes together.
 const int MOST_QUERIES = 12;
-// Rows of a chunk of outputs that are computed before they are used.
+// Rows, in whole tiles, of a chunk of outputs that are computed before they are used.
 const int CHUNK_ROWS = 512;
 // Most blocks of 16 outputs in such a chunk.
 const int CHUNK_BLOCKS = 8;
@@ -34,7 +34,7 @@ inline int64_t row_stride(int64_t width) { return ((width + 31) / 32 | 1) * 32; 
 
 // One row: where it stands in its request's text, and how its path lies in the cache.
 struct Row {
-  int32_t position, slot, segment, node;
+  int32_t position, slot;
   int32_t straight;  // so many of its path's nodes, from the root on, lie where a chain's would
   int32_t tail;      // place in `path` of the nodes after those
 };
@@ -42,7 +42,6 @@ struct Row {
 struct Segment {
   const pronk_segment* given;
   int32_t first_row, rows;
-  bool branches;  // whether some row's path is not straight to its end
 };
 
 struct State {
@@ -58,22 +57,23 @@ struct State {
   int64_t widest;         // row_stride of the longest row that is multiplied
   float* q;               // [rows, heads, head_dim rounded up to 16]
   char* scratch;          // scratch_bytes for each thread
-  int64_t scratch_bytes, nodes;  // nodes: of the largest tree
+  int64_t scratch_bytes;
 };
 
-// What a tile fetches early: from the byte `near` of its weights on (in its last part `hop`), `stride` bytes for each
+// What a tile fetches early: from the byte `near` of its weights on (in its last `lead` k `hop`), `stride` bytes for each
 // step of its own.
 struct Ahead {
-  int64_t near, hop, stride;
+  int64_t near, hop, stride, lead;
 };
 
-// `rows` as pack_tile leaves them; the outputs [rows, ldc] over k from k0 to k1, in parts, added to what is there if `more`.
+// `rows` as pack_tile leaves them; the outputs [rows, ldc] over k from k0 to k1, in parts (vdpbf16ps: in one), added to what
+// is there if `more`.
 typedef void (*TileFunction)(const void* weights, int64_t block, const void* rows, float* c, int64_t ldc, int64_t k0,
                              int64_t k1, int64_t part, bool more, Ahead ahead);
 
 // Products of one type of weights, by their rows, for 1, 2 and 4 blocks of outputs beside each other.
 struct Tiles {
-  TileFunction by_rows[13][3];
+  TileFunction by_rows[MOST_TILE_ROWS + 1][3];
 };
 
 struct Choices {
@@ -103,6 +103,6 @@ inline int64_t panel_size(int type, int64_t head_dim) {
   return type == PRONK_F32 ? head_dim * 16 : (head_dim + 1) / 2 * 32;
 }
 // Bytes of scratch that a thread needs.
-int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t widest, int64_t nodes);
+int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes);
 
 }  // namespace pronk

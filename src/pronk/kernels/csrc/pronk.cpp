@@ -133,7 +133,6 @@ int64_t place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, R
     segment[i].given = g;
     segment[i].first_row = (int32_t)at;
     segment[i].rows = g->nodes - g->computed;
-    segment[i].branches = false;
     for (int32_t node = 0; node < g->nodes; node++) {
       int32_t parent = g->parents ? g->parents[node] : node - 1;
       depth[node] = parent < 0 ? 0 : depth[parent] + 1;
@@ -142,7 +141,6 @@ int64_t place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, R
       if (!natural) {
         // The parent's bent part and the node itself.
         int32_t length = depth[parent] + 1 - straight[parent];
-        segment[i].branches = true;
         for (int32_t j = 0; j < length; j++) path[used + j] = path[tail[parent] + j];
         tail[node] = (int32_t)used;
         used += length;
@@ -154,8 +152,6 @@ int64_t place_rows(const pronk_pass* pass, const pronk_op* ops, int64_t count, R
       int64_t place = g->length + node, block = place / block_size - g->released;
       row[at].position = g->length + depth[node];
       row[at].slot = g->blocks ? (int32_t)(g->blocks[block] * block_size + place % block_size) : 0;
-      row[at].segment = (int32_t)i;
-      row[at].node = node;
       row[at].straight = straight[node];
       row[at].tail = tail[node];
       at++;
@@ -213,7 +209,7 @@ void read_part(void* argument, int thread, int threads) {
 
 }  // namespace
 
-int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t widest, int64_t nodes) {
+int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes) {
   int64_t heads = CHUNK_BLOCKS, dims = 16, width = row_stride(pass->hidden);
   for (int64_t i = 0; i < count; i++) {
     int64_t own = round_up(ops[i].head_dim, 16);
@@ -222,7 +218,7 @@ int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
   if (rows > CHUNK_ROWS + MOST_TILE_ROWS) rows = CHUNK_ROWS + MOST_TILE_ROWS;
-  int64_t products = 2 * width + MOST_TILE_ROWS * (width + widest) + rows * heads * 16;
+  int64_t products = 2 * width + MOST_TILE_ROWS * (width + input) + rows * heads * 16;
   int64_t attention = MOST_QUERIES * (2 * dims + 2 * KEYS + round_up(nodes + KEYS, KEYS) + KEYS);
   return round_up((products > attention ? products : attention) * 4, 256) + 256;
 }
@@ -386,7 +382,6 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   s.q = (float*)arena.take(rows * q * 4);
   s.scratch = arena.take(scratch * pass->threads);
   s.scratch_bytes = scratch;
-  s.nodes = nodes;
   place_rows(pass, ops, count, s.row, s.segment, s.path, tree, tree + nodes, tree + 2 * nodes);
   Job job = {&s, isa};
   team_run(pass->threads, work, &job);

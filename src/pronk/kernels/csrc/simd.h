@@ -16,11 +16,13 @@ static inline vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 static inline vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 static inline vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
 static inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+#if !defined(PRONK_FEW_TILES)  // a sanitizer does not look inside
 // sum += a * b; the compiler has ideas of its own about which register is overwritten, and copies for them.
 static inline void vadd_product(vf& sum, vf a, vf b) { asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 static inline void vadd_product_at(vf& sum, vf a, const float* b) {
   asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*b));
 }
+#endif
 static inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 static inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 static inline vf vbelow(vf x, float limit, vf then, vf other) {  // x < limit ? then : other
@@ -173,13 +175,13 @@ static inline vf vscale2(vf x, vf n) {
 
 #endif
 
-#if !defined(PRONK_SIMD_AVX512)
+#if !defined(PRONK_SIMD_AVX512) || defined(PRONK_FEW_TILES)
 static inline void vadd_product(vf& sum, vf a, vf b) { sum = vfma(a, b, sum); }
 static inline void vadd_product_at(vf& sum, vf a, const float* b) { sum = vfma(a, vset(*b), sum); }
 #endif
 
-// sum[m][n] += a[n] * b[m * STRIDE]. Every second factor is read by the instruction that multiplies: fewer instructions, more
-// reads, and neither is what the processor waits for.
+// sum[m][n] += a[n] * b[m * STRIDE]. With AVX-512 every second factor is read by the instruction that multiplies: fewer
+// instructions, more reads, and neither is what the processor waits for.
 template <int M, int N, int STRIDE>
 static inline void vadd_products(vf (&sum)[M][N], const vf (&a)[N], const float* b) {
 #pragma GCC unroll 16
