@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from pronk.json_lines import read_json_lines
+from pronk.files.json_lines import read_json_lines
 from pronk.train.exclude import Exclusion
 from pronk.train.python_source import read_python
 

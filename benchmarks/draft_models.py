@@ -32,10 +32,10 @@ from safetensors.torch import load_file, save_file
 import pronk
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import acceptance_rate, expected_speedup, repeated_ngrams
-from pronk.choice import Guess
+from pronk.choosing.chooser import Guess
 from pronk.drafters import Cape, Drafter, make_drafter
-from pronk.drafters.calibration import Calibration
-from pronk.drafters.chain import Chain
+from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.chain import Chain
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 KINDS = ("easy", "mixed", "hopeless")
@@ -217,7 +217,7 @@ def expansion(llm: LLM, seconds: float) -> float:
     size, generator = llm.config.vocab_size, np.random.default_rng(0)
     params = SamplingParams(max_tokens=64)
     from pronk.cache.blocks import BlockTable  # noqa: PLC0415 - for this measurement alone
-    from pronk.choice import Chooser  # noqa: PLC0415
+    from pronk.choosing.chooser import Chooser  # noqa: PLC0415
     from pronk.drafters import DraftContext  # noqa: PLC0415
 
     context = DraftContext(None, [1], 60, 120, params, Chooser(params, 0, [1], size), BlockTable())

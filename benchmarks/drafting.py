@@ -22,9 +22,9 @@ import torch
 
 from pronk import LLM, SamplingParams
 from pronk.cache.blocks import BlockTable
-from pronk.choice import Chooser
+from pronk.choosing.chooser import Chooser
 from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
-from pronk.engine.costs import PassCosts
+from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
 SPECS = (

@@ -24,9 +24,9 @@ import torch
 from pronk import LLM, SamplingParams
 from pronk.bench.machine import hardware
 from pronk.cache.blocks import BlockTable
-from pronk.engine.runner import Job
-from pronk.model.attention import Segment
 from pronk.model.linear import KernelLinear
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Job
 from pronk.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)

@@ -17,7 +17,7 @@ from pronk.kernels import library
 from pronk.kernels.library import Kernels
 from pronk.model import kernels
 from pronk.model.kernels import load_kernels
-from pronk.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pronk import verify
-from pronk.choice import Chooser
-from pronk.rules import choices
-from pronk.sampling import SamplingParams
+from pronk.choosing import walk as verify
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams
+from pronk.choosing.rules import choices
 from pronk.tree import TokenTree
 
 VOCAB = 3

@@ -16,23 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.rope import RopeConfig
 from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.choice import Chooser
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams, derive_seed
 from pronk.drafters import Drafter
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.engine.runner import Job, Runner
 from pronk.kernels.library import Kernels
-from pronk.model.attention import Segment
-from pronk.model.config import ModelConfig
 from pronk.model.decoder import Decoder, pack_linears
 from pronk.model.kernels import load_kernels
 from pronk.model.linear import choose_linear
 from pronk.model.loader import computed_in
-from pronk.model.rope import RopeConfig
-from pronk.sampling import SamplingParams, derive_seed
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Job, Runner
 from pronk.tree import TokenTree
 
 VOCAB = 131

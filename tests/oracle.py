@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pronk.model.config import ModelConfig
+from pronk.architecture.config import ModelConfig
 from pronk.model.decoder import Decoder
 
 

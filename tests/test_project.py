@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import pytest
 
 import pronk
 import pronk.drafters
+from pronk.drafters.registry import DRAFTERS, class_names
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pronk"
@@ -25,6 +27,33 @@ EXTRAS = {"gguf", "llama_cpp", "openvino", "openvino_genai", "openvino_tokenizer
 HANDS_ON_ENVIRONMENT = {"bench/peers/process.py", "kernels/build.py"}
 
 
+# The floors of the house, lowest first: what a room needs lies below it. One name is a package or a module of the root.
+FLOORS = (
+    {"errors", "interrupts", "tree"},
+    {"architecture", "kernels"},
+    {"cache", "choosing"},
+    {"model"},
+    {"files", "passes", "text"},
+    {"drafters"},
+    {"engine"},
+    {"outputs"},
+    {"llm"},
+    {"proof"},
+    {"bench", "inflate"},
+    {"train"},
+    {"commands"},
+)
+# The same inside the drafters.
+DRAFTER_FLOORS = (
+    {"target"},
+    {"base"},
+    {"autoregressive", "registry", "shared"},
+    {"from_outputs", "from_text"},
+    {"combined", "from_draft"},
+    {"from_target"},
+)
+
+
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -35,13 +64,11 @@ def relative(path: Path) -> str:
 
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
-        "LLM", "Completion", "Piece", "SamplingParams", "TokenTree",
-        "Autoregressive", "Beam", "Cape", "DraftModel", "Drafter", "FirstOf", "GaussSeidel", "Glide",
-        "Jacobi", "Kangaroo", "Lookahead", "Medusa", "Merged", "MultiToken", "PromptLookup", "Recycling", "Retrieval",
-        "Staged", "Suffix", "Threshold", "Vanilla",
+        "LLM", "Completion", "Drafter", "Piece", "SamplingParams", "TokenTree",
         "PronkError", "CacheFullError", "CheckpointError", "ConfigError", "OptionError", "PromptError",
-        "TokenizerError", "__version__",
+        "TokenizerError", "__version__", *class_names(),
     }  # fmt: skip
+    assert len(pronk.__all__) == len(set(pronk.__all__))
     for name in pronk.__all__:
         assert getattr(pronk, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
@@ -49,13 +76,55 @@ def test_public_surface_is_exactly_this() -> None:
 
 
 def test_drafters_by_name() -> None:
-    assert set(pronk.drafters.REGISTRY) == {
-        "autoregressive", "beam", "cape", "draft_model", "first_of", "gauss_seidel", "glide", "jacobi", "kangaroo",
-        "lookahead", "medusa", "merged", "multi_token", "prompt_lookup", "recycling", "retrieval", "staged", "suffix",
-        "threshold", "vanilla",
-    }  # fmt: skip
+    assert len(class_names()) == len(DRAFTERS) >= 20
     for name, drafter in pronk.drafters.REGISTRY.items():
         assert drafter.name == name
+        assert pronk.drafters.make_drafter(name).name == name
+
+
+def imports(path: Path) -> Iterator[tuple[str, ...]]:
+    """The modules of pronk that a module imports when it is imported, as paths below ``pronk``."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pronk":
+            parts = tuple(str(node.module).split(".")[1:])
+            names = [alias.name for alias in node.names] if not parts else []
+            yield from [parts] if parts else [(name,) for name in names if list(SOURCE.glob(f"{name}*"))]
+
+
+def floor(name: str, floors: tuple[set[str], ...]) -> int:
+    found = [number for number, rooms in enumerate(floors) if name in rooms]
+    assert found, f"{name}: expected a room with a floor, found none; say on which floor it is"
+    return found[0]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_no_room_looks_up(path: Path) -> None:
+    """A package needs what lies below it: no circle, and nothing from above."""
+    here = path.relative_to(SOURCE).with_suffix("").parts
+    if here == ("__init__",):
+        return  # the public names, from every floor
+    for there in imports(path):
+        if there[0] != here[0]:
+            assert floor(there[0], FLOORS) < floor(here[0], FLOORS), f"{'.'.join(there)}: upward or sideways"
+        elif there[0] == here[0] == "drafters" and min(len(there), len(here)) > 1 and "__init__" not in here[:2]:
+            low, high = floor(there[1], DRAFTER_FLOORS), floor(here[1], DRAFTER_FLOORS)
+            assert there[1] == here[1] or low < high, f"{'.'.join(there)}: upward or sideways"
+
+
+def test_rooms_of_the_drafters() -> None:
+    """A file with a name of the registry is a method; what helps only its room begins with an underscore."""
+    drafters = SOURCE / "drafters"
+    assert len([each for each in drafters.iterdir() if each.name != "__pycache__"]) <= 12
+    homes = {home.split(":")[0].replace(".", "/") for home in DRAFTERS.values()}
+    for room in ("from_text", "from_outputs", "from_draft", "from_target", "combined"):
+        for path in (drafters / room).glob("*.py"):
+            name = f"{room}/{path.stem}"
+            assert (name in homes) != path.stem.startswith("_"), f"{name}: expected a method's name or an underscore"
+    for path in MODULES:
+        here = path.relative_to(SOURCE).parts
+        for there in imports(path):
+            helper = next((i for i, part in enumerate(there) if part.startswith("_") and part != "__init__"), None)
+            assert helper is None or here[:helper] == there[:helper], f"{'.'.join(there)} helps its room only"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

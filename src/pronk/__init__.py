@@ -5,71 +5,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pronk.drafters.registry import class_names
+
 if TYPE_CHECKING:
-    from pronk.drafters import (
-        Autoregressive,
-        Beam,
-        Cape,
-        Drafter,
-        DraftModel,
-        FirstOf,
-        GaussSeidel,
-        Glide,
-        Jacobi,
-        Kangaroo,
-        Lookahead,
-        Medusa,
-        Merged,
-        MultiToken,
-        PromptLookup,
-        Recycling,
-        Retrieval,
-        Staged,
-        Suffix,
-        Threshold,
-        Vanilla,
-    )
-    from pronk.errors import (
-        CacheFullError,
-        CheckpointError,
-        ConfigError,
-        OptionError,
-        PromptError,
-        PronkError,
-        TokenizerError,
-    )
-    from pronk.llm import LLM
-    from pronk.outputs import Completion, Piece
-    from pronk.sampling import SamplingParams
-    from pronk.tree import TokenTree
+    from pronk.choosing.params import SamplingParams as SamplingParams
+    from pronk.drafters import *  # noqa: F403 - the drafters, for type checkers
+    from pronk.errors import CacheFullError as CacheFullError
+    from pronk.errors import CheckpointError as CheckpointError
+    from pronk.errors import ConfigError as ConfigError
+    from pronk.errors import OptionError as OptionError
+    from pronk.errors import PromptError as PromptError
+    from pronk.errors import PronkError as PronkError
+    from pronk.errors import TokenizerError as TokenizerError
+    from pronk.llm import LLM as LLM
+    from pronk.outputs import Completion as Completion
+    from pronk.outputs import Piece as Piece
+    from pronk.tree import TokenTree as TokenTree
 
 __version__ = "0.1.0"
 
 # Loaded at first use, so that `pronk --help` does not wait for torch.
 _HOMES = {
-    "pronk.drafters": (
-        "Autoregressive",
-        "Beam",
-        "Cape",
-        "DraftModel",
-        "Drafter",
-        "FirstOf",
-        "GaussSeidel",
-        "Glide",
-        "Jacobi",
-        "Kangaroo",
-        "Lookahead",
-        "Medusa",
-        "Merged",
-        "MultiToken",
-        "PromptLookup",
-        "Recycling",
-        "Retrieval",
-        "Staged",
-        "Suffix",
-        "Threshold",
-        "Vanilla",
-    ),
+    "pronk.drafters": ("Drafter",),
     "pronk.errors": (
         "CacheFullError",
         "CheckpointError",
@@ -81,55 +38,20 @@ _HOMES = {
     ),
     "pronk.llm": ("LLM",),
     "pronk.outputs": ("Completion", "Piece"),
-    "pronk.sampling": ("SamplingParams",),
+    "pronk.choosing.params": ("SamplingParams",),
     "pronk.tree": ("TokenTree",),
 }
 
-__all__ = [
-    "LLM",
-    "Autoregressive",
-    "Beam",
-    "CacheFullError",
-    "Cape",
-    "CheckpointError",
-    "Completion",
-    "ConfigError",
-    "DraftModel",
-    "Drafter",
-    "FirstOf",
-    "GaussSeidel",
-    "Glide",
-    "Jacobi",
-    "Kangaroo",
-    "Lookahead",
-    "Medusa",
-    "Merged",
-    "MultiToken",
-    "OptionError",
-    "Piece",
-    "PromptError",
-    "PromptLookup",
-    "PronkError",
-    "Recycling",
-    "Retrieval",
-    "SamplingParams",
-    "Staged",
-    "Suffix",
-    "Threshold",
-    "TokenTree",
-    "TokenizerError",
-    "Vanilla",
-    "__version__",
-]
+__all__ = [*(name for names in _HOMES.values() for name in names), *class_names(), "__version__"]  # noqa: PLE0604 - names
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    msg = f"module 'pronk' has no attribute {name!r}"
-    raise AttributeError(msg)
+    found = next((module for module, names in _HOMES.items() if name in names), class_names().get(name))
+    if found is None:
+        msg = f"module 'pronk' has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(found), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *class_names()]

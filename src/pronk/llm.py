@@ -11,18 +11,18 @@ from weakref import WeakValueDictionary, finalize, ref
 import torch
 
 from pronk.cache.budget import KVBudget
-from pronk.choice import Chooser
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams, derive_seed, fresh_seed
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.engine import Engine
-from pronk.engine.interrupts import interruptible
 from pronk.engine.request import Request, end_ids
-from pronk.engine.text import TextStream
 from pronk.errors import OptionError, PromptError
+from pronk.interrupts import interruptible
 from pronk.model.kernels import choose_kernels
 from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Completion, Piece
-from pronk.sampling import SamplingParams, derive_seed, fresh_seed
-from pronk.tokenizer import Tokenizer
+from pronk.text.stream import TextStream
+from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 

@@ -13,7 +13,7 @@ import pytest
 
 from models import kernels
 from pronk.bench import machine, passes
-from pronk.cli import main
+from pronk.commands.main import main
 from pronk.kernels.library import CHOICES, KernelsError
 
 Run = Callable[..., tuple[int, str, str]]

@@ -16,10 +16,10 @@ from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Item
 from pronk.bench.prompts import Prompt, encode
 from pronk.bench.records import PLAIN, Bandwidth, Divergence, PassTime, Sample, Skip, Trace
+from pronk.choosing.params import SamplingParams
 from pronk.engine.stats import Stats
 from pronk.errors import CacheFullError, PromptError
 from pronk.llm import LLM
-from pronk.sampling import SamplingParams
 
 SHORT = Prompt("short", "code", text="def f(x):")
 OTHER = Prompt("other", "code", text="def g(x, y):")

@@ -16,11 +16,11 @@ from pronk.bench.divergence import find_divergence
 from pronk.bench.methods import Item
 from pronk.bench.passes import pass_times
 from pronk.bench.records import PLAIN, Divergence
-from pronk.bench.verify.plain import Recorder
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext
 from pronk.llm import LLM
 from pronk.outputs import Completion
-from pronk.sampling import SamplingParams
+from pronk.proof.plain import Recorder
 
 PROMPT = "def mean(values):\n"
 

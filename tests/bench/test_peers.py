@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
+from pronk.architecture.rope import RotaryEmbedding, parse_rope
 from pronk.bench.peers import METHODS, Peer, PeerError, PeerRequest, PeerResult
 from pronk.bench.peers.engines.checkpoint import Checkpoint, cached, convert_type
 from pronk.bench.peers.engines.contract import Unsupported
-from pronk.model.rope import RotaryEmbedding, parse_rope
 
 TOKENS = 20
 

@@ -15,7 +15,7 @@ from pronk.bench import tables
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Sample, Trace
-from pronk.cli import main
+from pronk.commands.main import main
 
 FEW = ("--max-tokens", "2", "--repeats", "1", "--temperature", "0", "--limit", "1")
 

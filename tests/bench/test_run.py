@@ -26,9 +26,9 @@ from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Bandwidth, Divergence, End, Model, PassTime, Peer, Sample, Start, Trace
 from pronk.bench.run import PeerOptions, Plan
 from pronk.bench.summary import summarize
+from pronk.choosing.params import SamplingParams
 from pronk.errors import CheckpointError, OptionError
 from pronk.llm import LLM
-from pronk.sampling import SamplingParams
 
 TASKS = {
     "code": [Prompt("sum", "code", text="total = a + b + c\nprint(total)\ntotal = a + b +")],

@@ -20,9 +20,9 @@ from pronk.cache import budget
 from pronk.cache.blocks import BlockTable
 from pronk.cache.budget import BLOCK_SIZE, parse_memory
 from pronk.cache.paged import PagedCache
-from pronk.engine.runner import Job, Runner
 from pronk.errors import CacheFullError, OptionError
-from pronk.model.attention import Segment
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Job, Runner
 from pronk.tree import TokenTree
 
 CONFIG = tiny_config(heads=2, kv_heads=2, head_dim=6)

@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from drafters.drafts import draft_folder
+from drafters.from_draft.drafts import draft_folder
 from models import CPU, VOCAB, StrictAllocator, kernels, make_cache, make_engine, make_request, run, tiny_decoder
 from pronk.cache.blocks import BlockTable
-from pronk.choice import Chooser, Guess
+from pronk.choosing.chooser import Chooser, Guess
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
-from pronk.drafters.draft import Draft
+from pronk.drafters.shared.draft import Draft
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.engine.runner import Job, Runner
-from pronk.model.attention import Segment
 from pronk.model.loader import load_decoder, read_config
-from pronk.sampling import SamplingParams
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Job, Runner
 from pronk.train.attention import dense_logits
 from pronk.tree import TokenTree
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from pronk.cache.blocks import BlockTable
-from pronk.choice import Chooser
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams
+from pronk.choosing.walk import walk
 from pronk.drafters import DraftContext, Drafter, Outcome
-from pronk.engine.costs import PassCosts
-from pronk.sampling import SamplingParams
+from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
-from pronk.verify import walk
 
 VOCAB = 11
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 import numpy as np
 
 from drafters.helpers import VOCAB
-from pronk.choice import Guess
+from pronk.choosing.chooser import Guess
 from pronk.drafters import DraftContext, Outcome
-from pronk.drafters.calibration import Calibration
-from pronk.drafters.chain import Chain, ChainDrafter, Stop
+from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.chain import Chain, ChainDrafter, Stop
 from pronk.tree import TokenTree
 
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters import drafts, trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
-from drafters.stores import conformance_spec
+from drafters.from_draft import drafts
+from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
+from drafters.from_text.stores import conformance_spec
 from drafters.trees import (
     ADVERSARIAL,
     Shape,
@@ -29,14 +30,14 @@ from drafters.trees import (
 )
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from pronk.cache.blocks import BlockTable
-from pronk.choice import Chooser
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import REGISTRY, Autoregressive, DraftContext, Drafter, Outcome, PromptLookup, make_drafter
-from pronk.drafters.rates import Rates
+from pronk.drafters.shared.rates import Rates
 from pronk.engine.request import Request
-from pronk.engine.runner import Job
 from pronk.errors import OptionError
-from pronk.model.attention import Segment
-from pronk.sampling import SamplingParams
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Job
 from pronk.tree import TokenTree
 
 # Drafters of the registry that a test has to give options.

@@ -8,9 +8,9 @@ import pytest
 
 from drafters.helpers import context, hear, markov, named
 from models import make_engine, tiny_decoder
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, Lookahead, Recycling, Suffix
 from pronk.errors import OptionError
-from pronk.sampling import SamplingParams
 
 REMEMBERING = {
     "suffix": Suffix,

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from drafters import drafts, trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
-from drafters.stores import conformance_spec
+from drafters.from_draft import drafts
+from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
+from drafters.from_text.stores import conformance_spec
 from drafters.trees import (
     TreeDrafter,
     adversarial,
@@ -20,6 +21,7 @@ from drafters.trees import (
     random_trees,
 )
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import (
     Autoregressive,
     Drafter,
@@ -35,8 +37,7 @@ from pronk.drafters import (
 )
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.engine.runner import Job, PassResult
-from pronk.sampling import SamplingParams
+from pronk.passes.runner import Job, PassResult
 
 ENDS = (7, 90)
 SEED = 100

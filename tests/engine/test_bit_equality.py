@@ -26,12 +26,12 @@ from models import StrictAllocator, make_cache, make_engine, tiny_decoder
 from oracle import dense_logits
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.engine.runner import Job, PassResult, Runner
-from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder, Layer
 from pronk.model.linear import KernelLinear, Layout
 from pronk.model.loader import computed_in
 from pronk.model.program import Program
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Job, PassResult, Runner
 from pronk.tree import TokenTree
 
 LENGTH = 1300

@@ -10,12 +10,12 @@ import torch
 
 from engine.cases import DRAFTERS, PROMPTS, ask, assert_same, drafter, params, plain
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import PromptLookup, make_drafter
-from pronk.drafters.trie import Trie
+from pronk.drafters.shared.trie import Trie
 from pronk.engine.budget import paying
-from pronk.engine.costs import PassCosts
-from pronk.engine.runner import Runner
-from pronk.sampling import SamplingParams
+from pronk.passes.costs import PassCosts
+from pronk.passes.runner import Runner
 from pronk.tree import TokenTree
 
 # Four rows cost what one does, then every further four half as much again.

@@ -17,13 +17,13 @@ from engine.test_budget import Spy
 from engine.test_rejection_law import OPTIONS, PROMPT, SMALL, bushy, law_of, p_value
 from laws import chain_shape
 from models import make_engine, make_request, run, tiny_decoder
+from pronk.choosing.params import Rule, SamplingParams
+from pronk.choosing.walk import Walk
 from pronk.drafters import Drafter
-from pronk.engine.costs import PassCosts
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.sampling import Rule, SamplingParams
+from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
-from pronk.verify import Walk
 
 RULES: tuple[Rule, ...] = ("rejection", "block")
 SAMPLES = 600

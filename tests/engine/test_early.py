@@ -17,9 +17,9 @@ from drafters.kernel_calls import Calls
 from engine.cases import text
 from models import VOCAB, make_cache, tiny_decoder
 from pronk.cache.blocks import BlockTable
-from pronk.engine.runner import Job, PassResult, Runner
-from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Job, PassResult, Runner
 from pronk.tree import Early, TokenTree
 
 LENGTHS = (1, 30, 508, 77)

@@ -36,8 +36,8 @@ from models import assert_idle, make_engine, run, tiny_decoder
 from pronk.drafters import Autoregressive, Drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.engine.runner import Job, PassResult
 from pronk.errors import OptionError
+from pronk.passes.runner import Job, PassResult
 from pronk.tree import TokenTree
 
 Prompts = tuple[tuple[int, ...], ...]

@@ -18,14 +18,14 @@ from checkpoints import MakeCheckpoint
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text
 from models import NullText, StrictAllocator, assert_idle, make_engine, make_request, run, samples, tiny_decoder
-from pronk.choice import Chooser
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Drafter, Outcome
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
 from pronk.llm import LLM
 from pronk.model.program import Program
-from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
 
 

@@ -12,12 +12,12 @@ from drafters.trees import TreeDrafter, oracle_trees, random_trees
 from engine.cases import ENDS, PROMPTS
 from models import make_engine, make_request, run, tiny_decoder
 from pronk.cache.budget import KVBudget
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, PromptLookup
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError, OptionError
 from pronk.model.decoder import Decoder
-from pronk.sampling import SamplingParams
 from pronk.train.features import compute_features
 
 

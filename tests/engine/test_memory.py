@@ -11,10 +11,10 @@ import torch
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text, total, watch
 from models import make_engine, make_request, run, samples, tiny_decoder
 from pronk.cache.blocks import BlockTable
+from pronk.choosing.params import SamplingParams, derive_seed
 from pronk.engine.engine import Engine
-from pronk.engine.runner import Job, PassResult
 from pronk.errors import CacheFullError
-from pronk.sampling import SamplingParams, derive_seed
+from pronk.passes.runner import Job, PassResult
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from oracle import DenseAttend
 from pronk.cache.paged import PagedCache
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Drafter, Needs, Outcome
 from pronk.model.decoder import Decoder
-from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
 
 LAYERS = (1, 2, 3)

@@ -20,22 +20,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from choosing.test_chooser import BAD_WORDS, ENDS, scores_of
 from drafters.trees import Growing, Guess, TreeDrafter, random_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
 from models import make_engine, make_request, run, tiny_decoder
-from pronk.bench.verify import chi_square
 from pronk.cache.blocks import BlockTable
-from pronk.choice import Chooser
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams, rejection_noise, rejection_uniform
+from pronk.choosing.walk import Walk
 from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Recycling, Suffix
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.engine.runner import Job, PassResult
-from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder
-from pronk.sampling import SamplingParams, rejection_noise, rejection_uniform
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Job, PassResult
+from pronk.proof import chi_square
 from pronk.tree import TokenTree
-from pronk.verify import Walk
-from test_choice import BAD_WORDS, ENDS, scores_of
 
 String = tuple[int, ...]
 

@@ -14,8 +14,8 @@ import torch
 from engine.cases import MIXED, PROMPTS, ask, assert_same, drafter, plain, text
 from models import make_engine, make_request, run, tiny_decoder
 from oracle import dense_logits
+from pronk.choosing.params import SamplingParams
 from pronk.engine.request import Request
-from pronk.sampling import SamplingParams
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -11,10 +11,10 @@ from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import text, total
 from models import make_engine, make_request, run, samples, tiny_decoder
 from oracle import dense_logits
+from pronk.choosing.params import SamplingParams
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
-from pronk.sampling import SamplingParams
 
 WINDOW, BLOCK, TREE, CHUNK = 50, 16, 9, 32
 PROMPTS = (text(1, 300), text(2, 7))

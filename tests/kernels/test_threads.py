@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from models import kernels, make_engine, make_request, tiny_decoder
+from pronk.choosing.params import SamplingParams
 from pronk.kernels import threads
 from pronk.kernels.library import Kernels
 from pronk.kernels.threads import lend_threads, num_threads, return_threads
 from pronk.model.linear import KernelLinear, Layout
-from pronk.sampling import SamplingParams
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:

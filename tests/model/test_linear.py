@@ -17,7 +17,7 @@ from pronk.errors import OptionError
 from pronk.model.decoder import Decoder
 from pronk.model.linear import KernelLinear, Layout, Linear, PlainLinear, choose_linear
 from pronk.model.loader import load_decoder, read_config
-from pronk.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]

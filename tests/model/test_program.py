@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from models import CPU, make_cache, make_engine, tiny_config, tiny_decoder
 from oracle import DenseAttend
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.rope import RopeTable
 from pronk.cache.blocks import BlockTable
-from pronk.engine.runner import Job
 from pronk.kernels.library import Kernels, candidates
-from pronk.model.attention import Segment
-from pronk.model.config import ModelConfig
 from pronk.model.decoder import Decoder, pack_linears
 from pronk.model.linear import KernelLinear, Layout, choose_linear
 from pronk.model.program import Program, Rows
-from pronk.model.rope import RopeTable
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Job
 from pronk.tree import TokenTree
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)

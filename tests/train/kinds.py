@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from pronk.model.glide import GlideShape
-from pronk.model.heads import HeadsShape
-from pronk.model.kangaroo import KangarooShape
-from pronk.model.medusa import MedusaShape
+from pronk.drafters.from_target.modules.glide import GlideShape
+from pronk.drafters.from_target.modules.heads import HeadsShape
+from pronk.drafters.from_target.modules.kangaroo import KangarooShape
+from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.train.draft import Draft
 from pronk.train.future import FutureTokens, future_shape
 from pronk.train.glide import Glide, Vanilla

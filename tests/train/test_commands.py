@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pronk.commands.train.main import app
 from pronk.errors import OptionError
-from pronk.train.cli import app
 from pronk.train.teacher import Teacher
 
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from pronk.commands.train.main import app
 from pronk.errors import OptionError
 from pronk.train.checkpoint import load_checkpoint
-from pronk.train.cli import app
 from pronk.train.distributed import Processes, join_processes, local_device
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 import torch
 from torch import nn
-from pronk.cli import main
+from pronk.commands.main import main
 from pronk.train import run
 from pronk.train.distributed import join_processes, local_device
 

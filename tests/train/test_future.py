@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.drafters.chain import Chain
-from pronk.drafters.multi_token import MultiToken
+from pronk.commands.train.main import app
+from pronk.drafters.from_target.multi_token import MultiToken
+from pronk.drafters.shared.chain import Chain
 from pronk.errors import OptionError
 from pronk.model.fingerprint import Fingerprint
-from pronk.tokenizer import Tokenizer
+from pronk.text.tokenizer import Tokenizer
 from pronk.train.attention import DenseAttention, dense_logits
-from pronk.train.cli import app
 from pronk.train.future import FutureModel, FutureTokens, future_shape
 from pronk.train.loop import Trainer
 from pronk.train.options import Shape, TrainOptions

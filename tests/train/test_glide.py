@@ -13,9 +13,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.model.glide import GlideShape
+from pronk.commands.train.main import app
+from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.train import student as module
-from pronk.train.cli import app
 from pronk.train.features import Features, compute_features
 from pronk.train.glide import DelayedAttention, Glide, Vanilla, block_mask
 from pronk.train.loop import Trainer

@@ -12,10 +12,10 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
+from pronk.commands.train.main import app
+from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.errors import OptionError
-from pronk.model.heads import HeadsShape
 from pronk.train.attention import DenseAttention, dense_logits
-from pronk.train.cli import app
 from pronk.train.heads import Heads, ahead, head_by_head
 from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions

@@ -12,10 +12,10 @@ import torch
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
+from pronk.commands.train.main import app
+from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooShape
 from pronk.errors import OptionError
-from pronk.model.kangaroo import ADAPTERS, KangarooShape
 from pronk.train.attention import DenseAttention, dense_logits
-from pronk.train.cli import app
 from pronk.train.kangaroo import Kangaroo
 from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions

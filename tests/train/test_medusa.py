@@ -17,11 +17,11 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.drafters.rank_tree import best_paths
+from pronk.commands.train.main import app
+from pronk.drafters.from_target.modules.medusa import MedusaShape
+from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import OptionError
-from pronk.model.medusa import MedusaShape
 from pronk.train.attention import dense_hidden
-from pronk.train.cli import app
 from pronk.train.loop import Trainer
 from pronk.train.medusa import MedusaOptions, MedusaStudent
 from pronk.train.on_policy import held_out_prompts

@@ -16,9 +16,9 @@ from torch import equal
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.cli import main
+from pronk.commands.main import main
+from pronk.commands.train.main import app
 from pronk.errors import OptionError
-from pronk.train.cli import app
 from pronk.train.draft import Draft
 from pronk.train.options import DataOptions, DraftOptions
 from pronk.train.run import run_student

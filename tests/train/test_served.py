@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pronk import LLM, SamplingParams
+from pronk.choosing.params import derive_seed
 from pronk.drafters import make_drafter
-from pronk.sampling import derive_seed
 from pronk.train.export import export_model
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer

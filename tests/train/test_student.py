@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pronk.drafters.trained import Trained
+from pronk.drafters.from_target.modules.files import Trained
 from pronk.train.attention import dense_logits
 from pronk.train.features import Features, compute_features
 from pronk.train.loop import Trainer

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pronk.model.config import ModelConfig
+from pronk.architecture.config import ModelConfig
 
 __all__ = ["BandwidthMeter", "PeakMemory", "hardware", "pass_bytes", "versions"]
 

@@ -11,10 +11,10 @@ from typing import Any
 from pronk.bench.machine import PeakMemory
 from pronk.bench.peers import METHODS, Peer, PeerError, PeerRequest
 from pronk.bench.records import Sample
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.request import end_ids
 from pronk.llm import LLM
-from pronk.sampling import SamplingParams
 
 __all__ = ["Drafting", "Item", "Method", "Missing", "PeerMethod"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pronk.bench.records import PassTime
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Drafter, Outcome
 from pronk.llm import LLM
-from pronk.sampling import SamplingParams
 from pronk.tree import TokenTree
 
 __all__ = ["ROWS", "pass_times"]

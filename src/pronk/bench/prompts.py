@@ -23,7 +23,7 @@ from typing import Any
 
 from pronk.bench.document import ALL, SOUND
 from pronk.errors import OptionError, PromptError
-from pronk.json_lines import read_json_lines
+from pronk.files.json_lines import read_json_lines
 from pronk.llm import LLM
 
 __all__ = [

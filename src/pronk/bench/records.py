@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from pronk.bench.document import FORMAT
 from pronk.engine.stats import Step
 from pronk.errors import OptionError
-from pronk.json_lines import read_json_lines
+from pronk.files.json_lines import read_json_lines
 
 __all__ = [
     "PLAIN",

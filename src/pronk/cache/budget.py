@@ -9,9 +9,9 @@ from weakref import WeakSet
 
 import torch
 
+from pronk.architecture.config import ModelConfig
 from pronk.cache.paged import PagedCache
 from pronk.errors import OptionError
-from pronk.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from pronk.kernels.library import Kernels

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pronk.architecture.config import ModelConfig
 from pronk.cache.blocks import BlockAllocator, BlockTable
-from pronk.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from pronk.kernels.library import Kernels

@@ -1,4 +1,16 @@
-"""Every way to guess tokens, by name.
+"""Every way to guess tokens, in rooms that say where the guesses come from.
+
+| room | guesses come from |
+|---|---|
+| ``from_text`` | the text so far, or texts that were kept |
+| ``from_outputs`` | what the target gave out along the way |
+| ``from_draft`` | a smaller model |
+| ``from_target`` | the target's own layers, with parts that were trained on it |
+| ``combined`` | other drafters |
+| ``shared`` | nothing: what several rooms use |
+
+A file with a name of the registry is a method, a file with an underscore helps only its room. ``base.py`` is the
+contract, ``registry.py`` the table.
 
 A drafter is given as an object (``PromptLookup(num_tokens=8)``), as a name (``"prompt_lookup"``), or as a name with
 options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``). Those that are made of others name them first
@@ -7,143 +19,49 @@ options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``). Those that are made of
 
 from __future__ import annotations
 
-import ast
-import inspect
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from pronk.drafters.autoregressive import Autoregressive
-from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome, Target
-from pronk.drafters.beam import Beam
-from pronk.drafters.cape import Cape
-from pronk.drafters.draft_model import DraftModel
-from pronk.drafters.first_of import FirstOf
-from pronk.drafters.gauss_seidel import GaussSeidel
-from pronk.drafters.glide import Glide, Vanilla
-from pronk.drafters.jacobi import Jacobi
-from pronk.drafters.kangaroo import Kangaroo
-from pronk.drafters.lookahead import Lookahead
-from pronk.drafters.medusa import Medusa
-from pronk.drafters.merged import Merged
-from pronk.drafters.multi_token import MultiToken
-from pronk.drafters.prompt_lookup import PromptLookup
-from pronk.drafters.recycling import Recycling
-from pronk.drafters.retrieval import Retrieval
-from pronk.drafters.staged import Staged
-from pronk.drafters.suffix import Suffix
-from pronk.drafters.threshold import Threshold
-from pronk.errors import OptionError
+from pronk.drafters.registry import REGISTRY, class_names, make_drafter
 
-__all__ = [
-    "REGISTRY",
-    "Autoregressive",
-    "Beam",
-    "Cape",
-    "DraftContext",
-    "DraftModel",
-    "Drafter",
-    "FirstOf",
-    "GaussSeidel",
-    "Glide",
-    "Jacobi",
-    "Kangaroo",
-    "Lookahead",
-    "Medusa",
-    "Merged",
-    "MultiToken",
-    "Needs",
-    "Outcome",
-    "PromptLookup",
-    "Recycling",
-    "Retrieval",
-    "Staged",
-    "Suffix",
-    "Target",
-    "Threshold",
-    "Vanilla",
-    "make_drafter",
-]
+if TYPE_CHECKING:
+    from pronk.drafters.autoregressive import Autoregressive as Autoregressive
+    from pronk.drafters.base import DraftContext as DraftContext
+    from pronk.drafters.base import Drafter as Drafter
+    from pronk.drafters.base import Needs as Needs
+    from pronk.drafters.base import Outcome as Outcome
+    from pronk.drafters.combined.first_of import FirstOf as FirstOf
+    from pronk.drafters.combined.merged import Merged as Merged
+    from pronk.drafters.from_draft.beam import Beam as Beam
+    from pronk.drafters.from_draft.cape import Cape as Cape
+    from pronk.drafters.from_draft.draft_model import DraftModel as DraftModel
+    from pronk.drafters.from_draft.staged import Staged as Staged
+    from pronk.drafters.from_draft.threshold import Threshold as Threshold
+    from pronk.drafters.from_outputs.gauss_seidel import GaussSeidel as GaussSeidel
+    from pronk.drafters.from_outputs.jacobi import Jacobi as Jacobi
+    from pronk.drafters.from_outputs.lookahead import Lookahead as Lookahead
+    from pronk.drafters.from_outputs.recycling import Recycling as Recycling
+    from pronk.drafters.from_target.glide import Glide as Glide
+    from pronk.drafters.from_target.glide import Vanilla as Vanilla
+    from pronk.drafters.from_target.kangaroo import Kangaroo as Kangaroo
+    from pronk.drafters.from_target.medusa import Medusa as Medusa
+    from pronk.drafters.from_target.multi_token import MultiToken as MultiToken
+    from pronk.drafters.from_text.prompt_lookup import PromptLookup as PromptLookup
+    from pronk.drafters.from_text.retrieval import Retrieval as Retrieval
+    from pronk.drafters.from_text.suffix import Suffix as Suffix
+    from pronk.drafters.target import Target as Target
 
-REGISTRY: dict[str, type[Drafter[Any]]] = {
-    cls.name: cls
-    for cls in (
-        Autoregressive,
-        Jacobi,
-        GaussSeidel,
-        Lookahead,
-        PromptLookup,
-        Suffix,
-        Retrieval,
-        Recycling,
-        DraftModel,
-        Kangaroo,
-        Medusa,
-        MultiToken,
-        Threshold,
-        Staged,
-        Cape,
-        Beam,
-        Glide,
-        Vanilla,
-        FirstOf,
-        Merged,
-    )
-}
+_CONTRACT = {"DraftContext": "base", "Drafter": "base", "Needs": "base", "Outcome": "base", "Target": "target"}
+__all__ = [*_CONTRACT, "REGISTRY", "make_drafter", *class_names()]  # noqa: PLE0604 - names, all of them
 
 
-def make_drafter(spec: str | Drafter[Any]) -> Drafter[Any]:
-    """A drafter from its name, with or without options, or the object itself.
-
-    Raises:
-        OptionError: unknown drafter or option, or a value out of its range; the message lists what there is.
-    """
-    if isinstance(spec, Drafter):
-        return spec
-    if not isinstance(spec, str):
-        msg = f"drafter: expected a name or a drafter, found {spec!r}"
-        raise OptionError(msg)
-    try:
-        node = ast.parse(spec.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise _unreadable(spec) from error
-    return _build(node, spec)
+def __getattr__(name: str) -> Any:
+    module = f"pronk.drafters.{_CONTRACT[name]}" if name in _CONTRACT else class_names().get(name)
+    if module is None:
+        msg = f"module 'pronk.drafters' has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(module), name)
 
 
-def _build(node: ast.expr, spec: str) -> Drafter[Any]:
-    """The drafter of ``name`` or ``name(drafter, …, option=value, …)``; values are Python literals."""
-    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    if not isinstance(call.func, ast.Name):
-        raise _unreadable(spec)
-    name = call.func.id
-    if name not in REGISTRY:
-        msg = f"unknown drafter {name!r}; expected one of {', '.join(REGISTRY)}"
-        raise OptionError(msg)
-    known = list(inspect.signature(REGISTRY[name]).parameters)
-    options = _options(call, spec)
-    for option in options:
-        if option not in known or option == "parts":
-            listed = ", ".join(each for each in known if each != "parts")
-            msg = f"{name}: unknown option {option!r}; it has {listed or 'no options'}"
-            raise OptionError(msg)
-    if call.args:
-        if "parts" not in known:
-            raise _unreadable(spec)
-        options["parts"] = tuple(_build(part, spec) for part in call.args)
-    return REGISTRY[name](**options)
-
-
-def _options(call: ast.Call, spec: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for keyword in call.keywords:
-        if keyword.arg in options:
-            msg = f"drafter {spec!r}: expected {keyword.arg} once, found it twice"
-            raise OptionError(msg)
-        try:
-            options[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except (ValueError, TypeError) as error:
-            msg = f"drafter {spec!r}: the value of {keyword.arg} is not a number, a text or a truth value"
-            raise OptionError(msg) from error
-    return options
-
-
-def _unreadable(spec: str) -> OptionError:
-    return OptionError(f'drafter {spec!r} cannot be read; expected "name" or "name(option=value, …)"')
+def __dir__() -> list[str]:
+    return __all__

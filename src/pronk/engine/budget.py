@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pronk.engine.costs import PassCosts
+from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
 __all__ = ["paying"]

@@ -18,23 +18,24 @@ from torch import Tensor
 
 from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache
-from pronk.choice import is_finite, token_logprobs
-from pronk.drafters.base import DraftContext, Drafter, Outcome, Target
+from pronk.choosing.chooser import is_finite, token_logprobs
+from pronk.choosing.rules import choices
+from pronk.choosing.walk import Walk, walk
+from pronk.drafters.base import DraftContext, Drafter, Outcome
+from pronk.drafters.target import Target
 from pronk.engine.budget import paying
-from pronk.engine.costs import PassCosts
-from pronk.engine.interrupts import interruptible, uninterrupted
 from pronk.engine.request import Request
-from pronk.engine.runner import Job, PassResult, Runner
 from pronk.engine.scheduler import Scheduler, Turn
 from pronk.engine.stats import Step
 from pronk.errors import OptionError, PronkError
+from pronk.interrupts import interruptible, uninterrupted
 from pronk.kernels.threads import lend_threads, return_threads
-from pronk.model.attention import Segment
 from pronk.model.decoder import Decoder
-from pronk.rules import choices
-from pronk.tokenizer import Tokenizer
+from pronk.passes.attention import Segment
+from pronk.passes.costs import PassCosts
+from pronk.passes.runner import Job, PassResult, Runner
+from pronk.text.tokenizer import Tokenizer
 from pronk.tree import TokenTree
-from pronk.verify import Walk, walk
 
 __all__ = ["Engine"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from pronk.cache.blocks import BlockTable
-from pronk.choice import Chooser
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams
 from pronk.drafters.base import Drafter
 from pronk.engine.stats import Stats
 from pronk.errors import PronkError
-from pronk.sampling import SamplingParams
 
 __all__ = ["FinishReason", "Request", "TextOutput", "Token", "end_ids"]
 
@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class TextOutput(Protocol):
-    """Turns token ids into text; see :mod:`pronk.detokenizer`."""
+    """Turns token ids into text; see :mod:`pronk.text.detokenizer`."""
 
     def push(self, token: int) -> tuple[str, str | None]:
         """The text that has become final, and the stop string that was completed, if any."""

@@ -208,7 +208,7 @@ class Kernels:
         Args:
             logits: float32 ``[vocab]``, contiguous.
             temperature: 0 or more.
-            key: what the noise is a hash of, beside the token, in [0, 2**64); see :mod:`pronk.sampling`.
+            key: what the noise is a hash of, beside the token, in [0, 2**64); see :mod:`pronk.choosing.params`.
 
         Returns:
             The token; -1 if a number is not finite.

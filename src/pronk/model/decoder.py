@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pronk.architecture.config import Activation, ModelConfig
+from pronk.architecture.rope import RotaryEmbedding, apply_rope
 from pronk.kernels.library import Kernels
-from pronk.model.config import Activation, ModelConfig
 from pronk.model.linear import KernelLinear, Layout, Linear, LinearFactory, PlainLinear
 from pronk.model.program import Program
-from pronk.model.rope import RotaryEmbedding, apply_rope
 
 __all__ = ["Attend", "Decoder", "Layer", "empty_linear", "make_norm", "pack_linears"]
 

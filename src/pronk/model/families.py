@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pronk.model.config import ModelConfig
+from pronk.architecture.config import ModelConfig
 
 __all__ = ["FAMILY_NAMES", "FamilyNames", "Part", "Piece", "plan_tensors"]
 

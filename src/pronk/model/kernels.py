@@ -3,7 +3,7 @@
 The check is a few products and a few texts through a small layer, each computed in several ways that have to agree to
 the bit, and once against torch, for what they have to be close to; and a few choices. It takes some milliseconds, once
 for each instruction set and process. Torch's own path is not asked: whatever it would answer here, nothing makes it so
-for other shapes, and :attr:`~pronk.engine.runner.Runner.exact` is false there.
+for other shapes, and :attr:`~pronk.passes.runner.Runner.exact` is false there.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pronk.architecture.config import ModelConfig, llama_config
+from pronk.architecture.rope import RopeTable
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
+from pronk.choosing.params import gumbel_noise, noise_key
 from pronk.errors import OptionError
 from pronk.kernels.library import CHOICES, Kernels, KernelsError, candidates
-from pronk.model.config import ModelConfig, llama_config
 from pronk.model.decoder import Decoder, pack_linears
 from pronk.model.linear import KernelLinear, Layout, choose_linear
 from pronk.model.loader import covers
 from pronk.model.program import Program, Rows
-from pronk.model.rope import RopeTable
-from pronk.sampling import gumbel_noise, noise_key
 from pronk.tree import TokenTree
 
 __all__ = ["check", "choose_kernels", "load_kernels"]

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.kernels.library import Kernels
 from pronk.model.checkpoint import Checkpoint, read_json
-from pronk.model.config import ModelConfig, parse_config
 from pronk.model.decoder import Decoder, Layer
 from pronk.model.families import FAMILY_NAMES, FamilyNames, Part, Piece, plan_tensors
 from pronk.model.linear import Layout, LinearFactory, choose_linear

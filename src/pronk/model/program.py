@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pronk.architecture.config import ModelConfig
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.kernels.library import TYPES, Growth, Kernels, Op, Pass, Segment
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import Packed
-from pronk.model.config import ModelConfig
 from pronk.tree import TokenTree
 
 __all__ = ["Program", "Rows"]
@@ -83,7 +83,7 @@ class Program:
         self.linear(layer.out, source="A", residual=True)
 
     def cross(self, layer: Any, index: int) -> None:
-        """Cross-attention into the cache beside, and its residual; see :class:`~pronk.model.glide.Glide`."""
+        """Cross-attention into the cache beside, and its residual; see ``Glide``."""
         assert self.beside is not None
         target, cache = self.beside
         self._project(layer.cross_query, layer.cross_norm, target, None, rope=2 if target.rope else 0)

@@ -18,7 +18,7 @@ __all__ = ["DenseAttention", "dense_hidden", "dense_logits", "dense_states"]
 class DenseAttention:
     """Rows are ``batch`` sequences of ``length`` tokens, one after the other; each token sees its own past.
 
-    ``windows`` says per layer how much of it, as in :class:`~pronk.model.config.ModelConfig`.
+    ``windows`` says per layer how much of it, as in :class:`~pronk.architecture.config.ModelConfig`.
     """
 
     batch: int

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pronk.model.config import ModelConfig
+from pronk.architecture.config import ModelConfig
 from pronk.train.heads import describe
 from pronk.train.lm import TextModel
 from pronk.train.loop import Trainer

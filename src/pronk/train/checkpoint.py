@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pronk.errors import CheckpointError
-from pronk.train.files import replace_file
+from pronk.files.atomic import replace_file
 
 __all__ = ["load_checkpoint", "load_options", "save_checkpoint"]
 

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from pronk.errors import OptionError
+from pronk.files.atomic import write_json, write_tokens, writing
 from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue
 from pronk.train.encoder import Encoder
 from pronk.train.exclude import Exclusion
-from pronk.train.files import write_json, write_tokens, writing
 from pronk.train.options import DataOptions
 from pronk.train.resume import check_unchanged
 from pronk.train.sources import SourceSpec, read_source

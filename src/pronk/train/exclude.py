@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pronk.json_lines import read_json_lines
+from pronk.files.json_lines import read_json_lines
 
 __all__ = ["RUN", "Exclusion"]
 

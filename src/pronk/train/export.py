@@ -1,6 +1,6 @@
 """Write what was trained: a decoder as a Hugging Face checkpoint that transformers loads as ``LlamaForCausalLM``.
 
-A drafter of another kind is a folder of its own layout (:mod:`pronk.drafters.trained`).
+A drafter of another kind is a folder of its own layout (:mod:`pronk.drafters.from_target.modules.files`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pronk.model.config import ModelConfig
+from pronk.architecture.config import ModelConfig
+from pronk.files.atomic import replace_folder
 from pronk.model.decoder import Decoder
-from pronk.train.files import replace_folder
 
 __all__ = ["export_drafter", "export_model", "hugging_face_config", "hugging_face_tensors"]
 
@@ -65,7 +65,7 @@ def export_model(
 
 
 def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any], card: str) -> None:
-    """Replace ``folder`` by a drafter that :mod:`pronk.drafters.trained` reads, in bfloat16.
+    """Replace ``folder`` by a drafter that :mod:`pronk.drafters.from_target.modules.files` reads, in bfloat16.
 
     Args:
         folder: overwritten when it exists; at no time is it half written.

@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pronk.drafters.trained import FORMAT
+from pronk.architecture.config import ModelConfig
+from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, UNEMBEDDINGS, HeadsShape, MultiTokenHeads
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.model.config import ModelConfig
 from pronk.model.decoder import Decoder
 from pronk.model.fingerprint import Fingerprint
-from pronk.model.heads import KINDS, ORDERS, UNEMBEDDINGS, HeadsShape, MultiTokenHeads
 from pronk.train.attention import DenseAttention
 from pronk.train.card import heads_card
 from pronk.train.export import export_drafter
@@ -54,7 +54,7 @@ def future_shape(
     Args:
         model: the model, its own head included.
         tokens: 1 is the next token alone.
-        kind: see :class:`~pronk.model.heads.HeadsShape`, also for the next two.
+        kind: see :class:`~pronk.drafters.from_target.modules.heads.HeadsShape`, also for the next two.
         order: of the heads.
         unembeddings: of the heads.
         mlp: width of a head; the model's by default.

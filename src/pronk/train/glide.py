@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.model import glide
-from pronk.model.glide import GlideShape
-from pronk.model.rope import apply_rope
+from pronk.architecture.rope import apply_rope
+from pronk.drafters.from_target.modules import glide
+from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.train.attention import DenseAttention, dense_hidden
 from pronk.train.features import Features
 from pronk.train.student import Branch, Student
@@ -43,7 +43,7 @@ def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class DelayedAttention(DenseAttention):
-    """A :class:`~pronk.model.glide.CrossAttend` over a batch of sequences.
+    """A :class:`~pronk.drafters.from_target.modules.glide.CrossAttend` over a batch of sequences.
 
     Attributes:
         rotation: what the target rotates its rows by, or ``None``.
@@ -58,7 +58,7 @@ class DelayedAttention(DenseAttention):
     seen: Sequence[Tensor] = ()
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
-        """See :class:`~pronk.model.glide.CrossAttend`."""
+        """See :class:`~pronk.drafters.from_target.modules.glide.CrossAttend`."""
         rotated = q if self.rotation is None else apply_rope(q, *self.rotation)
         k, v, seen = self.keys[layer], self.values[layer], self.seen[layer]
         q, k, v = (
@@ -72,7 +72,7 @@ class DelayedAttention(DenseAttention):
 
 
 class Glide(Student[glide.Glide]):
-    """See :class:`~pronk.train.student.Student`; its shape is a :class:`~pronk.model.glide.GlideShape`."""
+    """See ``Student``; its shape is a ``GlideShape``."""
 
     kind = "glide"
     what = "A GLIDE drafter"

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
 from pronk.errors import OptionError
-from pronk.model.heads import HeadsShape, MultiTokenHeads
 from pronk.train.attention import DenseAttention
 from pronk.train.features import Features
 from pronk.train.options import LoopOptions, option_name

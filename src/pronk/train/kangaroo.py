@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pronk.drafters.from_target.modules.kangaroo import Kangaroo as Adapter
 from pronk.model.decoder import Decoder
-from pronk.model.kangaroo import Kangaroo as Adapter
 from pronk.train.attention import DenseAttention
 from pronk.train.features import Features
 from pronk.train.student import Branch, Student
@@ -31,7 +31,7 @@ _WORDS = {
 
 
 class Kangaroo(Student[Adapter]):
-    """See :class:`~pronk.train.student.Student`; the shape is a :class:`~pronk.model.kangaroo.KangarooShape`."""
+    """See ``Student``; the shape is a ``KangarooShape``."""
 
     kind = "kangaroo"
     what = "A Kangaroo adapter"

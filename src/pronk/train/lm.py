@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pronk.model.config import ModelConfig, llama_config
+from pronk.architecture.config import ModelConfig, llama_config
 from pronk.model.decoder import Decoder
 from pronk.train.attention import dense_logits
 from pronk.train.batches import Batches, Sequences, token_dtype

@@ -1,4 +1,4 @@
-"""Medusa heads on a frozen target (:mod:`pronk.model.medusa`), and the tree that they will guess.
+"""Medusa heads on a frozen target (``medusa``), and the tree that they will guess.
 
 Head number ``i`` at position ``t`` learns the target's distribution at position ``t + i``: the target itself chooses
 the token ``t + 1``, so head 1 guesses token ``t + 2``. Which of their likeliest tokens make up the tree is decided
@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pronk.drafters.rank_tree import MAX_NODES, best_paths
+from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
+from pronk.drafters.shared.rank_tree import MAX_NODES, best_paths
 from pronk.errors import OptionError
-from pronk.model.medusa import MedusaHeads, MedusaShape
 from pronk.train.batches import Sequences, token_dtype
 from pronk.train.distill import chunk_rows
 from pronk.train.features import Features

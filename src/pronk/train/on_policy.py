@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from pronk.sampling import SamplingParams, derive_seed
+from pronk.choosing.params import SamplingParams, derive_seed
+from pronk.files.atomic import write_json, write_tokens, writing
 from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue
 from pronk.train.data import Collection, Pool, mix
 from pronk.train.encoder import Encoder, Turns
-from pronk.train.files import write_json, write_tokens, writing
 from pronk.train.options import OnPolicyOptions
 from pronk.train.resume import check_unchanged
 from pronk.train.teacher import Teacher

@@ -195,7 +195,7 @@ class LoopOptions:
 class TrainOptions(LoopOptions):
     """The loop's settings for a language model of ``shape``, whose context no sequence may exceed.
 
-    ``heads`` (:class:`~pronk.model.heads.HeadsShape`) are trained with it to predict the tokens after the next.
+    ``heads`` (``HeadsShape``) are trained with it to predict the tokens after the next.
     """
 
     shape: Shape = field(default_factory=Shape)

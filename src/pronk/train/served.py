@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from pronk.bench.metrics import acceptance_rate, ctar_curve, step_compression
+from pronk.choosing.params import SamplingParams, derive_seed
 from pronk.drafters import make_drafter
 from pronk.llm import LLM
-from pronk.sampling import SamplingParams, derive_seed
 from pronk.train.batches import token_dtype
 
 __all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pronk.errors import OptionError
-from pronk.json_lines import read_json_lines
+from pronk.files.json_lines import read_json_lines
 from pronk.train.python_source import read_python
 
 __all__ = ["Document", "SourceSpec", "parse_source", "read_source"]

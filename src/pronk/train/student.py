@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pronk.drafters.trained import FORMAT
+from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.train.batches import Batches, Mixture, Sequences, token_dtype
 from pronk.train.distill import Comparison, TeacherLogits, compare, distillation_loss
 from pronk.train.export import export_drafter

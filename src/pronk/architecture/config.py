@@ -1,0 +1,352 @@
+"""What a checkpoint's ``config.json`` says, in one frozen value.
+
+Every supported family is read into the same :class:`ModelConfig`; the decoder never asks which family it
+is. Keys that would change the computation are honoured or refused with an error that names them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pronk.architecture.rope import RopeConfig, parse_rope
+from pronk.errors import ConfigError
+
+__all__ = ["FAMILIES", "ModelConfig", "llama_config", "parse_config"]
+
+# Far more than any model has, so that a damaged file is refused before memory is taken for it.
+_MAX_LAYERS = 10_000
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+# What transformers takes for a key that is absent, where that differs from what `null` means or from the others.
+_ABSENT: dict[str, dict[str, int]] = {
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+}
+
+# Keys of relatives of these families (Gemma, Granite, Cohere, Mixtral, encoders) that ask for other arithmetic.
+_REFUSED = (
+    "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
+    "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
+    "num_experts num_local_experts query_pre_attn_scalar residual_multiplier scale_attn_by_inverse_layer_idx "
+    "use_bidirectional_attention"
+).split()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder.
+
+    ``windows`` has one entry per layer: how many positions, itself included, a token of that layer sees
+    (``None`` = all). ``rope`` is ``None`` for learned positions. ``context`` is the number of positions the
+    checkpoint was made for, scaling included. ``eos_ids`` are the token ids that end a text.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context: int
+    norm_eps: float
+    norm: Literal["rms", "layer"] = "rms"
+    activation: Activation = "silu"
+    gated: bool = True
+    rope: RopeConfig | None = None
+    windows: tuple[int | None, ...] = ()
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Rows of the fused QKV projection that belong to queries, keys and values."""
+        kv = self.num_kv_heads * self.head_dim
+        return self.num_heads * self.head_dim, kv, kv
+
+    @property
+    def window(self) -> int | None:
+        """Positions after which *no* layer looks back any more, or ``None`` if some layer sees everything."""
+        spans = [w for w in self.windows if w is not None]
+        return max(spans) if len(spans) == self.num_layers else None
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of keys and values that one position takes over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+
+def llama_config(
+    *,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    mlp: int,
+    vocab: int,
+    context: int,
+    bos_id: int | None,
+    eos_ids: tuple[int, ...],
+) -> ModelConfig:
+    """A small Llama to be trained: tied embeddings, heads that share the hidden size, weights kept in bfloat16."""
+    head_dim = hidden // heads
+    return ModelConfig(
+        family="llama",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        context=context,
+        norm_eps=1e-5,
+        rope=RopeConfig(head_dim),
+        windows=(None,) * layers,
+        tied=True,
+        bos_id=bos_id,
+        eos_ids=eos_ids,
+        dtype="bfloat16",
+    )
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Read a ``config.json`` document.
+
+    Raises:
+        ConfigError: unknown architecture, missing or contradictory values, or a feature that is not supported.
+    """
+    family = raw.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        msg = f"unknown architecture: config.json has model_type {family!r}; supported are {known}"
+        raise ConfigError(msg)
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
+        msg = f"the checkpoint is quantized ({method}); expected float32, float16 or bfloat16 weights"
+        raise ConfigError(msg)
+    refused = [key for key in _REFUSED if raw.get(key)] + ["is_causal"] * (raw.get("is_causal") is False)
+    if refused:
+        msg = f"config.json: {refused[0]} = {raw[refused[0]]!r} is not supported; expected a plain {family} model"
+        raise ConfigError(msg)
+    config = FAMILIES[family](_Reader({**_ABSENT.get(family, {}), **raw}, family))
+    _check(config)
+    return config
+
+
+class _Reader:
+    """Typed access to a raw config, with one-line errors."""
+
+    def __init__(self, raw: Mapping[str, Any], family: str) -> None:
+        self.raw = raw
+        self.family = family
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.raw.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            msg = f"config.json: expected an integer of at least {least} for {key!r}, found {value!r}"
+            raise ConfigError(msg)
+        return value
+
+    def layers(self, key: str) -> int:
+        count = self.integer(key)
+        if count > _MAX_LAYERS:
+            msg = f"config.json: expected at most {_MAX_LAYERS} layers in {key!r}, found {count}"
+            raise ConfigError(msg)
+        return count
+
+    def number(self, key: str, default: float) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            msg = f"config.json: expected a positive number for {key!r}, found {value!r}"
+            raise ConfigError(msg)
+        return float(value)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            msg = f"config.json: expected true or false for {key!r}, found {value!r}"
+            raise ConfigError(msg)
+        return value
+
+    def activation(self, key: str, default: str) -> Activation:
+        name = str(self.get(key, default))
+        if name not in _ACTIVATIONS:
+            msg = f"config.json: {key} is {name!r}; supported are {', '.join(_ACTIVATIONS)}"
+            raise ConfigError(msg)
+        return _ACTIVATIONS[name]
+
+    def dtype(self) -> str:
+        name = str(self.get("dtype", self.get("torch_dtype", "float32"))).removeprefix("torch.")
+        if name not in ("float32", "float16", "bfloat16"):
+            msg = f"config.json: dtype is {name!r}; supported are float32, float16, bfloat16"
+            raise ConfigError(msg)
+        return name
+
+    def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
+        bos, eos = self.raw.get("bos_token_id"), self.raw.get("eos_token_id")
+        ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+        bos = (bos or [None])[0] if isinstance(bos, list) else bos
+        for key, token in (("bos_token_id", bos), *(("eos_token_id", token) for token in ids)):
+            if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
+                msg = f"config.json: expected token ids for {key!r}, found {token!r}"
+                raise ConfigError(msg)
+        return bos, ids
+
+    def windows(self, span: int | None, first: int = 0) -> tuple[int | None, ...]:
+        """``span`` in the layers that ``layer_types`` calls sliding, or without it, in those from ``first`` on."""
+        layers = self.layers("num_hidden_layers")
+        implied = ["full_attention" if span is None or i < first else "sliding_attention" for i in range(layers)]
+        kinds = self.get("layer_types", implied)
+        known = ["full_attention"] if span is None else ["full_attention", "sliding_attention"]
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
+            msg = f"config.json: expected {layers} layer_types, each {' or '.join(known)}, found {kinds!r:.80}"
+            raise ConfigError(msg)
+        return tuple(span if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
+    """What Llama, Mistral and Qwen share."""
+    hidden, heads = r.integer("hidden_size"), r.integer("num_attention_heads")
+    head_dim = r.integer("head_dim", hidden // heads)
+    if r.get("head_dim") is None and hidden % heads:
+        msg = f"config.json: expected num_attention_heads to divide hidden_size = {hidden}, found {heads}"
+        raise ConfigError(msg)
+    context = r.integer("max_position_embeddings", 2048)
+    rope = parse_rope(r.raw, head_dim, context)
+    bos, eos = r.special_ids()
+    values: dict[str, Any] = {
+        "family": r.family,
+        "vocab_size": r.integer("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": r.integer("intermediate_size"),
+        "num_layers": len(windows),
+        "num_heads": heads,
+        "num_kv_heads": r.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "context": rope.extend(context),
+        "norm_eps": r.number("rms_norm_eps", 1e-6),
+        "activation": r.activation("hidden_act", "silu"),
+        "rope": rope,
+        "windows": windows,
+        "tied": r.flag("tie_word_embeddings"),
+        "bos_id": bos,
+        "eos_ids": eos,
+        "dtype": r.dtype(),
+    }
+    return ModelConfig(**(values | features))
+
+
+def _llama(r: _Reader) -> ModelConfig:
+    bias, mlp_bias = r.flag("attention_bias"), r.flag("mlp_bias")
+    return _decoder(r, windows=r.windows(None), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+
+
+def _mistral(r: _Reader) -> ModelConfig:
+    span = None if r.get("sliding_window") is None else r.integer("sliding_window")
+    windows = r.windows(span)
+    if None in windows and span is not None:
+        msg = "config.json: layer_types asks for full attention in some layers; expected sliding_attention in all"
+        raise ConfigError(msg)
+    return _decoder(r, windows=windows)
+
+
+def _qwen_windows(r: _Reader) -> tuple[int | None, ...]:
+    """Qwen slides only on request."""
+    if not r.get("use_sliding_window", False) or r.get("sliding_window") is None:
+        return r.windows(None)
+    return r.windows(r.integer("sliding_window"), r.integer("max_window_layers", 28, least=0))
+
+
+def _qwen2(r: _Reader) -> ModelConfig:
+    return _decoder(r, windows=_qwen_windows(r), qkv_bias=True)
+
+
+def _qwen3(r: _Reader) -> ModelConfig:
+    bias = r.flag("attention_bias")
+    return _decoder(r, windows=_qwen_windows(r), qkv_bias=bias, out_bias=bias, qk_norm=True)
+
+
+def _gpt2(r: _Reader) -> ModelConfig:
+    if not r.get("scale_attn_weights", True):
+        msg = "config.json: scale_attn_weights = false is not supported"
+        raise ConfigError(msg)
+    hidden, heads, layers = r.integer("n_embd"), r.integer("n_head"), r.layers("n_layer")
+    bos, eos = r.special_ids()
+    return ModelConfig(
+        family=r.family,
+        vocab_size=r.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=r.integer("n_inner", 4 * hidden),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        context=r.integer("n_positions", 1024),
+        norm_eps=r.number("layer_norm_epsilon", 1e-5),
+        norm="layer",
+        activation=r.activation("activation_function", "gelu_new"),
+        gated=False,
+        windows=(None,) * layers,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=r.flag("tie_word_embeddings", default=True),
+        bos_id=bos,
+        eos_ids=eos,
+        dtype=r.dtype(),
+    )
+
+
+FAMILIES: dict[str, Callable[[_Reader], ModelConfig]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}
+
+
+def _check(config: ModelConfig) -> None:
+    if config.num_heads % config.num_kv_heads:
+        msg = (
+            f"config.json: {config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads; "
+            "expected a divisor"
+        )
+        raise ConfigError(msg)
+    if config.norm == "layer" and config.hidden_size % config.num_heads:
+        msg = f"config.json: {config.num_heads} heads do not divide the hidden size {config.hidden_size}"
+        raise ConfigError(msg)
+    for token in (*config.eos_ids, *(() if config.bos_id is None else (config.bos_id,))):
+        if not 0 <= token < config.vocab_size:
+            msg = f"config.json: special token id {token} is outside the vocabulary of {config.vocab_size}"
+            raise ConfigError(msg)

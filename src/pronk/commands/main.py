@@ -1,0 +1,255 @@
+"""The command line: ``pronk generate``, ``pronk chat``, ``pronk bench``, ``pronk verify`` and more.
+
+Nothing here needs torch before a command runs, so that ``--help`` is immediate. The user's mistakes end with one
+line on standard error and exit code 2, an interrupt with 130.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+
+import typer
+
+from pronk.commands.bench import bench
+from pronk.commands.datastore import app as datastore_app
+from pronk.commands.inflate import inflate
+from pronk.commands.options import Progress, load_model, sampling_params, shares
+from pronk.commands.verify import verify
+from pronk.errors import PromptError, PronkError
+
+if TYPE_CHECKING:
+    from pronk.choosing.params import SamplingParams
+    from pronk.commands.console import Screen
+    from pronk.llm import LLM
+    from pronk.outputs import Completion, Piece
+
+__all__ = ["app", "main"]
+
+_TRACEBACK = "--traceback"
+_INTERRUPTED = 130
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from pronk import __version__
+
+        typer.echo(f"pronk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _pronk(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, metavar="", help="Show the version.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option(_TRACEBACK, metavar="", help="Show where an error came from.")] = False,
+) -> None:
+    """Decode language models in leaps: many tokens per pass, and exactly those that one at a time would have given."""
+
+
+@app.command()
+@shares(load=load_model, request=sampling_params)
+def generate(
+    load: Callable[[Progress | None], "LLM"],
+    request: Callable[[], "SamplingParams"],
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue, or - to read it from standard input.", show_default=False)
+    ] = None,
+    *,
+    prompt_file: Annotated[
+        str | None, typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False)
+    ] = None,
+    echo: Annotated[bool, typer.Option("--echo", metavar="", help="Show the prompt in front of the text.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the text.")
+    ] = False,
+    stats: Annotated[
+        bool | None,
+        typer.Option(help="Show tokens/s, S and what became of the guesses.", metavar="", show_default="on a terminal"),
+    ] = None,
+    color_guesses: Annotated[bool, typer.Option(metavar="", help="Colour the tokens that came from guesses.")] = False,
+) -> None:
+    r"""Continue a text.
+
+    [bold]Examples[/]
+
+    pronk generate "def fibonacci(n):" --max-tokens 64
+
+    pronk generate --prompt-file main.py --temperature 0.8 --seed 7 --stop $'\n\n'
+
+    git diff | pronk generate - --model ./checkpoint --json
+    """
+    from pronk.commands.console import Screen
+
+    screen = Screen(stats=stats, color_guesses=color_guesses)
+    text = _read_prompt(prompt, prompt_file)
+    llm, params = _prepare(load, request, screen)
+    try:
+        if as_json:
+            typer.echo(json.dumps(llm.generate(text, params).to_dict(), ensure_ascii=False))
+            return
+        if echo:
+            screen.echo(text)
+        _show(llm.stream(text, params), params, screen, llm.kernels)
+        if color_guesses and screen.interactive:
+            screen.legend()
+    except KeyboardInterrupt:
+        screen.note("interrupted")
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+@app.command()
+@shares(load=load_model, request=sampling_params, without=("n", "logprobs", "prompt_logprobs"))
+def chat(
+    load: Callable[[Progress | None], "LLM"],
+    request: Callable[[], "SamplingParams"],
+    *,
+    stats: Annotated[
+        bool | None,
+        typer.Option(help="Show tokens/s and S after each answer.", metavar="", show_default="on a terminal"),
+    ] = None,
+    color_guesses: Annotated[bool, typer.Option(metavar="", help="Colour the tokens that came from guesses.")] = True,
+) -> None:
+    """Talk to the model.
+
+    Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists what else there is.
+
+    [bold]Examples[/]
+
+    pronk chat
+
+    pronk chat --model Qwen/Qwen3-0.6B --temperature 0.7 --top-p 0.95
+
+    echo "Hello" | pronk chat --max-tokens 32
+    """
+    from pronk.commands.console import Screen
+    from pronk.commands.repl import Chat
+
+    screen = Screen(stats=stats, color_guesses=color_guesses)
+    llm, params = _prepare(load, request, screen)
+    llm.chat_ids([{"role": "user", "content": "?"}])  # a model that cannot chat says so now
+    Chat(llm, params, screen).run()
+
+
+app.command()(bench)
+app.command()(verify)
+app.command()(inflate)
+app.add_typer(datastore_app, name="datastore")
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="",
+)
+def train(context: typer.Context) -> None:
+    """Train language models and drafters."""
+    from pronk.commands.train.main import app as train_app
+
+    code = train_app(context.args or ["--help"], prog_name="pronk train", standalone_mode=False)
+    raise typer.Exit(code or 0)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; the entry point of ``pronk``."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        _main(args)
+
+
+def _main(args: Sequence[str] | None) -> NoReturn:
+    arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
+    try:
+        code = app(arguments, prog_name="pronk", standalone_mode=False)
+    except typer.TyperException as error:
+        code = _fail(_explain(error), error.exit_code)
+    except typer.Abort:
+        code = _INTERRUPTED
+    except PronkError as error:
+        code = _fail(str(error), 2)
+    except Exception as error:  # the last line of defence; --traceback shows what it hides
+        if arguments[0] == _TRACEBACK:
+            raise
+        code = _fail(f"{type(error).__name__}: {error} (pronk {_TRACEBACK} ... shows where)", 1)
+    raise SystemExit(code or 0)
+
+
+def _explain(error: typer.TyperException) -> str:
+    """What the parser expected and found, and where to look; nothing if it has shown the help already."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    refused: list[Any] = getattr(
+        error.__cause__, "errors", list
+    )()  # the parser names the value only in the error's cause
+    if refused:
+        message += f", found {refused[0]['input']!r}"
+    return f"{message} (try '{context.command_path} --help')" if message and context else message
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],  # noqa: ARG001 - the arguments are those of the standard library
+    filename: str,  # noqa: ARG001
+    lineno: int,  # noqa: ARG001
+    file: TextIO | None = None,  # noqa: ARG001
+    line: str | None = None,  # noqa: ARG001
+) -> None:
+    """What a library would say to its user, as a line."""
+    sys.stderr.write(f"pronk: warning: {' '.join(str(message).split())}\n")
+
+
+def _fail(message: str, code: int) -> int:
+    if message:
+        sys.stderr.write(f"pronk: error: {' '.join(message.split())}\n")
+    return code
+
+
+def _read_prompt(prompt: str | None, file: str | None) -> str:
+    if (prompt is None) == (file is None):
+        msg = f"expected either PROMPT or --prompt-file, found {'neither' if prompt is None else 'both'}"
+        raise PromptError(msg)
+    if prompt is not None and prompt != "-":
+        return prompt
+    try:
+        return sys.stdin.buffer.read().decode() if file in {None, "-"} else Path(str(file)).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"prompt: expected text in UTF-8, found {error}"
+        raise PromptError(msg) from error
+
+
+def _prepare(
+    load: Callable[[Progress | None], "LLM"], request: Callable[[], "SamplingParams"], screen: "Screen"
+) -> tuple["LLM", "SamplingParams"]:
+    """Check the options, then load; both wait for torch, so the bar stands above both."""
+    with screen.loading() as progress:
+        params = request()
+        return load(progress), params
+
+
+def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "Screen", kernels: str) -> None:
+    """Stream the first sample, then show what the others have, and the figures of all that ended."""
+    from pronk.commands.console import stats_line
+
+    held: dict[int, list[Piece]] = {index: [] for index in range(1, params.n)}
+    ended: dict[int, Completion] = {}
+    try:
+        for piece in pieces:
+            if piece.index in held:
+                held[piece.index].append(piece)
+            else:
+                screen.write(piece.text, guessed=piece.guessed)
+            if piece.completion is not None:
+                ended[piece.index] = piece.completion
+    finally:  # an interrupted generation shows as much
+        screen.end_line()
+        for index, own in held.items():
+            screen.write(f"--- sample {index + 1} of {params.n} ---\n")
+            for piece in own:
+                screen.write(piece.text, guessed=piece.guessed)
+            screen.end_line()
+        for _, completion in sorted(ended.items()):
+            screen.figures(stats_line(completion.stats, kernels, None if params.greedy else completion.seed))

@@ -1,0 +1,194 @@
+"""Options that several commands share: those of the model and those of a request.
+
+Each group is a function that builds the value from its options. :func:`shares` gives a command the options of such a
+function and hands it the value still to be built, because the value needs torch and ``--help`` should not. typer wants
+the real types of the options: no postponed annotations here.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from pronk.errors import OptionError
+
+if TYPE_CHECKING:
+    from pronk.choosing.params import Rule, SamplingParams
+    from pronk.llm import LLM
+
+__all__ = ["Progress", "load_model", "sampling_params", "shares"]
+
+Progress = Callable[[int, int], None]
+
+
+def _model(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(help=help, rich_help_panel="Model", **more)
+
+
+def _request(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(*names, help=help, rich_help_panel="Request", **more)
+
+
+def shares(
+    without: Iterable[str] = (), **builders: Callable[..., Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the keyword options of each builder, except those in ``without``.
+
+    The command's parameter of a builder's name receives that builder with the user's values filled in. One that has
+    the name of an option in ``without`` is shown in that one's place.
+    """
+    every = {
+        key: [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        for key, build in builders.items()
+    }
+    options = {key: [p for p in group if p.name not in without] for key, group in every.items()}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command)
+        shared = [
+            own.parameters.get(p.name, p)
+            for group in every.values()
+            for p in group
+            if p.name in own.parameters or p.name not in without
+        ]
+        names = {*builders, *(p.name for p in shared)}
+        parameters = [*(p for p in own.parameters.values() if p.name not in names), *shared]
+
+        @functools.wraps(command)
+        def call(**given: Any) -> None:
+            for key, build in builders.items():
+                given[key] = functools.partial(build, **{p.name: given.pop(p.name) for p in options[key]})
+            command(**given)
+
+        call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return decorate
+
+
+def load_model(
+    progress: Progress | None = None,
+    max_batch: int = 16,
+    *,
+    model: Annotated[
+        str | None,
+        _model("Folder with a checkpoint, or its id on the Hub. Default: the bundled model.", show_default=False),
+    ] = None,
+    drafter: Annotated[
+        str, _model('How to guess tokens: a name, or a name with options as in "recycling(num_nodes=7)".')
+    ] = "suffix(store_tokens=0)",
+    device: Annotated[str, _model("Where the model runs, for example cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, _model("auto (the checkpoint's own), float32, bfloat16 or float16.")] = "auto",
+    kv_memory: Annotated[
+        str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="chosen for the model")
+    ] = None,
+    threads: Annotated[int | None, _model("Threads to compute with.", show_default="torch's choice", min=1)] = None,
+    kernels: Annotated[
+        str,
+        _model(
+            "auto: the widest of this processor; or amx, avx512_bf16, avx512, avx2 or portable. torch: none of our own."
+        ),
+    ] = "auto",
+    budget: Annotated[
+        str, _model("auto: only guesses that pay for their rows on this machine. all: every guess of the drafter.")
+    ] = "auto",
+) -> "LLM":
+    """Load the model for up to ``max_batch`` requests a pass; ``progress`` is told the bytes read, and all."""
+    from pronk.llm import LLM
+
+    return LLM(
+        model,
+        drafter=drafter,
+        device=device,
+        dtype=dtype,
+        kv_memory=kv_memory,
+        max_batch=max_batch,
+        threads=threads,
+        kernels=kernels,
+        budget=cast("Literal['auto', 'all']", budget),  # LLM says what is wrong with another
+        progress=progress,
+    )
+
+
+def sampling_params(
+    *,
+    max_tokens: Annotated[int, _request("Most tokens to generate, at least 1.")] = 128,
+    min_tokens: Annotated[int, _request("Do not end the text before so many tokens, 0..max-tokens.")] = 0,
+    temperature: Annotated[float, _request("0 always takes the likeliest token; higher is more random, 0..100.")] = 0.0,
+    top_k: Annotated[int, _request("Choose among so many likeliest tokens; 0 is all of them.")] = 0,
+    top_p: Annotated[
+        float, _request("Choose among the likeliest tokens that together reach this probability, above 0 to 1.")
+    ] = 1.0,
+    min_p: Annotated[float, _request("Drop tokens below this share of the likeliest one's probability, 0..1.")] = 0.0,
+    repetition_penalty: Annotated[
+        float, _request("Above 1 makes tokens of the prompt and the text less likely, above 0 to 100.")
+    ] = 1.0,
+    presence_penalty: Annotated[float, _request("Subtracted from the logits of tokens in the text, -2..2.")] = 0.0,
+    frequency_penalty: Annotated[float, _request("The same once per occurrence, -2..2.")] = 0.0,
+    logit_bias: Annotated[
+        list[str], _request("Add VALUE, -100..100, to the logit of token ID; may be repeated.", metavar="ID=VALUE")
+    ] = [],  # noqa: B006 - typer needs a list, and nobody changes it
+    bad_words: Annotated[list[str], _request("A text that is never generated; may be repeated.", metavar="TEXT")] = [],  # noqa: B006
+    stop: Annotated[list[str], _request("End before this text; may be repeated.", metavar="TEXT")] = [],  # noqa: B006
+    stop_token_ids: Annotated[list[int], _request("End after this token id; may be repeated.", metavar="ID")] = [],  # noqa: B006
+    ignore_eos: Annotated[bool, _request("Go on after the model's end-of-text.", "--ignore-eos", metavar="")] = False,
+    seed: Annotated[
+        int | None, _request("Same seed, same text; 0..2^63-1.", show_default="a fresh one, reported")
+    ] = None,
+    rule: Annotated[
+        str,
+        _request(
+            "How guesses are accepted when sampling. coupled: same seed, same text whatever the drafter. rejection, "
+            "block: only the distribution is the same; the chance is min(1, p/q), of each guess or of a whole chain."
+        ),
+    ] = "coupled",
+    n: Annotated[int, _request("Independent samples of the prompt, 1..1024.")] = 1,
+    logprobs: Annotated[
+        int | None, _request("With --json: log-probabilities of each token and the so many likeliest, 0..64.")
+    ] = None,
+    prompt_logprobs: Annotated[int | None, _request("The same for the prompt's tokens, 0..64.")] = None,
+) -> "SamplingParams":
+    """The request's options, checked.
+
+    Raises:
+        OptionError: one of them is out of its range.
+    """
+    from pronk.choosing.params import SamplingParams
+
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_parse_bias(logit_bias),
+        bad_words=tuple(bad_words),
+        stop=tuple(stop),
+        stop_token_ids=tuple(stop_token_ids),
+        ignore_eos=ignore_eos,
+        seed=seed,
+        rule=cast("Rule", rule),  # SamplingParams says what is wrong with another
+        n=n,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
+    """``["7=1.5"]`` to ``{7: 1.5}``; no pairs to ``None``."""
+    bias: dict[int, float] = {}
+    for pair in pairs:
+        token, _, value = pair.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            msg = f"logit_bias: expected ID=VALUE, for example 13=-100, found {pair!r}"
+            raise OptionError(msg) from None
+    return bias or None

@@ -1,0 +1,1 @@
+"""``pronk train``: one file per kind of drafter."""

@@ -1,0 +1,97 @@
+"""``pronk train``: train the models that pronk ships, or your own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pronk.commands.options import shares
+from pronk.commands.train.draft import draft
+from pronk.commands.train.glide import glide
+from pronk.commands.train.heads import HEAD_KIND, HEAD_ORDER, UNEMBEDDINGS
+from pronk.commands.train.heads import heads as train_heads
+from pronk.commands.train.kangaroo import kangaroo
+from pronk.commands.train.medusa import medusa
+from pronk.commands.train.options import INTERRUPTED, command_line, loop_options, model_option, refuse, text_options
+from pronk.train.options import DataOptions, Shape, TrainOptions, fit_lengths
+
+__all__ = ["app"]
+
+_KIND, _ORDER, _UNEMBEDDINGS = "transformer", "parallel", "shared"  # of heads, by default
+
+app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
+
+
+@app.callback()
+def _train() -> None:
+    """Train language models and drafters."""
+
+
+@app.command(no_args_is_help=True)
+@shares(text=text_options, loop=loop_options)
+def lm(
+    context: typer.Context,
+    text: Callable[..., DataOptions],
+    loop: Callable[[], dict[str, Any]],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
+    name: Annotated[str, typer.Option(help="Name of the model in its card.")] = "pronk-tiny",
+    hidden: Annotated[int, model_option("Hidden size.")] = Shape.hidden,
+    layers: Annotated[int, model_option("Layers.")] = Shape.layers,
+    heads: Annotated[int, model_option("Attention heads.")] = Shape.heads,
+    kv_heads: Annotated[int, model_option("Key/value heads.")] = Shape.kv_heads,
+    mlp: Annotated[int, model_option("Width of the gated MLP.")] = Shape.mlp,
+    vocab: Annotated[int | None, model_option("Vocabulary size.", show_default=str(Shape.vocab))] = None,
+    positions: Annotated[int, model_option("Longest text, in tokens.")] = Shape.context,
+    bytes: Annotated[bool, model_option("Bytes as tokens: a vocabulary of 256 and the special tokens.")] = False,  # noqa: A002
+    future_tokens: Annotated[int, model_option("Tokens to predict at once, each with a head of its own.")] = 1,
+    head_kind: Annotated[str | None, model_option(HEAD_KIND, show_default=_KIND)] = None,
+    head_order: Annotated[str | None, model_option(HEAD_ORDER, show_default=_ORDER)] = None,
+    unembeddings: Annotated[str | None, model_option(UNEMBEDDINGS, show_default=_UNEMBEDDINGS)] = None,
+    head_mlp: Annotated[int | None, model_option("Width of a head's MLP.", show_default="the model's")] = None,
+) -> None:
+    """Train a tokenizer and a Llama-architecture language model from text.
+
+    With --future-tokens, heads for the tokens after the next are trained with it, for faster decoding: they are in the
+    folder heads of the model, for the drafter multi_token.
+
+    The finished model is in OUT/export, the latest one in OUT/latest. Ctrl-C saves; the same command continues.
+
+    [bold]Examples[/]
+
+    pronk train lm --source python=0.6 --source math.jsonl.gz=0.15 --source prose.jsonl.gz=0.25 --out run
+
+    pronk train lm --source notes/=1 --out run --steps 500 --layers 4 --minutes 20
+
+    pronk train lm --source notes/=1 --out run --bytes --future-tokens 8
+    """
+    from pronk.train.future import future_shape
+    from pronk.train.heads import check_lengths
+    from pronk.train.run import run
+    from pronk.train.tokenizer import BYTE_VOCAB
+
+    if bytes:
+        refuse({"vocab": vocab}, "with --bytes")
+    if future_tokens == 1:
+        given = {"head-kind": head_kind, "head-order": head_order, "unembeddings": unembeddings, "head-mlp": head_mlp}
+        refuse(given, "without --future-tokens")
+    settings = fit_lengths(loop(), positions)
+    size = BYTE_VOCAB if bytes else Shape.vocab if vocab is None else vocab
+    data = text(size, settings["seed"])
+    shape = Shape(hidden, layers, heads, kv_heads, mlp, size, positions)
+    words = (head_kind or _KIND, head_order or _ORDER, unembeddings or _UNEMBEDDINGS)
+    future = future_shape(shape, future_tokens, *words, head_mlp)
+    options = TrainOptions(**settings, shape=shape, heads=future)
+    if future is not None:
+        check_lengths(options, future)
+    if not run(data, options, out, name, command_line(context), Console()):
+        raise typer.Exit(INTERRUPTED)
+
+
+app.command(no_args_is_help=True)(draft)
+app.command(no_args_is_help=True)(kangaroo)
+app.command(no_args_is_help=True)(glide)
+app.command(no_args_is_help=True)(medusa)
+app.command(no_args_is_help=True)(train_heads)

@@ -1,0 +1,1 @@
+"""Drafters that are made of others."""

@@ -1,0 +1,82 @@
+"""What drafters around another one that guesses token after token have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Self, TypeVar
+
+from pronk.drafters.base import DraftContext, Needs, Outcome
+from pronk.drafters.from_draft.draft_model import DraftModel
+from pronk.drafters.shared.chain import ChainDrafter
+from pronk.drafters.target import Target
+from pronk.errors import OptionError
+
+__all__ = ["Wrapped", "Wrapper"]
+
+Own = TypeVar("Own")
+
+
+@dataclass
+class Wrapped(Generic[Own]):
+    """One request's state: the wrapper's own, and that of the drafter within."""
+
+    own: Own
+    inner: Any
+
+
+@dataclass(frozen=True)
+class Wrapper(ChainDrafter[Wrapped[Own]]):
+    """A drafter around one that guesses token after token.
+
+    Attributes:
+        parts: that one alone.
+    """
+
+    parts: tuple[ChainDrafter[Any], ...] = field(default_factory=lambda: (DraftModel(),))
+    needs: Needs = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parts, tuple) or len(self.parts) != 1 or not isinstance(self.parts[0], ChainDrafter):
+            msg = (
+                f"{self.name}: expected a drafter that guesses token after token, as draft_model; found {self.parts!r}"
+            )
+            raise OptionError(msg)
+        if self.inner.expands:
+            outer, wraps = self.inner.name, isinstance(self.inner, Wrapper)
+            instead = f"write {outer}({self.name}(…)) instead" if wraps else "leave out its tree"
+            msg = f"{self.name}: expected a drafter of chains, found {outer}; {instead}"
+            raise OptionError(msg)
+        object.__setattr__(self, "needs", self.inner.needs)
+
+    @property
+    def inner(self) -> ChainDrafter[Any]:
+        """The drafter within."""
+        return self.parts[0]
+
+    def fresh(self) -> Own:
+        """The wrapper's own state of a new request."""
+        raise NotImplementedError
+
+    def bind(self, target: Target) -> Self:
+        """The drafter within meets the target."""
+        inner = self.inner.bind(target)
+        return self if inner is self.inner else replace(self, parts=(inner,))
+
+    def start(self, prompt: Sequence[int]) -> Wrapped[Own]:
+        """Both states."""
+        return Wrapped(self.fresh(), self.inner.start(prompt))
+
+    def observe(self, outcomes: Sequence[Outcome[Wrapped[Own]]]) -> None:
+        """The drafter within hears what the target said."""
+        self.inner.observe([replace(outcome, state=outcome.state.inner) for outcome in outcomes])
+
+    def stop(self, state: Wrapped[Own]) -> None:
+        """The state within goes."""
+        self.inner.stop(state.inner)
+
+    def within(self, contexts: Sequence[DraftContext[Wrapped[Own]]], most: int) -> list[DraftContext[Any]]:
+        """The contexts of the drafter within, for chains of at most ``most`` tokens."""
+        return [
+            replace(context, state=context.state.inner, max_depth=min(context.max_depth, most)) for context in contexts
+        ]

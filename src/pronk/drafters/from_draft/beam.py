@@ -1,0 +1,108 @@
+"""Beam search with a draft model: the counter-example that CAPE is measured against (Du et al. 2024, section 5.3).
+
+A pass of the draft extends the ``width`` likeliest branches by a token each; of all their continuations the likeliest
+``width`` go on. The branches at the end are the proposal, merged where they begin alike. It verifies about as many
+tokens as CAPE, but the draft runs ``width`` rows in each of its passes, all continuations are sorted after each, and
+where the branches part early most of them are of no use. Prefer ``cape`` or ``staged``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from pronk.drafters.base import DraftContext, Drafter
+from pronk.drafters.from_draft._branches import Branches, compute, model_context
+from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter
+from pronk.drafters.shared.composite import Composite, Parts
+from pronk.drafters.shared.options import check_integer
+from pronk.drafters.shared.trie import Trie
+from pronk.errors import OptionError
+from pronk.tree import TokenTree
+
+__all__ = ["Beam"]
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """``reach`` is how likely the draft finds its tokens, ``steps``, each with its share; ``node`` the last one's."""
+
+    reach: float
+    steps: tuple[tuple[int, float], ...] = ()
+    node: int | None = 0
+
+
+@dataclass(frozen=True)
+class Beam(Composite):
+    """Options of the search.
+
+    Attributes:
+        parts: ``draft_model``, ``glide`` or ``vanilla``, whose model is searched with; the options of its chain do not
+            matter.
+        width: branches, 1..16.
+        num_tokens: of each branch, 1..64.
+    """
+
+    name: ClassVar[str] = "beam"
+
+    parts: tuple[Drafter[Any], ...] = field(default_factory=lambda: (DraftModel(),))
+    width: int = 4
+    num_tokens: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.parts) != 1 or not isinstance(self.parts[0], ModelDrafter):
+            found = ", ".join(part.name for part in self.parts)
+            msg = f"{self.name}: expected draft_model, glide or vanilla alone, found {found}"
+            raise OptionError(msg)
+        check_integer(self.name, "width", self.width, 1, 16)
+        check_integer(self.name, "num_tokens", self.num_tokens, 1, 64)
+
+    def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
+        """The likeliest branches for each context."""
+        model = self.parts[0]
+        assert isinstance(model, ModelDrafter)
+        within = [model_context(context) for context in contexts]
+        asked = Branches.begin(model, within)
+        beams = {number: [_Branch(1.0)] for number in asked}
+        for length in range(1, self.num_tokens + 1):
+            live = [
+                n for n in asked if length <= contexts[n].max_depth and any(each.node is not None for each in beams[n])
+            ]
+            if not live:
+                break
+            compute(model.draft, [asked[number] for number in live])
+            for number in live:
+                last = length == min(self.num_tokens, contexts[number].max_depth)
+                beams[number] = self._extend(asked[number], beams[number], last=last)
+        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+        for number, beam in beams.items():
+            trees[number] = _merge(beam, within[number])
+        return trees
+
+    def _extend(self, asked: Branches, beam: Sequence[_Branch], *, last: bool) -> list[_Branch]:
+        """The likeliest continuations; what cannot go on stays as it is."""
+        found: list[tuple[_Branch, int | None]] = []
+        for branch in beam:
+            guess = None if branch.node is None else asked.guess(branch.node)
+            for token, share in [] if guess is None else guess.ranked(self.width):
+                found.append((_Branch(branch.reach * share, (*branch.steps, (token, share)), None), branch.node))
+            if guess is None:
+                found.append((replace(branch, node=None), None))
+        found.sort(key=lambda each: -each[0].reach)
+        return [
+            branch if last or node is None else replace(branch, node=asked.ask(node, branch.steps[-1][0]))
+            for branch, node in found[: self.width]
+        ]
+
+
+def _merge(beam: Sequence[_Branch], context: DraftContext[DraftState]) -> TokenTree:
+    calibration = context.state.calibration
+    trie = Trie(context.tokens[-1])
+    for branch in beam:
+        node = 0
+        for token, share in branch.steps:
+            origin = calibration.origin(share)
+            node = trie.add(node, token, trie.gains[node] * calibration.rate(origin), origin)
+    return trie.tree(context.max_nodes)

@@ -1,0 +1,126 @@
+"""CAPE: a chain with siblings, the more the less sure the drafter is (*GLIDE with a CAPE*, Du et al. 2024, 4.2).
+
+At each token of a chain the drafter has given every other token a probability as well. The ``K`` likeliest of those are
+verified beside it, with ``K`` by the confidence of the chain's token ::
+
+    confidence   (0, 0.3]   (0.3, 0.6]   (0.6, 0.8]   (0.8, 1]
+    K                7           5            3           1
+
+or, finer, by appendix A's table of tenths. They are leaves: nothing is drafted below them, so they cost the drafter no
+pass. In the paper's linear order, first the chain and then the siblings ::
+
+    the ── cat ── sat ── on         the  cat sat on  dog man  ran  (mat: none)
+     ├──── dog     └ ran            0    1   2   3   4   5    6
+     └──── man
+
+its mask (row ``i`` sees column ``j`` of the chain if ``pos(i) > j``, and itself) is the tree's own rule.
+
+Where guesses are accepted by chance, the chain's token is drawn from the drafter's distribution, and its siblings are
+the likeliest others, without a further draw: they are point masses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pronk.choosing.chooser import Guess
+from pronk.drafters.base import DraftContext, Outcome
+from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper
+from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.chain import Chain, Stop
+from pronk.drafters.shared.options import check_choice, check_integer
+from pronk.tree import TokenTree
+
+__all__ = ["Cape"]
+
+# Appendix A: by tenths of the confidence. Its tables' numbers count the chain's token as well.
+_TENTHS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2, 2)
+
+
+def _paper(confidence: float) -> int:
+    return 7 if confidence <= 0.3 else 5 if confidence <= 0.6 else 3 if confidence <= 0.8 else 1
+
+
+def _fine(confidence: float) -> int:
+    return _TENTHS[int(10 * confidence)] - 1
+
+
+_SIZES: dict[str, Callable[[float], int]] = {"paper": _paper, "fine": _fine}
+
+
+@dataclass(frozen=True)
+class Cape(Wrapper[Calibration]):
+    """Options of the expansion.
+
+    Attributes:
+        parts: the drafter whose chains it expands, ``draft_model`` by default.
+        sizes: numbers of siblings: ``"paper"`` for those of section 4.2, ``"fine"`` for those of appendix A.
+        max_nodes: most tokens to verify, 1..127; the chain's come first, then the siblings from the first token on.
+    """
+
+    name: ClassVar[str] = "cape"
+
+    sizes: str = "paper"
+    max_nodes: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.name, "sizes", self.sizes, tuple(_SIZES))
+        check_integer(self.name, "max_nodes", self.max_nodes, 1, 127)
+
+    def fresh(self) -> Calibration:
+        """Acceptance of siblings."""
+        return Calibration(self.source)
+
+    @property
+    def expands(self) -> bool:
+        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`: siblings."""
+        return True
+
+    @property
+    def source(self) -> str:
+        """Its name, and whose chains it expands."""
+        return f"{self.name}({self.inner.source})"
+
+    def chains(self, contexts: Sequence[DraftContext[Wrapped[Calibration]]], stop: Stop | None = None) -> list[Chain]:
+        """The chains within, as they are: for a wrapper around this one."""
+        return self.inner.chains(self.within(contexts, self.max_nodes), stop)
+
+    def propose(self, contexts: Sequence[DraftContext[Wrapped[Calibration]]]) -> list[TokenTree]:
+        """The chains, expanded."""
+        return [
+            self.expand(chain, context.state.own)
+            for chain, context in zip(self.chains(contexts), contexts, strict=True)
+        ]
+
+    def observe(self, outcomes: Sequence[Outcome[Wrapped[Calibration]]]) -> None:
+        """Count the siblings that were accepted."""
+        super().observe(outcomes)
+        for outcome in outcomes:
+            outcome.state.own.learn(outcome.tree, outcome.path)
+
+    def expand(self, chain: Chain, calibration: Calibration) -> TokenTree:
+        """The chain with its siblings; ``calibration`` is theirs."""
+        tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
+        gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
+        room = min(self.max_nodes, chain.context.max_nodes) - len(chain)
+        for depth, guess in enumerate(chain.guesses):
+            siblings = self._siblings(guess, room)
+            room -= len(siblings)
+            origins = [calibration.origin(share) for _, share in siblings]
+            tokens += [token for token, _ in siblings]
+            parents += [depth] * len(siblings)
+            origin += origins
+            gain += [gain[depth] * calibration.rate(each) for each in origins]
+        drawn = chain.drawn
+        probs = None if drawn is None else drawn + (None,) * (len(tokens) - len(drawn))
+        own = (probs, tuple(gain), tuple(origin), chain.early)
+        return TokenTree(tuple(tokens), tuple(parents), None, *own)
+
+    def _siblings(self, guess: Guess, room: int) -> list[tuple[int, float]]:
+        count = min(room, _SIZES[self.sizes](guess.confidence))
+        if count <= 0:
+            return []
+        return [each for each in guess.ranked(count + 1) if each[0] != guess.token][:count]

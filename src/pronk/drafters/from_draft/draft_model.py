@@ -1,0 +1,131 @@
+"""A second, smaller model that guesses for the target (Leviathan et al. 2023, Chen et al. 2023).
+
+It reads the same text and writes a chain of ``num_tokens`` tokens, one pass of its own for each. Between two proposals
+it reads what was accepted and the bonus token in one pass; see ``_draft``. All requests share its
+passes. A token costs a pass of the draft, so the chain ends early where the next one would not pay for it
+(:mod:`pronk.drafters.shared.pace`), unless all guesses are asked for (``budget="all"``).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self, TypeAlias
+
+from torch import Tensor
+
+from pronk.drafters.base import DraftContext
+from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.chain import Chain, Stop, grow
+from pronk.drafters.shared.draft import Draft, Lane
+from pronk.drafters.shared.options import check_choice, check_number
+from pronk.drafters.shared.pace import Pace, Prices
+from pronk.drafters.shared.paced import PacedDrafter, PacedState
+from pronk.drafters.target import Target
+from pronk.passes.costs import PassCosts
+
+__all__ = ["DraftModel", "DraftState", "ModelDrafter"]
+
+
+DraftState: TypeAlias = PacedState[Lane]
+
+
+@dataclass(frozen=True)
+class ModelDrafter(PacedDrafter[Lane]):
+    """Options of all drafters whose guesses come from a causal model with a cache of its own.
+
+    Attributes:
+        model: a folder or a Hub id; ``None`` is the bundled one, which guesses for the bundled target and its like.
+        num_tokens: most tokens of a proposal, 1..64. By default, with the root, a pass of 8 rows.
+        min_confidence: the chain ends at a token that the draft itself gives less than this probability, 0..1.
+    """
+
+    min_confidence: float = 0.0
+    _draft: Draft | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self.name, "min_confidence", self.min_confidence, 0, 1)
+
+    @abstractmethod
+    def open(self, target: Target) -> Draft:
+        """The model, loaded once for each target.
+
+        Raises:
+            CheckpointError: it cannot be loaded.
+            OptionError: it does not go with the target.
+        """
+
+    def bind(self, target: Target) -> Self:
+        """The drafter with its model loaded beside the target; errors are those of :meth:`open`."""
+        draft = self.open(target)
+        if self._draft is draft:
+            return self
+        bound = replace(self)
+        object.__setattr__(bound, "_draft", draft)
+        return bound
+
+    @property
+    def draft(self) -> Draft:
+        """The model at work."""
+        assert self._draft is not None, "a drafter has to meet its target before it guesses"
+        return self._draft
+
+    def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - read with the first proposal
+        """Nothing is read yet."""
+        return DraftState(Calibration(self.source), Pace(), self.draft.lane())
+
+    def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
+        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`."""
+        chains, going = self.begin(contexts, stop)
+        begun = [chains[number] for number in going]
+        lanes = [chain.context.state.lane for chain in begun]
+
+        def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
+            if not begun[live[0]].guesses:
+                return self.draft.read([lanes[i] for i in live], [begun[i].context for i in live])
+            return self.draft.feed([lanes[i] for i in live], [self.draft.ids(begun[i].tokens[-1:]) for i in live])
+
+        def ends(i: int, chain: Chain) -> bool:
+            enough = chain.guesses[-1].confidence < self.min_confidence if stop is None else stop(going[i], chain)
+            return enough or not self.draft.room(lanes[i]) or not self.pays(chain, len(begun))
+
+        if len(begun) == 1 and self.draft.grows(begun[0].context):
+            self.draft.grow(lanes[0], begun[0], lambda chain: ends(0, chain))
+        else:
+            grow(begun, logits, ends)
+        return chains
+
+    def stop(self, state: DraftState) -> None:
+        """Give back the lane."""
+        self.draft.release(state.lane)
+
+    def measured(self, target: PassCosts, requests: int) -> Prices | None:
+        """See :class:`~pronk.drafters.shared.paced.PacedDrafter`."""
+        draft = self.draft.costs
+        return None if draft is None else Prices(target, draft, requests)
+
+
+@dataclass(frozen=True)
+class DraftModel(ModelDrafter):
+    """Options of the draft model, beyond those of :class:`ModelDrafter`.
+
+    Attributes:
+        dtype: of its weights; ``"auto"`` is the checkpoint's.
+        weights: ``"plain"``, or ``"int8"`` for half the memory of bfloat16.
+    """
+
+    name: ClassVar[str] = "draft_model"
+
+    dtype: str = "auto"
+    weights: str = "plain"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.name, "dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        check_choice(self.name, "weights", self.weights, ("plain", "int8"))
+
+    def open(self, target: Target) -> Draft:
+        """See :class:`ModelDrafter`; a draft with another vocabulary is translated, where that is possible."""
+        return Draft.open(self.name, self.model, target, self.dtype, self.weights)

@@ -1,0 +1,252 @@
+"""Staged speculative decoding: a tree of the draft model's, which is itself decoded speculatively (Spector & Re 2023).
+
+*The tree.* Each node's children are the ``breadth`` tokens that the draft finds likeliest there, and the tree has the
+``num_nodes`` nodes of largest probability, the product along the path, down to ``depth``. It grows best first: the
+likeliest node that is not in it comes next, and once the draft has been asked about that one, its children compete.
+
+*The draft's own passes.* A pass asks about the ``width`` likeliest nodes at a time, and about what a smaller drafter
+(``parts[1]``, by the same interface) expects below the best of them. If the draft agrees with the smaller one, several
+levels of the tree are known after one pass. Neither changes the tree, only how many passes of the draft it takes. ::
+
+    pass 1   the → cat .6, dog .3           asked: the, and below it what the text said before: cat, sat
+             cat → sat .8                   known already
+             sat → on .9, .5
+    pass 2   dog → …                        the likeliest node that nobody has asked about
+
+A pass of the draft that does not pay for itself is not made (``pace``), unless all guesses are asked
+for; then the tree is that of the nodes known so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from pronk.drafters.base import DraftContext, Drafter
+from pronk.drafters.from_draft._branches import Branches, compute, model_context
+from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter
+from pronk.drafters.from_text.prompt_lookup import PromptLookup
+from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.composite import Composite, Parts
+from pronk.drafters.shared.options import check_integer
+from pronk.drafters.shared.trie import Frontier, Trie
+from pronk.errors import OptionError
+from pronk.tree import Origin, TokenTree
+
+__all__ = ["Staged"]
+
+
+@dataclass
+class _Growth:
+    """One request's tree while it grows.
+
+    Attributes:
+        branches: what the draft was asked.
+        calibration: of the draft's probabilities.
+        breadth: children of a node.
+        most: nodes of the tree.
+        depth: of the deepest node.
+        passes: of the draft so far.
+        waiting: the last node that came into the tree, if the draft has to be asked about it before the next one does.
+    """
+
+    branches: Branches
+    calibration: Calibration
+    breadth: int
+    most: int
+    depth: int
+    passes: int = 0
+    waiting: int | None = 0
+
+    def __post_init__(self) -> None:
+        self.trie = Trie(self.branches.tokens[0])
+        self._reach = [1.0]
+        self._places: list[int | None] = [0]  # of the tree's nodes in the branches
+        self._frontier: Frontier[tuple[int, int, float]] = Frontier()
+
+    @property
+    def place(self) -> int:
+        """In the branches, of the node that waits."""
+        place = None if self.waiting is None else self._places[self.waiting]
+        assert place is not None, "a node waits only if the draft can be asked about it"
+        return place
+
+    def advance(self) -> None:
+        """After a pass: take nodes in, best first, until the tree is full or one has to be asked about."""
+        while self.waiting is not None and self._knows(self.waiting):
+            self._offer(self.waiting)
+            self.waiting = None
+            while self.waiting is None and self._frontier and len(self.trie) <= self.most:
+                self._take()
+
+    def ask(self, width: int) -> None:
+        """Ask about the likeliest nodes that may come next, beside the one that waits."""
+        for parent, token, _ in self._frontier.best(width - 1):
+            place = self._places[parent]
+            if place is not None and self.trie.depths[parent] + 1 < self.depth:
+                self.speculate(place, token)
+
+    def speculate(self, place: int, token: int) -> int | None:
+        """Ask about a node that may never come into the tree, while there are places to spare for one."""
+        missing = self.most + 1 - len(self.trie)
+        return self.branches.ask(place, token) if self.branches.room > missing else None
+
+    def tree(self) -> TokenTree:
+        """What has grown; where the draft was not asked to the end, filled up with what is known."""
+        while self._frontier and len(self.trie) <= self.most:
+            self._take()
+        return self.trie.tree(self.most)
+
+    def expected(self) -> tuple[int, float, float]:
+        """Nodes that :meth:`tree` has now, tokens expected of it, and those that another pass may add."""
+        known = self._frontier.best(self.most + 1 - len(self.trie))
+        gains = [self._gain(parent, self.calibration.origin(share)) for parent, _, share in known]
+        waiting = 0.0 if self.waiting is None else self.trie.gains[self.waiting]
+        return len(self.trie) - 1 + len(known), sum(self.trie.gains) + sum(gains), waiting + sum(gains)
+
+    def _gain(self, parent: int, origin: Origin) -> float:
+        return self.trie.gains[parent] * self.calibration.rate(origin)
+
+    def _knows(self, node: int) -> bool:
+        place = self._places[node]
+        return place is not None and self.branches.knows(place)
+
+    def _offer(self, node: int) -> None:
+        place = self._places[node]
+        guess = None if place is None else self.branches.guess(place)
+        for token, share in [] if guess is None else guess.ranked(self.breadth):
+            self._frontier.offer(self._reach[node] * share, (node, token, share))
+
+    def _take(self) -> None:
+        reach, (parent, token, share) = self._frontier.take()
+        origin = self.calibration.origin(share)
+        node = self.trie.add(parent, token, self._gain(parent, origin), origin)
+        self._reach.append(reach)
+        place, leaf = self._places[parent], self.trie.depths[node] >= self.depth or len(self.trie) > self.most
+        self._places.append(None if place is None or leaf else self.branches.ask(place, token))
+        if self._knows(node):
+            self._offer(node)
+        elif self._places[node] is not None:
+            self.waiting = node
+
+
+@dataclass(frozen=True)
+class Staged(Composite):
+    """Options of the tree.
+
+    Attributes:
+        parts: the draft model, and the smaller drafter that guesses for it: ``draft_model`` and ``prompt_lookup`` by
+            default, ``prompt_lookup`` also beside a draft model of one's own. The limits of its chain do not count.
+        num_nodes: guesses in a tree, 1..127.
+        breadth: most children of a node, 1..16.
+        depth: most tokens of a branch, 1..64.
+        width: nodes that the draft is asked about in a pass, beside the smaller drafter's, 1..32.
+        lead: most guesses of the smaller drafter in a pass, 0..32.
+    """
+
+    name: ClassVar[str] = "staged"
+
+    parts: tuple[Drafter[Any], ...] = field(default_factory=lambda: (DraftModel(), PromptLookup()))
+    num_nodes: int = 16
+    breadth: int = 4
+    depth: int = 8
+    width: int = 4
+    lead: int = 4
+
+    def __post_init__(self) -> None:
+        if isinstance(self.parts, tuple) and len(self.parts) == 1:
+            object.__setattr__(self, "parts", (*self.parts, PromptLookup()))
+        super().__post_init__()
+        if len(self.parts) != 2 or not isinstance(self.parts[0], ModelDrafter):
+            found = ", ".join(part.name for part in self.parts)
+            msg = f"{self.name}: expected a draft_model and a smaller drafter, as in staged(draft_model), found {found}"
+            raise OptionError(msg)
+        for option, low, high in (
+            ("num_nodes", 1, 127),
+            ("breadth", 1, 16),
+            ("depth", 1, 64),
+            ("width", 1, 32),
+            ("lead", 0, 32),
+        ):
+            check_integer(self.name, option, getattr(self, option), low, high)
+
+    @property
+    def model(self) -> ModelDrafter:
+        """The draft model."""
+        model = self.parts[0]
+        assert isinstance(model, ModelDrafter)
+        return model
+
+    def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
+        """A tree for each context, of the draft's likeliest nodes."""
+        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+        growths = self._begin(contexts)
+        live = list(growths)
+        while live:
+            self._speculate([growths[number] for number in live], [contexts[number] for number in live])
+            compute(self.model.draft, [growths[number].branches for number in live])
+            for number in live:
+                growths[number].passes += 1
+                growths[number].advance()
+            live = [
+                n for n in live if growths[n].waiting is not None and self._pays(growths[n], contexts[n], len(live))
+            ]
+            for number in live:
+                growths[number].ask(self.width)
+        for number, growth in growths.items():
+            trees[number] = growth.tree()
+        return trees
+
+    def _begin(self, contexts: Sequence[DraftContext[Parts]]) -> dict[int, _Growth]:
+        """The trees that are worth a pass, by the number of their context, as roots that nobody has asked about."""
+        within = [model_context(context) for context in contexts]
+        growths: dict[int, _Growth] = {}
+        for number, branches in Branches.begin(self.model, within).items():
+            context = within[number]
+            nodes, depth = min(self.num_nodes, context.max_nodes), min(self.depth, context.max_depth)
+            growths[number] = _Growth(branches, context.state.calibration, self.breadth, nodes, depth)
+        return growths
+
+    def _speculate(self, growths: Sequence[_Growth], contexts: Sequence[DraftContext[Parts]]) -> None:
+        """Ask about what the smaller drafter expects below the node that waits."""
+        if not self.lead:
+            return
+        below = [growth.branches.path(growth.place) for growth in growths]
+        views = [
+            replace(
+                context,
+                state=context.state[1],
+                tokens=[*context.tokens, *path],
+                max_depth=growth.depth - len(path) - 1,
+                max_nodes=self.lead,
+                thrifty=False,
+                draws=False,
+            )
+            for growth, context, path in zip(growths, contexts, below, strict=True)
+        ]
+        try:
+            for view, path in zip(views, below, strict=True):
+                for token in path:
+                    view.chooser.advance(token)
+            guesses = self.parts[1].propose(views)
+        finally:
+            for growth, view in zip(growths, views, strict=True):
+                view.chooser.follow(len(growth.branches.context.tokens))
+        for growth, tree in zip(growths, guesses, strict=True):
+            places: list[int | None] = [growth.place]
+            for node in range(1, len(tree)):
+                above = places[tree.parents[node]]
+                places.append(
+                    None if above is None or not tree.acceptable[node] else growth.speculate(above, tree.tokens[node])
+                )
+
+    def _pays(self, growth: _Growth, context: DraftContext[Parts], requests: int) -> bool:
+        """Whether another pass of the draft is worth its time."""
+        prices = self.model.prices(context, requests)
+        if prices is None:
+            return True
+        nodes, tokens, more = growth.expected()
+        more *= context.state[0].pace.rate
+        now = tokens / prices.seconds(nodes, growth.passes)
+        return (tokens + more) / prices.seconds(min(nodes + self.width, growth.most), growth.passes + 1) > now

@@ -1,0 +1,1 @@
+"""Guesses from what the target gave out along the way."""

@@ -1,0 +1,233 @@
+"""Lookahead decoding (Fu et al. 2024, algorithm 1): n-grams from the trajectory of a Jacobi iteration, verified later.
+
+Each pass does two things. It *verifies* up to G candidates: n-grams of the pool that begin with the last token, merged
+by their common prefixes. And it *explores*: a window of N - 1 rows and W columns holds the outputs of the last N - 1
+passes for the next positions, row 0 the oldest. Row 0 hangs below the root as a chain, and below each of its columns
+the later rows; what the target says at the end of column j is the next token of that column's n-gram. With W = 5, N = 4
+(figure 2 of the paper; digits are positions, the root is row 0's first column, o g r the rows from old to new) ::
+
+    0 ── o1 ── o2 ── o3 ── o4
+    │     │     │     │     │
+    g1    g2    g3    g4    g5      outputs at the r's: n3 n4 n5 n6 n7
+    │     │     │     │     │       new n-grams: 0 g1 r2 n3, o1 g2 r3 n4, …
+    r2    r3    r4    r5    r6
+
+Then the oldest row goes, the outputs become the newest, and the window moves on with the text. The outputs are greedy
+when sampling, too: they are guesses.
+
+For a GPU with idle arithmetic, where tens of rows cost what one does; on a CPU every row has its price, and the
+automatic window ends up small or gone, which leaves the text's own n-grams. It takes 30 to 220 µs a step with
+the window's size, 5,000 steps a second at W = 15. A pool holds at most ``max_ngrams`` n-grams of 130 + 45 N bytes: 23
+MB with N = 5 and the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import ClassVar, Literal, Self
+
+from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome
+from pronk.drafters.from_outputs._likeliest import likeliest
+from pronk.drafters.from_outputs._window import NO_WINDOW, Experience, Pool, Shape, Window
+from pronk.drafters.shared.options import check_flag, check_integer
+from pronk.drafters.shared.rates import Rates
+from pronk.drafters.shared.trie import Trie
+from pronk.drafters.target import Memory, Target
+from pronk.errors import OptionError
+from pronk.passes.costs import PassCosts
+from pronk.tree import Origin, TokenTree
+
+__all__ = ["Lookahead", "LookaheadState"]
+
+# Ways of guessing: n-grams of the text, and those that only the window found; of each, what the first candidate begins
+# with, what stands beside another guess, and what follows.
+_TEXT, _EXPLORED = 0, 3
+_PRIORS = {_TEXT: 0.35, _TEXT + 1: 0.1, _TEXT + 2: 0.6, _EXPLORED: 0.25, _EXPLORED + 1: 0.1, _EXPLORED + 2: 0.5}
+
+
+@dataclass
+class LookaheadState:
+    """One request's pool and window; there is no window before the first pass that has room for one.
+
+    ``tail`` is the end of the text, which the next n-grams begin in.
+    """
+
+    prompt: tuple[int, ...]
+    pool: Pool
+    rates: Rates
+    window: Window | None = None
+    tail: tuple[int, ...] = ()
+
+
+@dataclass
+class _Own:
+    """What belongs to the drafter and not to a request."""
+
+    pool: Pool | None = None
+    memory: Memory = field(default_factory=Memory)
+    experience: Experience = field(default_factory=Experience)
+    costs: PassCosts | None = None
+
+
+@dataclass(frozen=True)
+class Lookahead(Drafter[LookaheadState]):
+    """Options of lookahead decoding.
+
+    Attributes:
+        window: W, columns of the window, 1..64, where row 0 counts the last token; or ``"auto"``: W, N and G follow
+            what passes cost here and what the window brings.
+        ngram: N, tokens of an n-gram, the one it begins with included, 2..16; 4 if ``None``. Not with ``"auto"``.
+        guesses: G, candidates that are verified in a pass, 0..64; W if ``None``. Not with ``"auto"``.
+        use_prompt: whether n-grams of the prompt and of the text are candidates, too.
+        shared: one pool for all requests instead of one for each.
+        max_ngrams: n-grams that a pool keeps, 1..1048576; those that came up longest ago go first.
+    """
+
+    name: ClassVar[str] = "lookahead"
+
+    window: int | Literal["auto"] = "auto"
+    ngram: int | None = None
+    guesses: int | None = None
+    use_prompt: bool = True
+    shared: bool = False
+    max_ngrams: int = 65536
+    needs: Needs = field(init=False, repr=False, compare=False)
+    _own: _Own = field(default_factory=_Own, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for option, value, low, high in (("ngram", self.ngram, 2, 16), ("guesses", self.guesses, 0, 64)):
+            if value is not None:
+                check_integer(self.name, option, value, low, high)
+                if self.window == "auto":
+                    msg = f'{self.name}: expected no {option} with window="auto", which chooses it; found {value}'
+                    raise OptionError(msg)
+        if isinstance(self.window, str) and self.window != "auto":
+            msg = f'{self.name}: window must be "auto" or an integer in 1..64, found {self.window!r}'
+            raise OptionError(msg)
+        if self.window != "auto":
+            check_integer(self.name, "window", self.window, 1, 64)
+        check_flag(self.name, "use_prompt", self.use_prompt)
+        check_flag(self.name, "shared", self.shared)
+        check_integer(self.name, "max_ngrams", self.max_ngrams, 1, 1048576)
+        object.__setattr__(self, "needs", Needs(logits=True, costs=self.window == "auto"))
+
+    def bind(self, target: Target) -> Self:
+        """Raises :class:`~pronk.errors.OptionError` if the shared pool has n-grams of another vocabulary."""
+        if self.shared:
+            self._own.memory.belongs_to(self.name, target)
+        return self
+
+    @property
+    def shape(self) -> Shape:
+        """The present sizes."""
+        if self.window == "auto":
+            return self._own.experience.shape()
+        return Shape(self.window, self.ngram or 4, self.window if self.guesses is None else self.guesses)
+
+    def start(self, prompt: Sequence[int]) -> LookaheadState:
+        """No window yet, and the prompt's n-grams."""
+        pool = self._own.pool if self.shared else None
+        pool = Pool(self.max_ngrams) if pool is None else pool
+        if self.shared:
+            self._own.pool = pool
+        state = LookaheadState(tuple(prompt), pool, Rates(self.name, _PRIORS))
+        self._read(state, prompt)
+        return state
+
+    def propose(self, contexts: Sequence[DraftContext[LookaheadState]]) -> list[TokenTree]:
+        """Candidates from the pool, and the window beside them."""
+        self._own.costs = contexts[0].costs if contexts else None
+        return [self._tree(context, self.shape) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome[LookaheadState]]) -> None:
+        """New n-grams into the pool; the window gets its next row, or all windows another size."""
+        shape = self.shape
+        for outcome in outcomes:
+            outcome.state.rates.learn(outcome.tree, outcome.path)
+            if not self._is_private(outcome):
+                self._read(outcome.state, outcome.committed)
+            self._explore(outcome, shape)
+        if self.window == "auto" and self._own.costs is not None:
+            self._judge(outcomes, shape, self._own.costs)
+
+    def _read(self, state: LookaheadState, tokens: Sequence[int]) -> None:
+        """The text goes on: its n-grams are candidates, too."""
+        if not self.use_prompt:
+            return
+        text, size = [*state.tail, *tokens], NO_WINDOW.ngram if self.window == "auto" else self.shape.ngram
+        for start in range(len(text) - size + 1):
+            state.pool.add(text[start : start + size])
+        state.tail = tuple(text[-(size - 1) :])
+
+    def _tree(self, context: DraftContext[LookaheadState], shape: Shape) -> TokenTree:
+        window = self._window(context, shape)
+        room = context.max_nodes - (0 if window is None else len(window.tree()[0]))
+        trie = self._candidates(context, shape).tree(room)
+        return trie if window is None else window.below(trie, _mark(shape.window))
+
+    def _window(self, context: DraftContext[LookaheadState], shape: Shape) -> Window | None:
+        """The window where the text ends now; ``None`` where it is not wanted or does not fit."""
+        if not shape.window:
+            return None
+        root, position = context.tokens[-1], len(context.tokens) - 1
+        old = context.state.window or Window(position, ())
+        window = old.moved(position, root, shape, context.state.prompt)
+        fits = window.depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
+        return window if fits else None
+
+    def _candidates(self, context: DraftContext[LookaheadState], shape: Shape) -> Trie:
+        """Up to G n-grams that begin with the text's last token, the latest first."""
+        trie, rates = Trie(context.tokens[-1]), context.state.rates
+        for gram, explored in islice(context.state.pool.after(context.tokens[-1]), shape.guesses):
+            node = 0
+            for depth, token in enumerate(gram[: context.max_depth]):
+                way = (_EXPLORED if explored else _TEXT) + (1 if trie.forks(node, token) else 2 if depth else 0)
+                node = trie.add(node, token, trie.gains[node] * rates.rate(way), (self.name, way))
+        return trie
+
+    def _explore(self, outcome: Outcome[LookaheadState], shape: Shape) -> None:
+        """What the target said at the window's last row is its next row, and ends its columns' n-grams."""
+        tree, state, width = outcome.tree, outcome.state, shape.window
+        nodes = [0, *_explored(tree, width)]
+        if not width or len(nodes) % width:
+            return
+        if len(nodes) == 1 and state.window is not None and shape.ngram > 2:
+            return  # only the first window of one column is the root alone: there was no room for a later one
+        rows = [tuple(tree.tokens[node] for node in nodes[i : i + width]) for i in range(0, len(nodes), width)]
+        outputs = tuple(guess for (guess,) in likeliest(outcome, 1, nodes[-width:]))
+        if len(rows) == shape.ngram - 1 and not self._is_private(outcome):
+            for column, output in enumerate(outputs):
+                state.pool.add([*(row[column] for row in rows), output], explored=True)
+        state.window = Window(outcome.position, (*rows, outputs))
+
+    def _is_private(self, outcome: Outcome[LookaheadState]) -> bool:
+        """Whether other requests may not learn from this one, though all share the pool."""
+        return self.shared and outcome.params.rejects
+
+    def _judge(self, outcomes: Sequence[Outcome[LookaheadState]], shape: Shape, costs: PassCosts) -> None:
+        """Tell the window's size what this step was worth, if it was there."""
+        heard = [o for o in outcomes if not o.params.rejects and (not shape.window or _explored(o.tree, shape.window))]
+        if not heard:
+            return
+        accepted = [o.tree.origin[node] for o in heard if o.tree.origin is not None for node in o.path]
+        found = sum(name == self.name and way >= _EXPLORED for name, way in accepted)
+        self._own.experience.learn(
+            requests=len(heard),
+            rows=sum(sum(o.tree.acceptable) for o in heard),
+            plain=sum(1 + len(o.path) for o in heard) - found,
+            harvest=found,
+            costs=costs,
+        )
+
+
+def _mark(width: int) -> Origin:
+    """What the nodes of a window carry: a number that no way of guessing has."""
+    return (Lookahead.name, -width)
+
+
+def _explored(tree: TokenTree, width: int) -> list[int]:
+    """The nodes of a window of so many columns, row by row; none if the tree is another drafter's."""
+    mark = _mark(width)
+    return [] if tree.origin is None else [node for node, origin in enumerate(tree.origin) if origin == mark]

@@ -1,0 +1,247 @@
+"""The target's own first layers at work as a draft model, with an adapter between them and its head.
+
+A token that is guessed from runs through the first ``l`` layers once. Their keys and values and the last one's output
+go to the very places where the target's pass will look for them, so that this pass begins at layer ``l`` with these
+rows. For the text ``a b c`` of which the target has computed ``a b``, and the guesses ``x y z``::
+
+    first layers    c → x → y → z        three passes of one row; z, where drafting stopped, waits
+    target's pass   layers 0 to l - 1    z alone
+                    layers l to the end  c x y z
+
+The adapter has keys and values of its own, in a cache beside the target's. Of tokens that came into the text without
+it (the prompt, the target's own choice, other drafters' guesses) it reads what the target's pass has left of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from pronk.cache.blocks import BlockTable
+from pronk.drafters.from_target.modules.files import Trained
+from pronk.drafters.from_target.modules.kangaroo import Kangaroo, KangarooShape
+from pronk.drafters.shared.chain import Chain
+from pronk.drafters.shared.pace import Prices
+from pronk.drafters.shared.side_cache import CHUNK, Apply, Beside, Lane
+from pronk.drafters.target import Target
+from pronk.errors import CacheFullError
+from pronk.interrupts import uninterrupted
+from pronk.model.program import Program, Rows
+from pronk.passes.attention import Segment
+from pronk.passes.costs import PassCosts
+from pronk.passes.runner import Job, PassResult, Runner
+from pronk.tree import Early, TokenTree
+
+__all__ = ["EarlyExit", "Walk"]
+
+
+@dataclass
+class Walk:
+    """One request's draft.
+
+    Attributes:
+        chain: its guesses so far.
+        lane: what the adapter's cache holds of the request.
+        computed: nodes behind the target's text that have been through the first layers.
+        finite: whether no number has overflowed there.
+    """
+
+    chain: Chain
+    lane: Lane
+    computed: int = 0
+    finite: bool = True
+
+    @property
+    def table(self) -> BlockTable:
+        """Where the target's keys and values are."""
+        return self.chain.context.table
+
+    @property
+    def text(self) -> list[int]:
+        """The request's tokens and the guesses."""
+        return [*self.chain.context.tokens, *self.chain.tokens]
+
+    @property
+    def segment(self) -> Segment:
+        """What the target's cache lacks of the text; the chain is its end."""
+        return Segment(self.table, TokenTree.chain(self.text[self.table.length :]), self.computed)
+
+
+class EarlyExit:
+    """Guesses with the first layers of a target, for any number of requests in passes that they share.
+
+    Attributes:
+        target: the model.
+        layers: how many of its layers.
+        adapter: what stands between them and the head.
+    """
+
+    def __init__(self, target: Target, adapter: Kangaroo) -> None:
+        """Let the target's cache keep what is read of it.
+
+        Raises:
+            OptionError: there is no memory for it, or requests are being decoded that would have to give some up.
+        """
+        self.target = target
+        self.adapter = adapter
+        self.layers = adapter.shape.exit_layer
+        self.runner = Runner(target.decoder, target.cache)
+        self._beside = Beside(target, adapter) if adapter.shape.attends else None
+        target.keep_hidden(self.layers, self)
+        self._costs: tuple[PassCosts, PassCosts] | None = None
+        self._program: Program | None = None
+
+    @classmethod
+    def load(cls, trained: Trained, target: Target) -> EarlyExit:
+        """A trained adapter.
+
+        Raises:
+            CheckpointError: its files are damaged.
+            OptionError: it does not go with the target.
+        """
+        shape = trained.make(KangarooShape)
+        adapter = trained.build(lambda: Kangaroo(shape, target.decoder.config))
+        return cls(target, trained.load(adapter, target.cache))
+
+    def release(self, lane: Lane) -> None:
+        """Give back what a lane holds."""
+        if self._beside is not None:
+            self._beside.release(lane)
+
+    def ready(self, walk: Walk) -> bool:
+        """Find places for a chain in both caches; returns whether there are any."""
+        context, lane = walk.chain.context, walk.lane
+        most = min(context.max_depth, context.max_nodes)
+        try:
+            with uninterrupted():
+                self.target.cache.prepare(walk.table, len(context.tokens) + most)
+        except CacheFullError:
+            return False
+        if self._beside is None:
+            return True
+        # What the last token says is asked again, even if nothing has happened since the last time.
+        del lane.tokens[len(context.tokens) - 1 :]
+        return self._beside.ready(lane, context, most)
+
+    def read(self, walks: Sequence[Walk]) -> Tensor:
+        """Run the ends of the chains that have not been run yet; every one has some.
+
+        Returns:
+            Logits ``[walks, vocab]`` of the tokens that follow.
+        """
+        jobs = [Job(walk.segment, range(0), walk.chain.context.chooser.num_prompt) for walk in walks]
+        made = self.runner.begin(jobs, self.layers)
+        last = [rows[-1] for rows in made]
+        for walk, job, rows in zip(walks, jobs, made, strict=True):
+            # In torch what has overflowed is kept as zero, which would hide it from the target's pass.
+            walk.finite = walk.finite and bool(rows.isfinite().all())
+            walk.computed = len(job.segment.tree)
+            walk.chain.early = Early(self.layers, 1 + len(walk.chain)) if walk.finite else None
+        if self._beside is None:
+            said = self._adapt(torch.stack(last))
+        else:
+            said = torch.stack([rows[-1] for rows in self._attend(self._beside, walks)])
+        return self._logits(said)
+
+    def _attend(self, beside: Beside, walks: Sequence[Walk]) -> list[Tensor]:
+        """The adapter's rows of all that its lanes lack, in one pass but for what they lack of long texts."""
+        tokens, rows = list[list[int]](), list[Tensor]()
+        for walk in walks:
+            lane, table, text = walk.lane, walk.table, walk.text
+            if table.length - len(lane.tokens) > CHUNK:
+                beside.catch_up(lane, text, table, self.layers, _whole)
+            held = len(lane.tokens)
+            tokens.append(text[held:])
+            rows.append(self.target.cache.read_hidden(self.layers, table, held, table.length + walk.computed))
+        return beside.run([walk.lane for walk in walks], tokens, rows, _whole)
+
+    @torch.inference_mode()
+    def _adapt(self, rows: Tensor) -> Tensor:
+        """An adapter without attention: every row by itself."""
+        kernels = self.target.cache.kernels
+        if kernels is None:
+            return self.adapter(rows, None, _no_attention)
+        if self._program is None:
+            program = Program(kernels, rows.shape[1], rows.dtype)
+            self.adapter.compile_part(0, program)
+            self._program = program
+        out = rows.clone()
+        self._program.run(Rows.loose(len(rows)), out)
+        return out
+
+    def prices(self, target: PassCosts, requests: int) -> Prices | None:
+        """What a guess costs, and the target's pass after some; ``None`` while the caches have no room to measure it.
+
+        Args:
+            target: of whole passes of the target.
+            requests: that guess together.
+        """
+        if self._costs is None:
+            try:
+                with_adapter = PassCosts.measure(_Clock(self.runner, self._guess_blindly))
+            except CacheFullError:  # the adapter's cache may be fuller than the target's
+                return None
+            layers = PassCosts.measure(_Clock(self.runner, lambda jobs: self.runner.begin(jobs, self.layers)))
+            if with_adapter is None or layers is None:
+                return None
+            self._costs = with_adapter, _remaining(target, layers)
+        guess, rest = self._costs
+        return Prices(rest, guess, requests)
+
+    def _guess_blindly(self, jobs: Sequence[Job]) -> None:
+        """What guessing after every node of one chain takes, without a request."""
+        (said,) = self.runner.begin(jobs, self.layers)
+        if self._beside is None:
+            said = self._adapt(said)
+        else:
+            lane = Lane()
+            try:
+                with uninterrupted():
+                    self._beside.cache.prepare(lane.table, len(said))
+                (said,) = self._beside.run([lane], [[0] * len(said)], [said], _whole)
+            finally:
+                self._beside.release(lane)
+        self._logits(said)
+
+    @torch.inference_mode()
+    def _logits(self, rows: Tensor) -> Tensor:
+        head = self.target.decoder.head if self.adapter.head is None else self.adapter.head
+        return head.logits(rows).cpu()
+
+
+class _Clock(Runner):
+    """Times some other work than a pass, for :meth:`~pronk.passes.costs.PassCosts.measure`."""
+
+    def __init__(self, runner: Runner, work: Callable[[Sequence[Job]], object]) -> None:
+        super().__init__(runner.decoder, runner.cache)
+        self.work = work
+
+    def forward(self, jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:  # noqa: ARG002 - as within
+        """Do the work."""
+        began = perf_counter()
+        self.work(jobs)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return PassResult([], {}, perf_counter() - began)
+
+
+def _remaining(target: PassCosts, layers: PassCosts) -> PassCosts:
+    """A pass of the target over rows all but one of which have been through its first ``layers``."""
+    seconds: list[float] = []
+    for rows, whole in zip(target.rows, target.seconds, strict=True):
+        seconds.append(max([whole - layers.at(rows) + layers.at(1), *seconds[-1:]]))
+    return PassCosts(target.rows, tuple(seconds))
+
+
+def _whole(x: Tensor, apply: Apply) -> Tensor:
+    """The adapter, which is one part."""
+    return apply(0, x)
+
+
+def _no_attention(*_: object) -> Tensor:
+    msg = "expected an adapter without attention, found one that attends"
+    raise AssertionError(msg)

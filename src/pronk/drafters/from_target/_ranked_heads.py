@@ -1,0 +1,87 @@
+"""Trees of the likeliest tokens of heads that guess independently: from what they say to what the target verifies.
+
+A node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d`` (``rank_tree``), by what the
+target will choose: where it samples, with its noise at that position. Penalties count the likeliest tokens of the heads
+above, for nodes below other tokens too. Guesses are point masses under every rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pronk.drafters.base import DraftContext
+from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.rank_tree import Path, best_paths, main_chain_first
+from pronk.tree import Origin, TokenTree
+
+__all__ = ["guess_tree"]
+
+# Ranks of a head that a tree of so many nodes may have.
+_RANKS = 8
+
+
+def guess_tree(
+    context: DraftContext[Any], logits: Tensor, calibrations: Sequence[Calibration], paths: int | Sequence[Path]
+) -> TokenTree:
+    """The tree for one request, within its limits.
+
+    Args:
+        context: the request.
+        logits: ``[heads, vocab]`` float32, of the tokens after its last one.
+        calibrations: of each head's probabilities.
+        paths: of the tree, the main chain first; those that have no token are left out. Or a number of nodes: those
+            that are likeliest to be reached, by the heads' own calibrated probabilities, of the 8 likeliest tokens of
+            each head.
+    """
+    deepest = min(context.max_depth, len(logits))
+    if isinstance(paths, int):
+        size = min(paths, context.max_nodes)
+        ranked = _ranked(context, logits, [min(_RANKS, size)] * deepest)
+        rates = [
+            [calibration.rate(calibration.origin(share)) for _, share in tokens]
+            for calibration, tokens in zip(calibrations, ranked, strict=False)
+        ]
+        paths = main_chain_first(best_paths(rates, size))
+    else:
+        paths = [path for path in paths if len(path) <= deepest][: context.max_nodes]
+        depths = range(max(map(len, paths), default=0))
+        ranked = _ranked(
+            context, logits, [1 + max(path[depth] for path in paths if len(path) > depth) for depth in depths]
+        )
+    return _lay_out(context.tokens[-1], ranked, calibrations, paths)
+
+
+def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """For each depth its so many likeliest tokens, with their shares, as far as there are any."""
+    chooser, ranked = context.chooser, list[list[tuple[int, float]]]()
+    for row, count in zip(logits, counts, strict=False):
+        guess = chooser.guess(row, len(context.tokens) - 1, draw=False)
+        if guess is None:
+            break
+        ranked.append(guess.ranked(count))
+        chooser.advance(guess.token)
+    chooser.rollback(len(ranked))
+    return ranked
+
+
+def _lay_out(
+    root: int, ranked: Sequence[Sequence[tuple[int, float]]], calibrations: Sequence[Calibration], paths: Sequence[Path]
+) -> TokenTree:
+    """The nodes of the paths that have a token, with their origins and gains."""
+    tokens, parents = [root], [-1]
+    gain, origin = [1.0], list[Origin]([("", 0)])
+    place: dict[Path, int] = {(): 0}
+    for path in paths:
+        above, depth = place.get(path[:-1]), len(path) - 1
+        if above is None or depth >= len(ranked) or path[-1] >= len(ranked[depth]):
+            continue
+        token, share = ranked[depth][path[-1]]
+        place[path] = len(tokens)
+        tokens.append(token)
+        parents.append(above)
+        origin.append(calibrations[depth].origin(share))
+        gain.append(gain[above] * calibrations[depth].rate(origin[-1]))
+    return TokenTree(tuple(tokens), tuple(parents), gain=tuple(gain), origin=tuple(origin))

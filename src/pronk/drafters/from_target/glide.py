@@ -1,0 +1,111 @@
+"""GLIDE: a draft model that looks into the target's cache (Du et al. 2024, section 4.1), and its twin that does not.
+
+It is a draft model in every other way: a chain of tokens, a pass of its own for each, a cache of its own that is kept
+level with the text. Both are trained on the target that they guess for (``pronk train glide``), with which they share
+tokens and positions; see :mod:`pronk.drafters.from_target.modules.glide`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pronk.cache.blocks import BlockTable
+from pronk.drafters.base import DraftContext
+from pronk.drafters.from_draft.draft_model import ModelDrafter
+from pronk.drafters.from_target.modules import glide
+from pronk.drafters.from_target.modules.files import open_trained
+from pronk.drafters.from_target.modules.glide import GlideShape
+from pronk.drafters.shared.draft import Draft, Lane
+from pronk.drafters.shared.side_cache import open_pool
+from pronk.drafters.shared.vocabulary.translation import Translation
+from pronk.drafters.target import Target
+from pronk.interrupts import uninterrupted
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Beside, Job, Runner
+from pronk.tree import TokenTree
+
+__all__ = ["Glide", "Vanilla"]
+
+
+@dataclass
+class _Lane(Lane):
+    """A lane with what its draft sees of the target.
+
+    Attributes:
+        beside: where the target's keys and values of the text are.
+        final: so many of the lane's rows have seen all that they will ever see there.
+        prompt: tokens of the text that are the prompt, which is where the target's *dynamic* RoPE scaling starts.
+    """
+
+    beside: BlockTable = field(default_factory=BlockTable)
+    final: int = 0
+    prompt: int = 0
+
+
+class _GlideDraft(Draft):
+    """Runs GLIDE for any number of requests; see :class:`~pronk.drafters.shared.draft.Draft`.
+
+    A guess sees less of the target's cache than it would as part of the text. With one layer that leaves no trace: keys
+    and values come from the tokens alone. With several, guesses that were accepted are run again, in the pass that
+    reads the bonus token, so that proposals depend on the text and not on how it came about.
+    """
+
+    @classmethod
+    def load(cls, drafter: str, model: str | None, bundled: str, target: Target) -> Draft:
+        """The drafter of a path or name, loaded once for each target; errors are those of ``open_trained``."""
+        trained = open_trained(drafter, model, bundled, target)
+
+        def make() -> Draft:
+            shape = trained.make(GlideShape)
+            module = trained.build(lambda: glide.Glide(shape, target.decoder.config))
+            trained.load(module, target.cache).tie(target.cache.kernels)
+            layers = tuple(layer - 1 for layer in module.cache_layers)
+            beside = Beside(target.decoder, target.cache, layers) if layers else None
+            runner = Runner(module, open_pool(target, module.config), beside)
+            size = target.decoder.config.vocab_size
+            return cls(runner, Translation.same(size, size))
+
+        return target.share(trained.folder, drafter, make=make)
+
+    def lane(self) -> Lane:
+        """See :class:`~pronk.drafters.shared.draft.Draft`."""
+        return _Lane()
+
+    def level(self, lanes: Sequence[Lane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
+        """See ``Draft``; from here to the next time the target's cache stays as it is."""
+        again = len(self.runner.decoder.layers) > 1
+        for lane, context in zip(lanes, contexts, strict=True):
+            assert isinstance(lane, _Lane)
+            with uninterrupted():
+                if again:
+                    self.cut(lane, lane.final)
+                lane.beside, lane.prompt = context.table, context.chooser.num_prompt
+                lane.final = context.table.length + 1
+        return super().level(lanes, contexts)
+
+    def job(self, lane: Lane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
+        """See :class:`~pronk.drafters.shared.draft.Draft`."""
+        assert isinstance(lane, _Lane)
+        return Job(Segment(lane.table, tree, computed), wanted, lane.prompt, lane.beside)
+
+
+@dataclass(frozen=True)
+class Glide(ModelDrafter):
+    """Options are those of ``ModelDrafter``; weights are in the target's dtype."""
+
+    name: ClassVar[str] = "glide"
+    bundled: ClassVar[str] = "pronk-tiny-glide"
+
+    def open(self, target: Target) -> Draft:
+        """See ``ModelDrafter``; it must have been trained on this target."""
+        return _GlideDraft.load(self.name, self.model, self.bundled, target)
+
+
+@dataclass(frozen=True)
+class Vanilla(Glide):
+    """The twin without cross-attention, which shows what looking into the cache is worth."""
+
+    name: ClassVar[str] = "vanilla"
+    bundled: ClassVar[str] = "pronk-tiny-vanilla"

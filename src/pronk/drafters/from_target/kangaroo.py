@@ -1,0 +1,108 @@
+"""Kangaroo: the target's own first layers guess for it (*Kangaroo*, Liu et al. 2024).
+
+The self-draft model is the target up to an early layer, a small trained adapter, and the target's head
+(``kangaroo``). It writes a chain token after token and leaves early twice: out of the target after layer
+``l``, and out of the chain at the first token of which it is not sure enough (equation 4)::
+
+    max_n M^s_n(x) <= eta
+
+What it computes is the beginning of what the target computes, so the target's pass goes on from there
+(``_early_exit``). The token at which a chain stops is a guess too; the adapter is not asked about it,
+and its early feature is computed in the target's pass, beside the others', from where the next chain goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self, TypeAlias
+
+from torch import Tensor
+
+from pronk.drafters.base import DraftContext
+from pronk.drafters.from_target._early_exit import EarlyExit, Walk
+from pronk.drafters.from_target.modules.files import open_trained
+from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.chain import Chain, Stop, grow
+from pronk.drafters.shared.options import check_number
+from pronk.drafters.shared.pace import Pace, Prices
+from pronk.drafters.shared.paced import PacedDrafter, PacedState
+from pronk.drafters.shared.side_cache import Lane
+from pronk.drafters.target import Target
+from pronk.passes.costs import PassCosts
+
+__all__ = ["Kangaroo", "KangarooState"]
+
+
+KangarooState: TypeAlias = PacedState[Lane]
+
+
+@dataclass(frozen=True)
+class Kangaroo(PacedDrafter[Lane]):
+    """Options of the early exit.
+
+    Attributes:
+        model: a folder that ``pronk train kangaroo`` has written, or a Hub id; ``None`` is the bundled target's.
+        num_tokens: most tokens of a chain, 1..64: the paper's gamma.
+        eta: the chain ends at a token of at most this confidence, 0..1: the paper's eta; 0 is fixed-step drafting.
+    """
+
+    name: ClassVar[str] = "kangaroo"
+
+    num_tokens: int = 6
+    eta: float = 0.6
+    _exit: EarlyExit | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self.name, "eta", self.eta, 0, 1)
+
+    def bind(self, target: Target) -> Self:
+        """The drafter with its adapter in the target.
+
+        Raises:
+            CheckpointError: it cannot be loaded.
+            OptionError: it was trained on another target, or there is no memory for what it keeps.
+        """
+        if self._exit is not None and self._exit.target is target:
+            return self
+        trained = open_trained(self.name, self.model, "pronk-tiny-kangaroo", target)
+        bound = replace(self)
+        early_exit = target.share(trained.folder, self.name, make=lambda: EarlyExit.load(trained, target))
+        object.__setattr__(bound, "_exit", early_exit)
+        return bound
+
+    @property
+    def exit(self) -> EarlyExit:
+        """The layers and the adapter at work."""
+        assert self._exit is not None, "a drafter has to meet its target before it guesses"
+        return self._exit
+
+    def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - read with the first proposal
+        """Nothing is read yet."""
+        return KangarooState(Calibration(self.source), Pace(), Lane())
+
+    def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
+        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`."""
+        chains, going = self.begin(contexts, stop)
+        walks = {number: Walk(chains[number], contexts[number].state.lane) for number in going}
+        walks = {number: walk for number, walk in walks.items() if self.exit.ready(walk)}
+        numbers = [*walks]
+
+        def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
+            return list(self.exit.read([walks[numbers[i]] for i in live]))
+
+        def ends(i: int, chain: Chain) -> bool:
+            enough = chain.guesses[-1].confidence <= self.eta if stop is None else stop(numbers[i], chain)
+            return enough or not self.pays(chain, len(numbers))
+
+        grow([chains[number] for number in numbers], logits, ends)
+        return chains
+
+    def stop(self, state: KangarooState) -> None:
+        """Give back the lane."""
+        self.exit.release(state.lane)
+
+    def measured(self, target: PassCosts, requests: int) -> Prices | None:
+        """See :class:`~pronk.drafters.shared.paced.PacedDrafter`."""
+        return self.exit.prices(target, requests)

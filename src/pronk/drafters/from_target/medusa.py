@@ -1,0 +1,201 @@
+"""Medusa: heads on the target's last hidden state guess what follows its next token (Cai et al. 2024).
+
+The last pass left a hidden state at the last accepted node, from which the target chose the token that is the new root.
+From the same state head 1 guesses the token after the root, head 2 the one after that, and so on, each without knowing
+what the others say. All heads of all requests are one batch, and no cache is needed. The likeliest tokens of each make
+up a tree whose shape never changes: the node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d``
+(:mod:`pronk.drafters.from_target._ranked_heads`). ::
+
+    hidden state ─ target's head    the                      root
+                 ─ head 1           cat .6  dog .3           (0,) (1,)
+                 ─ head 2           sat .5  ran .2           (0, 0) (0, 1) (1, 0)
+
+The tree is offered with the gains that the heads' probabilities give it, and the engine keeps what pays. A request of
+which it keeps nothing rests, and tries again after 2 steps, then after twice as many each time, up to 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self, cast
+
+import torch
+from torch import Tensor
+
+from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome
+from pronk.drafters.from_target._ranked_heads import guess_tree
+from pronk.drafters.from_target.modules.files import Trained, open_trained
+from pronk.drafters.from_target.modules.medusa import Head, MedusaHeads, MedusaShape
+from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.options import check_integer, check_path
+from pronk.drafters.shared.pace import Rest
+from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
+from pronk.drafters.target import Target
+from pronk.model.decoder import Decoder
+from pronk.model.linear import Linear
+from pronk.model.program import Program, Rows
+from pronk.tree import TokenTree
+
+__all__ = ["Medusa", "MedusaState"]
+
+_MOST_HEADS = 16
+
+_BUNDLED = "pronk-tiny-medusa"
+
+
+@dataclass
+class MedusaState:
+    """What one request's heads guess from, and how right they were.
+
+    Attributes:
+        calibrations: of each head's probabilities.
+        hidden: ``[hidden]``, the target's last hidden state at ``position``, before the final norm.
+        position: of a token in the text.
+        rest: from guessing, where it does not pay.
+    """
+
+    calibrations: list[Calibration]
+    hidden: Tensor | None = None
+    position: int = -1
+    rest: Rest = field(default_factory=Rest)
+
+    def learn(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Hear of a verified tree; ``path`` are its accepted nodes."""
+        for calibration in self.calibrations:
+            calibration.learn(tree, path)
+        self.rest.learn(tree, {each.source for each in self.calibrations}, guessed=self.hidden is not None)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Heads beside their target, and the tree that they guess."""
+
+    heads: MedusaHeads
+    decoder: Decoder
+    paths: tuple[Path, ...]
+    programs: list[Program] = field(default_factory=list)  # each head's, for the kernels
+
+    @torch.inference_mode()
+    def logits(self, hidden: Sequence[Tensor]) -> Tensor:
+        """``[requests, heads, vocab]`` float32 on the CPU, of hidden states ``[hidden]`` before the final norm."""
+        rows = torch.stack(list(hidden))
+        states = self._states(rows)
+        own = self.heads.unembeddings
+        if own:
+            said = [cast(Linear, unembed).logits(state) for unembed, state in zip(own, states, strict=True)]
+            return torch.stack(said, dim=1).cpu()
+        return self.decoder.head.logits(torch.cat(states)).view(len(states), len(rows), -1).transpose(0, 1).cpu()
+
+    def _states(self, rows: Tensor) -> list[Tensor]:
+        """What goes into each head's unembedding."""
+        kernels = self.decoder.kernels
+        if kernels is None:
+            normed = self.decoder.norm(rows)
+            return [head(normed) for head in self.heads.layers]
+        if not self.programs:
+            made = [Program(kernels, rows.shape[1], rows.dtype) for _ in self.heads.layers]
+            for program, head in zip(made, self.heads.layers, strict=True):
+                program.norm(self.decoder.norm)
+                cast(Head, head).compile(program)
+            self.programs.extend(made)  # all or, if that was interrupted, none
+        states = [rows.clone() for _ in self.programs]
+        for program, state in zip(self.programs, states, strict=True):
+            program.run(Rows.loose(len(rows)), state)
+        return states
+
+
+@dataclass(frozen=True)
+class Medusa(Drafter[MedusaState]):
+    """Options of Medusa heads.
+
+    Attributes:
+        model: a folder that ``pronk train medusa`` has written, or a Hub id; ``None`` is the bundled one.
+        tree: paths of ranks, parents first, as in ``((0,), (1,), (0, 0))``; or a number of nodes, for the best tree of
+            that size; ``None`` is the tree that was chosen when the heads were trained.
+        num_tokens: most tokens of a branch, 1..16: the heads that guess. ``None`` is all of them.
+    """
+
+    name: ClassVar[str] = "medusa"
+
+    model: str | None = None
+    tree: int | tuple[Path, ...] | None = None
+    num_tokens: int | None = None
+    _loaded: _Loaded | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_path(self.name, "model", self.model)
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))
+        if self.num_tokens is not None:
+            check_integer(self.name, "num_tokens", self.num_tokens, 1, _MOST_HEADS)
+
+    def bind(self, target: Target) -> Self:
+        """A copy with the heads loaded beside the target.
+
+        Raises:
+            CheckpointError: they cannot be loaded.
+            OptionError: they were trained on another target, or have fewer heads than the tree is deep.
+        """
+        trained = open_trained(self.name, self.model, _BUNDLED, target)
+        shape, decoder = trained.make(MedusaShape), target.decoder
+        paths = main_chain_first(self._paths(trained, shape))
+
+        def make() -> MedusaHeads:
+            heads = trained.build(lambda: MedusaHeads(shape, decoder.config))
+            return trained.load(heads, target.cache)
+
+        heads = target.share(trained.folder, self.name, make=make)
+        bound = replace(self)
+        object.__setattr__(bound, "_loaded", _Loaded(heads, decoder, paths))
+        object.__setattr__(bound, "needs", Needs(hidden=(decoder.config.num_layers,)))
+        return bound
+
+    def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - its last hidden state comes with its pass
+        """Nothing to guess from yet."""
+        heads = self.loaded.heads.shape.num_heads
+        return MedusaState([Calibration(f"{self.name} {number}") for number in range(1, heads + 1)])
+
+    def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
+        """The tree for each context whose last token was chosen from the hidden state at hand."""
+        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+        known = [
+            (number, context.state.hidden)
+            for number, context in enumerate(contexts)
+            if context.state.hidden is not None
+            and context.state.position == len(context.tokens) - 2
+            and min(context.max_depth, context.max_nodes) > 0
+            and not (context.thrifty and context.state.rest.steps)
+        ]
+        if known:
+            said = self.loaded.logits([hidden for _, hidden in known])
+            for (number, _), logits in zip(known, said, strict=True):
+                own = contexts[number].state.calibrations
+                trees[number] = guess_tree(contexts[number], logits[: self.num_tokens], own, self.loaded.paths)
+        return trees
+
+    def observe(self, outcomes: Sequence[Outcome[MedusaState]]) -> None:
+        """Keep the hidden state of the last accepted node, and count what was accepted."""
+        layer = self.loaded.decoder.config.num_layers
+        for outcome in outcomes:
+            state, last = outcome.state, outcome.path[-1] if outcome.path else 0
+            state.learn(outcome.tree, outcome.path)
+            # A view would keep the whole pass alive.
+            state.hidden = outcome.hidden[layer][last].clone()
+            state.position = outcome.position + len(outcome.path)
+
+    @property
+    def loaded(self) -> _Loaded:
+        """The heads at work."""
+        assert self._loaded is not None, "a drafter has to meet its target before it guesses"
+        return self._loaded
+
+    def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
+        """The tree by the options, or else by the file."""
+        if isinstance(self.tree, tuple):
+            return check_paths(self.name, "tree", self.tree, shape.num_heads)
+
+        def choose() -> tuple[Path, ...]:
+            paths = best_paths(shape.accuracies, self.tree) if isinstance(self.tree, int) else shape.tree
+            return check_paths(self.name, "tree", paths, shape.num_heads)
+
+        return trained.build(choose)

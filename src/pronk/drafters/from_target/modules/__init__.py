@@ -1,0 +1,1 @@
+"""The trained parts, and their files."""

@@ -1,0 +1,171 @@
+"""The files of a drafter that was trained on a target.
+
+A folder of three files::
+
+    drafter.json        kind, shape, the target's fingerprint, how good it was when it was served
+    model.safetensors   its weights
+    README.md           the model card
+
+It is of use with that target alone, and is refused for any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from pronk.cache.paged import PagedCache
+from pronk.drafters.target import Target
+from pronk.errors import CheckpointError, OptionError
+from pronk.model.checkpoint import Checkpoint, read_json
+from pronk.model.decoder import pack_linears
+from pronk.model.fingerprint import Fingerprint
+from pronk.model.linear import choose_linear
+from pronk.model.loader import resolve_model
+
+__all__ = ["FORMAT", "Trained", "open_trained"]
+
+FORMAT = "pronk-drafter-1"
+_FILE = "drafter.json"
+
+# Where the command of ``pronk train`` is called otherwise than the drafter.
+_COMMANDS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
+
+Made = TypeVar("Made")
+Module = TypeVar("Module", bound=nn.Module)
+Shape = TypeVar("Shape")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained drafter on disk.
+
+    Attributes:
+        folder: where.
+        kind: the drafter's name in the registry.
+        shape: what its module is made by.
+        target: the fingerprint of the model that it was trained on.
+        facts: the whole JSON document.
+    """
+
+    folder: Path
+    kind: str
+    shape: Mapping[str, Any]
+    target: Fingerprint
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Trained:
+        """What ``drafter.json`` says.
+
+        Raises:
+            CheckpointError: it is not there, or damaged.
+        """
+        path = folder / _FILE
+        if not path.is_file():
+            msg = f"{folder}: expected a folder that pronk train has written, with {_FILE}; found none there"
+            raise CheckpointError(msg)
+        facts = read_json(path)
+        target, shape, kind = (facts.get(key) for key in ("target", "shape", "kind"))
+        if not (
+            facts.get("format") == FORMAT
+            and isinstance(kind, str)
+            and isinstance(shape, dict)
+            and isinstance(target, dict)
+            and {"architecture", "weights"} <= target.keys()
+        ):
+            msg = f"{path}: expected a drafter of format {FORMAT}, found {facts.get('format')!r}; train it again"
+            raise CheckpointError(msg)
+        of = Fingerprint(str(target["architecture"]), str(target["weights"]))
+        return cls(folder, kind, shape, of, facts)
+
+    def make(self, shape: type[Shape]) -> Shape:
+        """``self.shape`` as the dataclass of its kind.
+
+        Raises:
+            CheckpointError: other fields than it has, or values that it refuses.
+        """
+        names = {each.name for each in fields(shape)}  # type: ignore[arg-type]
+        if names != self.shape.keys():
+            expected, found = ", ".join(sorted(names)), ", ".join(sorted(self.shape))
+            msg = f"{self.folder / _FILE}: expected a shape with {expected}, found {found}; train it again"
+            raise CheckpointError(msg)
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in self.shape.items()}
+        return self.build(lambda: shape(**values))
+
+    def build(self, make: Callable[[], Made]) -> Made:
+        """What ``make`` makes by ``self.shape``: a module for the target, for example.
+
+        Raises:
+            CheckpointError: the shape is refused, as no training would have written it.
+        """
+        try:
+            return make()
+        except (OptionError, TypeError) as error:
+            msg = f"{self.folder / _FILE}: {error}; train it again"
+            raise CheckpointError(msg) from error
+
+    def open(self, module: nn.Module) -> Checkpoint:
+        """The weights, which must be those of ``module``.
+
+        Raises:
+            CheckpointError: tensors are missing, left over, wrongly shaped or damaged.
+        """
+        checkpoint = Checkpoint(self.folder, again="train it again")
+        found = {name: checkpoint.shape(name) for name in checkpoint}
+        expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                msg = (
+                    f"{self.folder}: tensor {name}: expected shape {expected.get(name)}, found {found.get(name)}; "
+                    "train it again"
+                )
+                raise CheckpointError(msg)
+            checkpoint.check_dtype(name)
+        return checkpoint
+
+    def load(self, module: Module, cache: PagedCache) -> Module:
+        """Put the weights into ``module``, frozen, as whoever computes with ``cache`` wants them.
+
+        Raises:
+            CheckpointError: as :meth:`open`.
+        """
+        checkpoint = self.open(module)
+        tensors = {name: checkpoint.tensor(name).to(cache.device, cache.dtype, copy=True) for name in checkpoint}
+        module.load_state_dict(tensors, assign=True)
+        module.requires_grad_(False).eval()
+        pack_linears(module, choose_linear(cache.kernels, cache.device))
+        return module
+
+
+def open_trained(drafter: str, model: str | None, bundled: str, target: Target) -> Trained:
+    """The trained drafter of a path, a Hub id or, for ``None``, the one that pronk ships.
+
+    Args:
+        drafter: its name in the registry.
+        model: a folder or a Hub id.
+        bundled: name of the one that pronk ships.
+        target: what it is to guess for.
+
+    Raises:
+        CheckpointError: no such folder, or a damaged one.
+        OptionError: it is of another kind, or was trained on another target.
+    """
+    place = Path(str(files("pronk") / "bundled" / bundled)) if model is None else resolve_model(model).resolve()
+    trained = Trained.read(place)
+    if trained.kind != drafter:
+        msg = f"{drafter}: expected a folder of this kind of drafter, found {trained.kind} in {place}"
+        raise OptionError(msg)
+    if target.fingerprint is not None and trained.target != target.fingerprint:
+        what = "the bundled one" if model is None else f"{place}"
+        msg = (
+            f"{drafter}: expected the target that {what} was trained on ({trained.target}), found another "
+            f"({target.fingerprint}); train one for it: pronk train {_COMMANDS.get(drafter, drafter)} --target …"
+        )
+        raise OptionError(msg)
+    return trained

@@ -1,0 +1,210 @@
+"""Kangaroo's adapter: from an early layer's output to the target's head (Liu et al. 2024, section 3.1).
+
+With ``f`` the output of the target's layer number ``l``, the self-draft model of the paper is ``head(A(f))``, where ::
+
+    attention      A(f) = norm(f + attention(norm(f)))          the paper's; the head is the target's own
+    head           the same, with a head of its own
+    transformer    A(f) = norm(layer(f))                        with post norm and feed-forward network
+    mlp            A(f) = norm(f + W₂ silu(W₁ norm(f)))         no attention, with a head of its own
+
+The last three are the ablations of table 2. Attention is multi-head: as many key/value heads as query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pronk.architecture.config import ModelConfig
+from pronk.errors import OptionError
+from pronk.model.decoder import Attend, Layer, empty_linear, make_norm
+from pronk.model.linear import Linear
+from pronk.model.program import Program
+
+__all__ = ["ADAPTERS", "Kangaroo", "KangarooShape"]
+
+ADAPTERS = ("attention", "head", "transformer", "mlp")
+
+
+@dataclass(frozen=True)
+class KangarooShape:
+    """What an adapter is made by, besides the target's own sizes.
+
+    Attributes:
+        exit_layer: number of the layer whose output it reads: 1 is the target's first, and the last one is too late.
+        adapter: one of :data:`ADAPTERS`.
+        heads: attention heads, each of the target's head size.
+        mlp: width of the feed-forward network of ``transformer``.
+
+    Raises:
+        OptionError: a value out of its range.
+    """
+
+    exit_layer: int
+    adapter: str = "attention"
+    heads: int = 1
+    mlp: int = 1
+
+    def __post_init__(self) -> None:
+        if self.adapter not in ADAPTERS:
+            msg = f"adapter: expected one of {', '.join(ADAPTERS)}, found {self.adapter!r}"
+            raise OptionError(msg)
+        for name in ("exit_layer", "heads", "mlp"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                msg = f"{name.replace('_', '-')}: expected an integer of at least 1, found {value!r}"
+                raise OptionError(msg)
+
+    @classmethod
+    def of_target(
+        cls, config: ModelConfig, exit_layer: int, adapter: str, heads: int | None = None, mlp: int | None = None
+    ) -> KangarooShape:
+        """A shape with the target's own number of heads and width, unless others are given.
+
+        Raises:
+            OptionError: a value out of its range, or an exit layer that the target does not have.
+        """
+        made = cls(
+            exit_layer,
+            adapter,
+            config.num_heads if heads is None else heads,
+            config.intermediate_size if mlp is None else mlp,
+        )
+        made.check(config)
+        return made
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise :class:`~pronk.errors.OptionError` if a target of this shape has no such exit layer."""
+        most = config.num_layers - 1
+        if self.exit_layer > most:
+            expected = f"1 to {most} for a target of {most + 1} layers" if most else "a target of at least 2 layers"
+            msg = f"exit-layer: expected {expected}, found {self.exit_layer}"
+            raise OptionError(msg)
+
+    @property
+    def attends(self) -> bool:
+        """Whether the adapter has attention, and so keys and values of its own."""
+        return self.adapter != "mlp"
+
+    @property
+    def own_head(self) -> bool:
+        """Whether it has a head of its own."""
+        return self.adapter in {"head", "mlp"}
+
+    def config(self, target: ModelConfig) -> ModelConfig:
+        """The adapter as a decoder of one layer: what its keys and values need, and how it attends.
+
+        It sees as much of the text as the layer that it reads, whose rows may be gone beyond that.
+        """
+        window = target.windows[self.exit_layer - 1] if target.windows else None
+        return replace(
+            target,
+            num_layers=1,
+            num_heads=self.heads,
+            num_kv_heads=self.heads,
+            intermediate_size=self.mlp,
+            windows=(window,),
+        )
+
+
+class Kangaroo(nn.Module):
+    """The adapter, on packed rows; with plain float32 weights that are still to be filled.
+
+    Args:
+        shape: the adapter's.
+        target: the configuration of the target.
+
+    Raises:
+        OptionError: the target has no such exit layer.
+    """
+
+    def __init__(self, shape: KangarooShape, target: ModelConfig) -> None:
+        super().__init__()
+        shape.check(target)
+        self.shape = shape
+        self.config = shape.config(target)
+        self.layers = nn.ModuleList([_BLOCKS[shape.adapter](self.config)])
+        vocab, size = target.vocab_size, target.hidden_size
+        self.norm = make_norm(target, size)
+        self.head: Linear | None = empty_linear(vocab, size, False) if shape.own_head else None
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+        """The exit layer's output ``[rows, hidden]`` to what goes into the head, of the same shape.
+
+        ``attend`` is asked for layer 0, by adapters that attend.
+        """
+        return self.norm(self.layers[0](x, rope, 0, attend))
+
+    def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:  # noqa: ARG002 - there is one
+        """:meth:`forward`, as one of :class:`~pronk.drafters.shared.side_cache.Parts`."""
+        return self(x, rope, attend)
+
+    def compile_part(self, index: int, program: Program) -> None:
+        """Describe it to the kernels."""
+        self.layers[index].compile(program, index)
+        program.norm(self.norm)
+
+    def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
+        """Random weights for training; the last norm, and a head of its own, begin as copies of the target's.
+
+        Args:
+            generator: of the random numbers.
+            norm: the target's final norm.
+            head: ``[vocab, hidden]`` of the target's head.
+        """
+        with torch.no_grad():
+            for name, parameter in self.layers.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                else:
+                    parameter.normal_(0.0, 0.02, generator=generator)
+            self.norm.load_state_dict({name: value.float() for name, value in norm.state_dict().items()})
+            if self.head is not None:
+                self.head.load_state_dict({"weight": head.float()})
+
+
+class _Attention(Layer):
+    """Input norm, attention and residual: the first half of a layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config, empty_linear)
+        del self.mlp_norm, self.up, self.down
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+        """See :class:`~pronk.model.decoder.Layer`."""
+        return self.attend(x, rope, index, attend)
+
+    def compile(self, program: Program, index: int) -> None:
+        """See :class:`~pronk.model.decoder.Layer`."""
+        program.attention(self, index)
+
+
+class _TwoLinears(nn.Module):
+    """Input norm, two linears and residual."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.input_norm = make_norm(config, size)
+        self.up, self.down = empty_linear(size, size, False), empty_linear(size, size, False)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:  # noqa: ARG002 - as all blocks
+        """See :class:`~pronk.model.decoder.Layer`; rows do not see each other."""
+        return x + self.down(F.silu(self.up(self.input_norm(x))))
+
+    def compile(self, program: Program, index: int) -> None:  # noqa: ARG002 - as all blocks
+        """See :class:`~pronk.model.decoder.Layer`."""
+        program.linear(self.up, norm=self.input_norm, activation="silu", to="B")
+        program.linear(self.down, source="B", residual=True)
+
+
+_BLOCKS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "attention": _Attention,
+    "head": _Attention,
+    "transformer": lambda config: Layer(config, empty_linear),
+    "mlp": _TwoLinears,
+}

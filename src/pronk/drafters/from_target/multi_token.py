@@ -1,0 +1,255 @@
+"""Multi-token heads: one pass beside the target guesses several tokens (Gloeckle et al. 2024, Stern et al. 2018).
+
+The heads read what one of the target's layers says at the token before the last, from which the target has chosen the
+last one, and guess what follows it (blockwise parallel decoding). All heads of all requests are one pass, and with none
+of them decoding is plain::
+
+    text            a  b  c | d              c was computed in the last pass, which chose d
+    target's head            d               the root
+    head 1, 2, 3             e  f  g         one chain below it: each guess knows the text up to c, and not the others
+
+or, with ``tree``, a tree of the likeliest tokens of each head (:mod:`pronk.drafters.from_target._ranked_heads`).
+
+Transformer heads attend to keys and values of their own of all earlier tokens, in a cache beside the target's, which
+keeps the outputs that they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from pronk.drafters.base import DraftContext, Outcome
+from pronk.drafters.from_target._ranked_heads import guess_tree
+from pronk.drafters.from_target.modules.files import open_trained
+from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
+from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.chain import Chain, ChainDrafter, Stop, grow
+from pronk.drafters.shared.options import check_integer, check_path
+from pronk.drafters.shared.pace import Rest
+from pronk.drafters.shared.rank_tree import Path as Ranks
+from pronk.drafters.shared.rank_tree import check_paths, check_tree
+from pronk.drafters.shared.side_cache import CHUNK, Apply, Beside, Lane
+from pronk.drafters.target import Target
+from pronk.errors import OptionError
+from pronk.tree import TokenTree
+
+__all__ = ["MultiToken", "MultiTokenState"]
+
+_BUNDLED = "pronk-tiny-multi-token"
+_MOST_HEADS = 63
+
+
+@dataclass
+class MultiTokenState:
+    """One request's guesses.
+
+    Attributes:
+        calibration: of the heads' probabilities.
+        lane: what the heads' cache holds of the text; it makes a proposal cheaper, never another one.
+        rest: from guessing, where it does not pay.
+        able: whether there was something to guess from in the step that is under way.
+    """
+
+    calibration: Calibration
+    lane: Lane = field(compare=False)
+    rest: Rest = field(default_factory=Rest)
+    able: bool = field(default=False, compare=False)
+
+
+class _Heads:
+    """Heads at work beside their target."""
+
+    def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
+        self.target, self.heads = target, heads
+        self.layer = heads.shape.layer
+        self.beside = Beside(target, heads)
+        target.keep_hidden(self.layer, self)
+
+    def read(self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int) -> Tensor:
+        """Run what the heads have not read of the texts, which :meth:`ready` has found places for.
+
+        Returns:
+            Logits ``[requests, count, vocab]`` float32 of the tokens after the last ones.
+        """
+        tokens, rows = list[Sequence[int]](), list[Tensor]()
+
+        def forward(x: Tensor, apply: Apply) -> Tensor:
+            made = dict(self.heads.run(x, apply, count))
+            return torch.stack([made[index] for index in range(count)], dim=1)
+
+        for state, context in zip(states, contexts, strict=True):
+            lane, table = state.lane, context.table
+            if table.length - len(lane.tokens) > CHUNK:  # it is read by itself
+                self.beside.catch_up(lane, context.tokens[: table.length], table, self.layer, forward)
+                _forget(lane, table.length - 1)
+            tokens.append(context.tokens[len(lane.tokens) : table.length])
+            rows.append(self.target.cache.read_hidden(self.layer, table, len(lane.tokens), table.length))
+        said = self.beside.run([state.lane for state in states], tokens, rows, forward)
+        return self._logits(torch.stack([each[-1] for each in said]))
+
+    def ready(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
+        """Whether there are guesses to be made, rows to make them from, and places for these."""
+        certain, gone = context.table.length, context.table.released * self.target.cache.block_size
+        if min(context.max_depth, context.max_nodes) < 1 or certain - 1 < gone:
+            return False
+        if len(context.tokens) - 1 > certain:  # others' guesses, of which the target has said nothing yet
+            return False
+        # What the last computed token says is asked again, even if nothing has happened since the last time.
+        _forget(state.lane, certain - 1)
+        return self.beside.ready(state.lane, context, 0)
+
+    @torch.inference_mode()
+    def _logits(self, rows: Tensor) -> Tensor:
+        """``[requests, heads, hidden]`` to ``[requests, heads, vocab]``."""
+        decoder = self.target.decoder
+        said = [
+            self.heads.unembedding(index, decoder.head).logits(self.heads.norm(index, rows[:, index].contiguous()))
+            for index in range(rows.shape[1])
+        ]
+        return torch.stack(said, dim=1).cpu()
+
+
+@dataclass(frozen=True)
+class MultiToken(ChainDrafter[MultiTokenState]):
+    """Options of multi-token heads.
+
+    Attributes:
+        model: a folder that ``pronk train heads``, or ``pronk train lm --future-tokens``, has written, or a Hub id;
+            ``None`` is the folder ``heads`` of the target, or else the bundled one.
+        num_tokens: most tokens of a branch, 1..63, and so the heads that are used; ``None`` is all of them.
+        tree: ``None`` is a chain. A number of nodes is the tree of so many that is likeliest to be reached, by the
+            heads' own probabilities in that step; paths of ranks, as in ``((0,), (1,), (0, 0))``, are always the same
+            tree.
+    """
+
+    name: ClassVar[str] = "multi_token"
+
+    model: str | None = None
+    num_tokens: int | None = None
+    tree: int | tuple[Ranks, ...] | None = None
+    _loaded: _Heads | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_path(self.name, "model", self.model)
+        if self.num_tokens is not None:
+            check_integer(self.name, "num_tokens", self.num_tokens, 1, _MOST_HEADS)
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))
+
+    def bind(self, target: Target) -> Self:
+        """The drafter with the heads loaded beside the target.
+
+        Raises:
+            CheckpointError: they cannot be loaded.
+            OptionError: they were trained on another target or are fewer than asked for, or there is no memory for
+                what they keep.
+        """
+        if self._loaded is not None and self._loaded.target is target:
+            return self
+        trained = open_trained(self.name, self.model or _beside(target), _BUNDLED, target)
+        shape = trained.make(HeadsShape)
+        if self.num_tokens is not None and self.num_tokens > shape.num_heads:
+            msg = f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found {self.num_tokens}"
+            raise OptionError(msg)
+        if isinstance(self.tree, tuple):
+            check_paths(self.name, "tree", self.tree, shape.num_heads)
+
+        def make() -> _Heads:
+            heads = trained.build(lambda: MultiTokenHeads(shape, target.decoder.config))
+            return _Heads(target, trained.load(heads, target.cache))
+
+        bound = replace(self)
+        object.__setattr__(bound, "_loaded", target.share(trained.folder, self.name, make=make))
+        return bound
+
+    @property
+    def source(self) -> str:
+        """Its name, and that of its heads' folder."""
+        return self.name if self.model is None else f"{self.name} {Path(self.model).name}"
+
+    @property
+    def loaded(self) -> _Heads:
+        """The heads at work."""
+        assert self._loaded is not None, "a drafter has to meet its target before it guesses"
+        return self._loaded
+
+    def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - read with the first proposal
+        """Nothing is read yet."""
+        return MultiTokenState(Calibration(self.source), Lane())
+
+    @property
+    def expands(self) -> bool:
+        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`: with a tree it does."""
+        return self.tree is not None
+
+    def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
+        """See ``ChainDrafter``; all guesses cost one pass, so all are made or none."""
+        heads = self.loaded.heads.shape.num_heads
+        count = heads if stop is not None else self.num_tokens or heads
+        chains = [Chain(context, context.state.calibration) for context in contexts]
+        said = self._ask(contexts, count)
+        numbers = [*said]
+
+        def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
+            return [said[numbers[i]][len(chains[numbers[i]])] for i in live]
+
+        def ends(i: int, chain: Chain) -> bool:
+            return len(chain) >= count or (stop is not None and stop(numbers[i], chain))
+
+        grow([chains[number] for number in numbers], logits, ends)
+        return chains
+
+    def propose(self, contexts: Sequence[DraftContext[MultiTokenState]]) -> list[TokenTree]:
+        """The chains, or the trees."""
+        if self.tree is None:
+            return super().propose(contexts)
+        trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
+        heads = self.loaded.heads.shape.num_heads
+        deepest = heads if isinstance(self.tree, int) else max(map(len, self.tree))
+        for number, logits in self._ask(contexts, min(deepest, self.num_tokens or heads)).items():
+            own = [contexts[number].state.calibration] * len(logits)
+            trees[number] = guess_tree(contexts[number], logits, own, self.tree)
+        return trees
+
+    def _ask(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
+        """By the numbers of the contexts that there are guesses for, logits ``[count, vocab]`` of the first heads."""
+        going = list[int]()
+        for number, context in enumerate(contexts):
+            state = context.state
+            if not (context.thrifty and state.rest.steps):
+                state.able = self.loaded.ready(state, context)
+                if state.able and min(context.max_depth, context.max_nodes):
+                    going.append(number)
+        if not going:
+            return {}
+        asked = [contexts[number] for number in going]
+        return dict(zip(going, self.loaded.read([context.state for context in asked], asked, count), strict=True))
+
+    def observe(self, outcomes: Sequence[Outcome[MultiTokenState]]) -> None:
+        """Count what was accepted."""
+        for outcome in outcomes:
+            state = outcome.state
+            state.calibration.learn(outcome.tree, outcome.path)
+            state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
+            state.able = False
+
+    def stop(self, state: MultiTokenState) -> None:
+        """Give back the lane."""
+        self.loaded.beside.release(state.lane)
+
+
+def _forget(lane: Lane, length: int) -> None:
+    """The lane's text ends after so many tokens, if it is longer."""
+    del lane.tokens[length:]
+    lane.table.length = min(lane.table.length, length)
+
+
+def _beside(target: Target) -> str | None:
+    """The heads that came with the target, if any."""
+    folder = None if target.folder is None else target.folder / "heads"
+    return str(folder) if folder is not None and (folder / "drafter.json").is_file() else None

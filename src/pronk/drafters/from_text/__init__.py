@@ -1,0 +1,1 @@
+"""Guesses from the text so far, or from texts that were kept."""

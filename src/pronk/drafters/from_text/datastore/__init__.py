@@ -1,0 +1,1 @@
+"""Sorted texts on disk that ``retrieval`` searches."""

@@ -1,0 +1,131 @@
+"""Every drafter in one line: its name, and where its class is. Free of torch, so that names cost nothing.
+
+Everything that lists drafters asks this table: ``pronk.__all__`` and its lazy import, the command line, verification,
+and the tests. A new drafter is one file and one line here.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pronk.errors import OptionError
+
+if TYPE_CHECKING:
+    from pronk.drafters.base import Drafter
+
+__all__ = ["DRAFTERS", "REGISTRY", "class_names", "make_drafter"]
+
+DRAFTERS: dict[str, str] = {
+    "autoregressive": "autoregressive:Autoregressive",
+    "jacobi": "from_outputs.jacobi:Jacobi",
+    "gauss_seidel": "from_outputs.gauss_seidel:GaussSeidel",
+    "lookahead": "from_outputs.lookahead:Lookahead",
+    "prompt_lookup": "from_text.prompt_lookup:PromptLookup",
+    "suffix": "from_text.suffix:Suffix",
+    "retrieval": "from_text.retrieval:Retrieval",
+    "recycling": "from_outputs.recycling:Recycling",
+    "draft_model": "from_draft.draft_model:DraftModel",
+    "kangaroo": "from_target.kangaroo:Kangaroo",
+    "medusa": "from_target.medusa:Medusa",
+    "multi_token": "from_target.multi_token:MultiToken",
+    "threshold": "from_draft.threshold:Threshold",
+    "staged": "from_draft.staged:Staged",
+    "cape": "from_draft.cape:Cape",
+    "beam": "from_draft.beam:Beam",
+    "glide": "from_target.glide:Glide",
+    "vanilla": "from_target.glide:Vanilla",
+    "first_of": "combined.first_of:FirstOf",
+    "merged": "combined.merged:Merged",
+}
+
+
+def class_names() -> dict[str, str]:
+    """The module of each drafter's class, by the name of the class."""
+    return {cls: f"pronk.drafters.{module}" for module, cls in (home.split(":") for home in DRAFTERS.values())}
+
+
+class _Classes(Mapping[str, "type[Drafter[Any]]"]):
+    """The classes of :data:`DRAFTERS`, imported when they are asked for."""
+
+    def __getitem__(self, name: str) -> type[Drafter[Any]]:
+        module, _, cls = DRAFTERS[name].partition(":")
+        made: type[Drafter[Any]] = getattr(import_module(f"pronk.drafters.{module}"), cls)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(DRAFTERS)
+
+    def __len__(self) -> int:
+        return len(DRAFTERS)
+
+
+REGISTRY: Mapping[str, type[Drafter[Any]]] = _Classes()
+
+
+def make_drafter(spec: str | Drafter[Any]) -> Drafter[Any]:
+    """A drafter from its name, with or without options, or the object itself.
+
+    Raises:
+        OptionError: unknown drafter or option, or a value out of its range; the message lists what there is.
+    """
+    if not isinstance(spec, str):
+        return _known(spec)
+    try:
+        node = ast.parse(spec.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _unreadable(spec) from error
+    return _build(node, spec)
+
+
+def _known(spec: Any) -> Drafter[Any]:
+    from pronk.drafters.base import Drafter  # noqa: PLC0415 - it needs torch, and names do not
+
+    if not isinstance(spec, Drafter):
+        msg = f"drafter: expected a name or a drafter, found {spec!r}"
+        raise OptionError(msg)
+    return spec
+
+
+def _build(node: ast.expr, spec: str) -> Drafter[Any]:
+    """The drafter of ``name`` or ``name(drafter, …, option=value, …)``; values are Python literals."""
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    if not isinstance(call.func, ast.Name):
+        raise _unreadable(spec)
+    name = call.func.id
+    if name not in REGISTRY:
+        msg = f"unknown drafter {name!r}; expected one of {', '.join(REGISTRY)}"
+        raise OptionError(msg)
+    known = list(inspect.signature(REGISTRY[name]).parameters)
+    options = _options(call, spec)
+    for option in options:
+        if option not in known or option == "parts":
+            listed = ", ".join(each for each in known if each != "parts")
+            msg = f"{name}: unknown option {option!r}; it has {listed or 'no options'}"
+            raise OptionError(msg)
+    if call.args:
+        if "parts" not in known:
+            raise _unreadable(spec)
+        options["parts"] = tuple(_build(part, spec) for part in call.args)
+    return REGISTRY[name](**options)
+
+
+def _options(call: ast.Call, spec: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg in options:
+            msg = f"drafter {spec!r}: expected {keyword.arg} once, found it twice"
+            raise OptionError(msg)
+        try:
+            options[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError) as error:
+            msg = f"drafter {spec!r}: the value of {keyword.arg} is not a number, a text or a truth value"
+            raise OptionError(msg) from error
+    return options
+
+
+def _unreadable(spec: str) -> OptionError:
+    return OptionError(f'drafter {spec!r} cannot be read; expected "name" or "name(option=value, …)"')

@@ -1,0 +1,1 @@
+"""What drafters of several rooms use."""

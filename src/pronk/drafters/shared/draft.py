@@ -1,0 +1,325 @@
+"""A draft model at work: its weights, its cache, and what that cache holds of each request.
+
+Its cache is kept level with the text. What was accepted of the last proposal is there already; what is new (a bonus
+token, tokens that another drafter guessed, at first the prompt) goes through in one pass, whose last row says how the
+text goes on. For the text ``a b c`` and the guesses ``x y`` below it ::
+
+    proposal       a b c [x]  y       x was run to guess y; y itself was not
+    x accepted,    a b c  x  [z]      one row: the bonus token z
+    z the bonus
+
+so no token is run twice, as long as it stays.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pronk.architecture.config import ModelConfig
+from pronk.cache.blocks import BlockTable
+from pronk.choosing.chooser import Guess
+from pronk.drafters.base import DraftContext
+from pronk.drafters.shared.chain import Chain
+from pronk.drafters.shared.side_cache import CHUNK, open_pool
+from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
+from pronk.drafters.target import Target
+from pronk.errors import CacheFullError, OptionError
+from pronk.interrupts import interrupted, uninterrupted
+from pronk.model.loader import computed_in, covers, load_decoder, parse_dtype, read_config, resolve_model
+from pronk.passes.attention import Segment
+from pronk.passes.costs import PassCosts
+from pronk.passes.runner import Job, Runner
+from pronk.text.tokenizer import Tokenizer
+from pronk.tree import TokenTree
+
+__all__ = ["Draft", "Lane"]
+
+
+@dataclass
+class Lane:
+    """What the draft's cache holds of one request: its text, and behind it the tree of the last proposal.
+
+    Attributes:
+        table: the places of the text, and of the tree's nodes behind it.
+        tokens: the text, in the draft's ids.
+        tree: the nodes, in the draft's ids, or ``None``; its root is the token after the text.
+        certain: so many tokens the request had when it was last asked about.
+        reencoder: for a draft that has other tokens than the target.
+    """
+
+    table: BlockTable = field(default_factory=BlockTable)
+    tokens: list[int] = field(default_factory=list)
+    tree: TokenTree | None = None
+    certain: int = 0
+    reencoder: Reencoder | None = None
+
+
+class Draft:
+    """Runs a draft model for any number of requests, in passes that they share.
+
+    Attributes:
+        runner: the model and its cache.
+        translation: between the target's vocabulary and the draft's.
+        context: positions that the model has.
+    """
+
+    def __init__(self, runner: Runner, translation: Translation) -> None:
+        self.runner = runner
+        self.translation = translation
+        self.context = runner.decoder.config.context
+        self._costs: PassCosts | None = None
+
+    @classmethod
+    def open(cls, drafter: str, model: str | None, target: Target, dtype: str, weights: str) -> Draft:
+        """The draft model of a path or name, loaded once for each target.
+
+        Args:
+            drafter: its name, for errors.
+            model: a folder or a Hub id; ``None`` is the bundled one.
+            target: whose device and memory it shares.
+            dtype: as for :class:`~pronk.llm.LLM`.
+            weights: ``"plain"`` or ``"int8"``.
+
+        Raises:
+            CheckpointError: the model cannot be loaded.
+            OptionError: the vocabularies do not go together, or nobody said which model.
+        """
+        path = _bundled(drafter, target) if model is None else resolve_model(model).resolve()
+
+        def make() -> Draft:
+            config = read_config(path)
+            translation = _translation(drafter, target, path, config)
+            kind = parse_dtype(dtype, config)
+            kernels = target.cache.kernels if covers(target.cache.kernels, config) else None
+            if kernels is None and target.cache.kernels is not None:
+                reason = f"{drafter}: no kernels for heads of {config.head_dim} in {path.name}"
+                warnings.warn(f"{reason}; torch computes the draft instead, slower", stacklevel=2)
+            device = target.cache.device
+            decoder = load_decoder(path, config, dtype=kind, device=device, kernels=kernels, weights=weights)
+            pool = open_pool(target, config, computed_in(kind, kernels), kernels)
+            return cls(Runner(decoder, pool), translation)
+
+        return target.share(path, dtype, weights, make=make)
+
+    @property
+    def costs(self) -> PassCosts | None:
+        """What its passes cost by their rows; ``None`` as long as its cache has no room to measure it."""
+        if self._costs is None:
+            self._costs = PassCosts.measure(self.runner)
+        return self._costs
+
+    def lane(self) -> Lane:
+        """The lane of a new request."""
+        return Lane(reencoder=self.translation.reencoder())
+
+    def release(self, lane: Lane) -> None:
+        """Give back what a lane holds."""
+        with uninterrupted():
+            self.runner.cache.release(lane.table)
+            lane.tokens.clear()
+            lane.tree = None
+
+    def read(self, lanes: Sequence[Lane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
+        """Bring the lanes up to their requests' text.
+
+        Returns:
+            Logits ``[vocab]`` of the target's tokens after the text; ``None`` where the draft has no room for it.
+        """
+        pending = self.level(lanes, contexts)
+        fed = [(lane, new) for lane, new in zip(lanes, pending, strict=True) if new is not None]
+        rows = iter(self.feed([lane for lane, _ in fed], [new for _, new in fed]))
+        return [None if new is None else next(rows) for new in pending]
+
+    def level(self, lanes: Sequence[Lane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
+        """Forget what the text does not have any more, keep what of the proposals it has now, and read all but the end.
+
+        A request alone reads all of its prompt at once. In company a step reads no more than a chunk, the shortest
+        texts first, so that nobody waits for a long prompt; until all of it is read there is nothing to guess from.
+
+        Returns:
+            What is still to be read, at least the last token; ``None`` where there is no room for it, or not yet.
+        """
+        pending: list[list[int] | None] = []
+        for lane, context in zip(lanes, contexts, strict=True):
+            text, same = context.tokens, lane.certain
+            with uninterrupted():
+                if lane.reencoder is not None:
+                    same = lane.reencoder.update(context.tokens, lane.certain)
+                    text = lane.reencoder.tokens
+                self._follow(lane, text, same)
+                lane.certain = context.table.length + 1  # what follows may be guesses, which come and go
+                fits = self._reserve(lane, len(text), context)
+            fits = fits and (lane.reencoder is None or lane.reencoder.current)
+            pending.append(list(text[len(lane.tokens) :]) if fits else None)
+        self._read_ahead(lanes, pending)
+        return pending
+
+    def _read_ahead(self, lanes: Sequence[Lane], pending: list[list[int] | None]) -> None:
+        """Read the beginnings of what is more than a chunk."""
+        left = CHUNK
+        for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
+            lane, new = lanes[number], pending[number] or []
+            while len(lanes) == 1 and len(new) > CHUNK:
+                self.feed([lane], [new[:CHUNK]])
+                del new[:CHUNK]
+            if len(new) > left:
+                if left:
+                    self.feed([lane], [new[:left]])
+                pending[number] = None
+            left = max(0, left - size)
+
+    def feed(self, lanes: Sequence[Lane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Add tokens (the draft's ids, at least one for each lane) to the text; logits after the last of each."""
+        if not lanes:
+            return []
+        jobs = [
+            self.job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
+            for lane, new in zip(lanes, tokens, strict=True)
+        ]
+        rows = self._run(jobs)
+        with uninterrupted():
+            for lane, new in zip(lanes, tokens, strict=True):
+                _settle(lane, new)
+        return [row[0] for row in rows]
+
+    def grows(self, context: DraftContext[Any]) -> bool:
+        """Whether :meth:`grow` can be asked for a request."""
+        return self.runner.grows and self.translation.nothing_to_do and context.chooser.guesses_alone
+
+    def grow(self, lane: Lane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
+        """Read one request's text, and add guesses to its chain until it is full or ends: one call of the kernels."""
+        (new,) = self.level([lane], [chain.context])
+        if new is None:
+            return
+        steps = min(chain.most, 1 + self.room(lane) - len(new))
+        job = self.job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
+
+        def hear(guess: Guess) -> bool:
+            chain.take(guess)
+            return not (interrupted() or chain.full or ends(chain))
+
+        try:
+            # Nobody could be told of an interruption in the midst of it.
+            with uninterrupted():
+                passes = self.runner.grow(job, chain.context.chooser, steps, hear)
+                _settle(lane, [*new, *chain.tokens[: passes - 1]])
+        finally:
+            chain.context.chooser.rollback(len(chain))
+
+    def branch(self, lanes: Sequence[Lane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Compute trees (the draft's ids) that grew since the last time, in passes that leave the text as it is.
+
+        Args:
+            lanes: of the requests.
+            trees: rooted at the token after the lane's text and ``lead``; the nodes of ``lane.tree`` come first.
+            leads: text between the lane's and the tree; none if ``lane.tree`` is there.
+
+        Returns:
+            Logits ``[new nodes, vocab]`` of the target's tokens.
+        """
+        jobs = []
+        for lane, tree, lead in zip(lanes, trees, leads, strict=True):
+            computed, whole = len(lane.tree or ()), tree.hang_below(lead)
+            jobs.append(self.job(lane, whole, range(computed or len(lead), len(whole)), computed))
+        rows = self._run(jobs)
+        with uninterrupted():
+            for lane, tree, lead in zip(lanes, trees, leads, strict=True):
+                _settle(lane, lead)
+                lane.tree = tree
+        return rows
+
+    def job(self, lane: Lane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
+        """A lane's share of a pass over ``tree``, its first ``computed`` nodes left out, as :class:`Job` has it."""
+        return Job(Segment(lane.table, tree, computed), wanted, len(lane.tokens) or wanted.start + 1)
+
+    def cut(self, lane: Lane, length: int) -> None:
+        """Forget what a lane holds beyond so many tokens of its text."""
+        if lane.tree is not None or len(lane.tokens) > length:
+            _settle(lane, (), min(len(lane.tokens), length))
+            lane.tree = None
+
+    def room(self, lane: Lane) -> int:
+        """How many more tokens the lane's text may have."""
+        return self.context - len(lane.tokens)
+
+    def ids(self, tokens: Sequence[int]) -> list[int]:
+        """The draft's ids of tokens that it guessed."""
+        ids = [self.translation.to_draft(token) for token in tokens]
+        return [token for token in ids if token is not None]
+
+    def _run(self, jobs: Sequence[Job]) -> list[Tensor]:
+        return [self.translation.to_target(each.float()) for each in self.runner.forward(jobs).logits]
+
+    def _follow(self, lane: Lane, text: Sequence[int], same: int) -> None:
+        """Keep as much of what the lane holds as the text begins with, but for the text's last token.
+
+        ``same`` tokens of the text are what they were the last time.
+        """
+        held = _shared(lane.tokens, text, same)
+        if lane.tree is not None and held == len(lane.tokens) < len(text) - 1:
+            path = _path(lane.tree, text[held:-1])
+            self.runner.cache.commit(lane.table, path)
+            _settle(lane, text[held : held + len(path)])
+        else:
+            _settle(lane, (), min(held, len(text) - 1))
+        lane.tree = None
+
+    def _reserve(self, lane: Lane, length: int, context: DraftContext[Any]) -> bool:
+        """Find places for the text, and at first for all that will follow, so that the blocks lie in a run."""
+        if length > self.context:
+            return False
+        to_come = max(context.max_depth, context.params.max_tokens - context.chooser.num_chosen)
+        try:
+            self.runner.cache.prepare(lane.table, length + to_come + context.max_nodes)
+        except CacheFullError:
+            return False
+        return True
+
+
+def _settle(lane: Lane, new: Sequence[int], keep: int | None = None) -> None:
+    """The text is what it was, or ``keep`` tokens of it, and ``new``."""
+    lane.tokens[len(lane.tokens) if keep is None else keep :] = new
+    lane.table.length = len(lane.tokens)
+
+
+def _shared(held: Sequence[int], text: Sequence[int], start: int) -> int:
+    """How many tokens both begin with; so many as ``start`` are known to be the same."""
+    stop = min(len(held), len(text))
+    return next((i for i in range(min(start, stop), stop) if held[i] != text[i]), stop)
+
+
+def _path(tree: TokenTree, text: Sequence[int]) -> list[int]:
+    """The nodes from the root on that carry ``text``, as far as there are any."""
+    path: list[int] = []
+    node: int | None = 0 if text and tree.tokens[0] == text[0] else None
+    while node is not None:
+        path.append(node)
+        node = tree.child(node, text[len(path)]) if len(path) < len(text) else None
+    return path
+
+
+def _bundled(drafter: str, target: Target) -> Path:
+    path = Path(str(files("pronk") / "bundled" / "pronk-tiny-draft"))
+    if target.tokenizer is None or Tokenizer.load(path).fingerprint != target.tokenizer.fingerprint:
+        msg = (
+            f'{drafter}: expected model="…", a folder or a Hub id of a small model that guesses for this one; '
+            "found none, and the bundled draft model has another vocabulary"
+        )
+        raise OptionError(msg)
+    return path
+
+
+def _translation(drafter: str, target: Target, path: Path, config: ModelConfig) -> Translation:
+    size = target.decoder.config.vocab_size
+    if target.tokenizer is None:
+        return Translation.same(size, config.vocab_size)
+    return Translation.between(
+        drafter, target.tokenizer, size, Tokenizer.load(path, config.vocab_size), config.vocab_size
+    )

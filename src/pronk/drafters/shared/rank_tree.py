@@ -1,0 +1,113 @@
+"""Static trees for heads that guess independently: which ranks of which heads are worth a row of the pass.
+
+Head number ``d`` (1 is the first) guesses the token of depth ``d`` without knowing what was guessed above it, so a node
+is a *path of ranks*: ``(0, 2)`` is the third likeliest token of head 2 below the likeliest one of head 1. ::
+
+    root ┬ (0,) ┬ (0, 0) ─ (0, 0, 0)
+         │      └ (0, 1)
+         └ (1,) ─ (1, 0)
+
+With ``a[d][r]``, how often rank ``r`` of head ``d`` is the target's token, a node is reached with the probability
+``a[1][r1] a[2][r2] …``, as far as the heads are independent, and a pass accepts the sum of that over its nodes. The
+tree of so many nodes that accepts most takes in the likeliest node whose parent is in, again and again (Cai et al.
+2024, 2.3.3): a child is never likelier than its parent, so these are the likeliest nodes of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from pronk.drafters.shared.options import check_integer
+from pronk.drafters.shared.trie import Frontier
+from pronk.errors import OptionError
+
+__all__ = ["MAX_NODES", "MAX_RANKS", "Path", "best_paths", "check_paths", "check_tree", "main_chain_first", "reached"]
+
+MAX_NODES, MAX_RANKS = 127, 64
+
+# Ranks from the root down, 0 is the likeliest.
+Path = tuple[int, ...]
+
+
+def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, ...]:
+    """The ``size`` paths that are reached most often, the likeliest first; fewer where there are no more.
+
+    Args:
+        accuracies: ``[head][rank]``, 0..1. A rank that is right more often than the one above it counts as that one,
+            so that a tree never has a rank without the better ones.
+        size: nodes below the root.
+    """
+    falling = [[min(row[: rank + 1]) for rank in range(len(row))] for row in accuracies]
+    frontier, paths = Frontier[Path](), list[Path]()
+
+    def offer(gain: float, path: Path) -> None:
+        if len(path) <= len(falling) and path[-1] < len(falling[len(path) - 1]):
+            frontier.offer(gain * falling[len(path) - 1][path[-1]], path)
+
+    offer(1.0, (0,))
+    while frontier and len(paths) < size:
+        gain, path = frontier.take()
+        paths.append(path)
+        offer(gain, (*path, 0))
+        offer(reached(falling, path[:-1]), (*path[:-1], path[-1] + 1))
+    return tuple(paths)
+
+
+def reached(accuracies: Sequence[Sequence[float]], path: Path) -> float:
+    """How often the walk reaches ``path``: the product along it."""
+    return prod(row[rank] for row, rank in zip(accuracies, path, strict=False))
+
+
+def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[Path, ...]:
+    """The paths of a tree that was given by hand, as tuples.
+
+    Args:
+        drafter: its name, for the message.
+        option: likewise.
+        paths: a tuple or list of tuples or lists of ranks, every parent before its children.
+        depth: number of heads.
+
+    Raises:
+        OptionError: it is not a tree of ranks of so many heads.
+    """
+    if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_NODES:
+        msg = f"{drafter}: {option} must be 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
+        raise OptionError(msg)
+    found = list[Path]()
+    for path in paths:
+        ranks = isinstance(path, tuple | list) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in path)
+        if not ranks or not 1 <= len(path) <= depth:
+            msg = f"{drafter}: {option} must have paths of 1..{depth} ranks in 0..{MAX_RANKS - 1}, found {path!r}"
+            raise OptionError(msg)
+        whole = tuple(path)
+        if whole in found or (len(whole) > 1 and whole[:-1] not in found):
+            wrong = "twice" if whole in found else f"without {whole[:-1]} before it"
+            msg = f"{drafter}: {option} must have each path once and behind its parent's, found {whole} {wrong}"
+            raise OptionError(msg)
+        found.append(whole)
+    return tuple(found)
+
+
+def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...] | None:
+    """The option ``tree`` of a drafter: a number of nodes, paths, which come back with the main chain first, or none.
+
+    Raises:
+        OptionError: too many nodes or none, or no tree of ranks of so many heads.
+    """
+    if isinstance(tree, int):
+        check_integer(drafter, "tree", tree, 1, MAX_NODES)
+    return (
+        tree if tree is None or isinstance(tree, int) else main_chain_first(check_paths(drafter, "tree", tree, depth))
+    )
+
+
+def main_chain_first(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The same tree with the chain of likeliest children, from the root down, in front; the others keep their order.
+
+    Keys and values of that chain lie as if it had been decoded plainly (:class:`~pronk.tree.TokenTree`).
+    """
+    chain = list[Path]()
+    while children := [path for path in paths if path[:-1] == (chain[-1] if chain else ())]:
+        chain.append(min(children))
+    return (*chain, *(path for path in paths if path not in chain))

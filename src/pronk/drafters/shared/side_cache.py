@@ -1,0 +1,220 @@
+"""Attention of a drafter's own over what the target makes of the text: a cache beside the target's.
+
+Such a drafter reads outputs of the target's layers, one row per token, instead of tokens, and attends to its own keys
+and values of all rows before. A lane holds those of one request's text, row by row at the tokens' positions::
+
+    text         a b c d | e f        a b c d are in the target's cache, whose outputs it keeps; e f are not yet
+    lane         a b                  c and d are what it has to catch up with
+
+Rows of guesses are added behind them, and stay if the guesses become text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.rope import RopeTable
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
+from pronk.drafters.base import DraftContext
+from pronk.drafters.target import Target
+from pronk.errors import CacheFullError
+from pronk.interrupts import uninterrupted
+from pronk.kernels.library import Kernels
+from pronk.model.decoder import Attend
+from pronk.model.program import Program, Rows
+from pronk.passes.attention import PagedAttention, Segment
+from pronk.tree import TokenTree
+
+__all__ = ["CHUNK", "Beside", "Forward", "Lane", "Parts", "open_pool"]
+
+# Rows in a pass over new text: a long prompt goes through in parts.
+CHUNK = 512
+
+# Runs part number ``i`` of a module on ``[rows, size]``.
+Apply = Callable[[int, Tensor], Tensor]
+
+# From rows ``[rows, size]`` and a way to run the module's parts, to one row each of any shape.
+Forward = Callable[[Tensor, Apply], Tensor]
+
+
+class Parts(Protocol):
+    """A module whose parts attend, each to its own layer of a cache, from ``[rows, size]`` to the same shape."""
+
+    config: ModelConfig
+
+    def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+        """One part, in torch."""
+        ...
+
+    def compile_part(self, index: int, program: Program) -> None:
+        """Describe it to the kernels."""
+        ...
+
+
+@dataclass
+class Lane:
+    """What a cache beside the target's holds of one request.
+
+    Attributes:
+        table: the places of the rows.
+        tokens: the text that they belong to.
+    """
+
+    table: BlockTable = field(default_factory=BlockTable)
+    tokens: list[int] = field(default_factory=list)
+
+
+class Beside:
+    """Runs a module over the target's outputs, for any number of requests at a time.
+
+    Attributes:
+        target: whose outputs, positions and memory they are.
+        module: whose keys and values are kept beside the target's.
+        cache: these, one layer for each part.
+    """
+
+    def __init__(self, target: Target, module: Parts) -> None:
+        self.target = target
+        self.module = module
+        self.cache = open_pool(target, module.config)
+        self._programs: dict[tuple[int, int], Program] = {}
+        self._rope = RopeTable(target.decoder.config.rope)
+
+    def ready(self, lane: Lane, context: DraftContext[Any], room: int) -> bool:
+        """Keep the rows of what the text still begins with, and find places for the rest and ``room`` tokens more.
+
+        Returns:
+            Whether there are places.
+        """
+        text, size = context.tokens, self.cache.block_size
+        held = min(len(lane.tokens), len(text))
+        if lane.tokens[:held] != list(text[:held]):
+            held = next(i for i in range(held) if lane.tokens[i] != text[i])
+        # What has left a sliding window cannot be read any more, and is seen by none of the later tokens.
+        gone = context.table.released * self.target.cache.block_size
+        window = self.cache.config.window
+        with uninterrupted():
+            lane.tokens[held:] = text[held:gone]
+            lane.table.length = len(lane.tokens)
+            # The next row is that behind those held, and looks back from there.
+            self.cache.release_before(lane.table, gone if window is None or held < gone else max(0, held + 1 - window))
+            if not lane.table.blocks:
+                lane.table.released = gone // size
+            if window is None:  # all that will follow at once, so that the blocks lie in a run
+                room += max(context.max_depth, context.params.max_tokens - context.chooser.num_chosen)
+            try:
+                self.cache.prepare(lane.table, len(text) + room)
+            except CacheFullError:
+                return False
+        return True
+
+    def release(self, lane: Lane) -> None:
+        """Give back what a lane holds."""
+        with uninterrupted():
+            self.cache.release(lane.table)
+            lane.tokens.clear()
+
+    def catch_up(
+        self, lane: Lane, text: Sequence[int], table: BlockTable, layer: int, forward: Forward
+    ) -> Tensor | None:
+        """Run what the target's cache holds of ``text`` and the lane does not.
+
+        Args:
+            lane: after :meth:`ready`.
+            text: the request's tokens.
+            table: of the target's cache.
+            layer: number of the layer whose outputs are read; they must have been kept.
+            forward: what to make of its parts.
+
+        Returns:
+            What it says after the last of these tokens, or ``None`` if there was none to run.
+        """
+        last = None
+        for start in range(len(lane.tokens), table.length, CHUNK):
+            stop = min(start + CHUNK, table.length)
+            rows = self.target.cache.read_hidden(layer, table, start, stop)
+            last = self.run([lane], [text[start:stop]], [rows], forward)[0][-1]
+        return last
+
+    @torch.inference_mode()
+    def run(
+        self, lanes: Sequence[Lane], tokens: Sequence[Sequence[int]], rows: Sequence[Tensor], forward: Forward
+    ) -> list[Tensor]:
+        """Add rows to the lanes, in one pass; there must be places for them.
+
+        Args:
+            lanes: of different requests.
+            tokens: the text that the rows belong to, at least one for each lane.
+            rows: ``[len(tokens), size]`` each.
+            forward: what to make of the module's parts.
+
+        Returns:
+            What it says at each row.
+        """
+        segments = [Segment(lane.table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
+        said = forward(torch.cat(list(rows)), self._apply(segments))
+        with uninterrupted():
+            for lane, new in zip(lanes, tokens, strict=True):
+                lane.tokens += new
+                lane.table.length = len(lane.tokens)
+        return list(said.split([len(new) for new in tokens]))
+
+    def _apply(self, segments: Sequence[Segment]) -> Apply:
+        """How the module's parts are run over these rows."""
+        places = [place for s in segments for place in range(s.table.length, s.table.length + s.rows)]
+        kernels = self.cache.kernels
+        if kernels is None:
+            positions = torch.tensor(places, device=self.cache.device)
+            rope = self.target.decoder.rope(positions, positions + 1, self.cache.dtype)
+            attend = PagedAttention(self.cache.config, self.cache, segments)
+            return lambda index, x: self.module.part(index, x, rope, attend)
+        packed = Rows().add([(segment.table, segment.tree, 0) for segment in segments])
+        if self._rope.dynamic:
+            packed.rotate(0, self._rope.lines(places, [place + 1 for place in places]), by_row=True)
+        elif self._rope.config is not None:
+            packed.rotate(0, self._rope.upto(max(places) + 1))
+
+        def apply(index: int, x: Tensor) -> Tensor:
+            out = x.clone()
+            self._program(index).run(packed, out)
+            return out
+
+        return apply
+
+    def _program(self, index: int) -> Program:
+        key = (index, self.cache.version)
+        if key not in self._programs:
+            assert self.cache.kernels is not None
+            size = self.cache.config.hidden_size
+            program = Program(self.cache.kernels, size, self.cache.dtype, self.cache)
+            self.module.compile_part(index, program)
+            self._programs = {known: each for known, each in self._programs.items() if known[1] == key[1]}
+            self._programs[key] = program
+        return self._programs[key]
+
+
+def open_pool(
+    target: Target, config: ModelConfig, dtype: torch.dtype | None = None, kernels: Kernels | None = None
+) -> PagedCache:
+    """A cache for a drafter, in the target's memory; of its dtype and for its kernels, unless a dtype is given."""
+    beside = target.cache
+    if dtype is None:
+        dtype, kernels = beside.dtype, beside.kernels
+    if target.budget is not None:
+        return target.budget.add(config, dtype, kernels)
+    return PagedCache(
+        config,
+        num_blocks=beside.allocator.num_blocks,
+        block_size=beside.block_size,
+        dtype=dtype,
+        device=beside.device,
+        poison=beside.poison,
+        kernels=kernels,
+    )

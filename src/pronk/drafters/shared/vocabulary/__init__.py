@@ -1,0 +1,1 @@
+"""Between a target and a draft of another vocabulary."""

@@ -1,0 +1,182 @@
+"""Between the vocabulary of a target and that of a draft model.
+
+Vocabularies are *identical* if every token has the same id in both: ids go over as they are, and differences in padding
+and in added tokens cost nothing but those tokens. Otherwise the draft guesses among the tokens that both have
+(token-level intersection, Timor et al. 2025): those that stand for the same bytes, special tokens of the same name, and
+the token that ends a text. What it reads is the text in its own tokens, see ``reencoder``.
+
+Nothing here touches what comes out: a context that is cut short or spelled otherwise is only guessed from less well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pronk.drafters.shared.vocabulary.reencoder import Recoding, Reencoder
+from pronk.drafters.shared.vocabulary.spelling import Spelling, spell, without_prefix
+from pronk.errors import OptionError
+from pronk.text.tokenizer import Tokenizer
+
+__all__ = ["Reencoder", "Translation"]
+
+# Of the smaller vocabulary's tokens, those of a single byte aside, this part must be in the other one too. Vocabularies
+# of 1,024 to 16,384 tokens, learned from licences, documentation, Python and C, share 0.3 of it or more, which makes up
+# half of a text or more. Those that share a tenth have little but short pieces of words in common.
+_LEAST_SHARE = 0.1
+
+
+class Translation:
+    """Between a target's vocabulary and a draft model's; made by :meth:`between`.
+
+    Attributes:
+        identical: every token means the same id in both (padding and added tokens aside).
+        shared: how many tokens both have.
+        nothing_to_do: every id of either is the other's.
+    """
+
+    def __init__(
+        self, pairs: Mapping[int, int], target_size: int, draft_size: int, recoding: Recoding | None, lacking: set[int]
+    ) -> None:
+        self.identical = recoding is None
+        self.shared = len(pairs)
+        self._pairs, self._recoding, self._lacking = pairs, recoding, frozenset(lacking)
+        self._target_size, self._draft_size = target_size, draft_size
+        if self.identical:
+            self._index = torch.tensor(sorted(i for i in lacking if i < target_size), dtype=torch.long)
+        else:
+            self._index = torch.full((target_size,), draft_size)
+            self._index[list(pairs)] = torch.tensor(list(pairs.values()))
+        self.nothing_to_do = self.identical and target_size == draft_size and not self._index.numel()
+
+    @classmethod
+    def same(cls, target_size: int, draft_size: int) -> Translation:
+        """For models whose ids mean the same, as far as anybody knows."""
+        return cls({i: i for i in range(min(target_size, draft_size))}, target_size, draft_size, None, set())
+
+    @classmethod
+    def between(
+        cls, drafter: str, target: Tokenizer, target_size: int, draft: Tokenizer, draft_size: int
+    ) -> Translation:
+        """The translation between two models.
+
+        Args:
+            drafter: whose name an error begins with.
+            target: the target's tokenizer.
+            target_size: its model's number of logits, which may be padded.
+            draft: the draft's tokenizer.
+            draft_size: its model's number of logits.
+
+        Raises:
+            OptionError: the two share too few tokens.
+        """
+        lacking = _differences(target, draft)
+        if lacking is not None:
+            ids = target.backend.get_vocab(with_added_tokens=True).values()
+            same = {i: i for i in ids if i not in lacking and i < min(target_size, draft_size)}
+            return cls(same, target_size, draft_size, None, lacking)
+        theirs, ours = spell(target), spell(draft)
+        texts = _pair_texts(theirs, ours)
+        specials = _pair_specials(target, draft)
+        pairs = {t: d for t, d in (texts | specials).items() if t < target_size and d < draft_size}
+        if not _is_enough(theirs, ours, texts):
+            msg = (
+                f"{drafter}: expected a draft model with a similar vocabulary, found {len(pairs)} tokens in common: "
+                f"the target's tokenizer has {target.vocab_size} tokens (its model {target_size}), the draft's "
+                f"{draft.vocab_size} (its model {draft_size}); choose a draft of the same family"
+            )
+            raise OptionError(msg)
+        return cls(pairs, target_size, draft_size, _recoding(target, draft, theirs, ours, specials), set())
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        """``[rows, draft_size]`` to ``[rows, target_size]``: ``-inf`` for tokens that only the target has.
+
+        A view if ids are the same and nothing has to be hidden.
+        """
+        if self.nothing_to_do:
+            return logits
+        if self._index.device != logits.device:
+            self._index = self._index.to(logits.device)
+        if not self.identical:
+            padded = F.pad(logits, (0, 1), value=-torch.inf)
+            return padded.gather(1, self._index.expand(logits.shape[0], -1))
+        missing = self._target_size - self._draft_size
+        logits = F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[:, : self._target_size]
+        return logits.index_fill(1, self._index, -torch.inf) if len(self._index) else logits
+
+    def to_draft(self, token: int) -> int | None:
+        """The draft's id of a target's token, or ``None`` if it has no such token."""
+        if self.identical:
+            return token if token < self._draft_size and token not in self._lacking else None
+        return self._pairs.get(token)
+
+    def reencoder(self) -> Reencoder | None:
+        """What follows one request's text in the draft's tokens; ``None`` if all of the target's ids go over."""
+        if self.identical and self._draft_size >= self._target_size and not len(self._index):
+            return None
+        return Reencoder(self._recoding, self._lacking, self._draft_size)
+
+    def encode(self, tokens: Sequence[int]) -> list[int]:
+        """The draft's tokens for the target's text: re-encoded, or, if ids are the same, without those it lacks."""
+        reencoder = self.reencoder()
+        if reencoder is None:
+            return list(tokens)
+        reencoder.update(tokens)
+        return reencoder.tokens
+
+
+def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
+    """The ids that only one has, or ``None`` if more than added tokens differ, so that ids do not go over."""
+    theirs, ours = ({i: t for t, i in x.backend.get_vocab(with_added_tokens=True).items()} for x in (target, draft))
+    lacking = {i for i in theirs.keys() | ours.keys() if theirs.get(i) != ours.get(i)}
+    added = target.backend.get_added_tokens_decoder(), draft.backend.get_added_tokens_decoder()
+    if any((i in theirs and i not in added[0]) or (i in ours and i not in added[1]) for i in lacking):
+        return None
+    moved = {theirs[i] for i in lacking if i in theirs} & {ours[i] for i in lacking if i in ours}
+    return None if moved else lacking
+
+
+def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
+    """Target's to draft's ids of the same bytes; of several with the same, the first."""
+    first: list[dict[bytes, int]] = [{}, {}]
+    for found, spelling in zip(first, (target, draft), strict=True):
+        for token, text in spelling.texts.items():
+            found.setdefault(text, token)
+    return {token: first[1][text] for text, token in first[0].items() if text and text in first[1]}
+
+
+def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
+    """Target's to draft's ids of special tokens: the same name, or both end a text."""
+    names = {draft.backend.id_to_token(i): i for i in sorted(draft.special_ids)}
+    pairs = {i: names[name] for i in sorted(target.special_ids) if (name := target.backend.id_to_token(i)) in names}
+    for ours, theirs in zip(target.eos_ids, draft.eos_ids, strict=False):
+        if ours not in pairs and theirs not in pairs.values():
+            pairs[ours] = theirs
+    return pairs
+
+
+def _is_enough(target: Spelling, draft: Spelling, pairs: Mapping[int, int]) -> bool:
+    smaller = min(sum(len(text) > 1 for text in spelling.texts.values()) for spelling in (target, draft))
+    shared = sum(len(target.texts[token]) > 1 for token in pairs)
+    return shared > 0 and shared >= _LEAST_SHARE * smaller
+
+
+def _recoding(
+    target: Tokenizer, draft: Tokenizer, theirs: Spelling, ours: Spelling, specials: Mapping[int, int]
+) -> Recoding:
+    around = draft.encode("a")
+    return Recoding(
+        texts=theirs.texts,
+        carried={i: specials.get(i) for i in target.special_ids},
+        bos=target.bos_id,
+        target_prefix=theirs.prefix,
+        draft_texts=ours.texts,
+        draft_prefix=ours.prefix,
+        front=tuple(takewhile(draft.special_ids.__contains__, around)),
+        encoder=without_prefix(draft),
+        bytes_only={text[0]: token for token, text in ours.texts.items() if len(text) == 1},
+    )

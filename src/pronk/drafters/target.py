@@ -1,0 +1,100 @@
+"""What a drafter may ask of the model that it guesses for, and whose tokens it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from pronk.cache.budget import KVBudget
+from pronk.cache.paged import PagedCache
+from pronk.errors import OptionError
+from pronk.model.decoder import Decoder
+from pronk.model.fingerprint import Fingerprint
+from pronk.text.tokenizer import Tokenizer
+
+__all__ = ["Memory", "Target"]
+
+Model = TypeVar("Model")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model that a drafter guesses for; given once, when both are brought together.
+
+    A drafter that reads outputs of layers for the whole text asks for them to be kept (:meth:`keep_hidden`).
+
+    Attributes:
+        decoder: the model.
+        cache: its keys and values.
+        tokenizer: its tokenizer, or ``None`` where nobody knows what the ids mean.
+        budget: the memory for keys and values, which draft models share, or ``None`` where nobody counts it.
+        folder: its checkpoint, or ``None``.
+        drafts: the draft models and trained drafters at work beside it, by folder and kind; see :meth:`share`.
+    """
+
+    decoder: Decoder
+    cache: PagedCache
+    tokenizer: Tokenizer | None = None
+    budget: KVBudget | None = None
+    folder: Path | None = None
+    drafts: WeakValueDictionary[tuple[str, ...], Any] = field(
+        default_factory=WeakValueDictionary, repr=False, compare=False
+    )
+
+    @property
+    def vocabulary(self) -> str | None:
+        """Fingerprint of the tokenizer, by which files of token ids are told apart, or ``None``."""
+        return None if self.tokenizer is None else self.tokenizer.fingerprint
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint | None:
+        """What tells the model from others, or ``None`` where nobody knows its files."""
+        return None if self.folder is None else Fingerprint.of(self.folder)
+
+    def share(self, folder: Path, *kind: str, make: Callable[[], Model]) -> Model:
+        """What is at work beside the target from this folder: made once, for all drafters that name it.
+
+        ``kind`` tells apart what can be made of one folder. A folder that was written again is another one.
+        """
+        stamp = max((file.stat().st_mtime_ns for file in folder.glob("*.safetensors")), default=0)
+        key = (f"{folder}@{stamp}", *kind)
+        found: Model | None = self.drafts.get(key)
+        if found is None:
+            found = self.drafts[key] = make()
+        return found
+
+    def keep_hidden(self, layer: int, owner: object) -> None:
+        """Let ``cache`` keep the output of layer number ``layer`` (1 is the first) for every token from now on.
+
+        It may be forgotten when ``owner``, who reads it, is gone.
+
+        Raises:
+            OptionError: there is no memory for it, or requests are being decoded that would have to give some up.
+        """
+        if self.budget is None:
+            self.cache.keep_hidden(layer, owner)
+        else:
+            self.budget.keep_hidden(self.cache, layer, owner)
+
+
+@dataclass
+class Memory:
+    """Whose tokens a drafter remembers from one request to the next: those of the first model that it meets.
+
+    ``vocabularies`` has the fingerprint of that model's tokenizer, once it has met one.
+    """
+
+    vocabularies: set[str | None] = field(default_factory=set)
+
+    def belongs_to(self, drafter: str, target: Target) -> None:
+        """Raise :class:`~pronk.errors.OptionError` if the drafter remembers tokens of another vocabulary."""
+        if self.vocabularies - {target.vocabulary}:
+            msg = (
+                f"{drafter}: expected the tokenizer of the model it was used with first, found another; make a new one"
+            )
+            raise OptionError(msg)
+        self.vocabularies.add(target.vocabulary)

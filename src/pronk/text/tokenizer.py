@@ -1,0 +1,216 @@
+"""Text to token ids and back, with the model's own tokenizer and chat template.
+
+``tokenizer.json`` is used as it is: what it adds around a text (a beginning-of-text token, for most Llamas) is what
+the model was trained with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from pronk.errors import PromptError, TokenizerError
+from pronk.model.checkpoint import read_json
+from pronk.text.chat_template import ChatTemplate
+
+__all__ = ["Tokenizer"]
+
+_GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
+
+
+class Tokenizer:
+    """A tokenizer and the chat template that belongs to it.
+
+    Args:
+        backend: the tokenizer proper.
+        special_tokens: ``bos_token``, ``eos_token`` and the like, by the names that templates use.
+        chat_template: Jinja source, or ``None``.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        # A file may carry the limits of somebody's training run.
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self._special_tokens = dict(special_tokens or {})
+        self._chat_template = chat_template
+
+    @classmethod
+    def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
+        """Read the tokenizer files of a model folder.
+
+        Args:
+            folder: with ``tokenizer.json``, or GPT-2's ``vocab.json`` and ``merges.txt``.
+            vocab_size: the model's; ids must fit in. A model may have more than the tokenizer uses.
+
+        Raises:
+            TokenizerError: files are missing or damaged, or do not fit the model.
+        """
+        config = _read_optional(folder / "tokenizer_config.json")
+        special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
+        if (folder / "tokenizer.json").is_file():
+            backend = _read_backend(folder / "tokenizer.json")
+        else:
+            backend = _build_gpt2(folder, config, special)
+        if vocab_size is not None:
+            _check_vocabulary(backend, folder, vocab_size)
+        return cls(backend, special_tokens=special, chat_template=_find_template(folder, config))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells files of ids that mean this tokenizer's tokens from others: 32 hexadecimal digits of the vocabulary."""
+        tokens = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+        return hashlib.sha256(json.dumps(tokens).encode("ascii")).hexdigest()[:32]
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The token that the tokenizer itself says ends a text; the model's config may know more."""
+        token = self._id_of("eos_token")
+        return () if token is None else (token,)
+
+    @cached_property
+    def bos_id(self) -> int | None:
+        """The token that the tokenizer itself says begins a text."""
+        return self._id_of("bos_token")
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that read as nothing."""
+        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether a token reads as nothing: a special one, or an id that only pads the model's vocabulary."""
+        return token_id in self.special_ids or self.backend.id_to_token(token_id) is None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; without ``add_special_tokens`` nothing is put around it."""
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # tokenizers raises bare Exception, and TypeError for lone surrogates
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({reason})"
+            raise PromptError(msg) from error
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that are no UTF-8 read as U+FFFD."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`chat` can work."""
+        return self._chat_template is not None
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, to be encoded with ``add_special_tokens=False``.
+
+        Raises:
+            TokenizerError: the model has no chat template, or a damaged one.
+            PromptError: malformed messages, or a conversation that the template refuses.
+        """
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        if self._chat_template is None:
+            msg = "the model has no chat template: expected chat_template in tokenizer_config.json, found none"
+            raise TokenizerError(msg)
+        return ChatTemplate(self._chat_template, self._special_tokens)
+
+    def _id_of(self, name: str) -> int | None:
+        token = self._special_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path, TokenizerError) if path.is_file() else {}
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises bare Exception
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        msg = f"{path}: expected a tokenizer, found a file that is none ({reason}); restore it from its source"
+        raise TokenizerError(msg) from error
+
+
+def _build_gpt2(folder: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> tokenizers.Tokenizer:
+    """GPT-2's byte-level BPE from the two files that older checkpoints have instead of ``tokenizer.json``."""
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    kind = config.get("tokenizer_class")
+    if not vocab.is_file() or not merges.is_file() or kind not in _GPT2_CLASSES:
+        others = [name for name in ("tokenizer.model", "vocab.json", "merges.txt") if (folder / name).is_file()]
+        msg = (
+            f"{folder}: expected tokenizer.json, found {' and '.join(others) or 'no tokenizer file'}; "
+            "write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+        raise TokenizerError(msg)
+    try:
+        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    except Exception as error:  # tokenizers raises bare Exception
+        msg = f"{folder}: expected vocab.json and merges.txt of a byte-level BPE, found damaged files ({error})"
+        raise TokenizerError(msg) from error
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
+    backend.decoder = decoders.ByteLevel()
+    known = [token for token in {*special.values(), "<|endoftext|>"} if backend.token_to_id(token) is not None]
+    backend.add_special_tokens(sorted(known))
+    return backend
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Named special tokens; each is a string, or an object with its ``content``."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The template of ``chat_template.jinja``, or of ``tokenizer_config.json``: a string, or several with names."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except ValueError as error:
+            msg = f"{path}: expected text in UTF-8, found other bytes"
+            raise TokenizerError(msg) from error
+    given = config.get("chat_template")
+    if given is None or isinstance(given, str):
+        return given
+    try:
+        named = {entry["name"]: entry["template"] for entry in given}
+    except (TypeError, KeyError) as error:
+        msg = f"{folder}: expected chat_template to be a string or a list of names and templates, found {given!r:.60}"
+        raise TokenizerError(msg) from error
+    return named.get("default")
+
+
+def _check_vocabulary(backend: tokenizers.Tokenizer, folder: Path, vocab_size: int) -> None:
+    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= vocab_size:
+        msg = (
+            f"{folder}: the tokenizer has ids up to {largest}, but the model's vocabulary has {vocab_size}, "
+            f"so ids up to {vocab_size - 1} were expected; use the tokenizer that belongs to this model"
+        )
+        raise TokenizerError(msg)

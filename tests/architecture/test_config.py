@@ -1,0 +1,208 @@
+"""config.json, read as transformers reads it, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pronk.architecture.config import FAMILIES, parse_config
+from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.model.loader import parse_dtype, read_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4}
+
+
+def of(family: str, **values: Any) -> dict[str, Any]:
+    base = GPT2 if family == "gpt2" else LLAMA
+    return base | {"model_type": family, "bos_token_id": None, "eos_token_id": None} | values
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_absent_keys_mean_what_transformers_takes(family: str) -> None:
+    from transformers import AutoConfig
+
+    raw = of(family) if family == "gpt2" else of(family, num_attention_heads=32)
+    theirs, ours = AutoConfig.for_model(**raw), parse_config(raw)
+    assert ours.context == theirs.max_position_embeddings
+    assert ours.num_heads == theirs.num_attention_heads
+    assert ours.tied == theirs.tie_word_embeddings
+    assert ours.intermediate_size == (128 if family == "gpt2" else theirs.intermediate_size)
+    if family == "gpt2":
+        assert ours.norm_eps == theirs.layer_norm_epsilon
+        return
+    assert ours.rope is not None
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == getattr(theirs, "head_dim", 2)
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.window == getattr(theirs, "sliding_window", None)
+
+
+def test_null_is_not_absent() -> None:
+    assert parse_config(of("mistral", num_key_value_heads=2)).window == 4096
+    config = parse_config(of("mistral", num_key_value_heads=None, sliding_window=None))
+    assert (config.window, config.num_kv_heads) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        (None, 4096),
+        ({"type": "linear", "factor": 4.0}, 16384),
+        ({"type": "dynamic", "factor": 2.5}, 10240),
+        ({"type": "yarn", "factor": 4.0}, 16384),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
+        ({"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 4096),
+    ],
+)
+def test_context_includes_scaling(scaling: dict[str, Any] | None, expected: int) -> None:
+    """Vicuna's 16k checkpoints, for one, state 4096 positions and a factor of 4."""
+    assert parse_config(LLAMA | {"max_position_embeddings": 4096, "rope_scaling": scaling}).context == expected
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_dtype_under_both_names(key: str) -> None:
+    config = parse_config(LLAMA | {key: "bfloat16"})
+    assert config.dtype == "bfloat16"
+    assert parse_dtype("auto", config) == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_dtype_option(name: str) -> None:
+    assert parse_dtype(name, parse_config(LLAMA)) == getattr(torch, name)
+
+
+@pytest.mark.parametrize("name", ["int8", "float64", "", "half"])
+def test_unknown_dtype_option_lists_the_known(name: str) -> None:
+    with pytest.raises(OptionError, match=rf"expected auto, float32, bfloat16, float16; found '{name}'"):
+        parse_dtype(name, parse_config(LLAMA))
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0}
+REFUSED = [
+    ({"model_type": "mixtral"}, r"'mixtral'; supported are gpt2, llama, mistral, qwen2, qwen3"),
+    ({"model_type": None}, r"model_type None; supported are gpt2"),
+    ({"model_type": ["llama"]}, r"\['llama'\]; supported are gpt2"),
+    ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\); expected float32"),
+    ({"quantization_config": "awq"}, r"quantized \(awq\)"),
+    ({"hidden_size": None}, r"expected an integer of at least 1 for 'hidden_size', found None"),
+    ({"vocab_size": "100"}, r"for 'vocab_size', found '100'"),
+    ({"num_hidden_layers": True}, r"for 'num_hidden_layers', found True"),
+    ({"rms_norm_eps": "small"}, r"expected a positive number for 'rms_norm_eps', found 'small'"),
+    ({"num_attention_heads": 5}, r"num_attention_heads to divide hidden_size = 64, found 5"),
+    ({"num_key_value_heads": 3}, r"4 attention heads cannot share 3"),
+    ({"head_dim": 7}, r"expected an even head_dim .* found 7"),
+    ({"hidden_act": "relu2"}, r"hidden_act is 'relu2'; supported are silu"),
+    ({"dtype": "int8"}, r"dtype is 'int8'; supported are float32"),
+    ({"eos_token_id": 100}, r"special token id 100 is outside the vocabulary of 100"),
+    ({"eos_token_id": ["x"]}, r"expected token ids for 'eos_token_id', found 'x'"),
+    ({"layer_types": ["full_attention"]}, r"expected 2 layer_types, each full_attention, found \['full_attention'\]"),
+    ({"layer_types": ["full_attention", "linear_attention"]}, r"found \['full_attention', 'linear_attention'\]"),
+    ({"attn_logit_softcapping": 30.0}, r"attn_logit_softcapping = 30.0 is not supported"),
+    ({"is_causal": False}, r"is_causal = False is not supported"),
+    ({"num_experts": 8}, r"num_experts = 8 is not supported"),
+    ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0.5 is not supported"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor = 0.5 is not supported"),
+    ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, r"'longrope' is not supported; supported are default"),
+    ({"rope_scaling": {"type": "linear"}}, r"positive number for 'factor' \(linear .*found None"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, r"'factor' .*found 0"),
+    ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, r"'low_freq_factor' .*found None"),
+    ({"rope_scaling": YARN | {"beta_fast": "x"}}, r"'beta_fast' .*found 'x'"),
+    ({"rope_scaling": YARN | {"mrope_section": [1, 2]}}, r"'mrope_section' is not supported"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, r"'full_attention' is not supported"),
+    ({"rope_parameters": "linear"}, r"expected an object for the rotary embedding, found 'linear'"),
+    ({"rope_theta": -1.0}, r"positive number for 'rope_theta' .*found -1.0"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED)
+def test_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(LLAMA | values)
+    assert "\n" not in str(caught.value)
+
+
+SLIDING = ["sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (of("mistral", layer_types=SLIDING), r"full attention in some layers; expected sliding_attention in all"),
+        (of("mistral", sliding_window=None, layer_types=SLIDING), r"each full_attention, found"),
+        (of("mistral", sliding_window=0), r"'sliding_window', found 0"),
+        (of("qwen2", layer_types=SLIDING), r"each full_attention, found"),
+        (of("qwen2", use_sliding_window=True, layer_types=["x", "y"]), r"full_attention or sliding_attention, found"),
+        (of("qwen2", use_sliding_window=True, max_window_layers="x"), r"'max_window_layers', found 'x'"),
+        (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx = True is not supported"),
+        (GPT2 | {"add_cross_attention": True}, r"add_cross_attention = True is not supported"),
+        (GPT2 | {"scale_attn_weights": False}, r"scale_attn_weights = false is not supported"),
+        (GPT2 | {"n_head": 5}, r"5 heads do not divide the hidden size 32"),
+    ],
+)
+def test_refused_in_other_families(raw: dict[str, Any], message: str) -> None:
+    raw = {"num_key_value_heads": 4} | raw
+    with pytest.raises(ConfigError, match=message):
+        parse_config(raw)
+
+
+def write(folder: Path, config: object, generation: object = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        (None, (7,)),
+        ({"eos_token_id": [3, 4]}, (3, 4)),
+        ({"eos_token_id": 3}, (3,)),
+        ({"eos_token_id": None}, (7,)),
+        ({}, (7,)),
+    ],
+)
+def test_end_of_text_of_generation_config_wins(generation: Any, expected: tuple[int, ...], tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, LLAMA | {"eos_token_id": 7}, generation)).eos_ids == expected
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected a model folder with config.json, found none"):
+        read_config(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no such folder: '.*absent'; expected a folder with config.json"):
+        read_config(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"config.json: expected JSON, found something else"),
+        ("", r"config.json: expected JSON"),
+        ("[1]", r"config.json: expected a JSON object, found list"),
+        ("null", r"config.json: expected a JSON object, found NoneType"),
+    ],
+)
+def test_damaged_config(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_config(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_message_names_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"{tmp_path.name}: unknown architecture"):
+        read_config(write(tmp_path, {"model_type": "mamba"}))

@@ -1,0 +1,201 @@
+"""The rules with the numbers that requests have: the law of strings over seeds, and numbers that are used twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pronk.choosing.chooser
+from laws import Same, String, Table, without
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams, draft_noise, gumbel_noise, lots, rejection_noise, rejection_uniform
+from pronk.choosing.rules import choices
+from pronk.choosing.walk import walk
+from pronk.proof import chi_square
+from pronk.tree import TokenTree
+
+RULES = ("rejection", "block")
+PROMPT = [0, 1, 2, 1]
+Noise = Callable[[int, int, int, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A target, a draft model, the shape of its trees, and how many tokens of a text are compared."""
+
+    p: Table
+    q: Table
+    parents: tuple[int, ...]
+    length: int
+
+    @property
+    def vocab(self) -> int:
+        return self.p.vocab
+
+
+# A chain of three, with a sibling at each of the first two places.
+BROAD = Setting(Table("target", 3, 0.0), Table("draft", 3, 0.0), (-1, 0, 1, 2, 0, 1), 3)
+# Draft models that are far too sure of one token.
+TWO = Setting(Same(1, 1), Same(9, 1), (-1, 0, 1, 2), 3)
+CHAIN = Setting(Same(1, 1, 1), Same(16, 3, 1), (-1, 0, 1), 3)
+PAIR = Setting(Same(1, 1, 1), Same(16, 3, 1), (-1, 0, 0), 1)
+SETTINGS = (BROAD, TWO, CHAIN, PAIR)
+
+
+def by_root(seed: int, root: int, place: int, keys: Tensor) -> Tensor:
+    """Noise for the draw of a node at a place: another one at each step."""
+    return draft_noise(seed, root, place, keys)
+
+
+def by_place(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
+    return draft_noise(seed, 0, place, keys)
+
+
+def as_the_last_draw(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
+    """The noise by which the rules draw what is left."""
+    return rejection_noise(lots(seed, PROMPT), place, keys)
+
+
+def drafted(seed: int, text: String, setting: Setting, noise: Noise = by_root) -> TokenTree:
+    root = len(PROMPT) + len(text) - 1
+    tokens, paths, probs = [0], [text], list[Tensor | None]([None])
+    for node, parent in enumerate(setting.parents[1:], 1):
+        siblings = {tokens[other] for other in range(1, node) if setting.parents[other] == parent}
+        q = without(setting.q[paths[parent]], siblings)
+        # Numbers of its own for every branch at a place: those of the first child are the tokens'.
+        keys = torch.arange(setting.vocab) + (1000 * node if node != parent + 1 else 0)
+        tokens.append(int((q.log() + noise(seed, root, len(PROMPT) + len(paths[parent]), keys)).argmax()))
+        probs.append(q)
+        paths.append((*paths[parent], tokens[-1]))
+    return TokenTree(tuple(tokens), setting.parents, probs=tuple(probs))
+
+
+def text_of(rule: Any, seed: int, setting: Setting, noise: Noise) -> String:
+    """The tokens of as many steps as it takes."""
+    text: String = ()
+    chooser = Chooser(SamplingParams(temperature=1.0, rule=rule), seed, PROMPT, setting.vocab)
+    while len(text) < setting.length:
+        tree = drafted(seed, text, setting, noise)
+        paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
+        logits = torch.stack([setting.p[path].log() for path in paths])
+        text += walk(tree, choices(chooser, tree, logits)).tokens
+        assert chooser.context == [*PROMPT, *text]
+    return text[: setting.length]
+
+
+def significance(rule: str, setting: Setting, noise: Noise = by_root, seeds: int = 1500) -> float:
+    counts = Counter(text_of(rule, seed, setting, noise) for seed in range(seeds))
+    cells = list(product(range(setting.vocab), repeat=setting.length))
+    assert set(counts) <= set(cells)
+    expected = [seeds * setting.p.chance(cell) for cell in cells]
+    merged = chi_square.merge_small([counts[cell] for cell in cells], expected)
+    return chi_square.p_value(*chi_square.chi_square(*merged))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("setting", SETTINGS, ids=["broad", "two", "chain", "pair"])
+def test_strings_over_seeds(rule: str, setting: Setting) -> None:
+    assert significance(rule, setting, seeds=1000) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("setting", SETTINGS, ids=["broad", "two", "chain", "pair"])
+def test_strings_over_many_seeds(rule: str, setting: Setting) -> None:
+    assert significance(rule, setting, seeds=20_000) > 1e-3
+
+
+def test_a_chains_numbers_are_not_those_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that failed in the step before would fail again."""
+    monkeypatch.setattr(
+        pronk.choosing.chooser, "block_uniform", lambda seed, place, i: rejection_uniform(seed, place + i, 99)
+    )
+    assert significance("block", TWO, seeds=3000) < 1e-6
+
+
+def test_a_chains_numbers_are_not_those_of_single_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second child is tried where the first one has just failed."""
+    monkeypatch.setattr(
+        pronk.choosing.chooser, "block_uniform", lambda seed, place, i: rejection_uniform(seed, place, i - 1)
+    )
+    assert significance("block", PAIR) < 1e-6
+
+
+def test_guesses_are_not_drawn_with_the_rules_own_noise() -> None:
+    assert significance("block", replace(CHAIN, parents=(-1, 0, 1, 2)), as_the_last_draw) < 1e-6
+
+
+def test_a_chain_is_drawn_anew_in_every_step() -> None:
+    """How many guesses are accepted depends on all of the chain, so the rejected ones must not come again."""
+    assert significance("block", CHAIN, by_place, 3000) < 1e-6
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
+def test_greedy_is_the_argmax(rule: Any) -> None:
+    dice = torch.Generator().manual_seed(0)
+    for options in ({}, {"repetition_penalty": 1.5}, {"logit_bias": {3: 1.0}}):
+        chooser, other = (Chooser(SamplingParams(rule=rule, **options), 0, [1, 2], 8) for _ in range(2))
+        logits = torch.randn(4, 8, generator=dice)
+        tokens = [0]
+        for row in logits[:3]:
+            tokens.append(other.choose(row))
+            other.advance(tokens[-1])
+        tokens[3] = (tokens[3] + 1) % 8
+        probs = [None, *torch.rand(3, 8, generator=dice, dtype=torch.float64)]
+        tree = TokenTree.chain(tokens, probs=probs)
+        found = walk(tree, choices(chooser, tree, logits))
+        assert found.path == (1, 2)
+        assert chooser.context == other.context
+
+
+def test_coupled_ignores_what_guesses_were_drawn_from() -> None:
+    law = BROAD.p[()]
+    for seed in range(50):
+        chooser = Chooser(SamplingParams(temperature=1.0), seed, PROMPT, BROAD.vocab)
+        tree = drafted(seed, (), BROAD)
+        found = walk(tree, choices(chooser, tree, torch.stack([law.log()] * len(tree))))
+        for place, token in enumerate(found.tokens, len(PROMPT)):
+            assert token == int((law.log() + gumbel_noise(seed, place, torch.arange(3))).argmax())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_below_certain_tokens(rule: Any) -> None:
+    """The rows begin at the start of the walk."""
+    for seed in range(40):
+        tree = drafted(seed, (), BROAD)
+        logits = torch.randn(len(tree), BROAD.vocab, generator=torch.Generator().manual_seed(seed))
+        alone, below = (Chooser(SamplingParams(temperature=1.0, rule=rule), seed, PROMPT, BROAD.vocab) for _ in "ab")
+        hung = tree.hang_below([2, 1])
+        found = walk(hung, choices(below, hung, logits, 2), 2)
+        assert found.tokens == walk(tree, choices(alone, tree, logits)).tokens
+        assert below.context == alone.context
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_node_has_the_law_of_its_own_context(rule: Any) -> None:
+    """Options that depend on the text so far see the guesses above a node, and nothing of those that were rejected."""
+    options = {"temperature": 1.0, "presence_penalty": 1.0, "repetition_penalty": 1.3}
+    for seed in range(30):
+        chooser, seen = Chooser(SamplingParams(rule=rule, **options), seed, PROMPT, BROAD.vocab), []
+        tree = drafted(seed, (), BROAD)
+        original = chooser.distribution
+
+        def noted(row: Tensor, original: Any = original, chooser: Chooser = chooser, seen: list = seen) -> Tensor:
+            assert chooser.counts is not None
+            assert chooser.counts.tolist() == [chooser.context[len(PROMPT) :].count(token) for token in range(3)]
+            seen.append((int(row[0]), tuple(chooser.context[len(PROMPT) :])))
+            return original(row)
+
+        chooser.distribution = noted  # type: ignore[method-assign]
+        logits = torch.arange(len(tree)).view(-1, 1).expand(-1, 3).float()
+        walk(tree, choices(chooser, tree, logits))
+        assert seen
+        for node, text in seen:
+            assert text == tuple(tree.tokens[i] for i in tree.path(node))

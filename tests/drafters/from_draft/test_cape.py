@@ -1,0 +1,220 @@
+"""CAPE against section 4.2 and appendix A of the paper: sizes, siblings, the mask, and what it costs the draft."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from drafters.drafting import bound, context, decode, dense, paths, watch_draft, watched
+from drafters.from_draft.drafts import draft_folder
+from drafters.helpers import context as plain_context
+from drafters.helpers import hear
+from drafters.scripted import Scripted, guess
+from models import VOCAB
+from pronk.choosing.params import SamplingParams, gumbel_noise
+from pronk.drafters import make_drafter
+from pronk.drafters.from_draft.cape import Cape
+from pronk.drafters.from_draft.draft_model import DraftModel
+from pronk.tree import TokenTree
+
+FAIR = 0.03
+MODEL = f"draft_model(model={draft_folder(FAIR)!r}, num_tokens=4)"
+OTHERS = tuple(range(20, 40))
+
+
+def above(value: float) -> float:
+    return math.nextafter(value, 2.0)
+
+
+def below(value: float) -> float:
+    return math.nextafter(value, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "confidence", "count"),
+    [
+        ("paper", 1e-6, 7),
+        ("paper", 0.3, 7),
+        ("paper", above(0.3), 5),
+        ("paper", 0.6, 5),
+        ("paper", above(0.6), 3),
+        ("paper", 0.8, 3),
+        ("paper", above(0.8), 1),
+        ("paper", 1.0, 1),
+        # Appendix A's numbers count the token itself: 8 8 8 8 6 6 6 6 4 4 2 2 at floor(10 p).
+        ("fine", 1e-6, 7),
+        ("fine", below(0.4), 7),
+        ("fine", 0.4, 5),
+        ("fine", below(0.8), 5),
+        ("fine", 0.8, 3),
+        ("fine", below(0.9), 3),
+        ("fine", 0.95, 3),
+        ("fine", below(1.0), 3),
+        ("fine", 1.0, 1),
+    ],
+)
+def test_the_less_sure_the_more_siblings(sizes: str, confidence: float, count: int) -> None:
+    drafter = Cape((Scripted((guess(1, confidence, *OTHERS, vocab=50),)),), sizes=sizes)
+    (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
+    assert tree.tokens == (0, 1, *OTHERS[:count])
+    assert tree.parents == (-1, *(0,) * (count + 1))
+
+
+def test_tokens_without_a_probability_are_no_siblings() -> None:
+    drafter = Cape((Scripted((guess(1, 0.2, 5, 6, vocab=50), guess(2, 0.2, vocab=50))),))
+    (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
+    assert paths(tree) == {(1,), (5,), (6,), (1, 2)}
+
+
+def linearized(chain: int, expansion: list[int]) -> np.ndarray[Any, Any]:
+    """The paper's mask, rows and columns 1 .. beta: tokens of the chain, then the expansion sets one by one."""
+    pos = [*range(1, chain + 1)] + [i for i, size in enumerate(expansion, 1) for _ in range(size)]
+    beta = len(pos)
+    mask = np.zeros((beta, beta), dtype=bool)
+    for i in range(1, beta + 1):
+        for j in range(1, beta + 1):
+            mask[i - 1, j - 1] = (j <= chain and pos[i - 1] > j) or i == j
+    return mask
+
+
+def expanded(confidences: list[float], **options: Any) -> TokenTree:
+    script = tuple(guess(token, c, *OTHERS, vocab=50) for token, c in enumerate(confidences, 1))
+    drafter = Cape((Scripted(script),), **options)
+    (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
+    return tree
+
+
+def test_the_mask_of_the_paper() -> None:
+    """A chain of three with one, three and five further candidates, cell by cell; the paper leaves out the root."""
+    tree = expanded([0.9, 0.7, 0.5])
+    assert tree.parents == (-1, 0, 1, 2, 0, 1, 1, 1, *(2,) * 5)
+    assert tree.visible[:, 0].all()
+    assert not tree.visible[0, 1:].any()
+    drawn = ["x..", "xx.", "xxx", "...", "x..", "x..", "x..", "xx.", "xx.", "xx.", "xx.", "xx."]
+    got = tree.visible[1:, 1:]
+    for i in range(12):
+        for j in range(12):
+            assert got[i, j] == (drawn[i][j] == "x" if j < 3 else i == j), (i, j)
+    assert (got == linearized(3, [1, 3, 5])).all()
+
+
+def test_the_mask_of_random_expansions() -> None:
+    dice = random.Random(0)
+    for _ in range(100):
+        confidences = [1 - dice.random() for _ in range(dice.randint(1, 9))]
+        most = dice.randint(len(confidences), 60)
+        tree = expanded(confidences, max_nodes=most, sizes=dice.choice(("paper", "fine")))
+        counts = [sum(parent == depth for parent in tree.parents) - 1 for depth in range(len(confidences))]
+        assert (tree.visible[1:, 1:] == linearized(len(confidences), counts)).all()
+
+
+def test_no_more_than_32_tokens_are_verified_the_chain_s_first() -> None:
+    tree = expanded([0.1] * 9)
+    assert tree.num_guesses == 32
+    assert tree.tokens[:10] == tuple(range(10))
+    assert [sum(parent == depth for parent in tree.parents) - 1 for depth in range(9)] == [7, 7, 7, 2, 0, 0, 0, 0, 0]
+    assert expanded([0.1] * 9, max_nodes=5).tokens == (0, 1, 2, 3, 4, 5)
+    assert expanded([0.1] * 40).tokens == tuple(range(33))
+
+
+def ranking(tokens: list[int], params: SamplingParams) -> tuple[list[int], float]:
+    """The draft's tokens after a text by falling score, and the share of the best."""
+    scores = dense(FAIR)(tokens).double()
+    if params.temperature:
+        scores = (scores.float() / params.temperature).double()
+    if params.temperature and not params.rejects:
+        scores = scores + gumbel_noise(params.seed or 0, len(tokens), torch.arange(VOCAB))
+    return scores.argsort(descending=True).tolist(), float(scores.softmax(0).max())
+
+
+def size_of(confidence: float) -> int:
+    for least, size in ((0.8, 1), (0.6, 3), (0.3, 5)):
+        if confidence > least:
+            return size
+    return 7
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+def test_siblings_are_the_runners_up(temperature: float) -> None:
+    """Where the target's choice has noise, those of the same noisy scores: what it may choose instead."""
+    engine, drafter = watched(f"cape({MODEL}, max_nodes=30)")
+    (request,) = decode(engine, drafter, [[1, 2, 3]], temperature=temperature)
+    siblings = 0
+    for asked in drafter.of(request):
+        want, here = set[tuple[int, ...]](), list(asked.tokens)
+        chain = min(4, asked.depth, asked.nodes)
+        room = min(30, asked.nodes) - chain
+        for _ in range(chain):
+            above, (order, confidence) = tuple(here[len(asked.tokens) :]), ranking(here, request.params)
+            count = min(room, size_of(confidence))
+            room -= count
+            want |= {(*above, token) for token in order[: count + 1]}
+            siblings += count
+            here.append(order[0])
+        assert paths(asked.tree) == want
+    assert siblings > 40
+    assert sum(each.accepted for name, each in request.stats.sources.items() if name.startswith("cape")) > 0
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
+def test_siblings_cost_no_pass_of_the_draft(rule: Any) -> None:
+    params = SamplingParams(temperature=0.9, seed=3, rule=rule)
+    passes, trees = [], []
+    for spec in (MODEL, f"cape({MODEL})", f"cape(threshold({MODEL}, threshold=0.05))"):
+        drafter = bound(spec)
+        inner = drafter
+        while not isinstance(inner, DraftModel):
+            (inner,) = inner.parts
+        seen = watch_draft(inner.draft)
+        trees += drafter.propose([context(drafter, [1, 2, 3], params=params, depth=4)])
+        passes.append([each.texts for each in seen])
+    assert passes[0] == passes[1]
+    assert trees[1].tokens[:5] == trees[0].tokens
+    assert trees[1].num_guesses > trees[0].num_guesses == 4
+    assert len(passes[2]) == sum(origin.startswith("draft_model") for origin, _ in trees[2].origin)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_where_guesses_are_drawn_siblings_are_point_masses(rule: Any) -> None:
+    """The likeliest tokens beside the drawn one, as many as the largest probability says, whatever was drawn."""
+    drafter = bound(f"cape({MODEL})")
+    firsts = set[int]()
+    order, confidence = ranking([1, 2, 3], SamplingParams(temperature=1.3, rule="rejection"))
+    for seed in range(20):
+        params = SamplingParams(temperature=1.3, seed=seed, rule=rule)
+        (tree,) = drafter.propose([context(drafter, [1, 2, 3], params=params, depth=1)])
+        assert tree.probs is not None
+        assert tree.probs[0] is None
+        assert torch.equal(tree.probs[1], (dense(FAIR)([1, 2, 3]) / 1.3).double().softmax(0))
+        assert all(q is None for q in tree.probs[2:])
+        others = [token for token in order if token != tree.tokens[1]]
+        assert list(tree.tokens[2:]) == others[: size_of(confidence)]
+        firsts.add(tree.tokens[1])
+    assert len(firsts) > 1
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_gains_of_siblings_follow_their_acceptance(right: bool) -> None:
+    drafter = Cape((Scripted((guess(1, 0.9, 5, vocab=50), guess(2, 0.9, 6, vocab=50))),))
+    state, gains = drafter.start([0]), list[float]()
+    for _ in range(6):
+        (tree,) = drafter.propose([plain_context(state, [0])])
+        assert tree.tokens == (0, 1, 2, 5, 6)
+        assert tree.gain is not None
+        assert tree.gain[1] < tree.gain[0] == 1.0
+        assert tree.gain[4] == pytest.approx(tree.gain[1] * tree.gain[3])
+        gains.append(tree.gain[3])
+        hear(drafter, state, tree, [0], lambda text: 5 if right and len(text) == 1 else 9)
+    assert gains == sorted(gains, reverse=not right)
+    assert gains[-1] > 2 * gains[0] if right else gains[-1] < gains[0]
+
+
+def test_by_default_it_expands_a_draft_model() -> None:
+    made = make_drafter("cape")
+    assert made.parts == (DraftModel(),)
+    assert (made.sizes, made.max_nodes) == ("paper", 32)

@@ -1,0 +1,326 @@
+"""The draft model's chains against a slow loop, and its cache: what is run, kept, forgotten and given back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import chain as joined
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.drafting import (
+    Dense,
+    assert_no_blocks,
+    bound,
+    chooser_at,
+    context,
+    decode,
+    dense,
+    kept_rows,
+    watch_draft,
+    watched,
+)
+from drafters.from_draft.drafts import draft_folder
+from drafters.kernel_calls import burning
+from drafters.trees import TreeDrafter, off_chain
+from models import VOCAB, assert_idle, make_engine, make_request, run, tiny_decoder
+from pronk.choosing.params import SamplingParams
+from pronk.drafters.combined.merged import Merged
+from pronk.drafters.shared.draft import Draft, Lane
+
+# All, a part and next to none of the guesses of these drafts are right.
+RIGHT, FAIR, WRONG = 0.0, 0.03, 0.25
+NOISES = pytest.mark.parametrize("noise", [RIGHT, FAIR, WRONG], ids=["right", "fair", "wrong"])
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7], list(range(40)), [9]]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": {"temperature": 0.9},
+    "cut": {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "penalties": {"repetition_penalty": 1.5, "presence_penalty": 0.5},
+}
+
+
+def spec(noise: float = WRONG, **options: Any) -> str:
+    more = "".join(f", {name}={value!r}" for name, value in options.items())
+    return f"draft_model(model={draft_folder(noise)!r}{more})"
+
+
+def text(seed: int, length: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(VOCAB) for _ in range(length)]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("noise", [FAIR, WRONG])
+def test_the_chain_is_what_a_slow_loop_writes(noise: float, options: str) -> None:
+    engine, drafter = watched(spec(noise))
+    oracle, accepted = dense(noise), 0
+    for request in decode(engine, drafter, PROMPTS[:3], max_tokens=12, **OPTIONS[options]):
+        for asked in drafter.of(request):
+            tokens = list(asked.tokens)
+            chooser = chooser_at(request, tokens)
+            for _ in range(min(7, asked.depth, asked.nodes)):
+                tokens.append(chooser.choose(oracle(tokens)))
+                chooser.advance(tokens[-1])
+            assert asked.tree.tokens == tuple(tokens[len(asked.tokens) - 1 :])
+            assert asked.tree.parents == tuple(range(-1, len(asked.tree) - 1))
+            accepted += len(asked.path)
+        assert len(drafter.of(request)) > 1
+    assert accepted > 0 or noise == WRONG
+
+
+@NOISES
+def test_no_token_is_run_twice(noise: float) -> None:
+    """Between two proposals one pass reads what is new: the bonus token, and the last guess if all were accepted."""
+    engine, drafter = watched(spec(noise, num_tokens=4))
+    passes = watch_draft(drafter.inner.draft)
+    (request,) = decode(engine, drafter, [text(0, 50)], max_tokens=40)
+    assert len(set(joined(*(each.texts[0] for each in passes)))) == sum(sum(each.rows) for each in passes)
+    rows = [each.rows for each in passes]
+    kinds = set[bool]()
+    before = None
+    for asked in drafter.of(request):
+        count = asked.tree.num_guesses
+        if not count:
+            continue
+        full = before is not None and len(before.path) == before.tree.num_guesses
+        first = len(asked.tokens) if before is None else 2 if full else 1
+        assert rows[:count] == [[first]] + [[1]] * (count - 1)
+        assert all(tuple(asked.tokens) in each.texts[0][-1:] for each in passes[:1])
+        del rows[:count], passes[:count]
+        kinds |= {full} if before is not None else set()
+        before = asked
+    assert not rows
+    assert kinds == {RIGHT: {True}, FAIR: {True, False}, WRONG: {False}}[noise]
+    assert_no_blocks(drafter.inner.draft)
+
+
+@pytest.mark.parametrize(
+    ("length", "want"), [(511, [512]), (512, [512, 1]), (1023, [512, 512]), (1030, [512, 512, 7])], ids=str
+)
+def test_a_prompt_is_read_once_in_chunks(length: int, want: list[int]) -> None:
+    """The first question comes when the target has chosen a token."""
+    engine, drafter = watched(spec(num_tokens=1))
+    passes = watch_draft(drafter.inner.draft)
+    decode(engine, drafter, [text(1, length)], max_tokens=6)
+    rows = [each.rows[0] for each in passes]
+    assert rows[: len(want)] == want
+    assert set(rows[len(want) :]) <= {1, 2}
+
+
+def test_requests_share_passes() -> None:
+    """As many passes as the longest chain has tokens, whatever the lengths of the texts."""
+    engine, drafter = watched(spec(FAIR, num_tokens=3))
+    passes = watch_draft(drafter.inner.draft)
+    requests = decode(engine, drafter, [text(2, 7), text(3, 30), text(4, 2)], max_tokens=20)
+    steps = max(len(drafter.of(request)) for request in requests)
+    assert len(passes) <= 3 * steps
+    assert len(passes[0].rows) == 3
+    assert len(passes[0].rows) + len(passes[1].rows) + len(passes[2].rows) == 9
+    assert sum(len(each.rows) for each in passes) == sum(
+        note.tree.num_guesses for request in requests for note in drafter.of(request)
+    )
+
+
+def assert_fresh(draft: Draft, lane: Lane, oracle: Dense, held: Sequence[int]) -> None:
+    """A lane has the tokens, and the same bits, of one that has just read them."""
+    assert lane.tokens == list(held)
+    assert lane.table.length == len(held)
+    assert lane.tree is None
+    for got, want in zip(kept_rows(draft.runner, lane.table), oracle.rows(held), strict=True):
+        assert torch.equal(got, want)
+
+
+@NOISES
+def test_the_cache_is_that_of_a_fresh_replay(noise: float) -> None:
+    """Whatever was proposed and rejected before, and whatever was asked about guesses of others, right and wrong."""
+    drafter = bound(spec(noise, num_tokens=4))
+    draft, dice = drafter.draft, random.Random(1)
+    watch_draft(draft)
+    tokens = text(5, 20)
+    state = drafter.start(tokens)
+    for number in range(25):
+        (tree,) = drafter.propose([context(drafter, tokens, state=state)])
+        assert tree.num_guesses == 4
+        assert_fresh(draft, state.lane, dense(noise), [*tokens, *tree.tokens[1:-1]])
+        # What was accepted, then others' guesses and the bonus token.
+        new = [*tree.tokens[1 : 1 + dice.randint(0, 4)], *(dice.randrange(VOCAB) for _ in range(dice.randint(1, 3)))]
+        if number % 2:
+            guesses = [*new[:2], dice.randrange(VOCAB)]
+            drafter.propose([context(drafter, [*tokens, *guesses], state=state, guessed=len(guesses))])
+        tokens = [*tokens, *new]
+    drafter.stop(state)
+    assert_no_blocks(draft)
+
+
+def test_accepted_guesses_of_others_are_read_too() -> None:
+    """Off the main chain as well."""
+    plain = make_request([1, 2, 3], SamplingParams(max_tokens=30, seed=0))
+    run(make_engine(tiny_decoder()), [plain])
+    texts = {((1, 2, 3), 0): plain.tokens}
+    engine = make_engine(tiny_decoder())
+    drafter = Merged((TreeDrafter(off_chain, texts), bound(spec(FAIR), engine)))
+    (request,) = decode(engine, drafter, [[1, 2, 3]])
+    assert request.stats.moved > 0
+    assert sum(each.accepted for name, each in request.stats.sources.items() if name.startswith("draft_model")) > 0
+    assert_no_blocks(drafter.parts[1].draft)
+
+
+def test_a_draft_that_is_the_target_is_always_right() -> None:
+    for count in (1, 4, 9):
+        engine, drafter = watched(spec(RIGHT, num_tokens=count))
+        (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=1 + 4 * (count + 1))
+        assert request.stats.accepted == request.stats.drafted == 4 * count
+        assert [step.tokens for step in request.stats.steps] == [1] + 4 * [count + 1]
+
+
+@pytest.mark.parametrize("limit", ["max_depth", "max_nodes", "num_tokens"])
+def test_chains_end_at_the_limits(limit: str) -> None:
+    drafter = bound(spec(RIGHT, num_tokens=3 if limit == "num_tokens" else 64))
+    limits = {"depth": 3 if limit == "max_depth" else 70, "nodes": 3 if limit == "max_nodes" else 70}
+    passes = watch_draft(drafter.draft)
+    (tree,) = drafter.propose([context(drafter, [1, 2, 3], **limits)])
+    assert tree.num_guesses == len(passes) == 3
+
+
+def test_a_chain_ends_at_the_first_token_that_the_draft_is_not_sure_of() -> None:
+    drafter, oracle = bound(spec(FAIR, num_tokens=30, min_confidence=0.5)), dense(FAIR)
+    lengths = set[int]()
+    for seed in range(8):
+        tokens = text(seed, 12)
+        (tree,) = drafter.propose([context(drafter, tokens, depth=40)])
+        texts = [[*tokens, *tree.tokens[1:node]] for node in range(1, len(tree))]
+        sure = [float(oracle(each).softmax(0).max()) for each in texts]
+        assert all(share >= 0.5 for share in sure[:-1])
+        assert sure[-1] < 0.5
+        lengths.add(len(sure))
+    assert len(lengths) > 2
+
+
+@pytest.mark.parametrize("length", [30, 62, 63, 64, 80])
+@pytest.mark.parametrize("kind", ["draft_model", "staged", "beam"])
+def test_a_draft_with_a_shorter_context_stops_there(kind: str, length: int) -> None:
+    """It guesses the token after its last position, and no further one."""
+    model = f"draft_model(model={draft_folder(RIGHT, context=64)!r})"
+    name = {"draft_model": model, "staged": f"staged({model}, prompt_lookup)", "beam": f"beam({model})"}[kind]
+    engine, drafter = watched(name)
+    model = drafter.inner if kind == "draft_model" else drafter.inner.parts[0]
+    passes = watch_draft(model.draft)
+    (request,) = decode(engine, drafter, [text(6, length)], max_tokens=40)
+    assert max((len(each) for one in passes for each in joined(*one.texts)), default=0) <= 64
+    depths = {len(note.tokens): max(note.tree.depths) for note in drafter.of(request)}
+    most = {"draft_model": 7, "staged": 8, "beam": 5}[kind]
+    for held, depth in depths.items():
+        assert depth <= max(0, 65 - held)
+        if kind != "staged":
+            assert depth == min(most, max(0, 65 - held), length + 40 - held - 1)
+    assert any(held > 64 for held in depths)
+    assert_no_blocks(model.draft)
+
+
+def test_a_pool_without_room_for_the_draft() -> None:
+    """Where nothing fits nothing is guessed; where one request fits the other one waits."""
+    for blocks in (0, 2, 13):
+        engine, drafter = watched(spec(RIGHT))
+        drafter.inner.draft.runner.cache.resize(blocks)
+        watch_draft(drafter.inner.draft)
+        one, other = decode(engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)
+        assert bool(one.stats.drafted) == (blocks == 13)
+        assert drafter.of(other)[0].tree.num_guesses == 0
+        assert drafter.of(one)[0].tree.num_guesses == (7 if blocks == 13 else 0)
+        assert_no_blocks(drafter.inner.draft)
+
+
+KINDS = {
+    "draft_model": spec(FAIR),
+    "threshold": f"threshold({spec(FAIR)})",
+    "cape": f"cape({spec(FAIR)})",
+    "staged": f"staged({spec(FAIR)}, prompt_lookup(min_ngram=1))",
+    "staged twice": f"staged({spec(FAIR)}, {spec(RIGHT)})",
+    "beam": f"beam({spec(FAIR)})",
+}
+
+
+def models_of(drafter: Any) -> list[Draft]:
+    if hasattr(drafter, "draft"):
+        return [drafter.draft]
+    return [model for part in getattr(drafter, "parts", ()) for model in models_of(part)]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_pass_of_the_draft_does_no_harm(kind: str, *, after: bool) -> None:
+    """Whether its rows are in the cache or not: nobody has been told of them."""
+    params = SamplingParams(max_tokens=16, seed=1, temperature=0.8, frequency_penalty=0.6)
+    want = [make_request(prompt, params) for prompt in PROMPTS]
+    run(make_engine(tiny_decoder()), want)
+    for at in (0, 1, 7):
+        engine, drafter = watched(KINDS[kind])
+        drafts = models_of(drafter.inner)
+        for draft in drafts:
+            watch_draft(draft)
+        pool = drafts[-1].runner.cache
+        requests = [make_request(prompt, plain.params, drafter) for prompt, plain in zip(PROMPTS, want, strict=True)]
+        with pytest.raises(KeyboardInterrupt), burning(pool, at, after=after):
+            run(engine, requests)
+        engine.abort(requests[1])
+        rest = [(request, plain) for i, (request, plain) in enumerate(zip(requests, want, strict=True)) if i != 1]
+        while any(request.finish_reason is None for request, _ in rest):
+            engine.step()
+        for request, plain in rest:
+            assert request.output == plain.output
+            assert request.stats.accepted > 0
+        assert_idle(engine)
+        for draft in drafts:
+            assert_no_blocks(draft)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_chooser_is_told_of_nothing_that_stays(kind: str) -> None:
+    """Also if a pass is interrupted after some guesses."""
+    drafter = bound(KINDS[kind])
+    params = SamplingParams(temperature=0.8, frequency_penalty=0.6)
+    for at in (99, 0, 2):
+        asked = context(drafter, [1, 2, 3], params=params)
+        pool, counts = models_of(drafter)[0].runner.cache, asked.chooser.counts
+        assert counts is not None
+        with burning(pool, at):
+            try:
+                drafter.propose([asked])
+            except KeyboardInterrupt:
+                assert at < 99
+        assert asked.chooser.context == [1, 2, 3]
+        assert not counts.any()
+        drafter.stop(asked.state)
+
+
+def test_aborted_requests_give_back_what_the_draft_held() -> None:
+    engine, drafter = watched(spec(FAIR))
+    requests = [make_request(prompt, SamplingParams(max_tokens=30), drafter) for prompt in PROMPTS]
+    for request in requests:
+        engine.add(request)
+    for steps, request in enumerate(requests):
+        for _ in range(steps):
+            engine.step()
+        engine.abort(request)
+    assert_idle(engine)
+    assert_no_blocks(drafter.inner.draft)
+    decode(engine, drafter, PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "kind", ["beam({}, width=16, num_tokens=30)", "staged({}, suffix, num_nodes=100, width=32, depth=16)"]
+)
+def test_wide_trees_stay_within_their_own_places(kind: str) -> None:
+    """They once wrote into the blocks behind, which are another request's."""
+    spec = kind.format(KINDS["draft_model"])
+    alone = []
+    for prompt in PROMPTS[:2]:
+        engine, drafter = watched(spec)
+        alone += decode(engine, drafter, [prompt], max_tokens=12, seed=1)
+    engine, drafter = watched(spec)
+    watch_draft(models_of(drafter.inner)[0])
+    together = decode(engine, drafter, PROMPTS[:2], max_tokens=12, seed=1)
+    assert [request.stats.acceptance for request in together] == [request.stats.acceptance for request in alone]

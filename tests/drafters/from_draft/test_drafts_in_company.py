@@ -1,0 +1,207 @@
+"""What several drafts, requests or steps must not have in common: numbers, lessons, and each other's waiting time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+import pronk.choosing.chooser
+from drafters.drafting import watch_draft
+from drafters.from_draft.drafts import draft_folder
+from engine.cases import text
+from models import make_engine, make_request, run, tiny_decoder
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams, lots
+from pronk.drafters import make_drafter
+from pronk.engine.engine import Engine
+from pronk.errors import OptionError
+
+RIGHT, FAIR, WRONG = 0.03, 0.25, 3.0
+
+
+def model(noise: float, more: str = "") -> str:
+    return f"draft_model(model={draft_folder(noise)!r}{more})"
+
+
+def bound(engine: Engine, spec: str) -> Any:
+    return make_drafter(spec).bind(engine.target)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        f"staged({model(FAIR)}, {model(RIGHT)})",
+        f"staged({model(FAIR)}, staged({model(RIGHT)}, {model(FAIR)}))",
+        f"first_of(prompt_lookup(min_ngram=2), {model(RIGHT)})",
+        f"cape(threshold({model(FAIR)}))",
+        model(FAIR),
+    ],
+    ids=["staged", "staged twice", "first_of", "cape", "chain"],
+)
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_numbers_that_a_draft_has_drawn_with_are_used_in_one_step(
+    monkeypatch: pytest.MonkeyPatch, spec: str, rule: Any
+) -> None:
+    """And none at all by a draft that guesses for another one."""
+    steps, now, draw = defaultdict[tuple[int, ...], set[int]](set), [0], pronk.choosing.chooser.draft_noise
+
+    def spy(seed: int, root: int, position: int, ids: Any) -> Any:
+        steps[seed, root, position].add(now[0])
+        return draw(seed, root, position, ids)
+
+    monkeypatch.setattr(pronk.choosing.chooser, "draft_noise", spy)
+    engine = make_engine(tiny_decoder())
+    drafter = bound(engine, spec)
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=5, rule=rule)
+    request = make_request(text(3, 20), params, drafter)
+    engine.add(request)
+    while request.finish_reason is None:
+        engine.step()
+        now[0] += 1
+    assert request.stats.drafted > 0
+    assert all(len(seen) == 1 for seen in steps.values())
+    assert bool(steps) == (not spec.startswith("staged"))
+
+
+def test_prompts_with_one_seed_do_not_share_what_guesses_are_tried_with() -> None:
+    assert lots(7, [1, 2, 3]) == lots(7, [1, 2, 3])
+    assert len({lots(seed, prompt) for seed in (0, 7) for prompt in ((1, 2, 3), (1, 2), (3, 2, 1))}) == 6
+    assert all(0 <= lots(2**63 - 1, [token]) < 2**63 for token in range(50))
+    by_chance = SamplingParams(temperature=1.0, rule="rejection")
+    assert Chooser(by_chance, 7, [1, 2], 9).lots != Chooser(by_chance, 7, [2, 1], 9).lots
+    coupled = SamplingParams(temperature=1.0)
+    assert Chooser(coupled, 7, [1, 2], 9).seed == Chooser(coupled, 7, [2, 1], 9).seed == 7
+
+
+def test_a_draft_does_not_learn_from_another_one_s_guesses() -> None:
+    engine = make_engine(tiny_decoder())
+    drafter = bound(engine, f"first_of({model(WRONG)}, {model(RIGHT)})")
+    states: list[Any] = []
+    start = type(drafter).start
+
+    def noted(self: Any, prompt: Any) -> Any:
+        states.append(start(self, prompt))
+        return states[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(drafter), "start", noted)
+        request = make_request(text(1, 30), SamplingParams(max_tokens=40), drafter)
+        run(engine, [request])
+    ((wrong, right),) = states
+    assert wrong.calibration.bias < 0
+    assert wrong.pace.offered > 0
+    assert (right.calibration.bias, right.pace.offered) == (0.0, 0.0)
+    assert len(request.stats.sources) == 1
+
+
+def test_a_long_prompt_does_not_keep_others_waiting() -> None:
+    """In company the draft reads a chunk a step, whatever the prompts, and guesses for those that are through."""
+    engine = make_engine(tiny_decoder(), num_blocks=800)
+    drafter = bound(engine, model(RIGHT, ", num_tokens=2"))
+    passes = watch_draft(drafter.draft)
+    long, short = text(5, 1500), text(4, 60)
+    requests = [make_request(prompt, SamplingParams(max_tokens=60), drafter) for prompt in (short, long)]
+    for request in requests:
+        engine.add(request)
+    before = 0
+    while not all(request.finish_reason for request in requests):
+        engine.step()
+        assert sum(sum(each.rows) for each in passes[before:]) <= 512 + 2 * 8
+        before = len(passes)
+    assert all(request.stats.accepted > 0 for request in requests)
+    alone = make_engine(tiny_decoder(), num_blocks=800)
+    for request in requests:
+        other = make_request(request.prompt, SamplingParams(max_tokens=60))
+        run(alone, [other])
+        assert other.output == request.output
+
+
+class Burn:
+    """Ctrl-C while a drafter proposes, in the middle of a chooser's taking note of token number ``left``."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.armed = left, False
+
+    def install(self, patch: pytest.MonkeyPatch, drafter: type) -> None:
+        advance, rollback, propose = Chooser.advance, Chooser.rollback, drafter.propose
+
+        def half_told(chooser: Chooser, token: int) -> None:
+            if self.burns():
+                chooser.context.append(token)
+                raise KeyboardInterrupt
+            advance(chooser, token)
+
+        def half_untold(chooser: Chooser, count: int) -> None:
+            if count and self.burns():
+                chooser.context.pop()
+                raise KeyboardInterrupt
+            rollback(chooser, count)
+
+        def proposing(drafter: Any, contexts: Any) -> Any:
+            self.armed = True
+            try:
+                return propose(drafter, contexts)
+            finally:
+                self.armed = False
+
+        patch.setattr(Chooser, "advance", half_told)
+        patch.setattr(Chooser, "rollback", half_untold)
+        patch.setattr(drafter, "propose", proposing)
+
+    def burns(self) -> bool:
+        self.left -= self.armed
+        return self.armed and self.left == 0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [f"cape(threshold({model(FAIR)}))", f"staged({model(FAIR)}, prompt_lookup(min_ngram=1))"],
+    ids=["cape", "staged"],
+)
+def test_choosers_recover_from_an_interruption_between_two_lines(spec: str) -> None:
+    """After a token was noted and before it was counted: penalties see the true text all the same."""
+    params = SamplingParams(30, temperature=0.8, seed=3, frequency_penalty=1.0, repetition_penalty=1.2)
+    want = make_request(text(2, 25), params)
+    run(make_engine(tiny_decoder()), [want])
+    for at in range(1, 40, 3):
+        engine = make_engine(tiny_decoder())
+        drafter = bound(engine, spec)
+        got = make_request(text(2, 25), params, drafter)
+        engine.add(got)
+        interrupted = 0
+        with pytest.MonkeyPatch.context() as patch:
+            Burn(at).install(patch, type(drafter))
+            while got.finish_reason is None:
+                try:
+                    engine.step()
+                except KeyboardInterrupt:
+                    interrupted += 1
+        assert interrupted == 1
+        assert got.output == want.output
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("threshold(cape(draft_model))", r"threshold: expected a drafter of chains, found cape; write cape\(threshold"),
+        ("cape(cape(draft_model))", r"cape: expected a drafter of chains, found cape"),
+        ("threshold(prompt_lookup)", "threshold: expected a drafter that guesses token after token"),
+        ("cape(draft_model, draft_model)", "cape: expected a drafter that guesses token after token"),
+        ("staged(prompt_lookup)", "staged: expected a draft_model and a smaller drafter, .* found prompt_lookup"),
+        ("staged(draft_model, suffix, suffix)", "found draft_model, suffix, suffix"),
+        ("beam(prompt_lookup)", "beam: expected draft_model"),
+    ],
+)
+def test_compositions_that_mean_nothing_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        make_drafter(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_staged_has_a_smaller_drafter_by_default() -> None:
+    assert make_drafter("staged(draft_model)") == make_drafter("staged(draft_model, prompt_lookup)")
+    assert make_drafter("staged(draft_model, num_nodes=4)") == make_drafter(
+        "staged(draft_model, prompt_lookup, num_nodes=4)"
+    )

@@ -1,0 +1,149 @@
+"""A chain that the kernels grow in one call is the chain of one pass after the other, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from drafters.drafting import assert_no_blocks, decode, plain_output, watch_draft, watched
+from drafters.from_draft.drafts import draft_folder
+from drafters.from_draft.test_draft_model import FAIR, RIGHT, WRONG
+from drafters.from_draft.test_draft_model import spec as model
+from drafters.from_target.test_glide import model_of
+from drafters.from_target.trained_glide import PROMPTS, glide_folder
+from models import make_request, run
+from pronk.choosing.chooser import Guess
+from pronk.choosing.params import SamplingParams
+from pronk.drafters.shared.chain import Chain
+from pronk.drafters.shared.draft import Draft
+from pronk.engine.engine import Engine
+from pronk.passes.runner import Runner
+
+SPECS = {
+    "right": model(RIGHT, num_tokens=6),
+    "fair": model(FAIR, num_tokens=5),
+    "wrong": model(WRONG, num_tokens=3),
+    "unsure": model(FAIR, num_tokens=12, min_confidence=0.4),
+    "threshold": f"threshold({model(FAIR)})",
+    "cape": f"cape({model(FAIR)})",
+    "glide": f"glide(model={glide_folder()!r}, num_tokens=4)",
+    "two layers": f"glide(model={glide_folder(layers=2)!r}, num_tokens=4)",
+    "window": f"glide(model={glide_folder(layers=2, windows=(12, None))!r}, num_tokens=4)",
+}
+OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.8}}
+
+
+@pytest.fixture
+def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many passes each call made."""
+    counts: list[int] = []
+    grow = Runner.grow
+
+    def counted(*arguments: Any) -> int:
+        counts.append(grow(*arguments))
+        return counts[-1]
+
+    monkeypatch.setattr(Runner, "grow", counted)
+    return counts
+
+
+def proposals(spec: str, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[Any]]:
+    """Every tree of each prompt, decoded alone one after the other."""
+    engine, drafter = watched(spec)
+    found = []
+    for prompt in prompts:
+        (request,) = decode(engine, drafter, [prompt], **options)
+        found.append([(note.tree, note.tree.gain, note.tree.origin) for note in drafter.of(request)])
+    return found
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", SPECS)
+def test_the_same_trees(name: str, options: str, grown: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = proposals(SPECS[name], PROMPTS[:2], **OPTIONS[options])
+    assert max(grown) > 2
+    calls = len(grown)
+    monkeypatch.setattr(Draft, "grows", lambda *_: False)
+    one_by_one = proposals(SPECS[name], PROMPTS[:2], **OPTIONS[options])
+    assert len(grown) == calls
+    assert at_once == one_by_one
+    assert sum(len(tree) - 1 for trees in at_once for tree, *_ in trees) > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "alone"),
+    [
+        ({}, True),
+        ({"temperature": 0.8}, True),
+        ({"temperature": 0.8, "top_p": 0.9}, False),
+        ({"temperature": 0.8, "top_k": 9}, False),
+        ({"temperature": 0.8, "min_p": 0.1}, False),
+        ({"temperature": 0.8, "rule": "rejection"}, False),
+        ({"rule": "block"}, True),
+        ({"repetition_penalty": 1.2}, False),
+        ({"logit_bias": {3: 1.0}}, False),
+    ],
+    ids=str,
+)
+def test_only_what_logits_and_noise_decide_is_grown(options: dict[str, Any], alone: bool, grown: list[int]) -> None:
+    engine, drafter = watched(SPECS["fair"])
+    passes = watch_draft(model_of(drafter.inner))
+    request = make_request(PROMPTS[2], SamplingParams(max_tokens=12, **options), drafter)
+    run(engine, [request])
+    assert request.stats.drafted > 5
+    assert len(passes) > 5
+    assert bool(grown) == alone
+
+
+def finish(engine: Engine) -> None:
+    while engine.scheduler.running:
+        engine.step()
+
+
+def test_requests_in_company_share_passes(grown: list[int]) -> None:
+    engine, drafter = watched(SPECS["fair"])
+    requests = [make_request(prompt, SamplingParams(max_tokens=20), drafter) for prompt in PROMPTS[:2]]
+    for request in requests:
+        engine.add(request)
+    while not any(request.ended for request in requests):
+        assert not grown
+        engine.step()
+    assert all(request.stats.drafted for request in requests)
+    finish(engine)
+
+
+def test_what_fails_within_is_heard_of_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be raised through the kernels; afterwards the next proposal is as if nothing had happened."""
+    engine, drafter = watched(SPECS["fair"])
+    draft = model_of(drafter.inner)
+    (request,) = [make_request(PROMPTS[2], SamplingParams(max_tokens=30), drafter)]
+    engine.add(request)
+    engine.step()
+    engine.step()
+    with monkeypatch.context() as patch:
+        take = Chain.take
+
+        def failing(chain: Chain, guess: Guess) -> None:
+            take(chain, guess)
+            if len(chain) == 2:
+                raise ZeroDivisionError
+
+        patch.setattr(Chain, "take", failing)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    assert list(request.chooser.context) == request.tokens
+    finish(engine)
+    assert request.output == plain_output(request.prompt, request.params)
+    assert request.stats.accepted > 3
+    assert_no_blocks(draft)
+
+
+def test_a_draft_s_context_ends_the_chain() -> None:
+    """Of 40 positions the text takes 30 and more; no pass goes beyond."""
+    folder = draft_folder(FAIR, context=40)
+    engine, drafter = watched(f"draft_model(model={folder!r}, num_tokens=9)")
+    passes = watch_draft(model_of(drafter.inner))
+    decode(engine, drafter, [PROMPTS[2]], max_tokens=30)
+    assert max(len(text) for each in passes for lane in each.texts for text in lane) == 40

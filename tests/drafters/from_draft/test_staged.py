@@ -1,0 +1,248 @@
+"""Staged trees against a best-first search, and beams against a beam search, that run the draft anew at every node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import chain as joined
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.drafting import (
+    assert_no_blocks,
+    bound,
+    context,
+    decode,
+    dense,
+    paths,
+    watch_draft,
+    watched,
+)
+from drafters.from_draft.drafts import draft_folder
+from models import VOCAB
+from pronk.choosing.params import SamplingParams, gumbel_noise
+from pronk.drafters import Drafter
+
+RIGHT, FAIR, POOR = 0.0, 0.03, 0.1
+MODEL = f"draft_model(model={draft_folder(FAIR)!r})"
+# The same weights in another place, so that its passes are counted apart.
+TWIN = f"draft_model(model={draft_folder(FAIR, context=4095)!r}, num_tokens=8)"
+SMALLER = {
+    "nobody": "autoregressive",
+    "lookup": "prompt_lookup(min_ngram=1)",
+    "recycling": "recycling",
+    "a poor draft": f"draft_model(model={draft_folder(POOR)!r})",
+    "its twin": TWIN,
+    "a staged one": f"staged({TWIN}, prompt_lookup(min_ngram=1))",
+}
+TEXTS = [[1, 2, 3], [4, 5, 6, 7] * 3, [9]]
+
+Path = tuple[int, ...]
+Shares = Callable[[Path], list[tuple[int, float]]]
+
+
+def shares_after(tokens: Sequence[int], params: SamplingParams, breadth: int) -> Shares:
+    """The likeliest tokens after a text and a path below it, with their shares."""
+
+    def ask(path: Path) -> list[tuple[int, float]]:
+        scores = dense(FAIR)([*tokens, *path]).double()
+        if params.temperature:
+            scores = (scores.float() / params.temperature).double()
+            if not params.rejects:
+                place = len(tokens) + len(path)
+                scores = scores + gumbel_noise(params.seed or 0, place, torch.arange(VOCAB))
+        best = scores.softmax(0).topk(breadth)
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    return ask
+
+
+def best_first(ask: Shares, num_nodes: int, depth: int) -> set[Path]:
+    """The likeliest nodes, one at a time, each of whose children are offered as soon as it is in."""
+    heap: list[tuple[float, Path]] = []
+    found = set[Path]()
+
+    def offer(reach: float, path: Path) -> None:
+        if len(path) < depth:
+            for token, share in ask(path):
+                heappush(heap, (-reach * share, (*path, token)))
+
+    offer(1.0, ())
+    while heap and len(found) < num_nodes:
+        reach, path = heappop(heap)
+        found.add(path)
+        if len(found) < num_nodes:
+            offer(-reach, path)
+    return found
+
+
+def beam_search(ask: Shares, width: int, length: int) -> set[Path]:
+    """The likeliest branches of a length, and all nodes on them."""
+    beam: list[tuple[float, Path]] = [(1.0, ())]
+    for _ in range(length):
+        longer = [(reach * share, (*path, token)) for reach, path in beam for token, share in ask(path)]
+        beam = sorted(longer, reverse=True)[:width]
+    return {path[: i + 1] for _, path in beam for i in range(length)}
+
+
+PARAMS = {
+    "greedy": SamplingParams(),
+    "sampling": SamplingParams(temperature=1.0, seed=5),
+    "rejection": SamplingParams(temperature=1.0, seed=5, rule="rejection"),
+}
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
+def test_the_tree_is_that_of_a_best_first_search(smaller: str, params: SamplingParams) -> None:
+    for tokens in TEXTS:
+        want = best_first(shares_after(tokens, params, 3), 14, 5)
+        for width, lead in ((1, 0), (1, 5), (4, 4), (16, 1)):
+            options = f"num_nodes=14, breadth=3, depth=5, width={width}, lead={lead}"
+            drafter = bound(f"staged({MODEL}, {smaller}, {options})")
+            (tree,) = drafter.propose([context(drafter, tokens, params=params)])
+            assert paths(tree) == want
+            assert tree.probs is None
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "breadth", "depth"), [(1, 4, 8), (20, 1, 6), (20, 2, 1), (30, 16, 2), (60, 4, 64), (9, 3, 3)]
+)
+def test_trees_of_other_shapes(num_nodes: int, breadth: int, depth: int) -> None:
+    options = f"num_nodes={num_nodes}, breadth={breadth}, depth={depth}"
+    drafter = bound(f"staged({MODEL}, {SMALLER['lookup']}, {options})")
+    for limits in ({}, {"depth": 3}, {"nodes": 5}, {"depth": 1, "nodes": 2}):
+        (tree,) = drafter.propose([context(drafter, [1, 2, 3], **limits)])
+        most, deep = min(num_nodes, limits.get("nodes", 60)), min(depth, limits.get("depth", 20))
+        want = best_first(shares_after([1, 2, 3], SamplingParams(), breadth), most, deep)
+        assert paths(tree) == want
+        assert max(map(len, want)) <= deep
+        assert len(want) <= most
+
+
+def test_trees_of_a_batch_do_not_depend_on_each_other() -> None:
+    drafter = bound(f"staged({MODEL}, {SMALLER['lookup']})")
+    passes = watch_draft(drafter.model.draft)
+    trees = drafter.propose([context(drafter, tokens) for tokens in TEXTS])
+    assert len(passes[0].rows) == len(TEXTS)
+    together = len(passes)
+    for tokens, tree in zip(TEXTS, trees, strict=True):
+        del passes[:]
+        (alone,) = drafter.propose([context(drafter, tokens)])
+        assert (alone.tokens, alone.parents) == (tree.tokens, tree.parents)
+        assert len(passes) <= together
+
+
+def test_no_node_is_asked_about_twice_in_a_proposal() -> None:
+    for smaller in SMALLER.values():
+        drafter = bound(f"staged({MODEL}, {smaller}, width=6, depth=3, num_nodes=30)")
+        passes = watch_draft(drafter.model.draft)
+        drafter.propose([context(drafter, [1, 2, 3])])
+        asked = [*joined(*(each.texts[0] for each in passes))]
+        assert len(asked) == len(set(asked)) > 10
+        assert asked[:3] == [(1,), (1, 2), (1, 2, 3)]
+        assert max(map(len, asked)) == 3 + 3 - 1  # nobody has to know what comes after the deepest nodes
+
+
+def passes_with(smaller: str, **options: Any) -> int:
+    more = "".join(f", {name}={value}" for name, value in options.items())
+    drafter = bound(f"staged({MODEL}, {smaller}{more})")
+    passes = watch_draft(drafter.model.draft)
+    for tokens in TEXTS:
+        drafter.propose([context(drafter, tokens)])
+    return len(passes)
+
+
+def test_a_smaller_drafter_that_is_right_saves_passes() -> None:
+    options = {"width": 1, "lead": 8, "num_nodes": 8, "breadth": 1}
+    alone, helped = passes_with("autoregressive", **options), passes_with(TWIN, **options)
+    assert alone == 8 * len(TEXTS)
+    assert helped == len(TEXTS)  # the branch is known after a single pass
+    assert passes_with(TWIN, **{**options, "lead": 3}) == 2 * len(TEXTS)
+    wide = {"width": 1, "num_nodes": 16, "breadth": 4}
+    assert passes_with(TWIN, **wide) < 0.8 * passes_with("autoregressive", **wide)
+    assert passes_with("autoregressive", width=8) < 0.8 * passes_with("autoregressive", width=1)
+
+
+def test_what_was_accepted_is_not_run_again() -> None:
+    """Of the branch that the text took, all rows stay; only its last token is asked about again."""
+    engine, drafter = watched(f"staged({MODEL}, {SMALLER['lookup']})")
+    passes = watch_draft(drafter.inner.model.draft)
+    (request,) = decode(engine, drafter, [[1, 2, 3]])
+    text, counts = tuple(request.tokens), dict[Path, int]()
+    for path in joined(*(each.texts[0] for each in passes)):
+        counts[path] = counts.get(path, 0) + 1
+    roots = {tuple(asked.tokens) for asked in drafter.of(request)}
+    again = {path for path, count in counts.items() if count > 1}
+    assert all(text[: len(path)] == path for path in again)
+    assert again <= roots
+    assert all(counts[path] <= 2 for path in again)
+    kept = [path for path in counts if text[: len(path)] == path and path not in roots]
+    assert len(kept) > 10
+    assert request.stats.accepted > 5
+    assert_no_blocks(drafter.inner.model.draft)
+
+
+def test_rows_that_were_moved_are_those_of_a_fresh_lane() -> None:
+    """Off the main chain too, to the last bit."""
+    drafter = bound(f"staged({MODEL}, {SMALLER['lookup']}, breadth=3)")
+    draft, tokens, moved = drafter.model.draft, [1, 2, 3], 0
+    state = drafter.start(tokens)
+    for number in range(8):
+        (tree,) = drafter.propose([context(drafter, tokens, state=state)])
+        leaf = max(range(len(tree)), key=lambda node: (tree.depths[node], node if number % 2 else -node))
+        path = tree.path(leaf)
+        moved += path != tuple(range(1, len(path) + 1))
+        tokens = [*tokens, *(tree.tokens[node] for node in path), number]
+        lane = state[0].lane
+        (pending,) = draft.level([lane], [context(drafter, tokens, state=state)])
+        assert lane.tokens + pending == tokens
+        assert 1 <= len(pending) <= 3
+        for layer in range(2):
+            got = draft.runner.cache.read(layer, lane.table)
+            want = dense(FAIR).rows(lane.tokens)[2 * layer : 2 * layer + 2]
+            for one, other in zip(got, want, strict=True):
+                assert torch.equal(one, other)
+    assert moved > 2
+
+
+@pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
+def test_whole_decodings(smaller: str) -> None:
+    """Every tree on the way is the search's."""
+    engine, drafter = watched(f"staged({MODEL}, {smaller}, num_nodes=8, breadth=2, depth=4)")
+    for request in decode(engine, drafter, TEXTS[:2], temperature=0.7, max_tokens=16):
+        for asked in drafter.of(request):
+            most, depth = min(8, asked.nodes), min(4, asked.depth)
+            want = best_first(shares_after(asked.tokens, request.params, 2), most if depth else 0, depth)
+            assert paths(asked.tree) == want
+        assert request.stats.accepted > 0
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize(("width", "length"), [(1, 5), (3, 4), (4, 1), (6, 5)])
+def test_beams_are_those_of_a_beam_search(width: int, length: int, params: SamplingParams) -> None:
+    drafter = bound(f"beam({MODEL}, width={width}, num_tokens={length})")
+    passes = watch_draft(drafter.parts[0].draft)
+    trees = drafter.propose([context(drafter, tokens, params=params) for tokens in TEXTS])
+    for tokens, tree in zip(TEXTS, trees, strict=True):
+        assert paths(tree) == beam_search(shares_after(tokens, params, width), width, length)
+        assert tree.probs is None
+    assert len(passes) == length
+    assert [each.rows for each in passes[1:]] == [[width] * len(TEXTS)] * (length - 1)
+
+
+def test_beams_end_at_the_limits() -> None:
+    drafter = bound(f"beam({MODEL}, width=3, num_tokens=6)")
+    (tree,) = drafter.propose([context(drafter, [1, 2, 3], depth=2)])
+    assert paths(tree) == beam_search(shares_after([1, 2, 3], SamplingParams(), 3), 3, 2)
+    (small,) = drafter.propose([context(drafter, [1, 2, 3], nodes=4)])
+    assert small.num_guesses == 4
+    assert paths(small) < beam_search(shares_after([1, 2, 3], SamplingParams(), 3), 3, 6)
+
+
+def test_parts_are_made_by_name() -> None:
+    made: Drafter[Any] = bound(f"staged({MODEL}, suffix, num_nodes=7)")
+    assert [part.name for part in made.parts] == ["draft_model", "suffix"]
+    assert made.num_nodes == 7

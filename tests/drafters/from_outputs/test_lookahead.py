@@ -1,0 +1,261 @@
+"""Lookahead's window and pool against the paper: cell by cell, and against a slow loop that asks once per position."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from drafters.helpers import VOCAB, Model, context, looping, scrambled, step
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Lookahead, Outcome
+from pronk.drafters.from_outputs._window import LADDER, NO_WINDOW, Experience, Pool, Shape, Window
+from pronk.drafters.from_outputs.lookahead import LookaheadState
+from pronk.drafters.shared.rates import Rates
+from pronk.errors import OptionError
+from pronk.passes.costs import PassCosts
+from pronk.tree import TokenTree
+
+
+def rates() -> Rates:
+    return Rates("lookahead", dict.fromkeys(range(6), 0.5))
+
+
+def after(pool: Pool, token: int) -> list[tuple[int, ...]]:
+    return [gram for gram, _ in pool.after(token)]
+
+
+def fill(prompt: Sequence[int], position: int) -> int:
+    """What stands at a position that nothing is known of."""
+    return prompt[position * 7919 % len(prompt)]
+
+
+def explore(prompt: list[int], steps: Sequence[int], model: Model, width: int, size: int) -> list[list[int]]:
+    """Algorithm 1's lookahead branch, by absolute positions, with one call of the model per position.
+
+    ``steps`` are the lengths of the text at each step. Returns the n-grams in the order in which they are found.
+    """
+    rows: list[dict[int, int]] = [{}]
+    grams: list[list[int]] = []
+    text = list(prompt)
+    while len(text) < steps[-1]:
+        text.append(model(text))
+    for length in steps:
+        now = text[:length]
+        root = length - 1
+        cells = [
+            [row.get(root + r + j, fill(prompt, root + r + j)) for j in range(width)] for r, row in enumerate(rows)
+        ]
+        cells[0][0] = now[-1]
+        new = {}
+        for j in range(width):
+            column = [cells[r][j] for r in range(1, len(rows))]
+            new[root + len(rows) + j] = model([*now, *cells[0][1 : j + 1], *column])
+        if len(rows) == size - 1:
+            grams += [[*(cells[r][j] for r in range(size - 1)), new[root + size - 1 + j]] for j in range(width)]
+        rows = [{root + r + j: cells[r][j] for j in range(width)} for r in range(len(rows))]
+        rows.append(new)
+        if len(rows) == size:
+            rows = rows[1:]
+    return grams
+
+
+@pytest.mark.parametrize("model", [scrambled, looping])
+@pytest.mark.parametrize(
+    ("width", "size", "guesses"), [(1, 2, 1), (5, 4, 2), (3, 2, 3), (2, 5, 2), (4, 3, 0), (1, 4, 2)]
+)
+def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size: int, guesses: int) -> None:
+    drafter = Lookahead(window=width, ngram=size, guesses=guesses, use_prompt=False)
+    tokens, found = [3, 1, 4], list[list[int]]()
+    state = drafter.start(tokens)
+    record = state.pool.add
+    state.pool.add = lambda gram, explored: (found.append(list(gram)), record(gram, explored=explored))  # type: ignore[method-assign,assignment,return-value]
+    lengths = []
+    for _ in range(30):
+        lengths.append(len(tokens))
+        step(drafter, state, tokens, model)
+    assert found == explore([3, 1, 4], lengths, model, width, size)
+    assert len(found) == width * (30 - (size - 2))
+    plain = [3, 1, 4]
+    while len(plain) < len(tokens):
+        plain.append(model(plain))
+    assert tokens == plain
+    if guesses and model is looping:
+        assert len(tokens) > 3 + 30 * 1.5
+
+
+def test_figure_2b() -> None:
+    """W = 5, N = 4, G = 2: which tokens each token of the window and of the candidates sees, and where it stands."""
+    orange, green, red = (0, 11, 12, 13, 14), (21, 22, 23, 24, 25), (32, 33, 34, 35, 36)
+    pool = Pool(100)
+    pool.add((0, 41, 42, 43))
+    pool.add((0, 51, 52, 53))
+    # It was left one token ago, with the outputs as a fourth row; the oldest goes, and these three are left.
+    state = LookaheadState((1,), pool, rates(), Window(8, ((7, 7, 7, 7, 7), orange, green, red)))
+    drafter = Lookahead(window=5, ngram=4, guesses=2, use_prompt=False)
+    (tree,) = drafter.propose([context(state, [*range(1, 10), 0])])
+    names = dict(enumerate(tree.tokens))
+    sees = {
+        names[node]: {names[other] for other in range(len(tree)) if tree.visible[node, other]}
+        for node in range(len(tree))
+    }
+    for j in range(5):
+        row = {0, *orange[1 : j + 1]}
+        assert sees[orange[j]] == row
+        assert sees[green[j]] == row | {green[j]}
+        assert sees[red[j]] == row | {green[j], red[j]}
+    for candidate in ((51, 52, 53), (41, 42, 43)):
+        for depth in range(3):
+            assert sees[candidate[depth]] == {0, *candidate[: depth + 1]}
+    depth_of = {names[node]: depth for node, depth in enumerate(tree.depths)}
+    # The digits of the figure are in the tokens' tens and ones.
+    assert [depth_of[token] for token in orange] == [0, 1, 2, 3, 4]
+    assert [depth_of[token] for token in green] == [1, 2, 3, 4, 5]
+    assert [depth_of[token] for token in red] == [2, 3, 4, 5, 6]
+    acceptable = {names[node] for node in range(len(tree)) if tree.acceptable[node]}
+    assert acceptable == {0, 41, 42, 43, 51, 52, 53}
+    assert len(tree) == 1 + 6 + 14
+    assert tree.tokens[1:4] == (51, 52, 53)  # the latest candidate is the main chain
+
+
+def test_worked_example_of_collecting() -> None:
+    """W = 2, N = 3: the outputs close the columns' 3-grams, and become the newest row."""
+    drafter = Lookahead(window=2, ngram=3, guesses=1, use_prompt=False)
+    state = drafter.start([1, 2])
+    state.window = Window(1, ((2, 6), (7, 8)))
+    tree = drafter.propose([context(state, [1, 2, 3])])[0]
+    # One token on: column 1 becomes column 0, its row 0 is the root now; what comes in is from the prompt.
+    assert tree.tokens == (3, fill([1, 2], 3), 8, fill([1, 2], 4))
+    logits = torch.zeros(4, VOCAB)
+    logits[2, 9] = logits[3, 10] = 1.0
+    drafter.observe([Outcome(state, tree, (), (5,), 2, SamplingParams(), logits)])
+    assert after(state.pool, 3) == [(8, 9)]
+    assert after(state.pool, tree.tokens[1]) == [(tree.tokens[3], 10)]
+    assert state.window == Window(2, ((3, tree.tokens[1]), (8, tree.tokens[3]), (9, 10)))
+
+
+def test_pool_is_bounded_and_forgets_the_longest_unused() -> None:
+    pool = Pool(3)
+    for gram in ((1, 2), (3, 4), (1, 5), (3, 4), (6, 7)):
+        pool.add(gram)
+    assert pool.size == 3
+    assert [after(pool, token) for token in (1, 3, 6)] == [[(5,)], [(4,)], [(7,)]]
+    for i in range(50):
+        pool.add((i % 7, i, i))
+    assert pool.size == 3
+    assert sum(len(after(pool, token)) for token in range(60)) == 3
+
+
+def test_the_prompt_is_a_reference_or_not() -> None:
+    prompt = [1, 2, 3, 9, 1]
+    with_prompt, without = (Lookahead(window=1, ngram=3, use_prompt=use).start(prompt) for use in (True, False))
+    assert after(with_prompt.pool, 1) == [(2, 3)]
+    assert without.pool.size == 0
+    drafter = Lookahead(window=1, ngram=3)
+    drafter.observe(
+        [Outcome(with_prompt, TokenTree.chain([1]), (), (7, 8), 4, SamplingParams(), torch.zeros(1, VOCAB))]
+    )
+    assert after(with_prompt.pool, 1) == [(7, 8), (2, 3)]
+    assert after(with_prompt.pool, 9) == [(1, 7)]
+
+
+def test_no_room_means_no_window() -> None:
+    drafter = Lookahead(window=5, ngram=4, guesses=2)
+    dice = random.Random(0)
+    tokens = [dice.randrange(3) for _ in range(40)]
+    state = drafter.start(tokens)
+    for depth, nodes in ((3, 99), (99, 3)):
+        (tree,) = drafter.propose([context(state, tokens, depth, nodes)])
+        assert all(tree.acceptable)
+
+
+def test_text_and_window_are_told_apart() -> None:
+    pool = Pool(9)
+    pool.add((1, 2, 3), explored=True)
+    pool.add((1, 4, 5))
+    assert list(pool.after(1)) == [((4, 5), False), ((2, 3), True)]
+    pool.add((1, 4, 5), explored=True)  # the text had it before
+    pool.add((1, 2, 3))
+    assert list(pool.after(1)) == [((2, 3), False), ((4, 5), False)]
+
+
+def test_a_shared_pool_remembers_other_requests() -> None:
+    for shared in (True, False):
+        drafter = Lookahead(window=1, ngram=3, shared=shared)
+        drafter.start([1, 2, 3])
+        assert after(drafter.start([9, 9]).pool, 1) == ([(2, 3)] if shared else [])
+
+
+@pytest.mark.parametrize("old", [Shape(5, 4, 1), Shape(2, 3, 1), Shape(7, 5, 1)])
+@pytest.mark.parametrize("new", [Shape(5, 4, 1), Shape(3, 3, 1), Shape(1, 2, 1)])
+@pytest.mark.parametrize("step", [1, 2, 9])
+def test_a_window_of_another_size_keeps_what_it_can(old: Shape, new: Shape, step: int) -> None:
+    """Tokens here are their own positions, so every cell shows whether it is in its place."""
+    rows = tuple(tuple(10 + r + j for j in range(old.window)) for r in range(old.ngram))
+    window = Window(10, rows).moved(10 + step, 10 + step, new, [-1])
+    assert len(window.rows) == min(new.ngram, old.ngram) - (1 if old.ngram >= new.ngram else 0)
+    for r, row in enumerate(window.rows):
+        assert len(row) == new.window
+        assert all(token in (-1, 10 + step + r + j) for j, token in enumerate(row))
+    known = sum(token != -1 for row in window.rows for token in row)
+    assert known > 1 or step == 9 or old.window <= 2 or new.window == 1
+
+
+CHEAP = PassCosts((1, 128), (1.0, 1.1))
+DEAR = PassCosts((1, 4, 8, 128), (1.0, 1.05, 1.5, 13.0))
+
+
+def live(
+    experience: Experience, costs: PassCosts, harvest: Callable[[Shape, int], int], steps: int, requests: int = 1
+) -> list[Shape]:
+    shapes = []
+    for number in range(steps):
+        shapes.append(experience.shape())
+        found = harvest(experience.shape(), number)
+        experience.learn(requests=requests, rows=requests, plain=requests, harvest=found * requests, costs=costs)
+    return shapes
+
+
+def test_automatic_window_grows_where_rows_are_cheap() -> None:
+    shapes = live(Experience(), CHEAP, lambda shape, _: int(shape.window > 0), 200)
+    assert shapes[0] == NO_WINDOW
+    assert shapes[-1] == LADDER[-1]
+
+
+def test_automatic_window_goes_where_it_brings_nothing_and_costs_next_to_nothing() -> None:
+    shapes = live(Experience(), DEAR, lambda _, __: 0, 3000)
+    assert shapes[-1] == NO_WINDOW
+    assert 0 < sum(shape != NO_WINDOW for shape in shapes) < 0.03 * len(shapes)
+    assert max(shape.explored for shape in shapes) == LADDER[1].explored
+
+
+def test_automatic_window_stays_where_it_pays_for_itself_and_no_more() -> None:
+    shapes = live(Experience(), DEAR, lambda shape, step: int(shape.window > 0 and step % 2 == 0), 300)
+    assert set(shapes[1:]) == {LADDER[1]}
+
+
+def test_automatic_window_pays_for_the_rows_of_the_whole_batch() -> None:
+    """What is free for one request is not for sixteen."""
+    good: Callable[[Shape, int], int] = lambda shape, step: int(shape.window > 0 and step % 4 == 0)  # noqa: E731
+    assert live(Experience(), DEAR, good, 300)[-1] == LADDER[1]
+    assert set(live(Experience(), DEAR, good, 300, requests=16)) == {NO_WINDOW}
+
+
+def test_no_window_where_costs_are_unknown_or_no_row_is_free() -> None:
+    assert set(live(Experience(), PassCosts((1, 2), (1.0, 2.0)), lambda _, __: 1, 50)) == {NO_WINDOW}
+    drafter = Lookahead()
+    tokens = [1, 2, 3, 1, 2]
+    (tree,) = drafter.propose([context(drafter.start(tokens), tokens)])
+    assert all(tree.acceptable)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 0}, {"window": 65}, {"window": "wide"}, {"ngram": 3}, {"guesses": 1}, {"window": 3, "ngram": 1}],
+    ids=str,
+)
+def test_bad_options(options: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match="lookahead: "):
+        Lookahead(**options)  # type: ignore[arg-type]

@@ -1,0 +1,143 @@
+"""Looking over an early exit's shoulder: what it would say without caches, and what plain decoding gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from drafters.drafting import Watched, chooser_at
+from drafters.from_target.trained_kangaroo import adapter_folder
+from models import VOCAB, make_engine, make_request, run
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Drafter, make_drafter
+from pronk.drafters.from_target.kangaroo import Kangaroo
+from pronk.drafters.from_target.modules import kangaroo
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.model.decoder import Decoder
+from pronk.passes.costs import PassCosts
+from pronk.train.features import compute_features
+from pronk.train.kangaroo import dense_adapter
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7], list(range(40)), [9]]
+WINDOWS = (24, 24, 24, 24)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": {"temperature": 0.9},
+    "cut": {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "penalties": {"temperature": 0.5, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    "bias": {"temperature": 0.8, "logit_bias": {3: 6.0, 50: 4.0, 90: -100.0}},
+}
+
+
+def text(seed: int, length: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(VOCAB) for _ in range(length)]
+
+
+def named(
+    decoder: Decoder, exit_layer: int = 2, adapter: str = "attention", *, noise: float = 0.02, **more: Any
+) -> str:
+    """A drafter of ``decoder``, most of whose guesses are right if it is calm."""
+    options = "".join(f", {name}={value!r}" for name, value in more.items())
+    return f"kangaroo(model={adapter_folder(decoder, exit_layer, adapter, noise=noise)!r}{options})"
+
+
+def watched(decoder: Decoder, made: str, **options: Any) -> tuple[Engine, Watched]:
+    engine = make_engine(decoder, **options)
+    return engine, Watched(make_drafter(made).bind(engine.target))
+
+
+def kangaroo_of(drafter: Any) -> Kangaroo:
+    """The first one within."""
+    while not isinstance(drafter, Kangaroo):
+        inside = getattr(drafter, "parts", None) or (drafter.inner,)
+        drafter = next(part for part in inside if isinstance(part, Kangaroo) or hasattr(part, "parts"))
+    return drafter
+
+
+def assert_no_blocks(drafter: Any) -> None:
+    beside = kangaroo_of(drafter).exit._beside
+    assert beside is not None
+    allocator = beside.cache.allocator
+    assert allocator.num_free == allocator.num_blocks
+    assert not any(allocator.references)
+
+
+def decode(
+    decoder: Decoder, engine: Engine, drafter: Drafter[Any], prompts: Sequence[Sequence[int]], **options: Any
+) -> list[Request]:
+    """The prompts in one batch, the outputs of which are those of plain decoding."""
+    params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
+    requests = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
+    run(engine, requests)
+    assert_plain(decoder, requests)
+    return requests
+
+
+def assert_plain(decoder: Decoder, requests: Sequence[Request]) -> None:
+    """The outputs are those of decoding without guesses."""
+    for request in requests:
+        params = replace(request.params, n=1, seed=request.seed)
+        key = (id(decoder), tuple(request.prompt), repr(params))
+        if key not in _PLAIN:
+            plain = make_request(request.prompt, params)
+            run(make_engine(decoder), [plain])
+            _PLAIN[key] = plain.output
+        assert request.output == _PLAIN[key]
+
+
+_PLAIN: dict[Any, list[int]] = {}
+
+
+def total(requests: Sequence[Request], count: str) -> int:
+    return sum(getattr(request.stats, count) for request in requests)
+
+
+def flat(seconds: float) -> PassCosts:
+    """Of passes whose rows cost nothing."""
+    return PassCosts((1, 128), (seconds, 1.0001 * seconds))
+
+
+class Slow:
+    """The self-draft model in torch and without caches: whatever it is asked, it runs the whole text.
+
+    ``decoder`` is the drafter's target with plain weights.
+    """
+
+    def __init__(self, decoder: Decoder, drafter: Any) -> None:
+        found = kangaroo_of(drafter)
+        self.decoder, self.layer = decoder, found.exit.layers
+        self.adapter = kangaroo.Kangaroo(found.exit.adapter.shape, decoder.config)
+        tensors = load_file(Path(str(found.model)) / "model.safetensors")
+        self.adapter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+
+    def __call__(self, tokens: Sequence[int]) -> Tensor:
+        """Logits ``[vocab]`` after ``tokens``."""
+        layer, adapter = self.layer, self.adapter
+        early = compute_features(self.decoder, torch.tensor([tokens]), torch.float32, (layer,)).hidden[layer]
+        with torch.inference_mode():
+            said = dense_adapter(adapter, self.decoder, early, 1, len(tokens))
+            head = self.decoder.head if adapter.head is None else adapter.head
+            return head(said[-1:])[0]
+
+
+def slow_chain(slow: Slow, request: Request, tokens: Sequence[int], most: int, eta: float) -> list[int]:
+    """The guesses below ``tokens``: up to the first one of no more than this confidence."""
+    chooser, drafted = chooser_at(request, tokens), list[int]()
+    while len(drafted) < most:
+        logits = slow([*tokens, *drafted])
+        guess = chooser.guess(logits, 0)
+        assert guess is not None
+        drafted.append(chooser.choose(logits))
+        chooser.advance(drafted[-1])
+        if guess.confidence <= eta:
+            break
+    return drafted

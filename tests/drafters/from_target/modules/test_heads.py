@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.from_target.trained_multi_token import make_heads
+from models import tiny_config
+from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads, heads_config
+from pronk.errors import OptionError
+from pronk.train.attention import DenseAttention
+
+CONFIG = tiny_config()
+VARIANTS = [(kind, order) for kind in ("transformer", "linear") for order in ("parallel", "causal", "anticausal")]
+
+
+def some_rows(count: int) -> Tensor:
+    return torch.randn(count, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("kind", "order"), VARIANTS)
+def test_heads_are_applied_in_the_order_of_the_paper(kind: str, order: str) -> None:
+    heads = make_heads(HeadsShape(4, 2, 24, kind, order), CONFIG)
+    z, attend = some_rows(6), DenseAttention(1, 6)
+
+    def h(index: int, x: Tensor) -> Tensor:
+        layer: Any = heads.layers[index]
+        return layer(x, None, index, attend) if kind == "transformer" else x @ layer.weight.T
+
+    expected = {
+        "parallel": [h(0, z), h(1, z), h(2, z), h(3, z)],
+        "causal": [h(0, z), h(1, h(0, z)), h(2, h(1, h(0, z))), h(3, h(2, h(1, h(0, z))))],
+        "anticausal": [h(0, h(1, h(2, h(3, z)))), h(1, h(2, h(3, z))), h(2, h(3, z)), h(3, z)],
+    }[order]
+    with torch.no_grad():
+        for count in (1, 2, 4):
+            made = dict(heads.run(z, lambda i, x: heads.part(i, x, None, attend), count))
+            assert set(made) == set(range(4 if order == "anticausal" else count))
+            for index in range(count):
+                assert torch.equal(made[index], expected[index])
+    assert not torch.allclose(expected[0], expected[1], atol=0.1)
+
+
+def test_each_head_has_its_own_norm_and_a_replicated_unembedding() -> None:
+    shared: Any = torch.nn.Linear(1, 1)
+    one = make_heads(HeadsShape(2, 2, 24), CONFIG)
+    assert one.unembedding(1, shared) is shared
+    two = make_heads(HeadsShape(2, 2, 24, unembeddings="replicated"), CONFIG)
+    assert two.unembedding(0, shared) is two.unembeddings[0]
+    assert two.unembedding(1, shared) is two.unembeddings[1]
+    x = some_rows(3)
+    with torch.no_grad():
+        two.norms[1].get_parameter("weight").mul_(3.0)
+        assert torch.allclose(two.norm(1, x), 3 * two.norm(0, x))
+
+
+def test_first_weights_are_the_targets_where_they_can_be() -> None:
+    heads = MultiTokenHeads(HeadsShape(2, 2, 24, "linear", unembeddings="replicated"), CONFIG)
+    norm, head = torch.nn.RMSNorm(CONFIG.hidden_size), torch.rand(CONFIG.vocab_size, CONFIG.hidden_size)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 1.5)
+    heads.initialize(torch.Generator().manual_seed(0), norm, head)
+    z = some_rows(2)
+    for index in range(2):
+        assert torch.equal(heads.norms[index].get_parameter("weight"), norm.weight)
+        assert torch.equal(heads.unembeddings[index].get_parameter("weight"), head)
+        assert torch.nn.functional.cosine_similarity(heads.part(index, z, None, DenseAttention(1, 2)), z).min() > 0.9
+
+
+def test_heads_look_as_far_back_as_the_target() -> None:
+    shape = HeadsShape(3, 1, 24)
+    assert heads_config(shape, tiny_config(windows=(8, 16))).windows == (16, 16, 16)
+    assert heads_config(shape, tiny_config(windows=(8, None))).windows == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_heads": 0}, "num-heads: expected 1 to 63, found 0"),
+        ({"num_heads": 64}, "num-heads: expected 1 to 63, found 64"),
+        ({"layer": 0}, "layer: expected at least 1, found 0"),
+        ({"mlp": 0}, "mlp: expected at least 1, found 0"),
+        ({"kind": "x"}, "kind: expected one of transformer, linear, found 'x'"),
+        ({"order": "x"}, "order: expected one of parallel, causal, anticausal, found 'x'"),
+        ({"unembeddings": "x"}, "unembeddings: expected one of shared, replicated, found 'x'"),
+    ],
+)
+def test_values_out_of_range_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        HeadsShape(**{"num_heads": 2, "layer": 1, **values})
+
+
+def test_layer_that_the_target_lacks_is_named() -> None:
+    with pytest.raises(OptionError, match="layer: expected 1 to 2, the target's layers, found 3"):
+        MultiTokenHeads(HeadsShape(2, 3, 24), CONFIG)

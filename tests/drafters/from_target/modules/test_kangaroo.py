@@ -1,0 +1,156 @@
+"""Kangaroo's adapters against slow ones in float64, and against the sizes that the paper gives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import tiny_config, tiny_decoder
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.rope import RopeConfig
+from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, Kangaroo, KangarooShape
+from pronk.errors import OptionError
+from pronk.model.decoder import RMSNorm
+from pronk.train.attention import DenseAttention
+
+TARGET = tiny_config(windows=(None, None, 3))
+VICUNA = ModelConfig(
+    "llama", 32000, 4096, 11008, 32, 32, 32, 128, 4096, 1e-6, rope=RopeConfig(128), windows=(None,) * 32
+)
+
+
+def make(adapter: str, *, exit_layer: int = 1, heads: int = 2, target: ModelConfig = TARGET) -> Kangaroo:
+    module = Kangaroo(KangarooShape(exit_layer, adapter, heads, 24), target)
+    decoder = tiny_decoder(windows=target.windows, classic=target.norm == "layer", packed=False)
+    module.initialize(torch.Generator().manual_seed(1), decoder.norm, decoder.head.weight)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+def slow_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """Of one row."""
+    if isinstance(norm, RMSNorm):
+        return x / torch.sqrt((x * x).mean() + norm.eps) * norm.weight
+    assert isinstance(norm, nn.LayerNorm)
+    return (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + norm.eps) * norm.weight + norm.bias
+
+
+def rotate(x: Tensor, place: int) -> Tensor:
+    """One head at one position, plane by plane."""
+    half, turned = len(x) // 2, x.clone()
+    for i in range(half):
+        angle = place * 10000.0 ** (-2 * i / len(x))
+        c, s = math.cos(angle), math.sin(angle)
+        turned[i], turned[i + half] = x[i] * c - x[i + half] * s, x[i + half] * c + x[i] * s
+    return turned
+
+
+def slow(module: Kangaroo, rows: Tensor) -> Tensor:
+    """Row by row, head by head, with no cache and no mask: from the words of the module's own description."""
+    block, c, out = module.layers[0], module.config, list[Tensor]()
+    if module.shape.adapter == "mlp":
+        for x in rows:
+            inner = block.up.weight @ slow_norm(block.input_norm, x)
+            out.append(slow_norm(module.norm, x + block.down.weight @ (inner * torch.sigmoid(inner))))
+        return torch.stack(out)
+    heads, d, span = c.num_heads, c.head_dim, c.windows[0] or len(rows)
+    width, keys, values = heads * d, list[Tensor](), list[Tensor]()
+    for place, x in enumerate(rows):
+        h = block.qkv.weight @ slow_norm(block.attention_norm, x)
+        h = h if block.qkv.bias is None else h + block.qkv.bias
+        q, k, v = (h[i * width : (i + 1) * width].view(heads, d) for i in range(3))
+        if c.rope is not None:
+            q, k = (torch.stack([rotate(head, place) for head in each]) for each in (q, k))
+        keys.append(k)
+        values.append(v)
+        seen = range(max(0, place - span + 1), place + 1)
+        mixed = []
+        for head in range(heads):
+            scores = torch.stack([q[head] @ keys[j][head] / math.sqrt(d) for j in seen]).softmax(0)
+            mixed.append(sum(share * values[j][head] for share, j in zip(scores, seen, strict=True)))
+        x = x + F.linear(torch.cat(mixed), block.out.weight, block.out.bias)  # noqa: PLW2901 - the residual stream
+        if module.shape.adapter == "transformer":
+            h = block.up.weight @ slow_norm(block.mlp_norm, x)
+            gate, up = h.chunk(2)
+            x = x + block.down.weight @ (gate * torch.sigmoid(gate) * up)  # noqa: PLW2901
+        out.append(slow_norm(module.norm, x))
+    return torch.stack(out)
+
+
+def run(module: Kangaroo, rows: Tensor, *, classic: bool = False) -> Tensor:
+    places = torch.arange(len(rows))
+    rope = tiny_decoder(classic=classic).rope(places, places + 1, torch.float32)
+    with torch.no_grad():
+        return module(rows, rope, DenseAttention(1, len(rows), module.config.windows))
+
+
+@pytest.mark.parametrize("exit_layer", [1, 2])
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_adapter_is_what_its_description_says(adapter: str, exit_layer: int) -> None:
+    module = make(adapter, exit_layer=exit_layer, target=replace(TARGET, windows=(None, 3, None)))
+    rows = torch.randn(7, TARGET.hidden_size, generator=torch.Generator().manual_seed(4))
+    got = run(module, rows)
+    want = slow(module.double(), rows.double())
+    torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-4)
+    if adapter != "mlp":
+        assert module.config.windows == ((None, 3)[exit_layer - 1],)
+        assert (module.config.num_heads, module.config.num_kv_heads) == (2, 2)
+
+
+def test_adapter_of_a_target_with_layer_norm_biases_and_learned_positions() -> None:
+    module = make("attention", target=tiny_config(classic=True))
+    rows = torch.randn(5, TARGET.hidden_size, generator=torch.Generator().manual_seed(4))
+    got = run(module, rows, classic=True)
+    assert isinstance(module.norm, nn.LayerNorm)
+    torch.testing.assert_close(got.double(), slow(module.double(), rows.double()), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "millions"), [("attention", 67), ("head", 198), ("transformer", 202), ("mlp", 165)], ids=ADAPTERS
+)
+def test_sizes_are_those_of_table_2(adapter: str, millions: int) -> None:
+    with torch.device("meta"):
+        module = Kangaroo(KangarooShape.of_target(VICUNA, 2, adapter), VICUNA)
+    assert round(sum(parameter.numel() for parameter in module.parameters()) / 1e6) == millions
+
+
+def test_norm_and_head_begin_as_the_target_s() -> None:
+    decoder = tiny_decoder(packed=False)
+    for adapter in ADAPTERS:
+        module = Kangaroo(KangarooShape(1, adapter), decoder.config)
+        module.initialize(torch.Generator().manual_seed(0), decoder.norm, decoder.head.weight)
+        assert torch.equal(module.norm.weight, decoder.norm.weight)
+        assert all(parameter.isfinite().all() for parameter in module.parameters())
+        if module.shape.own_head:
+            assert module.head is not None
+            assert torch.equal(module.head.weight, decoder.head.weight)
+            assert module.head.weight.data_ptr() != decoder.head.weight.data_ptr()
+        else:
+            assert module.head is None
+
+
+def test_values_out_of_their_range_are_named() -> None:
+    for exit_layer in (3, 4, 99):
+        with pytest.raises(OptionError, match=f"exit-layer: expected 1 to 2 for a target of 3 .*, found {exit_layer}"):
+            KangarooShape.of_target(TARGET, exit_layer, "attention")
+        with pytest.raises(OptionError, match="exit-layer: expected 1 to 2"):
+            Kangaroo(KangarooShape(exit_layer), TARGET)
+    with pytest.raises(OptionError, match="exit-layer: expected an integer of at least 1, found 0"):
+        KangarooShape.of_target(TARGET, 0, "attention")
+    with pytest.raises(OptionError, match="adapter: expected one of attention, head, transformer, mlp, found 'linear'"):
+        KangarooShape(1, "linear")
+    with pytest.raises(OptionError, match="heads: expected an integer of at least 1, found 0"):
+        KangarooShape.of_target(TARGET, 1, "attention", heads=0)
+    with pytest.raises(OptionError, match="mlp: expected an integer of at least 1, found 0"):
+        KangarooShape.of_target(TARGET, 1, "transformer", mlp=0)
+    with pytest.raises(OptionError, match="exit-layer: expected a target of at least 2 layers, found 1"):
+        KangarooShape.of_target(tiny_config(windows=(None,)), 1, "attention")
+    assert KangarooShape.of_target(TARGET, 2, "attention") == KangarooShape(2, "attention", 6, 112)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from models import tiny_decoder
+from pronk import LLM
+from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
+from pronk.errors import OptionError
+
+
+def heads_of(shape: MedusaShape, *, disturbed: bool) -> MedusaHeads:
+    decoder = tiny_decoder(packed=False)
+    heads = MedusaHeads(shape, decoder.config)
+    heads.initialize(decoder.head.weight)
+    if disturbed:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in heads.layers.parameters():
+                parameter.normal_(0.0, 0.1, generator=generator)
+            for own in heads.unembeddings:
+                own.weight += 0.1 * torch.randn(own.weight.shape, generator=generator)
+    return heads
+
+
+@pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
+@torch.no_grad()
+def test_heads_begin_as_the_target_s_own(unembeddings: str) -> None:
+    decoder = tiny_decoder(packed=False)
+    heads = heads_of(MedusaShape(3, 2, unembeddings), disturbed=False)
+    hidden = torch.randn(5, decoder.config.hidden_size)
+    logits = heads.logits(hidden, decoder.head)
+    assert logits.shape == (3, 5, decoder.config.vocab_size)
+    for each in logits:
+        assert torch.allclose(each, hidden @ decoder.head.weight.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("unembeddings", ["shared", "replicated"])
+@torch.no_grad()
+def test_every_head_by_the_obvious_loop(unembeddings: str) -> None:
+    decoder = tiny_decoder(packed=False)
+    heads = heads_of(MedusaShape(3, 2, unembeddings), disturbed=True)
+    hidden = torch.randn(5, decoder.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    logits = heads.logits(hidden, decoder.head)
+    weights = heads.state_dict()
+    for number in range(3):
+        for row in range(5):
+            h = hidden[row]
+            for block in range(2):
+                z = (
+                    weights[f"layers.{number}.blocks.{block}.weight"] @ h
+                    + weights[f"layers.{number}.blocks.{block}.bias"]
+                )
+                h = h + z / (1 + (-z).exp())
+            last = decoder.head.weight if unembeddings == "shared" else weights[f"unembeddings.{number}.weight"]
+            assert torch.allclose(logits[number, row], last @ h, atol=1e-3)
+    assert len({int(each.argmax()) for each in logits[:, 0]}) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 0}, "heads: expected 1 to 16, found 0"),
+        ({"num_heads": True}, "heads: expected 1 to 16, found True"),
+        ({"blocks": 9}, "blocks: expected 1 to 8, found 9"),
+        ({"unembeddings": "tied"}, "unembeddings: expected one of shared, replicated, found 'tied'"),
+        ({"num_heads": 2, "accuracies": ((0.5,),)}, "accuracies: expected those of 2 heads, found 1"),
+    ],
+)
+def test_shapes_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        MedusaShape(**options)
+
+
+def test_lists_of_a_json_file_become_tuples() -> None:
+    shape = MedusaShape(2, tree=[[0], [0, 1]], accuracies=[[0.5, 0.1], [0.2]])  # type: ignore[arg-type]
+    assert shape == MedusaShape(2, tree=((0,), (0, 1)), accuracies=((0.5, 0.1), (0.2,)))
+
+
+def test_the_default_heads_of_the_bundled_target_are_small() -> None:
+    heads = MedusaHeads(MedusaShape(), LLM().config)
+    assert 2 * sum(parameter.numel() for parameter in heads.parameters()) <= 4_000_000

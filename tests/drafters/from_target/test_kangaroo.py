@@ -1,0 +1,302 @@
+"""Kangaroo's chains against a slow loop without caches, and what is computed where: nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+from torch import Tensor
+
+from drafters.from_target.exits import (
+    OPTIONS,
+    PROMPTS,
+    WINDOWS,
+    Slow,
+    assert_no_blocks,
+    decode,
+    flat,
+    kangaroo_of,
+    named,
+    slow_chain,
+    text,
+    total,
+    watched,
+)
+from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder, spec
+from drafters.kernel_calls import Calls
+from drafters.trees import TreeDrafter, off_chain
+from models import make_engine, make_request, run, tiny_decoder
+from pronk.choosing.chooser import Chooser, Guess
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
+from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
+from pronk.errors import CheckpointError, OptionError
+from pronk.tree import TokenTree
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("adapter", "windows", "eta"),
+    [
+        ("attention", None, 0),
+        ("attention", None, 0.6),
+        ("attention", WINDOWS, 0),
+        ("transformer", None, 0.5),
+        ("head", None, 0.5),
+        ("mlp", WINDOWS, 0),
+    ],
+)
+def test_the_chain_is_what_a_slow_loop_writes(
+    adapter: str, windows: tuple[int, ...] | None, eta: float, options: str
+) -> None:
+    decoder = calm_decoder(windows=windows or (None,) * 4)
+    engine, drafter = watched(decoder, named(decoder, 2, adapter, num_tokens=5, eta=eta))
+    slow = Slow(calm_decoder(windows=windows or (None,) * 4, packed=False), drafter)
+    lengths = set[int]()
+    for request in decode(decoder, engine, drafter, PROMPTS[:3], max_tokens=14, **OPTIONS[options]):
+        for asked in drafter.of(request):
+            most = min(5, asked.depth, asked.nodes)
+            assert list(asked.tree.tokens[1:]) == slow_chain(slow, request, asked.tokens, most, eta)
+            assert asked.tree.parents == tuple(range(-1, len(asked.tree) - 1))
+            # All that was guessed from has been computed; the last guess has not.
+            early = asked.tree.early
+            assert (early is None) == (most == 0)
+            assert early is None or early == (2, asked.tree.num_guesses)
+            lengths.add(asked.tree.num_guesses if most == 5 else 5)
+        assert request.stats.accepted > 0
+    assert lengths == {5} if eta == 0 else len(lengths) > 1
+
+
+@pytest.mark.parametrize("eta", [0, 0.6])
+@pytest.mark.parametrize("calm", [0.0, 0.15, 0.6])
+def test_nothing_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place is computed once for every token that has ever been there: in the first layers, and in all others."""
+    decoder = calm_decoder(calm=calm)
+    engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
+    engine.costs = flat(1.0)  # measuring them is a pass as well
+    rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).exit._beside
+    assert beside is not None
+    own = Calls(beside.cache, monkeypatch)
+    request = make_request(text(0, 50), SamplingParams(max_tokens=40, seed=0, temperature=0.7), drafter)
+    engine.add(request)
+    slots, own_slots = list[int](), list[int]()
+    while request.finish_reason is None:
+        before = len(rows.calls)
+        engine.step()
+        if not drafter.of(request):
+            continue
+        if request.finish_reason is None:
+            slots = engine.cache.slots(request.table, 0, 100).tolist()
+            own_slots = beside.cache.slots(request.draft_state.lane.table, 0, 100).tolist()
+        # k passes of one row through the first two layers; then the last guess, and from layer 2 on all of them.
+        asked = drafter.of(request)[-1]
+        drafted, step = asked.tree.num_guesses, [(layer, len(where)) for layer, where in rows.calls[before:]]
+        assert step == drafted * [(0, 1), (1, 1)] + [(0, 1), (1, 1), (2, 1 + drafted), (3, 1 + drafted)]
+    texts = {tuple(request.tokens[:length]) for length in range(1, len(request.tokens))}
+    adapted = set[tuple[int, ...]]()
+    for asked in drafter.of(request):
+        for node in range(len(asked.tree)):
+            texts.add((*asked.tokens, *asked.tree.tokens[1 : node + 1]))
+            adapted |= {(*asked.tokens, *asked.tree.tokens[1:node])} if node else set()
+    for layer in range(4):
+        for place in range(len(request.tokens) + 4):
+            assert rows.count(layer, slots[place]) == sum(len(each) == place + 1 for each in texts)
+    adapted |= {each for each in texts if any(len(each) < len(one) and one[: len(each)] == each for one in adapted)}
+    for place in range(len(request.tokens)):
+        assert own.count(0, own_slots[place]) == sum(len(each) == place + 1 for each in adapted)
+    assert request.stats.accepted > 0
+    assert calm == 0 or request.stats.accepted < request.stats.drafted
+    assert_no_blocks(drafter)
+
+
+def test_a_whole_target_that_exits_early_is_always_right() -> None:
+    """Layers that add nothing: every chain is accepted, and goes on where the last one stopped."""
+    decoder = calm_decoder(calm=0.0)
+    engine, drafter = watched(decoder, named(decoder, 1, noise=0.0, num_tokens=4, eta=0))
+    (request,) = decode(decoder, engine, drafter, [[1, 2, 3]], max_tokens=21)
+    assert request.stats.accepted == request.stats.drafted == 16
+    assert [step.tokens for step in request.stats.steps] == [1, 5, 5, 5, 5]
+
+
+def test_requests_share_passes() -> None:
+    decoder = calm_decoder()
+    engine, drafter = watched(decoder, named(decoder, num_tokens=3, eta=0))
+    begin, passes = kangaroo_of(drafter).exit.runner.begin, list[int]()
+
+    def counted(jobs: Sequence[Any], layers: int) -> list[Tensor]:
+        passes.append(len(jobs))
+        return begin(jobs, layers)
+
+    kangaroo_of(drafter).exit.runner.begin = counted  # type: ignore[method-assign]
+    requests = decode(decoder, engine, drafter, [text(2, 7), text(3, 30), text(4, 2)], max_tokens=20)
+    steps = max(len(drafter.of(request)) for request in requests)
+    assert len(passes) <= 3 * steps
+    assert passes[:3] == [3, 3, 3]
+    assert sum(passes) == sum(note.tree.num_guesses for request in requests for note in drafter.of(request))
+
+
+def test_accepted_guesses_of_others_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted off the main chain: what is drafted below them goes on from what was moved into place."""
+    decoder = calm_decoder()
+    plain = make_request([1, 2, 3], SamplingParams(max_tokens=30, seed=0))
+    run(make_engine(decoder), [plain])
+    texts = {((1, 2, 3), 0): plain.tokens}
+    engine, inner = watched(decoder, named(decoder, num_tokens=3, eta=0))
+    turns = Turns(TreeDrafter(off_chain, texts), inner)
+    rows = Calls(engine.cache, monkeypatch)
+    (request,) = decode(decoder, engine, turns, [[1, 2, 3]])
+    assert request.stats.moved > 0
+    assert sum(len(asked.path) for asked in inner.of(request)) > 0
+    # In the drafter's passes and those that verify its guesses there is one row of the first layers each: none of those
+    # that the other one's guesses have.
+    mine = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) <= 1]
+    others = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) > 1]
+    assert len(mine) == sum(asked.tree.num_guesses + 1 for asked in inner.of(request))
+    assert len(others) == len(request.stats.steps) - len(inner.of(request)) - 1
+    slow = Slow(calm_decoder(packed=False), inner)
+    for asked in inner.of(request):
+        want = slow_chain(slow, request, asked.tokens, min(3, asked.depth, asked.nodes), 0)
+        assert list(asked.tree.tokens[1:]) == want
+
+
+@dataclass(frozen=True, eq=False)
+class Turns(Drafter[Any]):
+    """Two drafters in turn; both hear of every step."""
+
+    name: ClassVar[str] = "turns"
+
+    one: Drafter[Any]
+    other: Drafter[Any]
+
+    def start(self, prompt: Sequence[int]) -> Any:
+        return [0, self.one.start(prompt), self.other.start(prompt)]
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        (context,) = contexts
+        context.state[0] += 1
+        number = 1 + context.state[0] % 2
+        return (self.one, self.other)[number - 1].propose([replace(context, state=context.state[number])])
+
+    def observe(self, outcomes: Sequence[Outcome[Any]]) -> None:
+        for number, part in enumerate((self.one, self.other), 1):
+            part.observe([replace(outcome, state=outcome.state[number]) for outcome in outcomes])
+
+    def stop(self, state: Any) -> None:
+        for number, part in enumerate((self.one, self.other), 1):
+            part.stop(state[number])
+
+
+def test_a_prompt_longer_than_a_chunk() -> None:
+    decoder = calm_decoder()
+    engine, drafter = watched(decoder, named(decoder, eta=0))
+    requests = decode(decoder, engine, drafter, [text(0, 1100), text(1, 530)], max_tokens=12)
+    slow = Slow(calm_decoder(packed=False), drafter)
+    for request in requests:
+        for asked in drafter.of(request)[:2]:
+            want = slow_chain(slow, request, asked.tokens, min(6, asked.depth), 0)
+            assert list(asked.tree.tokens[1:]) == want
+    assert total(requests, "accepted") > 0
+
+
+def test_the_chain_ends_where_a_wrapper_says() -> None:
+    """Not at eta, nor at the most tokens of its own."""
+    decoder = calm_decoder(calm=0.1)
+    strict = named(decoder, 3, eta=1.0, num_tokens=2)
+    engine, alone = watched(decoder, strict)
+    (request,) = decode(decoder, engine, alone, [[1, 2, 3]])
+    assert {asked.tree.num_guesses for asked in alone.of(request)} <= {0, 1}
+    engine, within = watched(decoder, f"threshold({strict}, max_tokens=7)")
+    (request,) = decode(decoder, engine, within, [[1, 2, 3]])
+    assert max(asked.tree.num_guesses for asked in within.of(request)) > 2
+
+
+def test_a_pool_without_room_for_the_adapter() -> None:
+    decoder = calm_decoder()
+    for blocks in (0, 2, 3):
+        engine, drafter = watched(decoder, named(decoder))
+        beside = kangaroo_of(drafter).exit._beside
+        assert beside is not None
+        beside.cache.resize(blocks)
+        one, other = decode(decoder, engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)
+        assert bool(one.stats.drafted) == (blocks == 3)
+        assert drafter.of(other)[0].tree.num_guesses == 0
+        assert_no_blocks(drafter)
+
+
+def test_where_nothing_can_be_chosen_there_is_no_guess() -> None:
+    """But what was computed is still of use."""
+    decoder = calm_decoder()
+    engine, drafter = watched(decoder, named(decoder, eta=0))
+    guess, said = Chooser.guess, list[bool]()
+
+    def sometimes(self: Chooser, *args: Any, **more: Any) -> Guess | None:
+        said.append(len(said) % 3 != 2)
+        return guess(self, *args, **more) if said[-1] else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Chooser, "guess", sometimes)
+        (request,) = decode(decoder, engine, drafter, [[1, 2, 3]])
+    early = [(asked.tree.early, asked.tree.num_guesses) for asked in drafter.of(request)]
+    assert any(each is not None and each.nodes == guesses + 1 for each, guesses in early)
+
+
+def test_a_request_that_saves_decodes_plainly_where_guessing_does_not_pay() -> None:
+    decoder = calm_decoder()
+    for dear in (True, False):
+        engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), budget=True)
+        exit_ = kangaroo_of(drafter).exit
+        engine.costs = flat(1.0)
+        exit_._costs = (flat(100.0 if dear else 0.001), flat(1.0))
+        (request,) = decode(decoder, engine, drafter, [[1, 2, 3]], max_tokens=40)
+        guessed = [asked.tree.num_guesses for asked in drafter.of(request)]
+        assert guessed.count(0) > len(guessed) / 2 if dear else guessed.count(0) <= 1
+        assert any(guessed)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_prices_are_measured(adapter: str) -> None:
+    """A guess costs something, and the pass after it less than a whole one; nothing is held meanwhile."""
+    decoder = calm_decoder()
+    engine = make_engine(decoder, budget=True)
+    drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
+    costs = engine._costs()
+    assert costs is not None
+    prices = kangaroo_of(drafter).exit.prices(costs, 2)
+    assert prices is not None
+    assert prices.requests == 2
+    assert all(seconds > 0 for seconds in (*prices.draft.seconds, *prices.target.seconds))
+    assert list(prices.target.seconds) == sorted(prices.target.seconds)
+    assert prices.target.seconds[0] == pytest.approx(costs.seconds[0])
+    requests = decode(decoder, engine, drafter, PROMPTS)
+    assert total(requests, "drafted") > 0
+    if adapter != "mlp":
+        assert_no_blocks(drafter)
+
+
+def test_meeting_a_target() -> None:
+    engine = make_engine(tiny_decoder())
+    drafter = make_drafter(spec())
+    bound = drafter.bind(engine.target)
+    assert bound == drafter
+    assert bound is not drafter
+    assert bound.bind(engine.target) is bound
+    assert bound.bind(make_engine(tiny_decoder()).target) is not bound
+    assert set(engine.cache.hidden) == {1}
+    late = adapter_folder(calm_decoder(), 3)
+    with pytest.raises(CheckpointError, match=r"drafter\.json: exit-layer: expected 1 to 1 for a target of 2 layers"):
+        make_drafter(f"kangaroo(model={late!r})").bind(engine.target)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("num_tokens=0", "num_tokens must be an integer in 1..64, found 0"),
+        ("eta=1.5", "eta must be a number in 0..1, found 1.5"),
+        ("model=3", "model must be a path, found 3"),
+    ],
+)
+def test_options_out_of_their_range_are_named(options: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make_drafter(f"kangaroo({options})")

@@ -1,0 +1,235 @@
+"""Kangaroo among other drafters, requests, windows and interruptions: the text is always that of plain decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from drafters.from_target.exits import (
+    OPTIONS,
+    PROMPTS,
+    WINDOWS,
+    assert_no_blocks,
+    assert_plain,
+    decode,
+    flat,
+    kangaroo_of,
+    named,
+    text,
+    total,
+    watched,
+)
+from drafters.from_target.trained_kangaroo import calm_decoder
+from drafters.kernel_calls import burning
+from models import VOCAB, assert_idle, make_engine, make_request, run, samples
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import DraftContext, Drafter, Needs, Outcome, make_drafter
+from pronk.model.decoder import Decoder
+from pronk.tree import TokenTree
+
+
+@dataclass(frozen=True, eq=False)
+class Spoiled(Drafter[Any]):
+    """What a drafter proposes, with something done to it."""
+
+    name: ClassVar[str] = "spoiled"
+
+    inner: Drafter[Any]
+    how: str
+
+    def start(self, prompt: Sequence[int]) -> Any:
+        return self.inner.start(prompt)
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        return [
+            self._spoil(tree, len(c.tokens)) for c, tree in zip(contexts, self.inner.propose(contexts), strict=True)
+        ]
+
+    def _spoil(self, tree: TokenTree, seed: int) -> TokenTree:
+        dice = random.Random(seed)
+        if self.how == "cut":
+            return tree.limit(dice.randrange(5), 64)
+        if self.how == "thinned":
+            return tree.keep(node for node in range(len(tree)) if dice.random() < 0.8)
+        if self.how == "dropped":
+            return TokenTree.chain(tree.tokens[:1]) if dice.random() < 0.4 else tree
+        if self.how == "replaced" and dice.random() < 0.5:
+            return TokenTree.chain([tree.tokens[0], *(dice.randrange(VOCAB) for _ in range(3))])
+        return replace(tree, early=None) if dice.random() < 0.5 else tree
+
+    def observe(self, outcomes: Sequence[Outcome[Any]]) -> None:
+        self.inner.observe(outcomes)
+
+    def stop(self, state: Any) -> None:
+        self.inner.stop(state)
+
+
+@pytest.mark.parametrize(("wrapped", "options"), [(False, "penalties"), (True, "greedy")], ids=["chain", "cape"])
+@pytest.mark.parametrize("how", ["cut", "thinned", "dropped", "replaced", "forgotten"])
+def test_proposals_may_be_cut_or_dropped(how: str, options: str, *, wrapped: bool) -> None:
+    decoder = calm_decoder(windows=WINDOWS)
+    engine = make_engine(decoder)
+    made = named(decoder, eta=0.3)
+    drafter = Spoiled(make_drafter(f"cape({made})" if wrapped else made).bind(engine.target), how)
+    requests = decode(decoder, engine, drafter, PROMPTS, **OPTIONS[options])
+    assert total(requests, "accepted") > 5
+    assert_no_blocks(drafter.inner)
+
+
+def company(decoder: Decoder, name: str) -> str:
+    """A drafter made of this one and others."""
+    made, other = named(decoder, eta=0.3), named(decoder, 1, eta=0.5)
+    return {
+        "cape": f"cape({made})",
+        "cape of threshold": f"cape(threshold({made}), sizes='fine')",
+        "first_of": f"first_of(prompt_lookup(min_ngram=1), {made})",
+        "first": f"first_of({made}, prompt_lookup(min_ngram=1))",
+        "merged": f"merged({made}, recycling)",
+        "two exits": f"merged({made}, {other})",
+        "two exits, one by one": f"first_of({other}, {made})",
+    }[name]
+
+
+COMPANY = ["cape", "cape of threshold", "first_of", "first", "merged", "two exits", "two exits, one by one"]
+
+
+@pytest.mark.parametrize("options", ["greedy", "sampling"])
+@pytest.mark.parametrize("name", COMPANY)
+def test_in_company(name: str, options: str) -> None:
+    kind = torch.float32 if options == "greedy" else torch.bfloat16
+    decoder = calm_decoder(kind, windows=WINDOWS if options == "greedy" else (None, 24, None, None))
+    engine = make_engine(decoder, prefill_chunk=32)
+    drafter = make_drafter(company(decoder, name)).bind(engine.target)
+    requests = decode(decoder, engine, drafter, [*PROMPTS, text(5, 90)], **OPTIONS[options])
+    sources = [s for request in requests for s in request.stats.sources.items() if "kangaroo" in s[0]]
+    assert sum(each.accepted for _, each in sources) > 5
+    assert_no_blocks(drafter)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("windows", [(None,) * 4, WINDOWS, (None, 24, None, 24)], ids=["all", "window", "mixed"])
+@pytest.mark.parametrize("exit_layer", [1, 3])
+def test_long_texts_in_small_pieces(exit_layer: int, windows: tuple[int | None, ...]) -> None:
+    """Prompts in chunks, several windows of output, and blocks that come and go."""
+    decoder = calm_decoder(windows=windows)
+    engine = make_engine(decoder, prefill_chunk=16, max_batch=2, block_size=16)
+    drafter = make_drafter(named(decoder, exit_layer, eta=0.4)).bind(engine.target)
+    prompts = [text(seed, length) for seed, length in enumerate((60, 3, 90))]
+    requests = decode(decoder, engine, drafter, prompts, max_tokens=45, temperature=0.8)
+    assert total(requests, "accepted") > 10
+    assert_no_blocks(drafter)
+
+
+def test_with_learned_positions() -> None:
+    decoder = calm_decoder(calm=0.1, classic=True)
+    engine, drafter = watched(decoder, named(decoder))
+    assert total(decode(decoder, engine, drafter, PROMPTS, temperature=0.8), "accepted") > 20
+
+
+@pytest.mark.parametrize("windows", [(None,) * 4, WINDOWS], ids=["all", "window"])
+def test_samples_of_a_prompt_start_from_one_another(windows: tuple[int | None, ...]) -> None:
+    decoder = calm_decoder(windows=windows)
+    engine = make_engine(decoder)
+    drafter = make_drafter(named(decoder, eta=0.2)).bind(engine.target)
+    requests = samples(text(1, 45), SamplingParams(n=4, max_tokens=20, temperature=0.9, seed=5), drafter)
+    run(engine, requests)
+    assert_plain(decoder, requests)
+    assert len({tuple(request.output) for request in requests}) == 4
+    assert all(request.stats.accepted > 0 for request in requests)
+    assert_no_blocks(drafter)
+
+
+@pytest.mark.parametrize("made", ["{}", "cape({})", "threshold({})"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_where_guesses_are_drawn_early_rows_change_nothing(rule: Any, made: str) -> None:
+    """The same text as by a drafter that guesses the same and computes nothing early: bit for bit."""
+    decoder = calm_decoder()
+    outputs, accepted = list[list[list[int]]](), 0
+    for how in ("as it is", "forgotten"):
+        engine = make_engine(decoder)
+        inner = make_drafter(made.format(named(decoder, eta=0.2, noise=0.05))).bind(engine.target)
+        drafter = Forgetful(inner) if how == "forgotten" else inner
+        params = [SamplingParams(max_tokens=30, temperature=1.0, seed=seed, rule=rule) for seed in range(4)]
+        requests = [make_request(prompt, own, drafter) for prompt, own in zip(PROMPTS, params, strict=True)]
+        run(engine, requests)
+        outputs.append([request.output for request in requests])
+        accepted += total(requests, "accepted")
+        assert total(requests, "accepted") < total(requests, "drafted")
+    assert outputs[0] == outputs[1]
+    assert accepted > 20
+
+
+class Forgetful(Spoiled):
+    """Proposes the same trees, and says nothing of what has been computed."""
+
+    def __init__(self, inner: Drafter[Any]) -> None:
+        super().__init__(inner, "forgotten")
+
+    def _spoil(self, tree: TokenTree, seed: int) -> TokenTree:
+        return replace(tree, early=None)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["first layers", "adapter"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("made", ["{}", "cape(threshold({}))"])
+def test_an_interrupted_pass_does_no_harm(made: str, *, after: bool, own: bool) -> None:
+    decoder = calm_decoder()
+    interrupted = 0
+    # Pass 0 of the target is the prompts', then come the first layers alone, and then the pass over all guesses.
+    for at in (0, 1, 4, 8) if own else (1, 2, 5, 8, 11):
+        engine = make_engine(decoder)
+        engine.costs = flat(1.0)
+        drafter = make_drafter(made.format(named(decoder))).bind(engine.target)
+        beside = kangaroo_of(drafter).exit._beside
+        assert beside is not None
+        params = SamplingParams(max_tokens=16, seed=1, temperature=0.8, frequency_penalty=0.6)
+        requests = [make_request(prompt, params, drafter) for prompt in PROMPTS]
+        with pytest.raises(KeyboardInterrupt), burning(beside.cache if own else engine.cache, at, after=after):
+            run(engine, requests)
+        engine.abort(requests[1])
+        interrupted += any(request.output for request in requests)
+        del requests[1]
+        while any(request.finish_reason is None for request in requests):
+            engine.step()
+        assert_plain(decoder, requests)
+        assert total(requests, "accepted") > 0
+        assert_idle(engine)
+        assert_no_blocks(drafter)
+    assert interrupted > 0
+
+
+def test_the_chooser_is_told_of_nothing_that_stays() -> None:
+    decoder = calm_decoder()
+    engine, drafter = watched(decoder, named(decoder, eta=0))
+    request = make_request([1, 2, 3], SamplingParams(max_tokens=9, temperature=0.8, frequency_penalty=0.6), drafter)
+    engine.add(request)
+    while request.finish_reason is None:
+        engine.step()
+        assert request.chooser.context[: len(request.tokens)] == request.tokens[: len(request.chooser.context)]
+    assert request.stats.drafted > 0
+
+
+class Reader(Spoiled):
+    """Reads outputs of all layers at every node, beside a drafter that computes some of them early."""
+
+    needs = Needs(hidden=(1, 2, 3, 4))
+
+    def _spoil(self, tree: TokenTree, seed: int) -> TokenTree:
+        assert tree.early is not None or not tree.num_guesses
+        return tree
+
+    def observe(self, outcomes: Sequence[Outcome[Any]]) -> None:
+        assert all(len(rows) == len(outcome.tree) for outcome in outcomes for rows in outcome.hidden.values())
+        super().observe(outcomes)
+
+
+def test_another_part_may_read_what_is_computed_early() -> None:
+    decoder = calm_decoder()
+    engine = make_engine(decoder)
+    requests = decode(decoder, engine, Reader(make_drafter(named(decoder)).bind(engine.target), "read"), PROMPTS)
+    assert total(requests, "accepted") > 20

@@ -1,0 +1,86 @@
+"""Kangaroo's adapters for tests, as folders on disk, and targets whose first layers say nearly all there is to say.
+
+An adapter that adds nothing (its last projection is zero) has the target's own head on an early layer's output: right
+where the layers after that change little.
+"""
+
+from __future__ import annotations
+
+import atexit
+from copy import deepcopy
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from models import CPU, kernels, tiny_decoder
+from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.drafters.from_target.modules.kangaroo import Kangaroo, KangarooShape
+from pronk.model.decoder import Decoder, pack_linears
+from pronk.model.linear import choose_linear
+from pronk.train.export import export_drafter
+
+_PLACE = TemporaryDirectory()
+atexit.register(_PLACE.cleanup)
+
+LAYERS = 4
+
+
+@cache
+def calm_decoder(
+    dtype: torch.dtype = torch.float32,
+    *,
+    calm: float = 0.3,
+    windows: tuple[int | None, ...] = (None,) * LAYERS,
+    classic: bool = False,
+    packed: bool = True,
+) -> Decoder:
+    """A target of which each layer but the first adds ``calm`` of what it would."""
+    decoder = deepcopy(tiny_decoder(windows=windows, classic=classic, packed=False))
+    for layer in decoder.layers[1:]:
+        for linear in (layer.out, layer.down):
+            linear.weight.data.mul_(calm)
+            if linear.bias is not None:
+                linear.bias.data.mul_(calm)
+    decoder.to(dtype)
+    if packed:
+        pack_linears(decoder, choose_linear(kernels(), CPU))
+    return decoder
+
+
+@cache
+def adapter_folder(
+    decoder: Decoder | None = None,
+    exit_layer: int = 1,
+    adapter: str = "attention",
+    *,
+    noise: float = 0.0,
+    gain: float = 1.0,
+) -> str:
+    """An adapter for ``decoder`` that adds what ``noise`` times random weights make of the early output.
+
+    With a larger ``gain`` its attention is sharper.
+    """
+    decoder = tiny_decoder() if decoder is None else decoder
+    shape = KangarooShape.of_target(decoder.config, exit_layer, adapter)
+    module = Kangaroo(shape, decoder.config)
+    c = decoder.config
+    plain = tiny_decoder(windows=c.windows, classic=c.norm == "layer", packed=False)  # the same head
+    module.initialize(torch.Generator().manual_seed(1), decoder.norm, plain.head.weight)
+    for name, parameter in module.layers.named_parameters():
+        if name.endswith(("out.weight", "down.weight")):
+            parameter.data.mul_(50 * noise)
+        elif parameter.dim() > 1:
+            parameter.data.mul_(gain)
+    folder = Path(_PLACE.name) / f"{id(decoder)}-{exit_layer}-{adapter}-{noise}-{gain}"
+    document: dict[str, Any] = {"format": FORMAT, "kind": "kangaroo", "shape": asdict(shape)}
+    export_drafter(folder, module, document | {"target": {"architecture": "tiny", "weights": "tiny"}}, "")
+    return str(folder)
+
+
+def spec() -> str:
+    """How the tests of all drafters make this one, for the tiny target; about a tenth of its guesses are right."""
+    return f"kangaroo(model={adapter_folder(noise=0.1)!r}, num_tokens=4, eta=0.2)"

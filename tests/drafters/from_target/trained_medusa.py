@@ -1,0 +1,62 @@
+"""Medusa heads for tests: random ones for the tiny target, as folders on disk."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from safetensors.torch import load_file
+
+from models import tiny_config
+from pronk.architecture.config import ModelConfig
+from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
+from pronk.model.fingerprint import Fingerprint
+from pronk.train.export import export_drafter
+
+_PLACE = TemporaryDirectory()
+atexit.register(_PLACE.cleanup)
+
+TREE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0), (3,), (0, 0, 1))
+SHAPE = MedusaShape(num_heads=3, blocks=2, tree=TREE)
+UNKNOWN = Fingerprint("test", "0")
+
+
+def write_heads(
+    folder: Path, shape: MedusaShape = SHAPE, config: ModelConfig | None = None, target: Fingerprint = UNKNOWN
+) -> str:
+    """Heads whose blocks do about as much as they leave alone; the tiny target's by default."""
+    heads, generator = MedusaHeads(shape, config or tiny_config()), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+    document = {"format": FORMAT, "kind": "medusa", "shape": asdict(shape), "target": asdict(target)}
+    export_drafter(folder, heads, document, "")
+    return str(folder)
+
+
+@cache
+def medusa_folder(unembeddings: str = "shared", vocab: int = tiny_config().vocab_size) -> str:
+    """Heads of the tiny target with that vocabulary."""
+    shape = replace(SHAPE, unembeddings=unembeddings)
+    return write_heads(Path(_PLACE.name) / f"{unembeddings}-{vocab}", shape, tiny_config(vocab=vocab))
+
+
+@cache
+def plain_heads(folder: str, vocab: int = tiny_config().vocab_size) -> MedusaHeads:
+    """The heads of a folder in torch, float32."""
+    shape = json.loads((Path(folder) / "drafter.json").read_text())["shape"]
+    heads = MedusaHeads(MedusaShape(**shape), tiny_config(vocab=vocab))
+    tensors = load_file(Path(folder) / "model.safetensors")
+    heads.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    return heads.requires_grad_(requires_grad=False)
+
+
+def spec() -> str:
+    """How tests make the drafter."""
+    return f"medusa(model={medusa_folder()!r})"

@@ -1,0 +1,71 @@
+"""Multi-token heads for tests: random weights, for the tiny target, on disk."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from models import tiny_config
+from pronk.architecture.config import ModelConfig
+from pronk.drafters.from_target.modules.files import FORMAT
+from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
+from pronk.model.decoder import Decoder
+from pronk.train.attention import DenseAttention
+from pronk.train.export import export_drafter
+
+_PLACE = TemporaryDirectory()
+atexit.register(_PLACE.cleanup)
+
+SHAPE = HeadsShape(num_heads=3, layer=2, mlp=24)
+
+
+def make_heads(shape: HeadsShape, config: ModelConfig) -> MultiTokenHeads:
+    """Heads whose attention and MLP matter."""
+    heads = MultiTokenHeads(shape, config)
+    heads.initialize(torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        for name, parameter in heads.named_parameters():
+            if shape.kind == "linear" and name.startswith("layers"):
+                parameter.normal_(0.0, 0.125, generator=torch.Generator().manual_seed(int(name.split(".")[1])))
+            elif parameter.dim() == 2:
+                parameter.mul_(150.0 if name.endswith(("out.weight", "down.weight")) else 12.0)
+    return heads.eval()
+
+
+@cache
+def heads_folder(shape: HeadsShape = SHAPE, *, classic: bool = False) -> str:
+    """A folder with such heads for :func:`models.tiny_decoder`; whatever its windows are."""
+    folder = Path(_PLACE.name) / f"heads-{abs(hash((shape, classic)))}"
+    heads = make_heads(shape, tiny_config(classic=classic))
+    target = {"name": "tiny", "architecture": "tiny", "weights": "0"}
+    document = {"format": FORMAT, "kind": "multi_token", "shape": asdict(shape), "target": target}
+    export_drafter(folder, heads, document, "")
+    return str(folder)
+
+
+def spec(**options: object) -> str:
+    """How tests make the drafter."""
+    given = "".join(f", {name}={value!r}" for name, value in options.items())
+    return f"multi_token(model={heads_folder()!r}{given})"
+
+
+@torch.no_grad()
+def dense_heads(decoder: Decoder, shape: HeadsShape, text: Sequence[int], *, classic: bool = False) -> list[Tensor]:
+    """Logits ``[tokens, vocab]`` of each head at every place of the text: one pass without a cache, in float32."""
+    heads, length, config = make_heads(shape, tiny_config(classic=classic)), len(text), decoder.config
+    for parameter in heads.parameters():  # as they were saved
+        parameter.copy_(parameter.bfloat16())
+    positions = torch.arange(length)
+    x = decoder.embed(torch.tensor(text), positions, torch.float32)
+    rope = decoder.rope(positions, positions + 1, torch.float32)
+    outputs = [y for _, y in decoder.run(x, rope, DenseAttention(1, length, config.windows))]
+    attend = DenseAttention(1, length, (config.window,) * shape.num_heads)
+    made = dict(heads.run(outputs[shape.layer - 1], lambda i, x: heads.part(i, x, rope, attend), shape.num_heads))
+    return [heads.unembedding(i, decoder.head)(heads.norm(i, made[i])) for i in range(shape.num_heads)]

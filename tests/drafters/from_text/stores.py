@@ -1,0 +1,58 @@
+"""Datastores for tests, and the plainest way to say what is in one."""
+
+from __future__ import annotations
+
+import atexit
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pronk.drafters.from_text.datastore.builder import write_datastore
+from pronk.drafters.from_text.datastore.reader import Datastore
+
+VOCABULARY = "0123456789abcdef" * 2
+
+Documents = Sequence[Sequence[int]]
+
+
+def write(folder: Path, documents: Documents, *, vocab_size: int = 4096, **options: Any) -> Path:
+    """A datastore of ``documents`` in a new folder."""
+    folder.mkdir(parents=True)
+    write_datastore(folder, documents, vocabulary=VOCABULARY, vocab_size=vocab_size, **options)
+    return folder
+
+
+def make(folder: Path, documents: Documents, **options: Any) -> Datastore:
+    """The same, opened."""
+    return Datastore.open(write(folder, documents, **options), VOCABULARY)
+
+
+def random_documents(seed: int, count: int, longest: int, letters: int) -> list[list[int]]:
+    """Few letters, so that much repeats."""
+    dice = random.Random(seed)
+    return [[dice.randrange(letters) for _ in range(dice.randint(1, longest))] for _ in range(count)]
+
+
+def followers(documents: Documents, phrase: Sequence[int]) -> list[int]:
+    """What follows each occurrence of a phrase: a token, or -1 where a document ends."""
+    size, found = len(phrase), list[int]()
+    for document in documents:
+        for at in range(len(document) - size + 1):
+            if list(document[at : at + size]) == list(phrase):
+                found.append(document[at + size] if at + size < len(document) else -1)
+    return found
+
+
+@cache
+def conformance_spec() -> str:
+    """Retrieval, from all that the tests for all drafters may have it guess: texts of few letters, and of many."""
+    place = TemporaryDirectory()
+    atexit.register(place.cleanup)
+    documents = [*random_documents(0, 60, 60, 4), *random_documents(1, 60, 60, 131)]
+    dice = random.Random(2)
+    documents += [[dice.choice((3, 5)) for _ in range(60)] for _ in range(20)]
+    folder = write(Path(place.name) / "store", documents)
+    return f"retrieval(datastore={str(folder)!r}, min_match=1)"

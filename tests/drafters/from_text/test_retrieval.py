@@ -1,0 +1,270 @@
+"""Retrieval: its tree is the continuations in the datastore, likeliest first; the wrong datastore is refused."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drafters.from_text.stores import VOCABULARY, followers, random_documents, write
+from drafters.helpers import named
+from models import make_engine, make_request, run, tiny_decoder
+from pronk import LLM
+from pronk.cache.blocks import BlockTable
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams
+from pronk.drafters.base import DraftContext, Outcome
+from pronk.drafters.from_text.datastore.layout import SUFFIXES, Header
+from pronk.drafters.from_text.retrieval import _PRIORS, _WAYS, BUNDLED, Retrieval, _way
+from pronk.drafters.shared.rates import Rates
+from pronk.drafters.target import Target
+from pronk.errors import CheckpointError, OptionError
+from pronk.tree import TokenTree
+
+RETURN, SELF, DOT, COMMA, NAME, VALUE, END = range(20, 27)
+DOCUMENTS = [
+    *[[RETURN, SELF, DOT, NAME, END]] * 3,
+    *[[RETURN, SELF, DOT, VALUE]] * 2,
+    [RETURN, SELF, COMMA],
+]
+
+
+def target(vocabulary: str | None = VOCABULARY, vocab_size: int = 4096) -> Target:
+    decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=vocab_size))
+    return Target(decoder, None, named(vocabulary))  # type: ignore[arg-type]
+
+
+def bound(folder: Path, **options: Any) -> Retrieval:
+    drafter = Retrieval(datastore=str(folder), **options)
+    drafter.bind(target())
+    return drafter
+
+
+def context(rates: Rates, tokens: Sequence[int], depth: int = 40, nodes: int = 127) -> DraftContext[Rates]:
+    params = SamplingParams()
+    chooser = Chooser(params, 0, tokens, 4096)
+    return DraftContext(rates, list(tokens), depth, nodes, params, chooser, BlockTable())
+
+
+def propose(drafter: Retrieval, tokens: Sequence[int], **limits: int) -> TokenTree:
+    (tree,) = drafter.propose([context(drafter.start(tokens), tokens, **limits)])
+    return tree
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "s", DOCUMENTS)
+
+
+def test_the_example_of_the_docstring(folder: Path) -> None:
+    drafter = bound(folder)
+    tree = propose(drafter, [3, RETURN, SELF])
+    assert tree.tokens == (SELF, DOT, NAME, END, VALUE, COMMA)
+    assert tree.parents == (-1, 0, 1, 2, 1, 0)
+    ways = [_way(2, 5, 6), _way(3, 3, 5), _way(4, 3, 3), _way(3, 2, 5), _way(2, 1, 6)]
+    assert tree.origin == (("", 0), *(("retrieval", way) for way in ways))
+    edges = [1.0, *(_PRIORS[way // _WAYS][way % _WAYS] for way in ways)]
+    assert tree.gain is not None
+    for node in range(1, len(tree)):
+        assert tree.gain[node] == pytest.approx(edges[node] * tree.gain[tree.parents[node]])
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "tokens"),
+    [
+        ({"num_nodes": 3}, {}, (SELF, DOT, NAME, COMMA)),
+        ({}, {"nodes": 1}, (SELF, DOT)),
+        ({}, {"nodes": 0}, (SELF,)),
+        ({"max_depth": 1}, {}, (SELF, DOT, COMMA)),
+        ({}, {"depth": 2}, (SELF, DOT, NAME, VALUE, COMMA)),
+        ({}, {"depth": 0}, (SELF,)),
+        ({"min_match": 3}, {}, (SELF,)),
+        ({"max_match": 1}, {}, None),
+        ({"max_match": 1, "min_match": 1}, {}, (SELF, DOT, NAME, END, VALUE, COMMA)),
+    ],
+    ids=str,
+)
+def test_limits(options: dict[str, int], limits: dict[str, int], tokens: tuple[int, ...] | None, folder: Path) -> None:
+    if tokens is None:
+        with pytest.raises(OptionError, match="expected min_match at most max_match = 1, found 2"):
+            bound(folder, **options)
+        return
+    assert propose(bound(folder, **options), [3, RETURN, SELF], **limits).tokens == tokens
+
+
+def test_nothing_is_guessed_where_nothing_matches(folder: Path) -> None:
+    drafter = bound(folder)
+    for tokens in ([3], [3, SELF], [RETURN, 3], [DOT, NAME, END], [SELF, COMMA], [RETURN, 10**9]):
+        tree = propose(drafter, tokens)
+        assert (tree.tokens, tree.origin) == ((tokens[-1],), (("", 0),))
+
+
+def test_the_longest_match_decides(tmp_path: Path) -> None:
+    drafter = bound(write(tmp_path / "s", [[1, 2, 3, 4], *[[2, 3, 5]] * 9]))
+    assert propose(drafter, [1, 2, 3]).tokens == (3, 4)
+    assert propose(drafter, [9, 2, 3]).tokens == (3, 5, 4)
+
+
+def test_nodes_are_the_likeliest_of_all_continuations(tmp_path: Path) -> None:
+    """Against all continuations of the longest match, ranked by their gain."""
+    documents = random_documents(7, 150, 25, 4)
+    drafter, dice, most = bound(write(tmp_path / "s", documents), num_nodes=12, max_depth=4), random.Random(1), 0
+    for _ in range(40):
+        tokens = [dice.randrange(4) for _ in range(dice.randint(2, 9))]
+        tree = propose(drafter, tokens)
+        gains = every_gain(documents, tokens)
+        assert tree.gain is not None
+        assert len(tree) == min(13, len(gains))
+        for node in range(len(tree)):
+            path = tuple(tree.tokens[each] for each in tree.path(node))
+            assert tree.gain[node] == pytest.approx(gains[path])
+        assert sorted(tree.gain, reverse=True) == pytest.approx(sorted(gains.values(), reverse=True)[:13])
+        for parent in range(len(tree)):
+            children = [tree.gain[node] for node in range(1, len(tree)) if tree.parents[node] == parent]
+            assert children == sorted(children, reverse=True)
+        most = max(most, len(tree))
+    assert most == 13
+
+
+def every_gain(documents: list[list[int]], tokens: list[int]) -> dict[tuple[int, ...], float]:
+    """Gain of every continuation of the longest match, at most 4 tokens long."""
+    sizes = range(1, len(tokens) + 1)
+    length = max(n for n in sizes if any(token >= 0 for token in followers(documents, tokens[-n:])))
+    gains = {(): 1.0}
+    for path in iter_paths(gains):
+        after = followers(documents, [*tokens[-length:], *path])
+        # At the end of a document the text goes on too, but only below the root are such places left out of the count.
+        total = len([token for token in after if token >= 0]) if not path else len(after)
+        for token in {token for token in after if token >= 0}:
+            way = _way(length + len(path), after.count(token), total)
+            gains[*path, token] = gains[path] * _PRIORS[way // _WAYS][way % _WAYS]
+    return gains
+
+
+def iter_paths(gains: dict[tuple[int, ...], float]) -> Any:
+    for depth in range(4):
+        yield from [path for path in gains if len(path) == depth]
+
+
+def test_it_learns_what_was_accepted(folder: Path) -> None:
+    drafter = bound(folder)
+    rates = drafter.start([RETURN, SELF])
+    (before,) = drafter.propose([context(rates, [RETURN, SELF])])
+    for _ in range(20):  # VALUE it is, each time
+        (tree,) = drafter.propose([context(rates, [RETURN, SELF])])
+        path = tuple(node for node in range(1, len(tree)) if tree.tokens[node] in {DOT, VALUE})
+        drafter.observe([Outcome(rates, tree, path, (DOT, VALUE, 3), 1, SamplingParams())])
+    (after,) = drafter.propose([context(rates, [RETURN, SELF])])
+    assert before.tokens == (SELF, DOT, NAME, END, VALUE, COMMA)
+    assert after.tokens == (SELF, DOT, VALUE, NAME, END, COMMA)
+    assert drafter.start([RETURN, SELF]) == Rates("retrieval", rates.priors)
+
+
+def test_proposing_leaves_no_trace(folder: Path) -> None:
+    drafter = bound(folder)
+    rates = drafter.start([])
+    one, two = (drafter.propose([context(rates, [RETURN, SELF])]) for _ in range(2))
+    assert one == two
+    assert rates == drafter.start([])
+
+
+def test_priors_fit_the_ways() -> None:
+    ways = {
+        _way(length, count, total) for length in range(1, 90) for total in range(1, 200) for count in range(1, total)
+    }
+    known = Retrieval().start([]).priors
+    assert ways <= set(known)
+    assert len(known) == len(_PRIORS) * _WAYS
+    assert all(len(row) == _WAYS and all(0 < rate < 1 for rate in row) for row in _PRIORS)
+
+
+def test_output_is_that_of_plain_decoding(tmp_path: Path) -> None:
+    """The datastore holds what the model says, and almost that."""
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompts = [[5, 9, 77], [1, 2, 3, 4]]
+    plain = [make_request(prompt, params) for prompt in prompts]
+    run(make_engine(tiny_decoder()), plain)
+    texts = [request.tokens for request in plain]
+    wrong = [[*text[:17], 3, *text[18:30], 3] for text in texts]
+    drafter = Retrieval(datastore=str(write(tmp_path / "s", [*texts, *wrong])))
+    engine = make_engine(tiny_decoder())
+    drafter.bind(engine.target)
+    requests = [make_request(prompt, params, drafter) for prompt in prompts]
+    run(engine, requests)
+    for request, want in zip(requests, plain, strict=True):
+        assert request.output == want.output
+        assert request.stats.step_compression > 3
+
+
+def test_the_wrong_datastore_is_refused(folder: Path) -> None:
+    drafter = Retrieval(datastore=str(folder))
+    for given in (target("other"), target("other"), target(vocab_size=26), target(None, vocab_size=26)):
+        with pytest.raises(
+            OptionError, match=r"retrieval: expected .*; build one with pronk datastore build"
+        ) as caught:
+            drafter.bind(given)
+        assert str(folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    for given in (target(), target(None), target(vocab_size=27)):
+        drafter.bind(given)
+    with pytest.raises(OptionError, match="found the bundled one, of another tokenizer; build one with"):
+        Retrieval().bind(target())
+
+
+def test_it_is_opened_once(folder: Path) -> None:
+    drafter = bound(folder)
+    (folder / SUFFIXES).rename(folder / "away")
+    drafter.bind(target())
+    assert len(propose(drafter, [RETURN, SELF])) == 6
+    with pytest.raises(CheckpointError, match=r"suffixes\.bin: expected a readable file"):
+        bound(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_nodes": 0}, "num_nodes must be an integer in 1..128, found 0"),
+        ({"num_nodes": 129}, "num_nodes must be an integer in 1..128"),
+        ({"max_match": 65}, "max_match must be an integer in 1..64"),
+        ({"min_match": True}, "min_match must be an integer in 1..64, found True"),
+        ({"max_depth": 65}, "max_depth must be an integer in 1..64"),
+        ({"datastore": 3}, "datastore must be .*found 3"),
+        ({"datastore": ""}, "datastore must be .*found ''"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Retrieval(**options)
+
+
+def test_unbound(folder: Path) -> None:
+    drafter = Retrieval(datastore=str(folder))
+    with pytest.raises(OptionError, match=re.escape("expected bind() before propose()")):
+        propose(drafter, [RETURN, SELF])
+    assert drafter == Retrieval(datastore=str(folder)) == bound(folder)
+
+
+def test_the_bundled_datastore_is_the_bundled_models() -> None:
+    header = Header.read(BUNDLED)
+    assert sum(file.stat().st_size for file in BUNDLED.iterdir()) < 1.5e6
+    card = (BUNDLED / "README.md").read_text(encoding="utf-8")
+    for word in (
+        f"{header.tokens:,}",
+        f"{header.documents} short texts",
+        "licence",
+        "pronk datastore build",
+        "PSF-2.0",
+    ):
+        assert word in card
+    llm = LLM(drafter=Retrieval(), budget="all")
+    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    prompts = ["import os\n\n\nclass Path:\n    def __init__(self", "Question: Tom has 3 apples and buys"]
+    guessed, plain = (llm.generate(prompts, params, drafter=name) for name in (None, "autoregressive"))
+    assert [done.token_ids for done in guessed] == [done.token_ids for done in plain]
+    assert all(done.stats.accepted > 0 for done in guessed)
+    llm.drafter._opened[0].verify()  # type: ignore[attr-defined]

@@ -1,0 +1,260 @@
+"""Whether it pays to draft one more token: against the formula, and what becomes of it in whole decodings."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from drafters.drafting import Pass, bound, decode, plain_output, watch_draft
+from drafters.from_draft.drafts import draft_folder
+from drafters.trees import TreeDrafter
+from models import make_engine, make_request, run, tiny_decoder
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Drafter, Merged
+from pronk.drafters.from_draft.draft_model import DraftModel
+from pronk.drafters.shared.pace import Pace, Prices, Rest
+from pronk.engine.request import Request
+from pronk.passes.costs import PassCosts
+from pronk.passes.runner import Runner
+from pronk.tree import TokenTree
+
+RIGHT, FAIR, HOPELESS = 0.0, 0.03, 3.0
+TARGET = PassCosts((1, 4, 8, 12, 64), (1.0, 1.0, 1.0, 1.2, 4.0))
+
+
+def rate(pace: Pace) -> float:
+    return (pace.taken + 0.7 * 2) / (pace.offered + 2)
+
+
+def worth(gains: list[float], prices: Prices) -> float:
+    """Tokens a second of a chain with these gains."""
+    rows = prices.requests * (1 + len(gains))
+    seconds = prices.target.at(rows) / prices.requests
+    seconds += len(gains) * prices.draft.at(prices.requests) / prices.requests
+    return (1 + sum(gains)) / seconds
+
+
+def test_it_goes_on_where_some_longer_chain_is_worth_more() -> None:
+    dice, answers = random.Random(0), list[bool]()
+    for _ in range(1200):
+        draft = dice.choice((0.01, 0.05, 0.2, 0.6))
+        prices = Prices(TARGET, PassCosts((1, 64), (draft, dice.choice((1, 4)) * draft)), dice.randint(1, 5))
+        pace = Pace(offered=dice.uniform(0, 20))
+        pace.taken = pace.offered * dice.random()
+        gains, most = list[float](), dice.randint(0, 20)
+        for _ in range(min(most, dice.randint(0, 6))):
+            gains.append((gains or [1.0])[-1] * dice.random() ** 0.3)
+        a, last = rate(pace), (gains or [1.0])[-1]
+        longer = [
+            [*gains, *(last * a**power for power in range(1, ahead + 1))]
+            for ahead in range(1, 9)
+            if len(gains) + ahead <= most
+        ]
+        want = any(worth(each, prices) > worth(gains, prices) for each in longer)
+        assert pace.goes_on(gains, most, prices) == want
+        answers.append(want)
+    assert 0.1 < sum(answers) / len(answers) < 0.9
+
+
+def test_a_chain_at_its_limit_does_not_go_on() -> None:
+    free = Prices(PassCosts((1, 64), (1.0, 1.0)), PassCosts((1, 64), (0.0, 0.0)), 1)
+    assert Pace().goes_on([0.5, 0.4], 3, free)
+    assert not Pace().goes_on([0.5, 0.4], 2, free)
+    assert not Pace().goes_on([], 0, free)
+
+
+def test_several_rows_may_pay_where_one_more_does_not() -> None:
+    """The fifth row costs as much as the next three beyond it."""
+    steps = PassCosts((1, 4, 5, 8, 64), (1.0, 1.0, 1.3, 1.3, 9.0))
+    prices, pace = Prices(steps, PassCosts((1, 64), (0.01, 0.01)), 1), Pace(offered=100.0, taken=95.0)
+    gains = [0.9, 0.85, 0.8]
+    assert worth([*gains, 0.8 * pace.rate], prices) < worth(gains, prices)
+    assert pace.goes_on(gains, 64, prices)
+    assert not pace.goes_on(gains, 4, prices)
+
+
+def test_a_share_of_passes_that_requests_make_together() -> None:
+    draft = PassCosts((1, 4, 64), (0.5, 0.5, 8.0))
+    assert Prices(TARGET, draft, 1).seconds(3) == pytest.approx(1.0 + 3 * 0.5)
+    assert Prices(TARGET, draft, 4).seconds(2) == pytest.approx((1.2 + 2 * 0.5) / 4)
+    assert Prices(TARGET, draft, 1).seconds(7, passes=2) == pytest.approx(1.0 + 2 * 0.5)
+
+
+def test_recent_guesses_count_most() -> None:
+    pace = Pace()
+    assert pace.rate == pytest.approx(0.7)
+    offered = taken = 0.0
+    for guesses, accepted in ((4, 4), (4, 0), (5, 2), (1, 1), (3, 3)):
+        pace.learn(guesses, accepted)
+        offered, taken = 0.9 * offered + min(guesses, accepted + 1), 0.9 * taken + accepted
+        assert (pace.offered, pace.taken) == pytest.approx((offered, taken))
+        assert pace.rate == pytest.approx((taken + 1.4) / (offered + 2))
+    for _ in range(100):
+        pace.learn(3, 0)
+    assert pace.rate < 0.15
+    for _ in range(100):
+        pace.learn(3, 3)
+    assert pace.rate > 0.9
+
+
+def test_it_tries_again_less_and_less_often() -> None:
+    """After 4 steps without a guess, after twice as many each time that it was in vain, up to 64."""
+    pace, waits = Pace(), list[int]()
+    for _ in range(7):
+        wait = 0
+        while not pace.tries:
+            pace.learn(0, 0)
+            wait += 1
+        waits.append(wait)
+        pace.learn(2, 0)
+        assert not pace.tries
+    assert waits == [4, 8, 16, 32, 64, 64, 64]
+    for _ in range(64):
+        pace.learn(0, 0)
+    pace.learn(2, 1)
+    assert pace.patience == 4
+    pace.learn(2, 0)  # guesses without a pause before them say nothing about pauses
+    assert pace.patience == 4
+
+
+class Measured:
+    """Stands in for the measurement: the target's passes and the draft's cost what they are said to."""
+
+    def __init__(self, target: PassCosts, draft: float) -> None:
+        self.target, self.draft = target, PassCosts((1, 64), (draft, draft))
+        self.drafts: list[Runner] = []
+
+    def __call__(self, runner: Runner) -> PassCosts:
+        return self.draft if runner in self.drafts else self.target
+
+
+def models_of(drafter: Any) -> list[DraftModel]:
+    if isinstance(drafter, DraftModel):
+        return [drafter]
+    return [model for part in getattr(drafter, "parts", ()) for model in models_of(part)]
+
+
+def one_guess(guess: Any) -> TokenTree:
+    """A guess that is hardly ever right."""
+    return TokenTree.chain([guess.root, 77])
+
+
+def go(
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str,
+    cost: float,
+    *,
+    budget: bool = True,
+    beside: Drafter[Any] | None = None,
+    max_tokens: int = 120,
+) -> tuple[Request, list[Pass]]:
+    """Decode a text at made-up costs."""
+    measured = Measured(TARGET, cost)
+    monkeypatch.setattr(PassCosts, "measure", measured)
+    engine = make_engine(tiny_decoder(), budget=budget)
+    drafter = bound(spec, engine)
+    if beside is not None:
+        drafter = Merged((drafter, beside))
+    model = models_of(drafter)[0]
+    measured.drafts.append(model.draft.runner)
+    passes = watch_draft(model.draft)
+    request = make_request([1, 2, 3], SamplingParams(max_tokens=max_tokens, seed=1), drafter)
+    run(engine, [request])
+    assert request.output == plain_output(request.prompt, request.params)
+    return request, passes
+
+
+def model(noise: float, **options: Any) -> str:
+    more = "".join(f", {name}={value}" for name, value in options.items())
+    return f"draft_model(model={draft_folder(noise)!r}{more})"
+
+
+KINDS = {
+    "draft_model": "{}",
+    "threshold": "threshold({})",
+    "cape": "cape({})",
+    "staged": "staged({}, autoregressive)",
+    "beam": "beam({})",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_hopeless_drafts_are_soon_left_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, passes = go(monkeypatch, kind.format(model(HOPELESS)), 0.3)
+    assert request.stats.accepted < 6
+    assert len(passes) < 0.5 * len(request.output)
+    late = [step.drafted for step in request.stats.steps][-60:]
+    assert sum(count > 0 for count in late) <= 4  # a try now and then
+    assert any(step.drafted for step in request.stats.steps)
+
+
+def test_drafts_that_are_right_make_long_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    request, passes = go(monkeypatch, model(RIGHT, num_tokens=20), 0.02)
+    depths = [step.depth for step in request.stats.steps[1:-1]]
+    assert request.stats.step_compression > 6
+    assert max(depths) >= 7
+    dear, fewer = go(monkeypatch, model(RIGHT, num_tokens=20), 0.6)
+    assert len(fewer) < len(passes)
+    assert dear.stats.drafted < request.stats.drafted
+
+
+def test_a_draft_as_dear_as_the_target_is_not_asked_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    request, passes = go(monkeypatch, model(RIGHT), 1.0)
+    assert len(passes) < 0.3 * len(request.output)
+
+
+@pytest.mark.parametrize("noise", [RIGHT, HOPELESS])
+def test_where_all_guesses_are_asked_for_it_is_never_idle(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, passes = go(monkeypatch, model(noise), 5.0, budget=False, max_tokens=40)
+    left = 40 - 1
+    for step in request.stats.steps[1:]:
+        assert step.drafted == min(7, left - 1)
+        left -= step.tokens
+    assert len(passes) == request.stats.drafted > 20
+
+
+def test_beside_others_that_guess_it_tries_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps without a guess of its own count, whoever else guessed in them."""
+    request, passes = go(monkeypatch, model(HOPELESS), 0.3, beside=TreeDrafter(one_guess), max_tokens=100)
+    assert all(step.drafted for step in request.stats.steps[1:-1])
+    asked = [each.texts[0][-1] for each in passes]
+    assert max(map(len, asked)) > 60  # not only at the beginning
+    assert len(passes) < 0.5 * len(request.output)
+
+
+def test_costs_are_measured_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = bound(model(FAIR))
+    assert isinstance(drafter, DraftModel)
+    draft, answers = drafter.draft, [None, TARGET]
+    monkeypatch.setattr(PassCosts, "measure", lambda _: answers.pop(0))
+    assert draft.costs is None
+    assert draft.costs is TARGET
+    assert draft.costs is TARGET
+    assert not answers
+
+
+def test_decode_without_costs_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room to measure: as if all guesses were asked for."""
+    monkeypatch.setattr(PassCosts, "measure", lambda _: None)
+    engine = make_engine(tiny_decoder(), budget=True)
+    (request,) = decode(engine, bound(model(HOPELESS), engine), [[1, 2, 3]])
+    assert request.stats.drafted > 100
+
+
+def test_rest_grows_while_nothing_is_kept() -> None:
+    rest, bare, own = Rest(), TokenTree.chain([1]), TokenTree((1, 2), (-1, 0), origin=(("", 0), ("heads", 5)))
+    other = TokenTree((1, 2), (-1, 0), origin=(("", 0), ("lookup", 0)))
+    for steps in (2, 4, 8, 16, 32, 32):
+        rest.learn(bare, {"heads"}, guessed=True)
+        assert rest.steps == steps
+        for left in reversed(range(steps)):
+            rest.learn(bare, {"heads"}, guessed=True)
+            assert rest.steps == left
+    rest.learn(other, {"heads"}, guessed=True)
+    rest.learn(bare, {"heads"}, guessed=False)
+    assert rest.steps == 0
+    rest.learn(own, {"heads"}, guessed=True)
+    rest.learn(bare, {"heads"}, guessed=True)
+    assert rest.steps == 2

@@ -1,0 +1,117 @@
+"""Candidates merged into one tree: nothing lost, nothing invented, the likeliest first."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from pronk.drafters.shared.trie import Trie
+from pronk.tree import TokenTree
+
+NOBODY = ("", 0)
+
+
+def words(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[i] for i in tree.path(node)) for node in range(1, len(tree))}
+
+
+def grow(candidates: list[list[int]], fall: float = 1.0) -> Trie:
+    trie = Trie(9)
+    for candidate in candidates:
+        node = 0
+        for token in candidate:
+            node = trie.add(node, token, trie.gains[node] * fall, NOBODY)
+    return trie
+
+
+@pytest.mark.parametrize(
+    ("candidates", "max_nodes", "tokens", "parents"),
+    [
+        ([], 9, (9,), (-1,)),
+        ([[1, 2, 3], [1, 2, 3]], 9, (9, 1, 2, 3), (-1, 0, 1, 2)),
+        ([[1, 2], [1, 2, 3]], 9, (9, 1, 2, 3), (-1, 0, 1, 2)),
+        ([[1, 2, 3], [1, 4], [4, 2]], 9, (9, 1, 2, 3, 4, 4, 2), (-1, 0, 1, 2, 1, 0, 5)),
+        ([[1, 1, 1], [1, 1, 2]], 9, (9, 1, 1, 1, 2), (-1, 0, 1, 2, 2)),
+        ([[1, 2, 3], [4, 5]], 2, (9, 1, 2), (-1, 0, 1)),
+        ([[1, 2, 3]], 0, (9,), (-1,)),
+        ([[1, 2, 3]], -1, (9,), (-1,)),
+    ],
+)
+def test_equal_gains_stay_in_the_order_they_came_in(
+    candidates: list[list[int]], max_nodes: int, tokens: tuple[int, ...], parents: tuple[int, ...]
+) -> None:
+    tree = grow(candidates).tree(max_nodes)
+    assert (tree.tokens, tree.parents) == (tokens, parents)
+
+
+def test_it_holds_the_candidates_and_nothing_else() -> None:
+    dice = random.Random(1)
+    for _ in range(200):
+        candidates = [[dice.randrange(3) for _ in range(dice.randrange(6))] for _ in range(dice.randrange(5))]
+        prefixes = {tuple(c[:n]) for c in candidates for n in range(1, len(c) + 1)}
+        trie = grow(candidates, 0.5)
+        assert words(trie.tree(100)) == prefixes
+        assert len(trie) == len(prefixes) + 1
+        limit = dice.randrange(8)
+        cut = trie.tree(limit)
+        assert words(cut) <= prefixes
+        assert cut.num_guesses == min(limit, len(prefixes))
+
+
+def test_the_likeliest_nodes_stay_and_the_greedy_path_leads() -> None:
+    dice = random.Random(2)
+    for _ in range(200):
+        trie = Trie(0)
+        for _ in range(dice.randrange(1, 30)):
+            trie.add(dice.randrange(len(trie)), dice.randrange(4), dice.random(), ("one", dice.randrange(9)))
+        size = dice.randrange(1, 12)
+        tree = trie.tree(size)
+        assert tree.gain is not None
+        assert sorted(tree.gain[1:], reverse=True) == sorted(trie.gains[1:], reverse=True)[:size]
+        assert all(tree.gain[node] <= tree.gain[tree.parents[node]] for node in range(1, len(tree)))
+        node = 0
+        for expected, (_, child) in enumerate(pairwise(range(tree.main_chain)), 1):
+            siblings = [other for other in range(1, len(tree)) if tree.parents[other] == node]
+            assert child == expected
+            assert tree.gain[child] == max(tree.gain[other] for other in siblings)
+            node = child
+        assert not [other for other in range(1, len(tree)) if tree.parents[other] == node]
+
+
+def test_the_larger_gain_and_its_origin_count() -> None:
+    trie = Trie(0)
+    one = trie.add(0, 5, 0.3, ("a", 1))
+    assert trie.add(0, 5, 0.6, ("b", 2)) == one
+    assert trie.add(0, 5, 0.2, ("c", 3)) == one
+    trie.add(one, 6, 0.9, ("d", 4))  # no likelier than its parent
+    tree = trie.tree(9)
+    assert tree.gain == (1.0, 0.6, 0.6)
+    assert tree.origin == (("", 0), ("b", 2), ("d", 4))
+    assert trie.child(0, 5) == one
+    assert trie.child(0, 6) is None
+    assert trie.forks(0, 6)
+    assert not trie.forks(0, 5)
+    assert not trie.forks(2, 7)
+
+
+def test_merging_whole_trees() -> None:
+    dice = random.Random(3)
+    for _ in range(50):
+        trees = []
+        for _ in range(3):
+            grown = grow([[dice.randrange(3) for _ in range(4)] for _ in range(2)], 0.7)
+            trees.append(grown.tree(dice.randrange(9)))
+        trie = Trie(9)
+        for tree in trees:
+            trie.merge(tree)
+        assert words(trie.tree(99)) == set().union(*(words(tree) for tree in trees))
+
+
+def test_merging_leaves_out_what_may_not_be_accepted() -> None:
+    tree = TokenTree((0, 1, 2, 3), (-1, 0, 1, 0), (True, False, True, True))
+    trie = Trie(0)
+    trie.merge(tree, ("someone", 4))
+    merged = trie.tree(9)
+    assert (merged.tokens, merged.parents, merged.origin) == ((0, 3), (-1, 0), (("", 0), ("someone", 4)))

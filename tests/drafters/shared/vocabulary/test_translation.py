@@ -1,0 +1,301 @@
+"""Between two vocabularies: which tokens are the same, and the text in the other's tokens as it grows and changes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from tokenizers import AddedToken
+
+from drafters.from_draft.vocabularies import OTHER_TEXT, byte_level, metaspace, word_piece
+from pronk.drafters.shared.vocabulary.reencoder import Reencoder
+from pronk.drafters.shared.vocabulary.spelling import spell
+from pronk.drafters.shared.vocabulary.translation import Translation
+from pronk.errors import OptionError
+from pronk.text.tokenizer import Tokenizer
+
+BUNDLED = Path(__file__).parents[4] / "src/pronk/bundled/pronk-tiny"
+
+TOKENIZERS = {
+    "bytes": byte_level(),
+    "bytes 2": byte_level(440, OTHER_TEXT, "<|endoftext|>"),
+    "prefix": byte_level(400, add_prefix_space=True),
+    "metaspace": metaspace(),
+    "llama 2": metaspace(440, OTHER_TEXT, legacy=True),
+    "no bytes": metaspace(fallback=False),
+}
+TARGETS = ["bytes", "bytes 2", "prefix", "metaspace", "llama 2"]
+PIECES = [
+    "the", " the", " fox", "es", " sleep", "\n", "\n\n", "    return", " x", "  ", "\t", ".", ", and", "ü", " Köln",
+    "—", "🙂", "👩‍👩‍👧", "東京", " 東", "é", "e\u0301", "\r\n", "(10)", " 12", "=", "Ġ", "<0x0A>", "\x00", "\u00a0",
+]  # fmt: skip
+
+
+def between(
+    target: Tokenizer, draft: Tokenizer, target_size: int | None = None, draft_size: int | None = None
+) -> Translation:
+    return Translation.between("draft", target, target_size or target.vocab_size, draft, draft_size or draft.vocab_size)
+
+
+def random_text(draw: random.Random, pieces: int = 40) -> str:
+    return "".join(draw.choices(PIECES, k=draw.randrange(1, pieces)))
+
+
+def as_text(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    """A tokenizer that puts a space before a text of its own accord does not take it away in decoding."""
+    text = tokenizer.decode(tokens)
+    return text.removeprefix(" ") if tokenizer is TOKENIZERS["prefix"] else text
+
+
+def as_bytes(tokenizer: Tokenizer, tokens: list[int]) -> bytes:
+    """What decoding would give, but for characters that are cut, and without spaces at the start."""
+    texts = spell(tokenizer).texts
+    return b"".join(texts.get(token, b"") for token in tokens).lstrip(b" ")
+
+
+@pytest.mark.parametrize("draft", TARGETS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_text_survives(target: str, draft: str) -> None:
+    theirs, ours = TOKENIZERS[target], TOKENIZERS[draft]
+    translation, draw = between(theirs, ours), random.Random(f"{target} {draft}")
+    for _ in range(60):
+        text = "a" + random_text(draw)
+        tokens = theirs.encode(text)
+        found = translation.encode(tokens)
+        assert as_text(ours, found) == as_text(theirs, tokens) == text
+        assert found == ours.encode(text)
+        assert not translation.identical or found == tokens
+
+
+@pytest.mark.parametrize(("target", "draft"), [("bytes", "bytes 2"), ("metaspace", "bytes"), ("bytes", "llama 2")])
+def test_growing_and_turning_back(target: str, draft: str) -> None:
+    """A step or several at a time, with ends that change; never far from encoding it all at once."""
+    theirs, ours = TOKENIZERS[target], TOKENIZERS[draft]
+    translation, draw = between(theirs, ours), random.Random(f"{target} {draft}")
+    exact = steps = 0
+    for _ in range(4):
+        reencoder = translation.reencoder()
+        tokens: list[int] = []
+        while len(tokens) < 600:
+            before, known = list(reencoder.tokens), draw.randrange(len(tokens) + 1)
+            del tokens[max(known, len(tokens) - draw.choice((0, 0, 1, 5, 100))) :]
+            tokens += theirs.encode("a" + random_text(draw), add_special_tokens=False)[draw.randrange(3) :]
+            unchanged = reencoder.update(tokens, known)
+            found = reencoder.tokens
+            assert before[:unchanged] == found[:unchanged]
+            assert before[unchanged : unchanged + 1] != found[unchanged : unchanged + 1] or len(before) == unchanged
+            assert as_bytes(ours, found) == as_bytes(theirs, tokens)
+            exact += found == translation.encode(tokens)
+            steps += 1
+    assert exact > 0.9 * steps
+
+
+def test_a_request_has_the_state_of_its_tokens_alone() -> None:
+    translation, draw = between(TOKENIZERS["bytes"], TOKENIZERS["metaspace"]), random.Random(0)
+    ids = TOKENIZERS["bytes"].encode("".join(random_text(draw) for _ in range(40)))
+    there, back = translation.reencoder(), translation.reencoder()
+    for stop in range(1, 400):
+        there.update(ids[:stop])
+        back.update(ids[:stop] + ids[1000 - stop : 1100 - stop])
+        back.update(ids[:stop])
+    assert there.tokens == back.tokens == translation.encode(ids[:399])
+
+
+def test_a_step_costs_the_same_in_a_long_text() -> None:
+    target = TOKENIZERS["bytes"]
+    ids = target.encode("It is the one thing that the other animals in the forest have not. " * 1000)
+    reencoder = between(target, TOKENIZERS["metaspace"]).reencoder()
+    reencoder.update(ids)
+    assert len(ids) > 20_000
+    calls: list[str] = []
+    assert reencoder._recoding is not None
+    encode = reencoder._recoding.encoder.encode
+
+    def count(text: str, *, add_special_tokens: bool = True) -> list[int]:
+        calls.append(text)
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    reencoder._recoding.encoder.encode = count  # type: ignore[method-assign]
+    for step in range(100):
+        ids += ids[step : step + 1]
+        reencoder.update(ids, len(ids) - 1)
+    assert 100 <= len(calls) < 120
+    assert max(map(len, calls)) < 400
+
+
+@pytest.mark.parametrize("draft", ["bytes 2", "metaspace", "no bytes"])
+def test_characters_come_in_pieces(draft: str) -> None:
+    """Bytes that are no character yet go one by one; without tokens for them, nothing is current until the last."""
+    target = TOKENIZERS["bytes"]
+    single = {text[0]: token for token, text in spell(target).texts.items() if len(text) == 1}
+    ids = [single[byte] for byte in "a🙂b".encode()]
+    reencoder = between(target, TOKENIZERS[draft]).reencoder()
+    current = []
+    for stop in range(1, len(ids) + 1):
+        reencoder.update(ids[:stop])
+        current.append(reencoder.current)
+    whole = draft != "no bytes"
+    assert current == [True, whole, whole, whole, True, True]
+    if whole:
+        assert TOKENIZERS[draft].decode(reencoder.tokens) == "a🙂b"
+
+
+def test_bytes_that_are_no_text() -> None:
+    target, draft = TOKENIZERS["bytes"], TOKENIZERS["bytes 2"]
+    draw, translation = random.Random(0), between(target, draft)
+    for _ in range(20):
+        tokens = [draw.randrange(1, 257) for _ in range(400)]
+        reencoder = translation.reencoder()
+        for stop in range(0, 401, 7):
+            reencoder.update(tokens[:stop])
+            assert draft.decode(reencoder.tokens) == target.decode(tokens[:stop])
+
+
+def test_a_tokenizer_that_changes_the_text_gets_marks_too() -> None:
+    """Where bytes do not line up, the text is cut at a character all the same: a step stays cheap."""
+    draft = byte_level()
+    draft.backend.normalizer = tokenizers.normalizers.Lowercase()
+    translation = between(TOKENIZERS["bytes 2"], draft)
+    text = "Ein kurzer Satz mit İ und mehr. " * 60
+    tokens = TOKENIZERS["bytes 2"].encode(text)
+    reencoder = translation.reencoder()
+    for stop in range(1, len(tokens) + 1):
+        reencoder.update(tokens[:stop], stop - 1)
+    assert draft.decode(reencoder.tokens) == text.lower()
+    assert len(reencoder._marks) > 2
+
+
+def test_special_tokens_go_over_by_name() -> None:
+    target = byte_level(specials=("<|user|>", "<|only here|>"))
+    draft = byte_level(440, OTHER_TEXT, "<|endoftext|>", specials=("<|user|>",))
+    translation = between(target, draft)
+    assert [translation.to_draft(i) for i in (0, 1, 2)] == [0, 1, None]
+    ids = [1, *target.encode("the fox", add_special_tokens=False), 2, 0]
+    assert translation.encode(ids) == [1, *draft.encode("the fox"), 0]
+    reencoder = translation.reencoder()
+    current = []
+    for stop in range(len(ids) + 1):
+        reencoder.update(ids[:stop])
+        current.append(reencoder.current)
+    assert current == [False, *[True] * (len(ids) - 2), False, True]
+    written = target.encode("<|user|>")
+    assert written == [1]
+    spelled = [target.backend.token_to_id(c) for c in "<|endoftext|>"]
+    assert translation.encode(spelled) != [0]
+    assert draft.decode(translation.encode(spelled)) == "<|endoftext|>"
+
+
+def test_the_draft_gets_its_own_beginning() -> None:
+    bytes_, spaced = TOKENIZERS["bytes"], TOKENIZERS["metaspace"]
+    assert between(bytes_, spaced).encode(bytes_.encode("the")) == spaced.encode("the")
+    assert spaced.encode("the")[0] == spaced.bos_id
+    assert between(spaced, bytes_).encode(spaced.encode("the")) == bytes_.encode("the")
+    other = TOKENIZERS["llama 2"]
+    assert between(spaced, other).encode(spaced.encode("the")) == other.encode("the")
+    reencoder = between(spaced, other).reencoder()
+    reencoder.update([1])
+    assert (reencoder.tokens, reencoder.current) == ([1], True)
+
+
+@pytest.mark.parametrize("draft", list(TOKENIZERS))
+@pytest.mark.parametrize("target", TARGETS)
+def test_shared_tokens_are_the_same_text(target: str, draft: str) -> None:
+    theirs, ours = TOKENIZERS[target], TOKENIZERS[draft]
+    translation = between(theirs, ours, theirs.vocab_size + 5, ours.vocab_size + 9)
+    logits = torch.arange(2.0 * (ours.vocab_size + 9)).reshape(2, -1)
+    found = translation.to_target(logits)
+    assert found.shape == (2, theirs.vocab_size + 5)
+    pairs = {t: d for t in range(theirs.vocab_size) if (d := translation.to_draft(t)) is not None}
+    assert len(pairs) == translation.shared > 60
+    assert len(set(pairs.values())) == len(pairs)
+    front = theirs.encode("a", add_special_tokens=False), ours.encode("a", add_special_tokens=False)
+    for token, other in pairs.items():
+        assert torch.equal(found[:, token], logits[:, other])
+        assert (token in theirs.special_ids) == (other in ours.special_ids)
+        if token not in theirs.special_ids:
+            assert theirs.decode([*front[0], token]).lstrip() == ours.decode([*front[1], other]).lstrip()
+    if not translation.identical:
+        missing = [token for token in range(theirs.vocab_size + 5) if token not in pairs]
+        assert bool((found[:, missing] == -torch.inf).all())
+
+
+def test_the_end_of_a_text_is_the_same_whatever_its_name() -> None:
+    assert between(TOKENIZERS["bytes"], TOKENIZERS["bytes 2"]).to_draft(0) == 0
+    assert between(TOKENIZERS["bytes"], TOKENIZERS["metaspace"]).to_draft(0) == 2
+    assert between(TOKENIZERS["metaspace"], TOKENIZERS["llama 2"]).to_draft(2) == 2
+
+
+def test_padding_and_added_tokens_leave_ids_as_they_are() -> None:
+    bundled, extended = Tokenizer.load(BUNDLED), Tokenizer.load(BUNDLED)
+    extended.backend.add_special_tokens([AddedToken("<|image|>", special=True)])
+    logits = torch.randn(3, 4160)
+
+    same = between(bundled, bundled)
+    assert same.identical
+    assert same.to_target(logits[:, :4096]).data_ptr() == logits.data_ptr()
+
+    padded = between(bundled, bundled, 4096, 4160)
+    assert padded.identical
+    assert padded.to_target(logits).data_ptr() == logits.data_ptr()
+    assert torch.equal(padded.to_target(logits), logits[:, :4096])
+    assert padded.shared == 4096
+
+    shorter = between(bundled, bundled, 4160, 4096)
+    found = shorter.to_target(logits[:, :4096])
+    assert torch.equal(found[:, :4096], logits[:, :4096])
+    assert bool((found[:, 4096:] == -torch.inf).all())
+    assert [shorter.to_draft(i) for i in (0, 4095, 4096)] == [0, 4095, None]
+
+    more = between(extended, bundled, 4160, 4160)
+    assert more.identical
+    found = more.to_target(logits)
+    assert found[0, 4096] == -torch.inf
+    assert torch.equal(found[:, :4096], logits[:, :4096])
+    assert torch.equal(found[:, 4097:], logits[:, 4097:])
+    assert more.to_draft(4096) is None
+    assert between(bundled, extended).identical
+
+
+def test_identical_vocabularies_leave_out_what_the_draft_lacks() -> None:
+    bundled, extended = Tokenizer.load(BUNDLED), Tokenizer.load(BUNDLED)
+    extended.backend.add_special_tokens(["<|image|>"])
+    reencoder = between(extended, bundled, 4160, 4096).reencoder()
+    assert reencoder.update([5, 4096, 6, 4159]) == 0
+    assert (reencoder.tokens, reencoder.current) == ([5, 6], False)
+    assert reencoder.update([5, 4096, 6, 7, 8], 2) == 2
+    assert (reencoder.tokens, reencoder.current) == ([5, 6, 7, 8], True)
+    assert reencoder.update([5, 9], 1) == 1
+    assert (reencoder.tokens, reencoder.current) == ([5, 9], True)
+    draw, tokens = random.Random(0), [5]
+    for _ in range(200):
+        del tokens[draw.randrange(1, len(tokens) + 1) :]
+        tokens += draw.choices((1, 2, 3, 4096), k=draw.randrange(1, 600))
+        unchanged = reencoder.update(tokens)
+        assert reencoder.tokens == [token for token in tokens if token != 4096]
+        assert unchanged <= len(reencoder.tokens)
+
+
+def test_the_same_tokens_under_other_ids_are_not_identical() -> None:
+    one = byte_level()
+    other = byte_level(specials=("<|user|>",))
+    translation = between(one, other)
+    assert not translation.identical
+    token = one.backend.token_to_id("Ġthe")
+    assert translation.to_draft(token) == other.backend.token_to_id("Ġthe") == token + 1
+    assert Reencoder(None).update([]) == 0
+
+
+@pytest.mark.parametrize("draft", [word_piece(), byte_level(257, [])])
+def test_vocabularies_that_have_little_in_common_are_refused(draft: Tokenizer) -> None:
+    """Among them one of single bytes: a target seldom says these one by one."""
+    target = TOKENIZERS["bytes"]
+    with pytest.raises(OptionError) as caught:
+        Translation.between("draft", target, 384, draft, 512)
+    message = str(caught.value)
+    assert message.startswith("draft: expected a draft model with a similar vocabulary, found ")
+    for part in ("tokens in common", "380 tokens (its model 384)", f"{draft.vocab_size} (its model 512)"):
+        assert part in message
+    assert "\n" not in message

@@ -1,0 +1,61 @@
+"""A drafter is one file and one line of the table; everything else finds it there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pronk
+import pronk.drafters.from_text
+from pronk import LLM, OptionError, SamplingParams
+from pronk.drafters.registry import DRAFTERS, REGISTRY, make_drafter
+
+FILE = '''
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pronk.drafters.base import DraftContext, Drafter, Outcome
+from pronk.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Echo(Drafter[None]):
+    """Guesses the last token again, ``times`` times."""
+
+    name: ClassVar[str] = "echo"
+
+    times: int = 3
+
+    def start(self, prompt: Sequence[int]) -> None:
+        return None
+
+    def observe(self, outcomes: Sequence[Outcome[None]]) -> None:
+        pass
+
+    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+        return [TokenTree.chain([c.tokens[-1]] * (1 + min(self.times, c.max_nodes))) for c in contexts]
+'''
+
+
+@pytest.fixture
+def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file in its room, and the line."""
+    (tmp_path / "echo.py").write_text(FILE, encoding="utf-8")
+    room = pronk.drafters.from_text
+    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
+    monkeypatch.setitem(DRAFTERS, "echo", "from_text.echo:Echo")
+
+
+@pytest.mark.usefixtures("echo")
+def test_one_file_and_one_line() -> None:
+    drafter = make_drafter("echo(times=2)")
+    assert type(drafter) is REGISTRY["echo"] is pronk.Echo  # type: ignore[comparison-overlap]
+    llm, params = LLM(), SamplingParams(max_tokens=24)
+    plain = llm.generate("a = 1\nb = 1\n", params, drafter="autoregressive")
+    found = llm.generate("a = 1\nb = 1\n", params, drafter=drafter)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.step_compression > 1
+    with pytest.raises(OptionError, match=r"expected one of .*echo"):
+        make_drafter("ecco")

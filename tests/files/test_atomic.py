@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pronk.errors import CheckpointError, OptionError
+from pronk.files.atomic import replace_file, replace_folder, write_json, write_tokens, writing
+
+
+def test_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"n": 1})
+
+    def fail() -> None:
+        with replace_file(path, "it") as file:
+            file.write(b"half")
+            file.flush()
+            assert path.read_text() == '{"n": 1}\n'
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+    assert path.read_text() == '{"n": 1}\n'
+    write_json(path, {"n": 2})
+    assert path.read_text() == '{"n": 2}\n'
+
+
+def test_folder_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (tmp_path / "model.partial").mkdir()
+    (tmp_path / "model.partial" / "left by a process that died").touch()
+
+    def write(name: str, result: float) -> None:
+        with replace_folder(folder, "it") as partial:
+            (partial / name).touch()
+            assert result
+
+    write("one", 1)
+    with pytest.raises(AssertionError):
+        write("two", 0)
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/one"]
+    write("two", 1)
+    assert [each.name for each in folder.iterdir()] == ["two"]
+
+
+def test_folder_is_there_wherever_the_change_of_names_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, rename = tmp_path / "model", Path.rename
+
+    def write(name: str) -> None:
+        with replace_folder(folder, "it") as partial:
+            (partial / name).touch()
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            assert (tmp_path / "model.old" / "one").exists()  # the old one is whole until the new one has its name
+            raise OSError("no")
+        return rename(self, target)
+
+    write("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(CheckpointError, match="expected to write it, found no"):
+            write("two")
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/one"]
+    folder.rename(tmp_path / "model.old")  # a process died between the two
+
+    def fail() -> None:
+        with replace_folder(folder, "it"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/one"]
+    write("two")
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/two"]
+
+
+def test_tokens_are_all_there(tmp_path: Path) -> None:
+    tokens = np.arange(70_000, dtype=np.uint32)[::-1].copy()
+    write_tokens(tmp_path / "t.bin", tokens)
+    assert np.array_equal(np.fromfile(tmp_path / "t.bin", dtype=np.uint32), tokens)
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        CheckpointError, match=r"a: expected to write JSON, found Not a directory; choose an --out folder"
+    ):
+        write_json(tmp_path / "file" / "a", {})
+
+
+def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^mine$"), writing(tmp_path, "it", Exception):
+        raise OptionError("mine")
+    with (
+        pytest.raises(CheckpointError, match="expected to write it, found theirs; make room"),
+        writing(tmp_path, "it", RuntimeError),
+    ):
+        raise RuntimeError("theirs\nand a long story")
