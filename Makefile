@@ -39,7 +39,7 @@ SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${
 sanitize: $(INSTALLED_DEV)
 	@$(PY) src/pronk/kernels/build.py $(SANITIZED) -Werror -O0 -g -DPRONK_FEW_TILES -DPRONK_EMULATE \
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
-	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) \
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=auto --dist=worksteal \
 		tests/kernels/test_weights.py tests/kernels/test_library.py::test_all_pass_their_self_check \
 		tests/kernels/test_choices.py \
 		--deselect tests/kernels/test_choices.py::test_samples_have_the_law_of_the_logits \
