@@ -86,9 +86,12 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
     """The modules of pronk that a module imports when it is imported, as paths below ``pronk``."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pronk":
-            parts = tuple(str(node.module).split(".")[1:])
-            names = [alias.name for alias in node.names] if not parts else []
-            yield from [parts] if parts else [(name,) for name in names if list(SOURCE.glob(f"{name}*"))]
+            if node.module != "pronk":
+                yield tuple(str(node.module).split(".")[1:])
+                continue
+            for name in (alias.name for alias in node.names if alias.name != "__version__"):
+                home = next((home for home, names in pronk._HOMES.items() if name in names), class_names().get(name))
+                yield tuple((home or f"pronk.{name}").split(".")[1:])
 
 
 def floor(name: str, floors: tuple[set[str], ...]) -> int:
@@ -97,18 +100,46 @@ def floor(name: str, floors: tuple[set[str], ...]) -> int:
     return found[0]
 
 
+def looks_up(here: tuple[str, ...], path: Path) -> list[str]:
+    """What the module at ``path``, as if it stood at ``here``, imports from its own floor or from above."""
+    found = []
+    for there in imports(path):
+        if there[0] != here[0]:
+            fine = floor(there[0], FLOORS) < floor(here[0], FLOORS)
+        elif here[0] == "drafters" and here[1] != "__init__":
+            fine = len(there) > 1 and (
+                there[1] == here[1] or floor(there[1], DRAFTER_FLOORS) < floor(here[1], DRAFTER_FLOORS)
+            )
+        else:
+            fine = True
+        found += [] if fine else [".".join(there)]
+    return found
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_no_room_looks_up(path: Path) -> None:
     """A package needs what lies below it: no circle, and nothing from above."""
     here = path.relative_to(SOURCE).with_suffix("").parts
-    if here == ("__init__",):
-        return  # the public names, from every floor
-    for there in imports(path):
-        if there[0] != here[0]:
-            assert floor(there[0], FLOORS) < floor(here[0], FLOORS), f"{'.'.join(there)}: upward or sideways"
-        elif there[0] == here[0] == "drafters" and min(len(there), len(here)) > 1 and "__init__" not in here[:2]:
-            low, high = floor(there[1], DRAFTER_FLOORS), floor(here[1], DRAFTER_FLOORS)
-            assert there[1] == here[1] or low < high, f"{'.'.join(there)}: upward or sideways"
+    if here != ("__init__",):  # the public names, from every floor
+        assert looks_up(here, path) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from pronk.engine.engine import Engine", "engine.engine"),
+        ("from pronk import LLM", "llm"),
+        ("from pronk import Glide", "drafters.from_target.glide"),
+        ("from pronk.drafters.from_outputs.jacobi import Jacobi", "drafters.from_outputs.jacobi"),
+        ("from pronk.drafters import make_drafter", "drafters"),
+        ("from pronk.tree import TokenTree", None),
+        ("from pronk.drafters.shared.trie import Trie", None),
+    ],
+)
+def test_a_look_upward_is_found(line: str, found: str | None, tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text(f"def late() -> None:\n    {line}\n", encoding="utf-8")
+    expected = [] if found is None else [found]
+    assert looks_up(("drafters", "from_text", "new"), tmp_path / "new.py") == expected
 
 
 def test_rooms_of_the_drafters() -> None:

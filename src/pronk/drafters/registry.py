@@ -43,18 +43,23 @@ DRAFTERS: dict[str, str] = {
 }
 
 
+def _home(name: str) -> tuple[str, str]:
+    module, _, cls = DRAFTERS[name].partition(":")
+    return f"pronk.drafters.{module}", cls
+
+
 def class_names() -> dict[str, str]:
     """The module of each drafter's class, by the name of the class."""
-    return {cls: f"pronk.drafters.{module}" for module, cls in (home.split(":") for home in DRAFTERS.values())}
+    return {cls: module for module, cls in map(_home, DRAFTERS)}
 
 
 class _Classes(Mapping[str, "type[Drafter[Any]]"]):
     """The classes of :data:`DRAFTERS`, imported when they are asked for."""
 
     def __getitem__(self, name: str) -> type[Drafter[Any]]:
-        module, _, cls = DRAFTERS[name].partition(":")
-        made: type[Drafter[Any]] = getattr(import_module(f"pronk.drafters.{module}"), cls)
-        return made
+        module, cls = _home(name)
+        found: type[Drafter[Any]] = getattr(import_module(module), cls)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(DRAFTERS)

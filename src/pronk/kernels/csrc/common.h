@@ -60,10 +60,10 @@ struct State {
   int64_t scratch_bytes;
 };
 
-// What a tile fetches early: from the byte `near` of its weights on (in its last `lead` k `hop`), `stride` bytes for each
+// What a tile fetches early: from the byte `start` of its weights on (in its last `lead` k `hop`), `stride` bytes for each
 // step of its own.
 struct Ahead {
-  int64_t near, hop, stride, lead;
+  int64_t start, hop, stride, lead;
 };
 
 // `rows` as pack_tile leaves them; the outputs [rows, ldc] over k from k0 to k1, in parts (vdpbf16ps: in one), added to what
