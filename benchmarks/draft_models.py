@@ -33,7 +33,7 @@ import pronk
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import acceptance_rate, expected_speedup, repeated_ngrams
 from pronk.choosing.chooser import Guess
-from pronk.drafters import Cape, Drafter, make_drafter
+from pronk.drafters import Cape, Guesser, make_drafter
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain
 
@@ -75,7 +75,7 @@ class Method:
     """A drafter, and whether guesses that do not pay are left out."""
 
     label: str
-    drafter: Drafter[Any]
+    drafter: Guesser[Any]
     thrifty: bool = False
 
 
@@ -107,7 +107,7 @@ class Bench:
         return tallies
 
     def _once(self, prompt: str, params: SamplingParams, method: Method) -> tuple[float, Any]:
-        self.llm.engine.budget = method.thrifty
+        self.llm.engine.proposing.budget = method.thrifty
         began = perf_counter()
         out = self.llm.generate(prompt, params, drafter=method.drafter)
         return perf_counter() - began, out
@@ -274,7 +274,7 @@ def main() -> None:
     drafter = make_drafter(f"draft_model({draft[:-2]})")
     llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
     (model,) = llm.engine.target.drafts.values()
-    costs, own = llm.engine.costs, model.costs
+    costs, own = llm.engine.proposing.costs, model.costs
     assert costs is not None
     assert own is not None
     cost = own.at(1) / costs.at(1)

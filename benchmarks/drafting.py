@@ -23,7 +23,7 @@ import torch
 from pronk import LLM, SamplingParams
 from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
-from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
+from pronk.drafters import DraftContext, Guesser, Outcome, make_drafter
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
@@ -69,7 +69,7 @@ def accepted(tree: TokenTree, truth: Sequence[int]) -> tuple[int, ...]:
     return tuple(path)
 
 
-def drive(drafter: Drafter[Any], text: Sequence[int], prompt: int, vocab: int) -> tuple[float, list[float], int, int]:
+def drive(drafter: Guesser[Any], text: Sequence[int], prompt: int, vocab: int) -> tuple[float, list[float], int, int]:
     """Seconds of the start, of each step, guesses made and accepted."""
     params, generator = SamplingParams(max_tokens=10**6), torch.Generator().manual_seed(0)
     noise = torch.randn(128, vocab, generator=generator).to(torch.bfloat16)
@@ -89,13 +89,13 @@ def drive(drafter: Drafter[Any], text: Sequence[int], prompt: int, vocab: int) -
             logits[node, text[length + tree.depths[node]]] = 99.0
         outcome = Outcome(state, tree, path, new, length - 1, params, logits if drafter.needs.logits else None)
         began = perf_counter()
-        drafter.observe([outcome])
+        drafter.observe(outcome)
         seconds.append(proposed + perf_counter() - began)
         length, drafted, right = length + len(new), drafted + tree.num_guesses, right + len(path)
     return start, seconds, drafted, right
 
 
-def state_bytes(drafter: Drafter[Any], text: Sequence[int], prompt: int) -> int:
+def state_bytes(drafter: Guesser[Any], text: Sequence[int], prompt: int) -> int:
     """Memory of a request's state after its prompt."""
     gc.collect()
     tracemalloc.start()

@@ -29,7 +29,7 @@ from safetensors import safe_open
 
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import acceptance_rate, ctar_curve, repeated_ngrams
-from pronk.drafters import Drafter, make_drafter
+from pronk.drafters import Guesser, make_drafter
 from pronk.errors import PronkError
 
 SUITES = ("code", "sums", "chat", "prose")
@@ -103,7 +103,7 @@ def parameters(spec: str) -> str:
 
 
 def measure(
-    llm: LLM, drafters: dict[str, Drafter[Any]], suites: dict[str, list[list[int]]], temperature: float, args: Any
+    llm: LLM, drafters: dict[str, Guesser[Any]], suites: dict[str, list[list[int]]], temperature: float, args: Any
 ) -> dict[str, dict[str, Tally]]:
     """Every drafter and plain decoding on every prompt: in turns if they are timed, and else a suite at a time."""
     made = {label: {suite: Tally() for suite in suites} for label in drafters}

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models import context_of
 from pronk.choosing import walk as verify
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
@@ -165,7 +166,7 @@ class Follower(Chooser):
 
     def distribution(self, logits: Tensor) -> Tensor:
         path = self.paths[int(logits)]
-        assert not self.ordered or path == tuple(self.context[1:])
+        assert not self.ordered or path == tuple(context_of(self)[1:])
         return self.p[path]
 
     def reject(self, p: Tensor, guesses: Any) -> int:
@@ -186,7 +187,7 @@ def step(rule: str, tree: TokenTree, p: Table, source: Source, text: String, row
     if rows is not None:
         logits, chooser.ordered = rows(logits), False
     found = verify.walk(tree, choices(chooser, tree, logits))
-    assert chooser.context == [0, *text, *found.tokens]
+    assert context_of(chooser) == [0, *text, *found.tokens]
     assert found.tokens[:-1] == tuple(tree.tokens[node] for node in found.path)
     return found.tokens
 

@@ -21,8 +21,9 @@ from pronk.architecture.rope import RopeConfig
 from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams, derive_seed
-from pronk.drafters import Drafter
+from pronk.choosing.noise import derive_seed
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Guesser
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -189,7 +190,7 @@ class NullText:
 def make_request(
     prompt: Sequence[int],
     params: SamplingParams,
-    drafter: Drafter[Any] | None = None,
+    drafter: Guesser[Any] | None = None,
     *,
     ends: Iterable[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
@@ -199,11 +200,12 @@ def make_request(
     """A request whose ``params`` have a seed, or that needs none."""
     seed = params.seed or 0
     ends = frozenset(ends)
-    chooser = Chooser(params, seed, prompt, vocab, ends=sorted(ends), bad_words=bad_words, kernels=kernels())
-    return Request(list(prompt), params, seed, drafter or Autoregressive(), chooser, NullText(), ends, parent)
+    tokens = list(prompt)
+    chooser = Chooser(params, seed, tokens, vocab, ends=sorted(ends), bad_words=bad_words, kernels=kernels())
+    return Request(prompt, tokens, params, seed, drafter or Autoregressive(), chooser, NullText(), ends, parent)
 
 
-def samples(prompt: Sequence[int], params: SamplingParams, drafter: Drafter[Any] | None = None) -> list[Request]:
+def samples(prompt: Sequence[int], params: SamplingParams, drafter: Guesser[Any] | None = None) -> list[Request]:
     """The ``params.n`` samples of a prompt; the later ones start from the cache of the first."""
     made: list[Request] = []
     for sample in range(params.n):
@@ -212,15 +214,24 @@ def samples(prompt: Sequence[int], params: SamplingParams, drafter: Drafter[Any]
     return made
 
 
+def context_of(chooser: Chooser) -> list[int]:
+    """The tokens that a chooser's next choice follows."""
+    return chooser.context.last(len(chooser.context))
+
+
 def run(engine: Engine, requests: Sequence[Request]) -> None:
-    """Run the requests to their end, after which every block is free."""
+    """Run the requests to their end, which none of them and no guesser fails; every block is free afterwards."""
     for request in requests:
         engine.add(request)
     steps = 0
-    while any(request.finish_reason is None for request in requests):
+    while not all(request.ended for request in requests):
         engine.step()
         steps += 1
         assert steps < 20_000, "the requests do not end"
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+        assert request.stats.draft_error is None, request.stats.draft_error
     assert_idle(engine)
 
 

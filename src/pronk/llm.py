@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import closing
+from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast, overload
-from weakref import WeakValueDictionary, finalize, ref
 
 import torch
 
 from pronk.cache.budget import KVBudget
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams, derive_seed, fresh_seed
-from pronk.drafters import Drafter, make_drafter
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Drafter, Guesser, Target, make_drafter
 from pronk.engine.engine import Engine
-from pronk.engine.request import Request, end_ids
-from pronk.errors import OptionError, PromptError
-from pronk.interrupts import interruptible
+from pronk.engine.intake import Intake
+from pronk.engine.request import Request
+from pronk.errors import OptionError
 from pronk.model.kernels import choose_kernels
 from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Completion, Piece
-from pronk.text.stream import TextStream
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
 Prompt = str | list[int]
 Messages = Sequence[Mapping[str, str]]
+
+_GUESSERS = 64
 
 
 class LLM:
@@ -44,13 +45,14 @@ class LLM:
         dtype: of its weights.
         tokenizer: its own.
         engine: which decodes.
+        intake: which makes its requests.
     """
 
     def __init__(  # noqa: PLR0913 - every one an option of its own
         self,
         model: str | Path | None = None,
         *,
-        drafter: str | Drafter[Any] = "suffix(store_tokens=0)",
+        drafter: str | Drafter = "suffix(store_tokens=0)",
         device: str = "cpu",
         dtype: str = "auto",
         kv_memory: str | int | None = None,
@@ -112,15 +114,20 @@ class LLM:
             kv_budget=memory,
             folder=self.path,
         )
-        self._named: dict[str, Drafter[Any]] = {}
-        self._met: WeakValueDictionary[int, Drafter[Any]] = WeakValueDictionary()
-        self._copies: dict[int, Drafter[Any]] = {}
+        self.intake = Intake(self.config, self.tokenizer, decoder.kernels)
+        # Those asked for lately keep their models and what they remember; without the model, which a method would hold.
+        self._bind = lru_cache(_GUESSERS)(partial(_bind, self.engine.target))
         self.meet(self.drafter)
 
     @property
     def exact(self) -> bool:
         """Whether bits are promised: the same seed gives the same text, whoever guesses and whatever the batch."""
         return self.engine.exact
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.engine.runner.device
 
     @property
     def kernels(self) -> str:
@@ -134,7 +141,7 @@ class LLM:
         prompts: str | list[int],
         params: SamplingParams | None = None,
         *,
-        drafter: str | Drafter[Any] | None = None,
+        drafter: str | Drafter | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Completion: ...
     @overload
@@ -143,7 +150,7 @@ class LLM:
         prompts: list[str] | list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        drafter: str | Drafter[Any] | None = None,
+        drafter: str | Drafter | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Completion]: ...
     def generate(
@@ -151,7 +158,7 @@ class LLM:
         prompts: str | list[int] | list[str] | list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        drafter: str | Drafter[Any] | None = None,
+        drafter: str | Drafter | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Completion | list[Completion]:
         """Continue one prompt or a list of them.
@@ -176,29 +183,30 @@ class LLM:
         batch = cast(list[Prompt], [prompts] if single else prompts)
         options = self._options(params, len(batch))
         chosen = self.meet(drafter)
-        groups = [self._requests(self._ids(p), o, chosen) for p, o in zip(batch, options, strict=True)]
-        self._run([request for group in groups for request in group], progress)
+        groups = [self.intake.samples(self.intake.ids(p), o, chosen) for p, o in zip(batch, options, strict=True)]
+        requests = [request for group in groups for request in group]
+        self.engine.run(requests, None if progress is None else lambda ended: progress(ended, len(requests)))
         completions = [_completion(group) for group in groups]
         return completions[0] if single else completions
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Generator[Piece]:
         """Continue one prompt, token by token; the arguments are checked at once.
 
         Closing the iterator, or an exception in whoever reads it, ends the request and frees its memory.
         """
         (options,) = self._options(params, 1)
-        return self._stream(self._requests(self._ids(prompt), options, self.meet(drafter)))
+        return self._pieces(self.intake.samples(self.intake.ids(prompt), options, self.meet(drafter)))
 
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
+        self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Completion:
         """Answer a conversation: ``[{"role": "user", "content": "…"}, …]``, rendered with the model's chat template."""
         return self.generate(self.chat_ids(messages), params, drafter=drafter)
 
     def stream_chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter[Any] | None = None
+        self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Generator[Piece]:
         """Answer a conversation, token by token."""
         return self.stream(self.chat_ids(messages), params, drafter=drafter)
@@ -207,39 +215,11 @@ class LLM:
         """Token ids of a conversation up to the point where the model answers."""
         return self.tokenizer.encode(self.tokenizer.chat(messages), add_special_tokens=False)
 
-    def _run(self, requests: Sequence[Request], progress: Callable[[int, int], None] | None) -> None:
-        try:
-            with interruptible():
-                self._finish(requests, progress)
-        finally:
-            self._abort(requests)
-
-    def _finish(self, requests: Sequence[Request], progress: Callable[[int, int], None] | None) -> None:
-        for request in requests:
-            self.engine.add(request)
-        while unfinished := sum(not request.ended for request in requests):
-            if progress is not None:
-                progress(len(requests) - unfinished, len(requests))
-            self.engine.step()
-            _raise_errors(requests)
-
-    def _stream(self, requests: Sequence[Request]) -> Generator[Piece]:
-        try:
-            for request in requests:
-                self.engine.add(request)
-            # Another call may have stepped the engine meanwhile, so look for tokens before making more.
-            while any(not request.ended or request.pieces for request in requests):
-                if not any(request.pieces for request in requests):
-                    self.engine.step()
-                _raise_errors(requests)
-                for index, request in enumerate(requests):
-                    yield from _drain(request, index)
-        finally:
-            self._abort(requests)
-
-    def _abort(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self.engine.abort(request)
+    def _pieces(self, requests: Sequence[Request]) -> Generator[Piece]:
+        with closing(self.engine.stream(requests)) as tokens:
+            for index, token, last in tokens:
+                done = Completion.of(requests[index]) if last else None
+                yield Piece(token.token_id, token.text, token.guessed, index, done)
 
     def _options(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -252,93 +232,32 @@ class LLM:
             raise OptionError(msg)
         return list(params)
 
-    def meet(self, spec: str | Drafter[Any] | None = None) -> Drafter[Any]:
-        """The drafter as it guesses for this model: bound to it, its own model loaded if it has one.
+    def meet(self, spec: str | Drafter | None = None) -> Guesser[Any]:
+        """The guesser of this model by a drafter's options: its own model loaded, if it has one.
 
         :meth:`generate` and its like do this by themselves; it is for those who ask a drafter directly, or want to hear
-        early of a mistake in its options. ``None`` is the drafter given at loading.
+        early of a mistake in its options. ``None`` is the drafter given at loading. Equal drafters have one guesser
+        and one memory; of more than 64 different ones those asked for longest ago are forgotten.
 
         Raises:
             OptionError: no such drafter or option, or it does not go with this model.
             CheckpointError: its own model cannot be loaded.
         """
         drafter = self.drafter if spec is None else spec
-        if isinstance(drafter, str):
-            if drafter not in self._named:
-                self._named[drafter] = make_drafter(drafter)
-            drafter = self._named[drafter]
-        if id(drafter) not in self._met:
-            bound = drafter.bind(self.engine.target)
-            self._met[id(drafter)] = drafter
-            if bound is not drafter:
-                # Kept as long as both this model and the drafter it is a copy of, which only its user holds.
-                self._copies[id(drafter)] = bound
-                finalize(drafter, _forget, ref(self), id(drafter))
-        return self._copies.get(id(drafter), drafter)
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        vocab, context = self.config.vocab_size, self.config.context
-        if not isinstance(prompt, (str, list, tuple)):
-            msg = f"expected a prompt as text or as a list of token ids, found {prompt!r}"
-            raise PromptError(msg)
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not ids:
-            msg = "the prompt is empty; expected at least one token"
-            raise PromptError(msg)
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-                msg = f"the prompt has token id {token!r}; expected integers in 0..{vocab - 1}"
-                raise PromptError(msg)
-        if len(ids) >= context:
-            msg = f"the prompt has {len(ids)} tokens; the model's context is {context}, so at most {context - 1} fit"
-            raise PromptError(msg)
-        return ids
-
-    def _requests(self, prompt: list[int], params: SamplingParams, drafter: Drafter[Any]) -> list[Request]:
-        """The ``n`` samples of one prompt; the later ones start from the first one's cache."""
-        self._check(prompt, params)
-        seed = fresh_seed() if params.seed is None else params.seed
-        ends = end_ids(params, self.config.eos_ids)
-        encode = self.tokenizer.encode
-        bad = [encode(lead + word, add_special_tokens=False) for word in params.bad_words for lead in ("", " ")]
-        if not all(bad):
-            msg = f"bad_words: expected texts that the tokenizer has tokens for, found {list(params.bad_words)!r}"
+        if isinstance(drafter, Guesser):
+            return drafter.bind(self.engine.target)
+        if not isinstance(drafter, Hashable):
+            msg = f"drafter: expected one that can be hashed, as a frozen dataclass can, found {type(drafter).__name__}"
             raise OptionError(msg)
-        requests: list[Request] = []
-        for sample in range(params.n):
-            own = derive_seed(seed, sample)
-            chooser = Chooser(
-                params,
-                own,
-                prompt,
-                self.config.vocab_size,
-                ends=sorted(ends),
-                bad_words=bad,
-                kernels=self.engine.runner.decoder.kernels,
-            )
-            text = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
-            parent = requests[0] if requests else None
-            requests.append(Request(prompt, params, own, drafter, chooser, text, ends, parent))
-        return requests
-
-    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        vocab, context = self.config.vocab_size, self.config.context
-        if len(prompt) + params.max_tokens > context:
-            msg = (
-                f"max_tokens: {params.max_tokens} after a prompt of {len(prompt)} tokens exceed the model's context of "
-                f"{context}; expected at most {context - len(prompt)}"
-            )
-            raise OptionError(msg)
-        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
-            for token in ids:
-                if token >= vocab:
-                    msg = f"{name}: expected token ids in 0..{vocab - 1}, found {token}"
-                    raise OptionError(msg)
+        with self.engine.lock:
+            return self._bind(_parse(drafter) if isinstance(drafter, str) else drafter)
 
 
-def _forget(model: ref[LLM], drafter: int) -> None:
-    if (alive := model()) is not None:
-        alive._copies.pop(drafter, None)  # noqa: SLF001 - a method would keep the model alive
+_parse = lru_cache(256)(make_drafter)
+
+
+def _bind(target: Target, drafter: Drafter) -> Guesser[Any]:
+    return drafter.bind(target)
 
 
 def _bundled() -> Path:
@@ -367,19 +286,5 @@ def _check_range(name: str, value: object, low: int, high: int) -> None:
         raise OptionError(msg)
 
 
-def _raise_errors(requests: Sequence[Request]) -> None:
-    for request in requests:
-        if request.error is not None:
-            raise request.error
-
-
 def _completion(group: Sequence[Request]) -> Completion:
     return Completion.of(group[0], tuple(Completion.of(request) for request in group[1:]))
-
-
-def _drain(request: Request, index: int) -> Iterator[Piece]:
-    while request.pieces:
-        token = request.pieces.popleft()
-        last = not request.pieces and request.finish_reason is not None
-        done = Completion.of(request) if last else None
-        yield Piece(token.token_id, token.text, token.guessed, index, done)

@@ -22,30 +22,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Drawn", "Early", "Origin", "TokenTree"]
+__all__ = ["Drawn", "Origin", "TokenTree"]
 
 # A drafter's name, and a number that means something to that drafter alone.
 Origin = tuple[str, int]
 
 # A token and the distribution that it was drawn from; ``None`` is the point mass on it.
 Drawn = tuple[int, Tensor | None]
-
-
-class Early(NamedTuple):
-    """What of a tree has been computed already: its first ``nodes`` nodes, in the target's first ``layers`` layers.
-
-    Their keys and values, and the output of the last of these layers, are in the target's cache, where the tree's nodes
-    go (see :meth:`~pronk.cache.paged.PagedCache.keep_hidden`).
-    """
-
-    layers: int
-    nodes: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +56,6 @@ class TokenTree:
             node that its own token could have cost its place has another law than this.
         gain: the drafter's estimate of the probability that the walk reaches each node, never larger than its parent's,
             or ``None``.
-        early: what the drafter has computed of it in the target's own first layers, or ``None``.
         origin: per node, who guessed it and by which of its ways: what acceptance is counted by. Or ``None``.
         acceptable: which nodes the walk can reach: those that may be accepted, and all above them as well.
 
@@ -83,7 +70,6 @@ class TokenTree:
     probs: tuple[Tensor | None, ...] | None = None
     gain: tuple[float, ...] | None = None
     origin: tuple[Origin, ...] | None = None
-    early: Early | None = None
     acceptable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
     _children: tuple[dict[int, int], ...] = field(init=False, repr=False, compare=False)
 
@@ -198,10 +184,7 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """This tree with ``chain`` above it: its root becomes the child of the last token of ``chain``.
-
-        Whoever computes a tree early computes what is above it as well.
-        """
+        """This tree with ``chain`` above it: its root becomes the child of the last token of ``chain``."""
         above = len(chain)
         if not above:
             return self
@@ -211,7 +194,6 @@ class TokenTree:
             (*lead, above - 1, *(parent + above for parent in self.parents[1:])),
             None if self.verify is None else ((True,) * above + (True, *self.verify[1:])),
             None if self.probs is None else ((None,) * above + self.probs),
-            early=None if self.early is None else Early(self.early.layers, self.early.nodes + above),
         )
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:
@@ -222,10 +204,6 @@ class TokenTree:
             if node in wanted and parent in new:
                 new[node] = len(new) - 1
         kept = [node for node in new if node >= 0]
-        if (early := self.early) is not None:
-            # What has moved up is not where it was computed.
-            moved = next((place for place, node in enumerate(kept) if place != node), len(kept))
-            early = Early(early.layers, min(early.nodes, moved))
         return TokenTree(
             tuple(self.tokens[i] for i in kept),
             tuple(new[self.parents[i]] for i in kept),
@@ -233,7 +211,6 @@ class TokenTree:
             None if self.probs is None else tuple(self.probs[i] for i in kept),
             None if self.gain is None else tuple(self.gain[i] for i in kept),
             None if self.origin is None else tuple(self.origin[i] for i in kept),
-            early,
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:

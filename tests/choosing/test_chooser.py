@@ -13,8 +13,12 @@ import torch
 from torch import Tensor
 
 from chi_square import p_value
+from models import context_of
 from pronk.choosing.chooser import Chooser, token_logprobs
-from pronk.choosing.params import SamplingParams, gumbel_noise
+from pronk.choosing.noise import gumbel_noise
+from pronk.choosing.params import SamplingParams
+from pronk.choosing.processors import BadWords, Penalties
+from pronk.choosing.truncation import truncate
 from pronk.kernels.library import Kernels, candidates
 
 VOCAB = 40
@@ -31,15 +35,16 @@ def chooser(
 
 def scores_of(logits: Tensor, made: Chooser) -> list[float]:
     """The obvious processors, one after the other, token by token, in exact order; -inf where a token is out."""
-    p, prompt, output = made.params, made.context[: made.num_prompt], made.context[made.num_prompt :]
+    p, text, place = made.params, context_of(made), made.context.num_prompt
+    prompt, output = text[:place], text[place:]
     scores = [float(value) for value in logits]
     for token in range(len(scores)):
         if token in prompt or token in output:
             scores[token] *= p.repetition_penalty if scores[token] <= 0 else 1 / p.repetition_penalty
         scores[token] -= p.frequency_penalty * output.count(token) + p.presence_penalty * (token in output)
         scores[token] += (p.logit_bias or {}).get(token, 0.0)
-    for word in made.bad_words:
-        if made.context[len(made.context) - len(word) + 1 :] == word[:-1]:
+    for word in next((each.words for each in made.processors if isinstance(each, BadWords)), []):
+        if context_of(made)[len(made.context) - len(word) + 1 :] == word[:-1]:
             scores[word[-1]] = -math.inf
     if len(output) < p.min_tokens:
         for end in ENDS:
@@ -135,7 +140,7 @@ def test_advance_and_rollback_leave_no_trace(options: dict[str, Any]) -> None:
         guesses = [dice.choice((1, 4, 5, 6, 6, 7, 8, 9, 9, 3)) for _ in range(dice.randrange(5))]
         for token in guesses:
             made.advance(token)
-        assert made.num_chosen == fresh.num_chosen + len(guesses)
+        assert made.context.num_chosen == fresh.context.num_chosen + len(guesses)
         made.rollback(len(guesses))
         made.rollback(0)
         logits = 3 * torch.randn(VOCAB, generator=generator)
@@ -143,8 +148,10 @@ def test_advance_and_rollback_leave_no_trace(options: dict[str, Any]) -> None:
         assert made.choose(logits) == token
         for one in (made, fresh):
             one.advance(token)
-        assert made.context == fresh.context
-        assert made.counts is None or torch.equal(made.counts, fresh.counts)
+        assert context_of(made) == context_of(fresh)
+        for one, other in zip(made.processors, fresh.processors, strict=True):
+            if isinstance(one, Penalties) and isinstance(other, Penalties):
+                assert torch.equal(one.counts, other.counts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -238,8 +245,8 @@ def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
     for seed in range(6000):
         made = chooser([0], seed, 5, **options)
         for _ in range(2):
-            made.advance(made.choose(table[made.context[-1]]))
-        counts[made.context[1], made.context[2]] += 1
+            made.advance(made.choose(table[context_of(made)[-1]]))
+        counts[context_of(made)[1], context_of(made)[2]] += 1
     rows = [torch.tensor(scores_of(row, chooser(vocab=5, **options)), dtype=torch.float64).softmax(0) for row in table]
     for first in range(5):
         exact[first] = rows[0][first] * rows[first]
@@ -284,7 +291,7 @@ def test_bad_words_are_never_completed() -> None:
     )
     for _ in range(400):
         made.advance(made.choose(torch.randn(VOCAB, generator=dice)))
-    text = made.context
+    text = context_of(made)
     assert {6, 7, 8, 9} <= set(text)
     for word in BAD_WORDS:
         assert all(tuple(text[i : i + len(word)]) != word for i in range(len(text)))
@@ -329,7 +336,7 @@ def test_the_same_as_transformers(name: str, arguments: tuple[Any, ...], options
         if made.params.greedy:
             ours = made._shape(logits)
         else:
-            scores, ids = made._truncate(logits / made.params.temperature)
+            scores, ids = truncate(logits / made.params.temperature, made.params)
             ours[ids] = scores
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
@@ -340,7 +347,7 @@ def test_top_p_of_a_large_vocabulary(vocab: int, top_p: float) -> None:
     for spread in (0.0, 0.1, 1.0, 4.0):
         logits = spread * torch.randn(vocab, generator=torch.Generator().manual_seed(5))
         made = chooser(vocab=vocab, temperature=1.0, top_p=top_p)
-        scores, ids = made._truncate(logits)
+        scores, ids = truncate(logits, made.params)
         order = logits.sort(descending=True, stable=True)
         before = order.values.double().softmax(0).cumsum(0) - order.values.double().softmax(0)
         want = int((before < top_p).sum())

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from chi_square import p_value
 from pronk.choosing.chooser import Chooser, Guess
-from pronk.choosing.params import SamplingParams, gumbel_noise, rejection_noise, rejection_uniform
+from pronk.choosing.noise import gumbel_noise, rejection_noise, rejection_uniform
+from pronk.choosing.params import SamplingParams
 from pronk.kernels.library import Kernels, candidates
 
 VOCAB = 40

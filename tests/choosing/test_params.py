@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from chi_square import p_value
-from pronk.choosing.params import SamplingParams, derive_seed, fresh_seed, gumbel_noise
+from pronk.choosing.noise import derive_seed, fresh_seed, gumbel_noise
+from pronk.choosing.params import SamplingParams
 from pronk.errors import OptionError
 
 INTEGER = (1.5, "8", True)
@@ -113,24 +114,9 @@ def test_an_unknown_option_is_refused() -> None:
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
-    ("options", "greedy", "shapes"),
-    [
-        ({}, True, False),
-        ({"temperature": 0.1, "top_k": 3, "top_p": 0.5, "min_p": 0.1}, False, False),
-        ({"min_tokens": 1}, True, True),
-        ({"repetition_penalty": 0.9}, True, True),
-        ({"presence_penalty": -0.1}, True, True),
-        ({"frequency_penalty": 0.1}, True, True),
-        ({"logit_bias": {1: 0.5}}, True, True),
-        ({"bad_words": ["a"]}, True, True),
-        ({"logit_bias": {}, "bad_words": []}, True, False),
-    ],
-)
-def test_what_the_choice_depends_on(options: dict[str, Any], *, greedy: bool, shapes: bool) -> None:
-    params = SamplingParams(**options)
-    assert params.greedy == greedy
-    assert params.shapes_logits == shapes
+def test_only_temperature_zero_is_greedy() -> None:
+    assert SamplingParams(min_tokens=1, repetition_penalty=2.0).greedy
+    assert not SamplingParams(temperature=0.1, top_k=1).greedy
 
 
 def test_options_as_json_values() -> None:

@@ -22,14 +22,8 @@ from chi_square import p_value
 from choosing.test_chooser import LOGITS, OPTIONS, scores_of
 from laws import VOCAB, Law, Source, String, Table, outputs, wrong_by
 from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import (
-    SamplingParams,
-    block_uniform,
-    draft_noise,
-    gumbel_noise,
-    rejection_noise,
-    rejection_uniform,
-)
+from pronk.choosing.noise import block_uniform, draft_noise, gumbel_noise, rejection_noise, rejection_uniform
+from pronk.choosing.params import SamplingParams
 from pronk.choosing.walk import reject
 from pronk.errors import OptionError
 from pronk.tree import Drawn, TokenTree
@@ -198,7 +192,7 @@ def test_guesses_drawn_with_the_coupled_noise() -> None:
 
 def test_the_draw_must_not_share_the_noise_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pronk.choosing.chooser, "rejection_noise", gumbel_noise)
-    monkeypatch.setattr(pronk.choosing.chooser, "lots", lambda seed, _: seed)
+    monkeypatch.setattr(pronk.choosing.chooser, "trial_seed", lambda seed, _: seed)
     assert draws_with_guesses_by_noise() < 1e-6
 
 

@@ -14,8 +14,11 @@ from torch import Tensor
 
 import pronk.choosing.chooser
 from laws import Same, String, Table, without
+from models import context_of
 from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams, draft_noise, gumbel_noise, lots, rejection_noise, rejection_uniform
+from pronk.choosing.noise import draft_noise, gumbel_noise, rejection_noise, rejection_uniform, trial_seed
+from pronk.choosing.params import SamplingParams
+from pronk.choosing.processors import Penalties
 from pronk.choosing.rules import choices
 from pronk.choosing.walk import walk
 from pronk.proof import chi_square
@@ -60,7 +63,7 @@ def by_place(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
 
 def as_the_last_draw(seed: int, _: int, place: int, keys: Tensor) -> Tensor:
     """The noise by which the rules draw what is left."""
-    return rejection_noise(lots(seed, PROMPT), place, keys)
+    return rejection_noise(trial_seed(seed, PROMPT), place, keys)
 
 
 def drafted(seed: int, text: String, setting: Setting, noise: Noise = by_root) -> TokenTree:
@@ -86,7 +89,7 @@ def text_of(rule: Any, seed: int, setting: Setting, noise: Noise) -> String:
         paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
         logits = torch.stack([setting.p[path].log() for path in paths])
         text += walk(tree, choices(chooser, tree, logits)).tokens
-        assert chooser.context == [*PROMPT, *text]
+        assert context_of(chooser) == [*PROMPT, *text]
     return text[: setting.length]
 
 
@@ -152,7 +155,7 @@ def test_greedy_is_the_argmax(rule: Any) -> None:
         tree = TokenTree.chain(tokens, probs=probs)
         found = walk(tree, choices(chooser, tree, logits))
         assert found.path == (1, 2)
-        assert chooser.context == other.context
+        assert context_of(chooser) == context_of(other)
 
 
 def test_coupled_ignores_what_guesses_were_drawn_from() -> None:
@@ -166,19 +169,6 @@ def test_coupled_ignores_what_guesses_were_drawn_from() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_below_certain_tokens(rule: Any) -> None:
-    """The rows begin at the start of the walk."""
-    for seed in range(40):
-        tree = drafted(seed, (), BROAD)
-        logits = torch.randn(len(tree), BROAD.vocab, generator=torch.Generator().manual_seed(seed))
-        alone, below = (Chooser(SamplingParams(temperature=1.0, rule=rule), seed, PROMPT, BROAD.vocab) for _ in "ab")
-        hung = tree.hang_below([2, 1])
-        found = walk(hung, choices(below, hung, logits, 2), 2)
-        assert found.tokens == walk(tree, choices(alone, tree, logits)).tokens
-        assert below.context == alone.context
-
-
-@pytest.mark.parametrize("rule", RULES)
 def test_each_node_has_the_law_of_its_own_context(rule: Any) -> None:
     """Options that depend on the text so far see the guesses above a node, and nothing of those that were rejected."""
     options = {"temperature": 1.0, "presence_penalty": 1.0, "repetition_penalty": 1.3}
@@ -188,9 +178,10 @@ def test_each_node_has_the_law_of_its_own_context(rule: Any) -> None:
         original = chooser.distribution
 
         def noted(row: Tensor, original: Any = original, chooser: Chooser = chooser, seen: list = seen) -> Tensor:
-            assert chooser.counts is not None
-            assert chooser.counts.tolist() == [chooser.context[len(PROMPT) :].count(token) for token in range(3)]
-            seen.append((int(row[0]), tuple(chooser.context[len(PROMPT) :])))
+            (penalties,) = chooser.processors
+            assert isinstance(penalties, Penalties)
+            assert penalties.counts.tolist() == [context_of(chooser)[len(PROMPT) :].count(token) for token in range(3)]
+            seen.append((int(row[0]), tuple(context_of(chooser)[len(PROMPT) :])))
             return original(row)
 
         chooser.distribution = noted  # type: ignore[method-assign]

@@ -74,19 +74,3 @@ def test_the_output_is_the_path_and_one_more() -> None:
     assert (found.path, found.tokens) == ((1, 2), (1, 2, 7))
     found = walk(tree, lambda node, _: {0: 5}[node])
     assert (found.path, found.tokens) == ((), (5,))
-
-
-@pytest.mark.parametrize("above", [0, 1, 2, 3])
-def test_starting_further_down(above: int) -> None:
-    """A draft below certain tokens gives what it gives on its own, with its nodes' numbers shifted."""
-    dice = random.Random(above)
-    for _ in range(300):
-        size = dice.randint(1, 7)
-        parents = (-1, *(dice.randrange(node) for node in range(1, size)))
-        draft = TokenTree(tuple(range(size)), parents)
-        hung = draft.hang_below(range(100, 100 + above))
-        choices = [dice.choice([*(i for i in range(size) if parents[i] == node), 50]) for node in range(size)]
-        alone = walk(draft, lambda node, _, choices=choices: choices[node])
-        below = walk(hung, lambda node, _, choices=choices: choices[node - above], above)
-        assert below.tokens == alone.tokens
-        assert below.path == tuple(node + above for node in alone.path)

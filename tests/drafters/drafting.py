@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from drafters.from_draft.drafts import draft_folder
+from drafters.helpers import context as plain_context
 from models import CPU, VOCAB, StrictAllocator, kernels, make_cache, make_engine, make_request, run, tiny_decoder
-from pronk.cache.blocks import BlockTable
+from pronk.cache.blocks import BlockTable, Started
 from pronk.choosing.chooser import Chooser, Guess
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
+from pronk.drafters import DraftContext, Guesser, Outcome, make_drafter
 from pronk.drafters.shared.draft import Draft
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -77,22 +78,23 @@ def kept_rows(runner: Runner, table: BlockTable) -> list[Tensor]:
 
 @dataclass
 class Asked:
-    """One proposal: the text, the limits, the tree, and what was accepted of it."""
+    """One proposal: the text, the limits, the tree, what was accepted of it, and what had been computed by then."""
 
     tokens: list[int]
     depth: int
     nodes: int
     tree: TokenTree
     path: tuple[int, ...] = ()
+    started: Started | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Watched(Drafter[Any]):
+class Watched(Guesser[Any]):
     """Notes what the drafter within is asked and says, by request."""
 
-    name: ClassVar[str] = "watched"
+    name = "watched"
 
-    inner: Drafter[Any]
+    inner: Guesser[Any]
     asked: dict[int, list[Asked]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,16 +106,15 @@ class Watched(Drafter[Any]):
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         trees = self.inner.propose(contexts)
         for c, tree in zip(contexts, trees, strict=True):
-            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree)
+            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree, started=c.table.started)
             self.asked.setdefault(id(c.chooser), []).append(note)
         return trees
 
-    def observe(self, outcomes: Sequence[Outcome[Any]]) -> None:
-        for outcome in outcomes:
-            for notes in self.asked.values():
-                if notes[-1].tokens[-1] == outcome.tree.tokens[0] and len(notes[-1].tokens) - 1 == outcome.position:
-                    notes[-1].path = outcome.path
-        self.inner.observe(outcomes)
+    def observe(self, outcome: Outcome[Any]) -> None:
+        for notes in self.asked.values():
+            if notes[-1].tokens[-1] == outcome.tree.tokens[0] and len(notes[-1].tokens) - 1 == outcome.position:
+                notes[-1].path = outcome.path
+        self.inner.observe(outcome)
 
     def stop(self, state: Any) -> None:
         self.inner.stop(state)
@@ -183,7 +184,7 @@ def assert_no_blocks(draft: Draft) -> None:
     assert not any(allocator.references)
 
 
-def bound(spec: str, engine: Engine | None = None) -> Drafter[Any]:
+def bound(spec: str, engine: Engine | None = None) -> Guesser[Any]:
     """A drafter that has met a target."""
     engine = engine or make_engine(tiny_decoder())
     return make_drafter(spec).bind(engine.target)
@@ -195,7 +196,7 @@ def watched(spec: str, **options: Any) -> tuple[Engine, Watched]:
     return engine, Watched(bound(spec, engine))
 
 
-def decode(engine: Engine, drafter: Drafter[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
+def decode(engine: Engine, drafter: Guesser[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
     """The prompts in one batch, the outputs of which are those of plain decoding."""
     params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
     requests = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
@@ -220,13 +221,11 @@ _PLAIN: dict[Any, list[int]] = {}
 
 def chooser_at(request: Request, tokens: Sequence[int]) -> Chooser:
     """A fresh chooser of the request's tokens after ``tokens``."""
-    made = Chooser(request.params, request.seed, request.prompt, VOCAB)
-    made.follow(len(request.prompt), tokens[len(request.prompt) :])
-    return made
+    return Chooser(request.params, request.seed, list(tokens), VOCAB, num_prompt=len(request.prompt))
 
 
 def context(
-    drafter: Drafter[Any],
+    drafter: Guesser[Any],
     tokens: Sequence[int],
     *,
     state: Any = None,
@@ -238,9 +237,7 @@ def context(
 ) -> DraftContext[Any]:
     """What a drafter is asked about ``tokens``, the last ``guessed`` of which are another one's guesses."""
     state = drafter.start(tokens) if state is None else state
-    params = params or SamplingParams()
-    chooser, table = Chooser(params, params.seed or 0, tokens, VOCAB), BlockTable(length=len(tokens) - 1 - guessed)
-    return DraftContext(state, list(tokens), depth, nodes, params, chooser, table, **more)
+    return plain_context(state, tokens, depth, nodes, guessed=guessed, params=params, vocab=VOCAB, **more)
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -12,9 +12,11 @@ from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
 from pronk.choosing.walk import walk
-from pronk.drafters import DraftContext, Drafter, Outcome
-from pronk.passes.costs import PassCosts
+from pronk.drafters import DraftContext, Drafter, Guesser, Outcome
+from pronk.drafters.target import Target
 from pronk.tree import TokenTree
+
+Kind = TypeVar("Kind")
 
 VOCAB = 11
 
@@ -22,6 +24,20 @@ VOCAB = 11
 def named(vocabulary: str | None) -> Any:
     """A tokenizer of which nothing is known but its fingerprint; ``None`` for none."""
     return None if vocabulary is None else SimpleNamespace(fingerprint=vocabulary)
+
+
+def met(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> Any:
+    """A drafter that has met a model of which it is told nothing but the vocabulary, and its size."""
+    decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=size))
+    return drafter.bind(cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder)))
+
+
+def within(drafter: Any, kind: type[Kind]) -> list[Kind]:
+    """The guessers of a kind that one is made of, first to last; it may be one itself."""
+    if isinstance(drafter, kind):
+        return [drafter]
+    inside = getattr(drafter, "parts", None) or ([drafter.inner] if hasattr(drafter, "inner") else [])
+    return [found for each in inside for found in within(each, kind)]
 
 
 Model = Callable[[Sequence[int]], int]
@@ -49,17 +65,19 @@ def context(
     depth: int = 99,
     nodes: int = 99,
     *,
+    guessed: int = 0,
     params: SamplingParams | None = None,
-    costs: PassCosts | None = None,
+    vocab: int = VOCAB,
+    **more: Any,
 ) -> DraftContext[Any]:
-    """What a drafter sees of a text that is all committed."""
-    params = params or SamplingParams()
-    chooser = Chooser(params, 0, tokens, VOCAB)
-    return DraftContext(state, list(tokens), depth, nodes, params, chooser, BlockTable(length=len(tokens) - 1), costs)
+    """What a drafter sees of a text, the last ``guessed`` tokens of which are another one's guesses."""
+    params, text = params or SamplingParams(), list(tokens)
+    chooser, table = Chooser(params, params.seed or 0, text, vocab), BlockTable(length=len(text) - 1 - guessed)
+    return DraftContext(state, text, depth, nodes, params, chooser, table, **more)
 
 
 def hear(
-    drafter: Drafter[Any],
+    drafter: Guesser[Any],
     state: Any,
     tree: TokenTree,
     tokens: list[int],
@@ -73,11 +91,11 @@ def hear(
     position = len(tokens) - 1
     tokens += found.tokens
     outcome = Outcome(state, tree, found.path, found.tokens, position, params or SamplingParams(), logits)
-    drafter.observe([outcome])
+    drafter.observe(outcome)
     return found.path
 
 
-def step(drafter: Drafter[Any], state: Any, tokens: list[int], model: Model, **options: Any) -> TokenTree:
+def step(drafter: Guesser[Any], state: Any, tokens: list[int], model: Model, **options: Any) -> TokenTree:
     """One step of decoding; ``tokens`` grows."""
     (tree,) = drafter.propose([context(state, tokens, **options)])
     hear(drafter, state, tree, tokens, model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from drafters.helpers import VOCAB
 from pronk.choosing.chooser import Guess
 from pronk.drafters import DraftContext, Outcome
 from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.chain import Chain, ChainDrafter, Stop
+from pronk.drafters.shared.chain import Chain, ChainGuesser, Stop
 from pronk.tree import TokenTree
 
 
@@ -27,10 +26,10 @@ def guess(token: int, confidence: float, *others: int, vocab: int = VOCAB) -> Gu
 
 
 @dataclass(frozen=True)
-class Scripted(ChainDrafter[Calibration]):
+class Scripted(ChainGuesser[Calibration]):
     """Guesses ``script``, whatever the text."""
 
-    name: ClassVar[str] = "scripted"
+    name = "scripted"
 
     script: tuple[Guess, ...] = ()
 
@@ -51,7 +50,7 @@ class Scripted(ChainDrafter[Calibration]):
                     break
         return chains
 
-    def observe(self, outcomes: Sequence[Outcome[Calibration]]) -> None:
+    def observe(self, outcome: Outcome[Calibration]) -> None:
         """It learns nothing."""
 
     def drafted(self, tree: TokenTree) -> list[int]:

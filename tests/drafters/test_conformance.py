@@ -32,7 +32,7 @@ from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import REGISTRY, Autoregressive, DraftContext, Drafter, Outcome, PromptLookup, make_drafter
+from pronk.drafters import REGISTRY, Autoregressive, DraftContext, Drafter, Guesser, Outcome, PromptLookup, make_drafter
 from pronk.drafters.shared.rates import Rates
 from pronk.engine.request import Request
 from pronk.errors import OptionError
@@ -91,14 +91,14 @@ def text(seed: int, length: int) -> list[int]:
 PROMPTS = [text(seed, length) for seed, length in enumerate((2, 31, 90, 5, 200, 497))]
 
 
-def make(name: str, known: Sequence[Request] = ()) -> Drafter[Any]:
+def make(name: str, known: Sequence[Request] = ()) -> Drafter:
     if name in SHAPES:
         texts = {(tuple(request.prompt), request.seed): request.tokens for request in known}
         return TreeDrafter(SHAPES[name], texts, ends=ENDS)
     return make_drafter(SPECS.get(name, name))
 
 
-def ask(index: int, options: str, drafter: Drafter[Any]) -> Request:
+def ask(index: int, options: str, drafter: Guesser[Any]) -> Request:
     params = SamplingParams(max_tokens=32, seed=index, logprobs=0, **OPTIONS[options])
     return make_request(PROMPTS[index], params, drafter, ends=ENDS)
 
@@ -114,8 +114,8 @@ def plain(options: str, dtype: torch.dtype) -> tuple[Request, ...]:
 def decode(name: str, options: str, dtype: torch.dtype, *, batched: bool) -> list[Request]:
     """The prompts in one batch or one by one, with a drafter that has met the target."""
     known = plain(options, dtype)
-    engine, drafter = make_engine(tiny_decoder(dtype)), make(name, known)
-    drafter = drafter.bind(engine.target)
+    engine = make_engine(tiny_decoder(dtype))
+    drafter = make(name, known).bind(engine.target)
     requests = [ask(index, options, drafter) for index in (range(len(PROMPTS)) if batched else (1, 5))]
     for group in [requests] if batched else [[request] for request in requests]:
         run(engine, group)
@@ -148,7 +148,7 @@ def rows(path: Sequence[int], width: int) -> Tensor:
 
 
 def outcome(
-    drafter: Drafter[Any], state: Any, before: Sequence[int], tree: TokenTree, path: Sequence[int], new: Sequence[int]
+    drafter: Guesser[Any], state: Any, before: Sequence[int], tree: TokenTree, path: Sequence[int], new: Sequence[int]
 ) -> Outcome[Any]:
     """What the engine would say of ``tree`` below the text ``before``."""
     nodes = [[*before, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
@@ -197,7 +197,7 @@ class Stage:
         state = self.drafter.start(tokens)
         if self.drafter.needs.hidden and len(tokens) > 1:
             root = TokenTree.chain(tokens[-2:-1])
-            self.drafter.observe([outcome(self.drafter, state, tokens[:-1], root, (), tokens[-1:])])
+            self.drafter.observe(outcome(self.drafter, state, tokens[:-1], root, (), tokens[-1:]))
         return state
 
     def stop(self, state: Any) -> None:
@@ -229,7 +229,7 @@ def replay(stage: Stage, tokens: Sequence[int], prompt: int, dice: random.Random
             place = length + len(path)
             node = tree.child(node, tokens[place]) if place < len(tokens) else None
         new = tokens[length : length + len(path) + 1]
-        drafter.observe([outcome(drafter, state, before, tree, path, new)])
+        drafter.observe(outcome(drafter, state, before, tree, path, new))
         length += len(new)
     stage.stop(other)
     return state
@@ -275,7 +275,7 @@ def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> Non
         else:
             fresh = drafter.start(tokens[:prompt])
             root = TokenTree.chain(tokens[prompt - 1 : prompt])
-            drafter.observe([outcome(drafter, fresh, tokens[:prompt], root, (), tokens[prompt:])])
+            drafter.observe(outcome(drafter, fresh, tokens[:prompt], root, (), tokens[prompt:]))
             forget_rates(state)
             forget_rates(fresh)
         assert same(state, fresh)
@@ -358,6 +358,20 @@ def test_a_name_makes_a_drafter(name: str) -> None:
         if type(option.default) in BAD:
             spec = f"{name}({option.name}={option.default!r})"
             assert make_drafter(spec) == make_drafter(name)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_drafter_is_a_value_that_meets_models(name: str) -> None:
+    made, again = make(name), make(name)
+    one, other = (make_engine(tiny_decoder()).target for _ in range(2))
+    guessers = [made.bind(one), made.bind(other), again.bind(one)]
+    for guesser in guessers:
+        assert isinstance(guesser, Guesser)
+        assert guesser.name == name
+        assert guesser.bind(one) is guesser
+        assert made == again
+        assert hash(made) == hash(again)
+    assert len(set(map(id, guessers))) == (3 if not isinstance(made, Guesser) else 2)
 
 
 def test_options_in_a_name() -> None:

@@ -1,4 +1,4 @@
-"""What drafters remember from one request to the next: whose tokens, and of which requests."""
+"""What drafters remember from one request to the next: for which model, and of which requests."""
 
 from __future__ import annotations
 
@@ -6,56 +6,82 @@ from typing import Any
 
 import pytest
 
-from drafters.helpers import context, hear, markov, named
+from drafters.helpers import context, hear, markov, met, named
 from models import make_engine, tiny_decoder
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import Drafter, Lookahead, Recycling, Suffix
-from pronk.errors import OptionError
+from pronk.drafters import Drafter, Guesser, Lookahead, Recycling, Suffix
+from pronk.drafters.from_outputs.lookahead import LookaheadGuesser
+from pronk.drafters.from_outputs.recycling import RecyclingGuesser
+from pronk.drafters.from_text.suffix import SuffixGuesser
+from pronk.llm import LLM
 
-REMEMBERING = {
-    "suffix": Suffix,
-    "recycling": lambda: Recycling(shared=True),
-    "lookahead": lambda: Lookahead(window=2, ngram=3, shared=True),
+REMEMBERING: dict[str, Drafter] = {
+    "suffix": Suffix(),
+    "recycling": Recycling(shared=True),
+    "lookahead": Lookahead(window=2, ngram=3, shared=True),
 }
 
 
-def remembered(drafter: Drafter[Any]) -> object:
+def remembered(drafter: Guesser[Any]) -> object:
     """What other requests can learn from."""
-    if isinstance(drafter, Suffix):
+    if isinstance(drafter, SuffixGuesser):
         return drafter.past.num_tokens
-    if isinstance(drafter, Recycling):
+    if isinstance(drafter, RecyclingGuesser):
         return dict(drafter.start([0]).successors.rows)
-    assert isinstance(drafter, Lookahead)
+    assert isinstance(drafter, LookaheadGuesser)
     return {token: dict(grams) for token, grams in drafter.start([0]).pool.grams.items()}
+
+
+def decode(drafter: Guesser[Any], params: SamplingParams | None = None) -> None:
+    """One request, from which others may learn."""
+    tokens, params = [1, 2, 3], params or SamplingParams()
+    state = drafter.start(tokens)
+    for _ in range(8):
+        (tree,) = drafter.propose([context(state, tokens, params=params)])
+        hear(drafter, state, tree, tokens, markov, params)
+    drafter.stop(state)
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 def test_a_request_under_rejection_is_not_remembered(name: str, rule: Any) -> None:
     """Its tokens depend on the guesses; a guess that came from them would bias a request of the same seed."""
-    drafter = REMEMBERING[name]()
-    drafter.bind(make_engine(tiny_decoder()).target)
-    tokens, params = [1, 2, 3], SamplingParams(temperature=1.0, rule=rule)
-    state = drafter.start(tokens)
+    drafter = met(REMEMBERING[name])
+    drafter.start([1, 2, 3])
     before = remembered(drafter)
-    for _ in range(8):
-        (tree,) = drafter.propose([context(state, tokens, params=params)])
-        hear(drafter, state, tree, tokens, markov, params)
-    drafter.stop(state)
+    decode(drafter, SamplingParams(temperature=1.0, rule=rule))
     assert (remembered(drafter) == before) == (rule == "rejection")
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_memory_belongs_to_one_vocabulary(name: str) -> None:
-    drafter = REMEMBERING[name]()
-    one, other = (make_engine(tiny_decoder(), tokenizer=named(name)).target for name in ("one", "other"))
-    drafter.bind(one)
-    drafter.bind(one)
-    with pytest.raises(OptionError, match=f"{name}: expected the tokenizer of the model it was used with first"):
-        drafter.bind(other)
+def test_memory_belongs_to_one_model(name: str) -> None:
+    """Models of different vocabularies may be given the same options; what one has learned is not told the other."""
+    one, other = (
+        REMEMBERING[name].bind(make_engine(tiny_decoder(), tokenizer=named(vocabulary)).target)
+        for vocabulary in ("one", "other")
+    )
+    assert one is not other
+    before = remembered(one)
+    assert remembered(other) == before
+    decode(one)
+    assert remembered(one) != before
+    assert remembered(other) == before
+    again = REMEMBERING[name].bind(make_engine(tiny_decoder(), tokenizer=named("one")).target)
+    assert remembered(again) == before
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_equal_options_given_to_one_model_share_a_memory(name: str) -> None:
+    llm = LLM()
+    one = llm.meet(REMEMBERING[name])
+    assert llm.meet(REMEMBERING[name]) is one
+    assert LLM().meet(REMEMBERING[name]) is not one
 
 
 def test_what_remembers_nothing_goes_with_any_model() -> None:
     for drafter in (Suffix(store_tokens=0), Lookahead(), Recycling()):
         for name in ("one", "other"):
-            drafter.bind(make_engine(tiny_decoder(), tokenizer=named(name)).target)
+            made = drafter.bind(make_engine(tiny_decoder(), tokenizer=named(name)).target)
+            before = remembered(made)
+            decode(made)
+            assert remembered(made) == before

@@ -26,7 +26,7 @@ from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_f
 from models import make_engine, make_request, run, tiny_decoder
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target._early_exit import EarlyExit, Walk
+from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.drafters.from_target.multi_token import _Heads
 from pronk.model.decoder import Decoder
@@ -84,8 +84,8 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     found: list[tuple[list[int], Tensor]] = []
     read = EarlyExit.read
 
-    def watched(self: EarlyExit, walks: Sequence[Walk]) -> Tensor:
-        texts = [walk.text for walk in walks]
+    def watched(self: EarlyExit, walks: Sequence[ExitDraft]) -> Tensor:
+        texts = [walk.text(0) for walk in walks]
         logits = read(self, walks)
         found.extend(zip(texts, logits, strict=True))
         return logits

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pronk.drafters.base import DraftContext, Drafter, Outcome
+from pronk.drafters.base import DraftContext, Guesser, Outcome
 from pronk.tree import TokenTree
 
 
 @dataclass(frozen=True)
-class Echo(Drafter[None]):
+class Echo(Guesser[None]):
     """Guesses the last token again, ``times`` times."""
 
-    name: ClassVar[str] = "echo"
+    name = "echo"
 
     times: int = 3
 

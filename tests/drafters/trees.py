@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from laws import Same, Sampler, Table
-from pronk.drafters import DraftContext, Drafter, Outcome
+from pronk.drafters import DraftContext, Guesser, Outcome
 from pronk.tree import TokenTree
 
 Prompt = tuple[int, ...]
@@ -257,7 +257,7 @@ def drawn_trees(parents: tuple[int, ...], drawn: float = 1.0, *, honest: bool = 
 
 
 @dataclass(frozen=True, eq=False)
-class TreeDrafter(Drafter[Prompt]):
+class TreeDrafter(Guesser[Prompt]):
     """Proposes what ``shape`` makes.
 
     Attributes:
@@ -268,7 +268,7 @@ class TreeDrafter(Drafter[Prompt]):
         dice: seed of the choices at random.
     """
 
-    name: ClassVar[str] = "trees"
+    name = "trees"
 
     shape: Shape
     texts: dict[tuple[Prompt, int], list[int]] = field(default_factory=dict)
@@ -282,7 +282,7 @@ class TreeDrafter(Drafter[Prompt]):
     def propose(self, contexts: Sequence[DraftContext[Prompt]]) -> list[TokenTree]:
         return [self.shape(self.guess(context, context.state)) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome[Prompt]]) -> None:
+    def observe(self, outcome: Outcome[Prompt]) -> None:
         """Nothing to learn."""
 
     def guess(self, context: DraftContext[Any], prompt: Prompt) -> Guess:

@@ -64,7 +64,7 @@ TRAINED = {
     "merged with trained": f"merged(prompt_lookup(min_ngram=1), {trained_medusa.spec()}, {trained_kangaroo.spec()})",
 }
 
-DRAFTERS: dict[str, Drafter[Any]] = {
+DRAFTERS: dict[str, Drafter] = {
     "autoregressive": Autoregressive(),
     "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=12, num_chains=4),
     "suffix": Suffix(),
@@ -126,7 +126,7 @@ def params(options: str, index: int, max_tokens: int = 40) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, seed=SEED + index, logprobs=2, **OPTIONS[options])
 
 
-def ask(prompt: Sequence[int], options: SamplingParams, drafter: Drafter[Any] | None = None) -> Request:
+def ask(prompt: Sequence[int], options: SamplingParams, drafter: Drafter | None = None) -> Request:
     """A request that ends at ``ENDS``."""
     return make_request(prompt, options, drafter, ends=ENDS, bad_words=BAD_WORDS if options.bad_words else ())
 
@@ -147,7 +147,7 @@ def plain(
     return tuple(made)
 
 
-def drafter(name: str, known: Sequence[Request]) -> Drafter[Any]:
+def drafter(name: str, known: Sequence[Request]) -> Drafter:
     """A drafter by the name the tests give it; ``known`` are the answers that some of them are told."""
     texts = {(tuple(request.prompt), request.seed): request.tokens for request in known}
     return replace(DRAFTERS[name], texts=texts) if isinstance(DRAFTERS[name], TreeDrafter) else DRAFTERS[name]

@@ -13,7 +13,7 @@ from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import PromptLookup, make_drafter
 from pronk.drafters.shared.trie import Trie
-from pronk.engine.budget import paying
+from pronk.engine.budget import keep_paying_nodes
 from pronk.passes.costs import PassCosts
 from pronk.passes.runner import Runner
 from pronk.tree import TokenTree
@@ -47,7 +47,7 @@ def test_no_subset_is_worth_more() -> None:
             for chosen in combinations(nodes, count):
                 kept = [{node for other, node in chosen if other == number} for number in range(len(trees))]
                 best = max(best, value(trees, rows, kept, STEPS))
-        cut = paying(trees, rows, STEPS)
+        cut = keep_paying_nodes(trees, rows, STEPS)
         expected = len(trees) + sum(sum((tree.gain or ())[1:]) for tree in cut)
         found = expected / STEPS.at(rows + sum(tree.num_guesses for tree in cut))
         assert found == pytest.approx(best)
@@ -55,16 +55,16 @@ def test_no_subset_is_worth_more() -> None:
 
 def test_hopeless_guesses_go_and_free_ones_stay() -> None:
     hopeless = TokenTree.chain([1, 2, 3, 4, 5], gain=[1.0, 1e-6, 1e-7, 1e-8, 1e-9])
-    assert paying([hopeless], 1, PassCosts((1, 64), (1.0, 64.0)))[0].num_guesses == 0
-    assert paying([hopeless], 1, PassCosts((1, 64), (1.0, 1.0)))[0].num_guesses == 4
-    assert paying([hopeless], 1, STEPS)[0].num_guesses == 3  # up to the rows that cost no more than one
+    assert keep_paying_nodes([hopeless], 1, PassCosts((1, 64), (1.0, 64.0)))[0].num_guesses == 0
+    assert keep_paying_nodes([hopeless], 1, PassCosts((1, 64), (1.0, 1.0)))[0].num_guesses == 4
+    assert keep_paying_nodes([hopeless], 1, STEPS)[0].num_guesses == 3  # up to the rows that cost no more than one
 
 
 def test_what_has_no_gain_is_left_alone() -> None:
     plain = TokenTree.chain([1, 2, 3, 4])
     window = TokenTree((1, 2, 3), (-1, 0, 0), (True, True, False), gain=(1.0, 1e-9, 0.0))
     dear = PassCosts((1, 64), (1.0, 640.0))
-    assert paying([plain, window], 4, dear) == [plain, window.keep([2])]
+    assert keep_paying_nodes([plain, window], 4, dear) == [plain, window.keep([2])]
 
 
 @pytest.mark.parametrize(

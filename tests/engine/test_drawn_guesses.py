@@ -17,10 +17,10 @@ from engine.test_budget import Spy
 from engine.test_rejection_law import OPTIONS, PROMPT, SMALL, bushy, law_of, p_value
 from laws import chain_shape
 from models import make_engine, make_request, run, tiny_decoder
+from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import Rule, SamplingParams
-from pronk.choosing.walk import Walk
-from pronk.drafters import Drafter
-from pronk.engine.engine import Engine
+from pronk.choosing.rules import Choose, choices
+from pronk.drafters import Guesser
 from pronk.engine.request import Request
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
@@ -47,7 +47,7 @@ SHAPES = {
 }
 
 
-def draw(guesser: Drafter[Any] | str, options: str, rule: Rule, samples: int = SAMPLES) -> list[Request]:
+def draw(guesser: Guesser[Any] | str, options: str, rule: Rule, samples: int = SAMPLES) -> list[Request]:
     by = TreeDrafter(SHAPES[guesser], vocab=SMALL) if isinstance(guesser, str) else guesser
     given = replace(OPTIONS[options], rule=rule)
     asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
@@ -96,12 +96,11 @@ def test_guesses_of_another_law_than_they_claim_are_found() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_that_belong_to_other_nodes_are_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess is compared with the logits after it."""
-    original = Engine._walk
 
-    def shifted(engine: Engine, plan: Any, logits: Tensor) -> Walk:
-        return original(engine, plan, torch.cat((logits[1:], logits[-1:])))
+    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor) -> Choose:
+        return choices(chooser, tree, torch.cat((logits[1:], logits[-1:])))
 
-    monkeypatch.setattr(Engine, "_walk", shifted)
+    monkeypatch.setattr("pronk.engine.settling.choices", shifted)
     assert p_value(draw("chain", "temperature", rule), law_of("temperature")) < 1e-5
 
 
@@ -149,8 +148,9 @@ def test_tokens_without_a_place_in_the_vocabulary(more: int) -> None:
     trees: list[TokenTree] = []
 
     class Watched(TreeDrafter):
-        def observe(self, outcomes: Any) -> None:
-            trees.extend(outcome.tree for outcome in outcomes if len(outcome.tree) > 1)
+        def observe(self, outcome: Any) -> None:
+            if len(outcome.tree) > 1:
+                trees.append(outcome.tree)
 
     params = SamplingParams(max_tokens=60, temperature=1.0, rule="block", seed=2)
     shape = outside if more else drawn_trees(TREE)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor
 from drafters.kernel_calls import Calls
 from engine.cases import text
 from models import VOCAB, make_cache, tiny_decoder
-from pronk.cache.blocks import BlockTable
+from pronk.cache.blocks import BlockTable, Started
 from pronk.model.decoder import Decoder
-from pronk.passes.attention import Segment
+from pronk.passes.attention import Early, Segment
 from pronk.passes.runner import Job, PassResult, Runner
-from pronk.tree import Early, TokenTree
+from pronk.tree import TokenTree
 
 LENGTHS = (1, 30, 508, 77)
 MIXED, WINDOWS = (None, 24, None, 24), (24, 24, 24, 24)
@@ -60,10 +59,10 @@ class Half:
         table.length = len(tokens)
         return table
 
-    def jobs(self, trees: Sequence[TokenTree]) -> list[Job]:
+    def jobs(self, trees: Sequence[TokenTree], early: Sequence[Early | None] | None = None) -> list[Job]:
         return [
-            Job(Segment(table, tree), range(len(tree)), table.length)
-            for table, tree in zip(self.tables, trees, strict=True)
+            Job(Segment(table, tree, early=one), range(len(tree)), table.length)
+            for table, tree, one in zip(self.tables, trees, early or [None] * len(trees), strict=True)
         ]
 
     def stored(self, trees: Sequence[TokenTree]) -> list[Tensor]:
@@ -94,10 +93,9 @@ def compare(decoder: Decoder, dtype: torch.dtype, trees: list[TokenTree], early:
     for number, (tree, one) in enumerate(zip(trees, early, strict=True)):
         if one is not None:
             compute_early(split, tree, number, one, dice)
-    parts = [replace(tree, early=one) for tree, one in zip(trees, early, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
         calls = Calls(split.runner.cache, patch).calls
-        got: PassResult = split.runner.forward(split.jobs(parts))
+        got: PassResult = split.runner.forward(split.jobs(trees, early))
     pairs = [*zip(got.logits, want.logits, strict=True), *zip(split.stored(trees), whole.stored(trees), strict=True)]
     for one, other in pairs:
         assert one.isfinite().all()
@@ -145,19 +143,28 @@ def test_with_learned_positions_and_biases(*, packed: bool) -> None:
 
 
 def test_what_moves_up_is_computed_again() -> None:
-    """A tree that loses a node counts as early what is before it, and the rest goes through all layers."""
+    """Of a tree that has lost a node what is before it goes on early, and the rest goes through all layers."""
     decoder = tiny_decoder(windows=(None,) * 4)
     whole, split = Half(decoder, torch.float32), Half(decoder, torch.float32)
-    trees = [replace(chain_with_leaves(random.Random(seed)), early=None) for seed in range(4)]
-    cut = list[TokenTree]()
-    for number, tree in enumerate(trees):
-        early = Early(2, len(tree))
-        compute_early(split, tree, number, early, random.Random(0))
+    cut, early = list[TokenTree](), list[Early | None]()
+    for number in range(4):
+        tree = chain_with_leaves(random.Random(number))
+        compute_early(split, tree, number, Early(2, len(tree)), random.Random(0))
         main = tree.main_chain
-        cut.append(replace(tree, early=early).keep(node for node in range(len(tree)) if node != main))
-        assert cut[-1].early == Early(2, main)
+        cut.append(tree.keep(node for node in range(len(tree)) if node != main))
+        early.append(Early.of(Started(2, tree.tokens), cut[-1]))
+        assert early[-1] == Early(2, main)
         assert len(cut[-1]) == len(tree) - 1 > main
-    want = whole.runner.forward(whole.jobs([replace(tree, early=None) for tree in cut]))
-    got = split.runner.forward(split.jobs(cut))
+    want = whole.runner.forward(whole.jobs(cut))
+    got = split.runner.forward(split.jobs(cut, early))
     for one, other in zip(got.logits, want.logits, strict=True):
         assert torch.equal(one, other)
+
+
+def test_what_of_a_tree_has_been_started() -> None:
+    tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 1, 1, 3))
+    assert Early.of(None, tree) is None
+    assert Early.of(Started(2, (4, 6)), tree) is None
+    assert Early.of(Started(2, (5,)), tree) == Early(2, 1)
+    assert Early.of(Started(2, (5, 6, 1, 8)), tree) == Early(2, 2)
+    assert Early.of(Started(3, (5, 6, 7, 8, 9)), tree) == Early(3, 3), "node 3 is not where a chain would have it"

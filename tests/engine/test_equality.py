@@ -33,12 +33,10 @@ from engine.cases import (
     watch,
 )
 from models import assert_idle, make_engine, run, tiny_decoder
-from pronk.drafters import Autoregressive, Drafter
+from pronk.drafters import Autoregressive, Guesser
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.errors import OptionError
 from pronk.passes.runner import Job, PassResult
-from pronk.tree import TokenTree
 
 Prompts = tuple[tuple[int, ...], ...]
 
@@ -46,7 +44,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 
 
 def decode(
-    engine: Engine, guessers: Sequence[Drafter[Any]], options: str, prompts: Prompts = PROMPTS, max_tokens: int = 40
+    engine: Engine, guessers: Sequence[Guesser[Any]], options: str, prompts: Prompts = PROMPTS, max_tokens: int = 40
 ) -> list[Request]:
     """All prompts in one batch; the drafters take turns."""
     guesser = cycle([each.bind(engine.target) for each in guessers])
@@ -221,15 +219,6 @@ def test_every_choice_is_final(name: str, options: str) -> None:
     assert_same(got, want)
     assert total(got, "moved") > 10
     assert steps > 20
-
-
-def test_a_tree_with_another_root_is_refused() -> None:
-    guesser = TreeDrafter(lambda guess: TokenTree.chain([(guess.root + 1) % guess.vocab, 1, 2]))
-    engine, request = make_engine(tiny_decoder()), ask(PROMPTS[0], params("greedy", 0), guesser)
-    with pytest.raises(OptionError, match=r"drafter trees: expected a tree below token \d+, found \d+"):
-        run(engine, [request])
-    engine.abort(request)
-    assert_idle(engine)
 
 
 @pytest.mark.parametrize("max_tree", [1, 2, 3, 9])

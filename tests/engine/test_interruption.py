@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text
 from models import NullText, StrictAllocator, assert_idle, make_engine, make_request, run, samples, tiny_decoder
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Drafter, Outcome
+from pronk.drafters import DraftContext, Guesser, Outcome
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
@@ -66,10 +66,10 @@ class Tab:
 
 
 @dataclass(frozen=True, eq=False)
-class Tabs(Drafter[Tab]):
+class Tabs(Guesser[Tab]):
     """Guesses the answer; keeps account of the states that were started and not stopped; burns where it is told."""
 
-    name: ClassVar[str] = "tabs"
+    name = "tabs"
 
     trees: TreeDrafter
     open: list[Tab] = field(default_factory=list)
@@ -85,9 +85,9 @@ class Tabs(Drafter[Tab]):
         assert all(context.state in self.open for context in contexts)
         return [self.trees.shape(self.trees.guess(context, tuple(context.state.prompt))) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome[Tab]]) -> None:
+    def observe(self, outcome: Outcome[Tab]) -> None:
         self._burn("observe")
-        assert all(outcome.state in self.open for outcome in outcomes)
+        assert outcome.state in self.open
 
     def stop(self, state: Tab) -> None:
         self.open.remove(state)

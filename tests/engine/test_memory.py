@@ -11,7 +11,8 @@ import torch
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text, total, watch
 from models import make_engine, make_request, run, samples, tiny_decoder
 from pronk.cache.blocks import BlockTable
-from pronk.choosing.params import SamplingParams, derive_seed
+from pronk.choosing.noise import derive_seed
+from pronk.choosing.params import SamplingParams
 from pronk.engine.engine import Engine
 from pronk.errors import CacheFullError
 from pronk.passes.runner import Job, PassResult

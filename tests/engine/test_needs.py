@@ -14,7 +14,7 @@ from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from oracle import DenseAttend
 from pronk.cache.paged import PagedCache
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Drafter, Needs, Outcome
+from pronk.drafters import DraftContext, Guesser, Needs, Outcome
 from pronk.model.decoder import Decoder
 from pronk.tree import TokenTree
 
@@ -22,10 +22,10 @@ LAYERS = (1, 2, 3)
 
 
 @dataclass(frozen=True, eq=False)
-class Reader(Drafter[list[int]]):
+class Reader(Guesser[list[int]]):
     """Guesses a fork of tokens and keeps everything it is shown; its state is the committed text."""
 
-    name: ClassVar[str] = "reader"
+    name = "reader"
     needs: ClassVar[Needs] = Needs(hidden=LAYERS, logits=True)
 
     outcomes: list[tuple[list[int], Outcome[list[int]]]] = field(default_factory=list)
@@ -44,12 +44,11 @@ class Reader(Drafter[list[int]]):
             trees.append(TokenTree(tokens, (-1, 0, 1, 1, 0), (True,) * 4 + (False,)))
         return trees
 
-    def observe(self, outcomes: Sequence[Outcome[list[int]]]) -> None:
-        for outcome in outcomes:
-            root = list(outcome.state)
-            assert outcome.tree.tokens[0] == root[-1]
-            self.outcomes.append((root, outcome))
-            outcome.state.extend(outcome.committed)
+    def observe(self, outcome: Outcome[list[int]]) -> None:
+        root = list(outcome.state)
+        assert outcome.tree.tokens[0] == root[-1]
+        self.outcomes.append((root, outcome))
+        outcome.state.extend(outcome.committed)
 
 
 def dense(decoder: Decoder, tokens: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:

@@ -23,14 +23,15 @@ from torch import Tensor
 from choosing.test_chooser import BAD_WORDS, ENDS, scores_of
 from drafters.trees import Growing, Guess, TreeDrafter, random_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
-from models import make_engine, make_request, run, tiny_decoder
+from models import context_of, make_engine, make_request, run, tiny_decoder
 from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams, rejection_noise, rejection_uniform
-from pronk.choosing.walk import Walk
-from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Recycling, Suffix
-from pronk.engine.engine import Engine
+from pronk.choosing.noise import rejection_noise, rejection_uniform
+from pronk.choosing.params import SamplingParams
+from pronk.choosing.rules import Choose, choices
+from pronk.drafters import Drafter, Guesser, Lookahead, Merged, PromptLookup, Recycling, Suffix
 from pronk.engine.request import Request
+from pronk.engine.settling import Settling
 from pronk.model.decoder import Decoder
 from pronk.passes.attention import Segment
 from pronk.passes.runner import Job, PassResult
@@ -52,7 +53,7 @@ def bushy(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-def guessers(vocab: int) -> dict[str, Drafter[Any]]:
+def guessers(vocab: int) -> dict[str, Drafter]:
     return {
         "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=8, num_chains=4),
         "random": TreeDrafter(random_trees, vocab=vocab),
@@ -98,10 +99,10 @@ def law_of(name: str) -> Tensor:
 
 
 def draw(guesser: str, options: str, samples: int = SAMPLES) -> list[Request]:
-    by, given = guessers(SMALL)[guesser], OPTIONS[options]
-    asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
+    given = OPTIONS[options]
     engine = make_engine(tiny_decoder(vocab=SMALL), max_batch=SAMPLES, num_blocks=4000)
-    by = by.bind(engine.target)
+    by = guessers(SMALL)[guesser].bind(engine.target)
+    asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
     run(engine, asked)
     return asked
 
@@ -145,12 +146,11 @@ def test_the_law_is_not_that_of_other_options() -> None:
 
 def test_a_planted_defect_changes_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess compared with the logits after another token."""
-    original = Engine._walk
 
-    def shifted(engine: Engine, plan: Any, logits: Tensor) -> Walk:
-        return original(engine, plan, torch.cat((logits[:1], logits[:-1])))
+    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor) -> Choose:
+        return choices(chooser, tree, torch.cat((logits[:1], logits[:-1])))
 
-    monkeypatch.setattr(Engine, "_walk", shifted)
+    monkeypatch.setattr("pronk.engine.settling.choices", shifted)
     strings = draw("bushy", "temperature", 2500)
     assert p_value(strings, law_of("temperature")) < 1e-5
 
@@ -176,13 +176,13 @@ def obvious(made: Chooser, logits: Tensor, guesses: Sequence[int]) -> int:
     p = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
     place = len(made.context)
     for trial, guess in enumerate(guesses):
-        if rejection_uniform(made.lots, place, trial) < p[guess] / p.sum():
+        if rejection_uniform(made.trial_seed, place, trial) < p[guess] / p.sum():
             return guess
         p[guess] = 0.0
-    return int((p.log() + rejection_noise(made.lots, place, torch.arange(len(p)))).argmax())
+    return int((p.log() + rejection_noise(made.trial_seed, place, torch.arange(len(p)))).argmax())
 
 
-def request(text: String, options: SamplingParams, guesser: Drafter[Any] | None = None) -> Request:
+def request(text: String, options: SamplingParams, guesser: Guesser[Any] | None = None) -> Request:
     bad = BAD_WORDS if options.bad_words else ()
     return make_request(text, options, guesser, ends=ENDS, bad_words=bad, vocab=VOCAB)
 
@@ -211,7 +211,7 @@ def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Deco
                 break
             node = next(i for i, parent in enumerate(tree.parents) if parent == node and tree.tokens[i] == token)
             accepted += 1
-    assert made.context == text
+    assert context_of(made) == text
     return accepted
 
 
@@ -227,9 +227,10 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
 
     watch(engine, note)
     base = SamplingParams(max_tokens=30, logprobs=1, **options)
+    bound = [each.bind(engine.target) for each in guessers(VOCAB).values()]
     asked = [
         request(text, replace(base, seed=index, rule=rule), guesser)
-        for index, (text, guesser) in enumerate(product(TEXTS, guessers(VOCAB).values()))
+        for index, (text, guesser) in enumerate(product(TEXTS, bound))
         for rule in ("coupled", "rejection")
     ]
     run(engine, asked)
@@ -248,12 +249,12 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
 def test_rows_that_are_not_moved_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values of accepted guesses that stay where they were guessed: what follows is another text's."""
 
-    def unmoved(engine: Engine, request: Request, offsets: Sequence[int]) -> None:
+    def unmoved(settling: Settling, request: Request, offsets: Sequence[int]) -> None:
         request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
-        engine.cache.commit(request.table, range(len(offsets)))
+        settling.cache.commit(request.table, range(len(offsets)))
 
     test_mixed_batches(REPLAYED[0])
-    monkeypatch.setattr(Engine, "_commit_rows", unmoved)
+    monkeypatch.setattr(Settling, "_commit_rows", unmoved)
     with pytest.raises(AssertionError) as caught:
         test_mixed_batches(REPLAYED[0])
     assert caught.traceback[-1].name == "replay"

@@ -23,9 +23,9 @@ from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import apply_rope
 from pronk.commands import inflate as cli_inflate
 from pronk.drafters.from_target.modules.files import FORMAT, Trained
-from pronk.drafters.from_target.modules.glide import Glide, GlideShape
+from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.drafters.from_target.modules.kangaroo import Kangaroo, KangarooShape
+from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.errors import CheckpointError, OptionError, PronkError
 from pronk.inflate.checkpoint import Shape, add_drafters, inflate
@@ -41,8 +41,8 @@ TREE = ((0,), (1,), (0, 0), (1, 0))
 _KIND: dict[type[Any], tuple[str, type[nn.Module]]] = {
     HeadsShape: ("multi_token", MultiTokenHeads),
     MedusaShape: ("medusa", MedusaHeads),
-    KangarooShape: ("kangaroo", Kangaroo),
-    GlideShape: ("glide", Glide),
+    KangarooShape: ("kangaroo", KangarooAdapter),
+    GlideShape: ("glide", GlideModule),
 }
 GLIDE = GlideShape(hidden=32, heads=4, kv_heads=2, mlp=48)
 
@@ -121,7 +121,7 @@ class Recording(DenseAttend):
 class Crossing(DenseAttend):
     """Looks into a target's cache as well, where row ``j`` sees the tokens before it."""
 
-    def __init__(self, module: Glide, target: Decoder, cache: dict[int, tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, module: GlideModule, target: Decoder, cache: dict[int, tuple[Tensor, Tensor]]) -> None:
         super().__init__(module.config)
         self.module, self.target, self.cache = module, target, cache
 
@@ -164,10 +164,10 @@ def said(model: Path, folder: Path) -> Tensor:
         return torch.stack(heads)
     if isinstance(module, MedusaHeads):
         return module.logits(decoder.norm(hidden[decoder.config.num_layers]), decoder.head)
-    if isinstance(module, Kangaroo):
+    if isinstance(module, KangarooAdapter):
         out = module(hidden[shape.exit_layer], rope, DenseAttend(module.config))
         return (module.head or decoder.head)(out)[None]
-    assert isinstance(module, Glide)
+    assert isinstance(module, GlideModule)
     module.tie()
     x = module.embed(TOKENS, torch.arange(ROWS), torch.float32)
     *_, (_, last) = module.run(x, rotations(module), Crossing(module, decoder, attend.seen))

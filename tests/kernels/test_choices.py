@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pronk.choosing.params import gumbel_noise, noise_key
+from pronk.choosing.noise import gumbel_noise, noise_key
 from pronk.kernels.library import Kernels, candidates
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)

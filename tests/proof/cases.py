@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pronk.engine.engine import Engine
+from pronk.engine.settling import Plan, Settling
 from pronk.llm import LLM
 from pronk.proof import DrafterReport, NamedPrompt, Settings, VerifyReport, verify_model
 
@@ -50,17 +51,19 @@ def is_json(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def nudged(original: Walk, ulps: float) -> Walk:
-    """The engine's walk for requests that guess, with the second largest logit of each row that much larger.
+def nudged(ulps: float) -> Callable[..., Any]:
+    """How the engine settles, but for requests that guess with the second largest logit of each row that much larger.
 
     ``ulps`` are units in the last place of the model's dtype; logits may be more precise.
     """
+    original = Settling._settle
 
-    def walk(engine: Engine, plan: Any, logits: Tensor) -> Any:
-        if plan.turn.request.drafter.name != "autoregressive":
+    def settle(settling: Settling, plan: Plan, logits: Tensor, hidden: Any) -> Any:
+        guesser = plan.request.guesser
+        if guesser is not None and guesser.name != "autoregressive":
             top = logits.topk(2, dim=-1)
-            unit = torch.finfo(engine.runner.dtype).eps * top.values[:, 1:].abs()
+            unit = torch.finfo(settling.cache.dtype).eps * top.values[:, 1:].abs()
             logits = logits.scatter(1, top.indices[:, 1:], top.values[:, 1:] + ulps * unit)
-        return original(engine, plan, logits)
+        return original(settling, plan, logits, hidden)
 
-    return walk
+    return settle

@@ -12,16 +12,21 @@ from torch import Tensor
 
 import pronk.choosing.chooser
 import pronk.engine.engine
-from pronk.choosing.params import SamplingParams, gumbel_noise
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.noise import gumbel_noise
+from pronk.choosing.params import SamplingParams
+from pronk.choosing.rules import Choose, choices
+from pronk.choosing.truncation import truncate
 from pronk.choosing.walk import Walk, walk
-from pronk.engine.engine import Engine
+from pronk.drafters import PromptLookup
 from pronk.engine.request import Request
+from pronk.engine.settling import Settling
 from pronk.llm import LLM
 from pronk.proof import Settings, VerifyReport, verify_model
 from pronk.proof.equality import MODES
 from pronk.proof.plain import Recorder, rounding, score_next
 from pronk.proof.table import show
-from pronk.tree import Drawn
+from pronk.tree import Drawn, TokenTree
 from proof.cases import QUICK, check, guessing, is_json, nudged, some_prompts
 
 DRAWN = Settings(max_tokens=3, samples=360)
@@ -30,14 +35,14 @@ DRAWN = Settings(max_tokens=3, samples=360)
 def credulous(chance: float) -> Callable[..., Walk]:
     """A walk that takes a guess without looking at the target, with a chance that depends on the place alone."""
 
-    def lying_walk(tree: Any, choose: Callable[[int, int], int], start: int = 0) -> Walk:
+    def lying_walk(tree: Any, choose: Callable[[int, int], int]) -> Walk:
         def lie(node: int, depth: int) -> int:
             token = choose(node, depth)
-            guesses = [child for child, parent in enumerate(tree.parents) if parent == node and child > start]
+            guesses = [child for child, parent in enumerate(tree.parents) if parent == node]
             believed = guesses and (hash((tree.tokens, node)) % 1000) < 1000 * chance
             return tree.tokens[guesses[0]] if believed else token
 
-        return walk(tree, lie, start)
+        return walk(tree, lie)
 
     return lying_walk
 
@@ -54,12 +59,11 @@ def first(report: VerifyReport) -> Any:
 
 
 def test_guesses_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Engine._walk
 
-    def shifted(engine: Engine, plan: Any, logits: Tensor) -> Walk:
-        return original(engine, plan, torch.cat((logits[:1], logits[:-1])))
+    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor) -> Choose:
+        return choices(chooser, tree, torch.cat((logits[:1], logits[:-1])))
 
-    monkeypatch.setattr(Engine, "_walk", shifted)
+    monkeypatch.setattr("pronk.engine.settling.choices", shifted)
     report = check(llm, settings=replace(QUICK, max_tokens=48))
     assert not report.passed
     assert guessing(report).verdicts()["equality"] == "failed"
@@ -68,7 +72,7 @@ def test_guesses_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.
 
 
 def test_unverified_guesses(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(pronk.engine.engine, "walk", credulous(1.0))
+    monkeypatch.setattr(pronk.engine.settling, "walk", credulous(1.0))
     report = check(llm)
     assert not report.passed
     equality = guessing(report).equality
@@ -87,7 +91,7 @@ def test_unverified_guesses(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_sometimes_unverified_guesses_change_the_law(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where guesses take part: plain decoding's strings still follow it."""
-    monkeypatch.setattr(pronk.engine.engine, "walk", credulous(0.5))
+    monkeypatch.setattr(pronk.engine.settling, "walk", credulous(0.5))
     strings = guessing(check(llm, settings=DRAWN)).distribution
     assert strings is not None
     assert strings.failed
@@ -125,13 +129,11 @@ def test_places_that_depend_on_each_other_fail_the_law(llm: LLM, monkeypatch: py
 
 def test_more_tokens_than_asked_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that top-k should have dropped are not lost in a large cell."""
-    original = pronk.choosing.chooser.Chooser._truncate
 
-    def generous(chooser: Any, scores: Tensor) -> Any:
-        chooser.params = replace(chooser.params, top_k=chooser.params.top_k and chooser.params.top_k + 1)
-        return original(chooser, scores)
+    def generous(scores: Tensor, params: SamplingParams) -> Any:
+        return truncate(scores, replace(params, top_k=params.top_k and params.top_k + 1))
 
-    monkeypatch.setattr(pronk.choosing.chooser.Chooser, "_truncate", generous)
+    monkeypatch.setattr("pronk.choosing.chooser.truncate", generous)
     report = drawn_plainly(llm)
     strings = report.drafters[0].distribution
     assert strings is not None
@@ -191,7 +193,7 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that differ by a unit in the last place of the model's dtype flip some choices, all of them near ties."""
-    monkeypatch.setattr(Engine, "_walk", nudged(Engine._walk, 1.0))
+    monkeypatch.setattr(Settling, "_settle", nudged(1.0))
     exact = guessing(check(llm)).equality
     assert exact is not None
     assert exact.failed
@@ -209,7 +211,7 @@ def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypa
 
 
 def test_large_differences_are_no_near_ties(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "_walk", nudged(Engine._walk, 1000.0))
+    monkeypatch.setattr(Settling, "_settle", nudged(1000.0))
     monkeypatch.setattr(llm.engine.runner, "exact", False)
     report = check(llm)
     equality = guessing(report).equality
@@ -240,7 +242,7 @@ def test_what_rounding_could_choose() -> None:
         edge = recorder([5.0, 3.0, 2.95], temperature=100.0, top_k=2)
         noise = gumbel_noise(3, 1, torch.arange(3))
         if noise[2] > noise.min():
-            assert edge.scores()[2] == -torch.inf
+            assert edge.scores(edge.logits)[2] == -torch.inf
             assert edge.could_choose(2, rival, 0.05) == (int(noise.argmax()) == 2 or rival == 1 or noise[2] > noise[0])
 
 
@@ -251,9 +253,26 @@ def test_scores_are_what_the_choice_is_the_argmax_of(llm: LLM) -> None:
         done = llm.generate(ids, params)
         for place, token in enumerate(done.token_ids):
             (judge,) = score_next(llm, ids, [done.token_ids[:place]], params)
-            assert int(judge.scores().argmax()) == token
+            assert int(judge.scores(judge.logits).argmax()) == token
 
 
 def test_quick_settings_leave_the_law_out(llm: LLM) -> None:
     assert QUICK.samples == 0
     assert check(llm).drafters[0].distribution is None
+
+
+def test_a_drafter_that_raises_does_not_pass(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests go on without it, and so their texts are right; but it guessed nothing."""
+    original = PromptLookup.propose
+
+    def propose(drafter: PromptLookup, contexts: Any) -> Any:
+        if any(len(context.tokens) % 7 == 0 for context in contexts):
+            raise ArithmeticError("by design")
+        return original(drafter, contexts)
+
+    report = check(llm)
+    assert report.passed
+    monkeypatch.setattr(PromptLookup, "propose", propose)
+    report = check(llm)
+    assert not report.passed
+    assert first(report).what == "its drafter raised ArithmeticError: by design"

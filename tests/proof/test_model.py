@@ -13,7 +13,7 @@ from models import assert_idle, kernels
 from pronk import Autoregressive, PromptLookup
 from pronk.choosing.params import Rule
 from pronk.drafters import autoregressive, registry
-from pronk.drafters.base import Drafter
+from pronk.drafters.base import Guesser
 from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
 from pronk.proof import NamedPrompt, Settings, VerifyReport, fitting_drafters, verify_model, verify_steps
@@ -115,7 +115,7 @@ def test_a_draft_model_that_draws_keeps_the_law(bundled: LLM, drafter: str, rule
     assert 0 < law.accepted < law.drafted
 
 
-def register(monkeypatch: pytest.MonkeyPatch, drafter: type[Drafter[Any]]) -> None:
+def register(monkeypatch: pytest.MonkeyPatch, drafter: type[Guesser[Any]]) -> None:
     """As if its class stood in a file of the drafters, with a line in the table."""
     monkeypatch.setattr(autoregressive, drafter.__name__, drafter, raising=False)
     monkeypatch.setitem(registry.DRAFTERS, drafter.name, f"autoregressive:{drafter.__name__}")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pronk import SamplingParams
-from pronk.choosing.params import derive_seed
+from pronk.choosing.noise import derive_seed
 from pronk.errors import OptionError
 from pronk.train.data import Collection, Pool
 from pronk.train.on_policy import continue_prompts, held_out_prompts, write_prompts

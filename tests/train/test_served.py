@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pronk import LLM, SamplingParams
-from pronk.choosing.params import derive_seed
+from pronk.choosing.noise import derive_seed
 from pronk.drafters import make_drafter
 from pronk.train.export import export_model
 from pronk.train.lm import LanguageModel

@@ -30,7 +30,7 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     if theirs >= llm.config.vocab_size:
         return Divergence(*where, gap=None, near_tie=False)
     (judge,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
-    scores = judge.scores()
+    scores = judge.scores(judge.logits)
     gap = float(scores[ours] - scores[theirs])
     slack = 2 * rounding(llm, float(judge.logits.abs().max()))
     near = judge.could_choose(theirs, ours, slack)

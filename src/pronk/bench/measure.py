@@ -18,7 +18,8 @@ from pronk.bench.methods import Item, Method
 from pronk.bench.passes import pass_times
 from pronk.bench.prompts import Prompt, encode, fit
 from pronk.bench.records import PLAIN, Bandwidth, End, Sample, Skip, Trace
-from pronk.choosing.params import SamplingParams, derive_seed
+from pronk.choosing.noise import derive_seed
+from pronk.choosing.params import SamplingParams
 from pronk.errors import PromptError, PronkError
 from pronk.llm import LLM
 

@@ -12,8 +12,8 @@ from pronk.bench.machine import PeakMemory
 from pronk.bench.peers import METHODS, Peer, PeerError, PeerRequest
 from pronk.bench.records import Sample
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import Drafter, make_drafter
-from pronk.engine.request import end_ids
+from pronk.drafters import Guesser, make_drafter
+from pronk.engine.intake import end_ids
 from pronk.llm import LLM
 
 __all__ = ["Drafting", "Item", "Method", "Missing", "PeerMethod"]
@@ -55,17 +55,17 @@ class Drafting(Method):
         self.name = drafter
         self._llm = llm
         self._peak = peak
-        self._drafters: dict[tuple[float, int], Drafter[Any]] = {}
+        self._guessers: dict[tuple[float, int], Guesser[Any]] = {}
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
         """Time the whole call; a batch's time is shared by its prompts."""
         memory = (items[0].sample.temperature, items[0].sample.repeat)
-        if memory not in self._drafters:
-            self._drafters[memory] = make_drafter(self.name)
+        if memory not in self._guessers:
+            self._guessers[memory] = make_drafter(self.name).bind(self._llm.engine.target)
         prompts, params = [item.ids for item in items], [item.params for item in items]
         self._peak.reset()
         began = perf_counter()
-        completions = self._llm.generate(prompts, params, drafter=self._drafters[memory])
+        completions = self._llm.generate(prompts, params, drafter=self._guessers[memory])
         seconds = (perf_counter() - began) / len(items)
         peak = self._peak.read()
         return [

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from pronk.bench.records import PassTime
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Drafter, Outcome
+from pronk.drafters import DraftContext, Guesser, Outcome
 from pronk.llm import LLM
 from pronk.tree import TokenTree
 
@@ -21,7 +21,7 @@ _STEPS = 6
 
 
 @dataclass(frozen=True)
-class _Star(Drafter[None]):
+class _Star(Guesser[None]):
     """Guesses ``rows - 1`` different next tokens, whatever the text: a pass of so many rows."""
 
     name = "star"
@@ -37,7 +37,7 @@ class _Star(Drafter[None]):
         roots = [context.tokens[-1] for context in contexts]
         return [TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents) for root in roots]
 
-    def observe(self, outcomes: Sequence[Outcome[None]]) -> None:
+    def observe(self, outcome: Outcome[None]) -> None:
         """Nothing to learn."""
 
 

@@ -122,7 +122,7 @@ def run(
                 llm = load(None if progress is None else partial(progress, f"loading {name}"))
             if number == 0:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
-                trace.add(Start(started, arguments, versions(), hardware(llm.engine.runner.device)))
+                trace.add(Start(started, arguments, versions(), hardware(llm.device)))
             _measure(name, llm, plan, trace, timer, progress)
             del llm  # its memory, before the next one is loaded
         finished = True
@@ -135,8 +135,8 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progre
     with ExitStack() as stack:
         with timer.preparing():
             trace.add(_model(name, llm, plan))
-            bandwidth = BandwidthMeter(llm.engine.runner.device)
-            peak = PeakMemory(llm.engine.runner.device, bandwidth.nbytes)
+            bandwidth = BandwidthMeter(llm.device)
+            peak = PeakMemory(llm.device, bandwidth.nbytes)
             methods: list[Method] = [Drafting(llm, drafter, peak) for drafter in dict.fromkeys((PLAIN, *plan.drafters))]
             for peer in plan.peers.methods:
                 if progress is not None:
@@ -154,7 +154,7 @@ def _model(name: str, llm: LLM, plan: Plan) -> Model:
         name=name,
         parameters=sum(math.prod(checkpoint.shape(tensor)) for tensor in checkpoint),
         pass_bytes=pass_bytes(llm.config, llm.dtype.itemsize),
-        kv_bytes_per_token=llm.config.kv_bytes_per_token(llm.engine.runner.dtype.itemsize),
+        kv_bytes_per_token=llm.config.kv_bytes_per_token(llm.dtype.itemsize),
         dtype=str(llm.dtype).removeprefix("torch."),
         context=llm.config.context,
         methods=plan.methods,

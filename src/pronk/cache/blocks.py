@@ -10,10 +10,22 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from pronk.errors import CacheFullError
 
-__all__ = ["BlockAllocator", "BlockTable"]
+__all__ = ["BlockAllocator", "BlockTable", "Started"]
+
+
+class Started(NamedTuple):
+    """Tokens behind a table's last committed one that have been through the first ``layers`` layers already.
+
+    Their keys and values there, and the output of the last of these layers, are in the cache
+    (:meth:`~pronk.cache.paged.PagedCache.keep_hidden`), each token's where the text would have it.
+    """
+
+    layers: int
+    tokens: tuple[int, ...]
 
 
 @dataclass
@@ -29,12 +41,14 @@ class BlockTable:
         released: how many leading blocks have been given back.
         length: committed tokens whose keys and values are in the cache; what lies beyond is a draft.
         in_run: whether the blocks are consecutive.
+        started: what has been computed of a draft behind them in the first layers alone, or ``None``.
     """
 
     blocks: list[int] = field(default_factory=list)
     released: int = 0
     length: int = 0
     in_run: bool = True
+    started: Started | None = None
     _numbers: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -128,6 +142,7 @@ class BlockAllocator:
         """Give all blocks back; returns those that are free now."""
         gone, table.blocks = table.blocks, []
         table.length = table.released = 0
+        table.started = None
         table.changed()
         return self._drop(gone)
 

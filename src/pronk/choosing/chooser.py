@@ -1,15 +1,16 @@
-"""The target's choice at one node: the request's processors, then the coupled choice of :mod:`pronk.choosing.params`.
+"""The target's choice at one node: the request's processors, then the coupled choice of :mod:`pronk.choosing.noise`.
 
 Or, by the request's rule, the trial of guesses (:func:`pronk.choosing.walk.reject`, :func:`pronk.choosing.walk.block`).
 
-Order: repetition, frequency and presence penalties; bias; bans (bad words, ends before ``min_tokens``);
-temperature; top-k; top-p; min-p; noise; argmax.
+Order: processors (:mod:`pronk.choosing.processors`: repetition, frequency and presence penalties; bias; bad words; ends
+before ``min_tokens``); temperature; top-k; top-p; min-p; noise; argmax.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,26 +19,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.choosing.params import (
-    SamplingParams,
+from pronk.choosing.context import Context
+from pronk.choosing.noise import (
     block_uniform,
     draft_noise,
     gumbel_noise,
-    lots,
     noise_key,
     rejection_noise,
     rejection_uniform,
     seed_key,
+    trial_seed,
 )
+from pronk.choosing.params import SamplingParams
+from pronk.choosing.processors import Processor, make_processors
+from pronk.choosing.truncation import truncate
 from pronk.choosing.walk import block, reject
 from pronk.errors import OptionError
+from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Growth, Kernels
 from pronk.tree import Drawn
 
 __all__ = ["Chooser", "Guess", "is_finite", "token_logprobs"]
-
-# Tokens that are sorted before the whole vocabulary is.
-_HEAD = 512
 
 # Below it logits divided by the temperature would leave float32; it is as greedy as can be.
 _COLDEST = 1e-30
@@ -76,75 +78,93 @@ class Guess:
 
 
 class Chooser:
-    """Chooses one request's tokens, in the context of the tokens it was told about.
+    """Chooses one request's tokens, in the context of the certain ones and of those it was told about.
 
-    The walk advances it along the target's own choices, and takes back what was not committed, so that penalties and
-    bans always see the true context.
+    The walk advances it along the target's own choices, and drafters along their guesses, which they take back, so that
+    processors always see the true context.
+
+    Attributes:
+        params: the request's options.
+        seed: of its noise.
+        context: the tokens that the next choice follows.
+        processors: what its options do to the logits, in order.
     """
 
     def __init__(
         self,
         params: SamplingParams,
         seed: int,
-        prompt: Sequence[int],
+        text: Sequence[int],
         vocab_size: int,
         *,
+        num_prompt: int | None = None,
         ends: Sequence[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
         kernels: Kernels | None = None,
+        processors: Sequence[Processor] = (),
     ) -> None:
-        """``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete.
+        """``text`` is the request's certain tokens, a list that it appends to, ``num_prompt`` of them the prompt.
 
-        ``kernels`` make the choice where it is one of logits and noise alone.
+        ``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete.
+        ``processors`` come after those of the options. ``kernels`` make the choice where it is one of logits and noise
+        alone.
         """
         self.params = params
-        self.kernels = None if params.shapes_logits or params.truncates else kernels
         self.seed = seed
-        self.lots = lots(seed, prompt) if params.rejects else seed
-        self.context = list(prompt)
-        self.num_prompt = len(prompt)
-        self.ends = torch.tensor(list(ends), dtype=torch.int64)
-        self.bad_words = [list(word) for word in bad_words]
-        bias = params.logit_bias or {}
-        self.bias_ids = torch.tensor(list(bias.keys()), dtype=torch.int64)
-        self.bias = torch.tensor(list(bias.values()), dtype=torch.float32)
-        penalized = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
-        self.counts = torch.zeros(vocab_size, dtype=torch.int32) if penalized else None
-        self.in_prompt = torch.zeros(vocab_size if penalized else 0, dtype=torch.bool)
-        if penalized:
-            self.in_prompt[torch.tensor(self.context)] = True
-
-    @property
-    def num_chosen(self) -> int:
-        """Output tokens so far."""
-        return len(self.context) - self.num_prompt
+        self.context = Context(text, num_prompt)
+        own = make_processors(params, self.context, vocab_size, ends=ends, bad_words=bad_words)
+        self.processors: tuple[Processor, ...] = (*own, *processors)
+        self.kernels = None if self.processors or params.truncates else kernels
+        self.trial_seed = trial_seed(seed, text[: self.context.num_prompt]) if params.rejects else seed
+        self._failure: Exception | None = None
 
     def advance(self, token: int) -> None:
-        """``token`` follows the context."""
-        self.context.append(token)
-        if self.counts is not None:
-            self.counts[token] += 1
+        """``token`` is tried after the context."""
+        self.context.ahead.append(token)
+        if self.processors:
+            self._tell(lambda processor: processor.advance(token))
 
     def rollback(self, count: int) -> None:
-        """Take the last ``count`` tokens back."""
-        for _ in range(count):
-            token = self.context.pop()
-            if self.counts is not None:
-                self.counts[token] -= 1
+        """Take the last ``count`` tokens back that were tried."""
+        if not count:
+            return
+        try:
+            if self.processors:
+                self._tell(lambda processor: processor.rollback(count))
+        finally:
+            del self.context.ahead[-count:]
 
-    def recover(self, tokens: Sequence[int]) -> None:
-        """Begin again after ``tokens``, whatever an interruption has left half done."""
-        self.context = list(tokens)
-        if self.counts is not None:
-            self.counts.zero_()
-            for token in tokens[self.num_prompt :]:
-                self.counts[token] += 1
+    @contextmanager
+    def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
+        """Lend the chooser: ``tokens`` are tried, and they and what is tried within are taken back at the end."""
+        begun = len(self.context.ahead)
+        try:
+            for token in tokens:
+                self.advance(token)
+            yield
+        finally:
+            self.rollback(len(self.context.ahead) - begun)
 
-    def follow(self, certain: int, then: Sequence[int] = ()) -> None:
-        """Go back to the first ``certain`` tokens of the context, and on along ``then``."""
-        self.rollback(len(self.context) - certain)
-        for token in then:
-            self.advance(token)
+    def settle(self, count: int) -> None:
+        """The first ``count`` tokens that were tried are certain now, and in the text; the others are taken back."""
+        self.rollback(len(self.context.ahead) - count)
+        self.context.ahead.clear()
+
+    def recover(self) -> None:
+        """Stand after the certain tokens again, whatever a borrower has left; failures show with the next choice."""
+        with suppress(Exception):
+            self.rollback(len(self.context.ahead))
+
+    def _tell(self, what: Callable[[Processor], None]) -> None:
+        """Tell every processor, or none ever again: those that were told half of a text are of no more use."""
+        if self._failure is None:
+            with uninterrupted():
+                try:
+                    for processor in self.processors:
+                        what(processor)
+                except Exception as error:
+                    self._failure = error
+                    raise
 
     def choose(self, logits: Tensor) -> int:
         """The target's token after the context by the coupled rule.
@@ -153,6 +173,7 @@ class Chooser:
 
         Raises:
             OverflowError: one of them is not finite.
+            OptionError: every token is banned.
         """
         logits = logits.float()
         if self.kernels is not None:
@@ -162,14 +183,23 @@ class Chooser:
             return token
         if not is_finite(logits):
             raise OverflowError
-        if self.params.shapes_logits:
-            logits = self._shape(logits)
         if self.params.greedy:
             # NumPy's argmax is several times as fast as torch's, and takes the first of equals as well.
-            return int(logits.numpy().argmax())
-        scores, ids = self._truncate(logits / self._temperature)
-        noise = gumbel_noise(self.seed, len(self.context), ids)
-        return int(ids[(scores.double() + noise).argmax()])
+            return int(self._shape(logits).numpy().argmax())
+        scores, ids = self._noisy(logits)
+        return int(ids[scores.argmax()])
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """``[vocab]`` float64: what :meth:`choose` takes the largest of; ``-inf`` is a token that is left out."""
+        if self.params.greedy:
+            return self._shape(logits.float()).double()
+        scores, ids = self._noisy(logits.float())
+        return torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, scores)
+
+    def _noisy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores with the coupled noise, float64, of the tokens that are left, and their ids."""
+        scores, ids = truncate(self._shape(logits) / self._temperature, self.params)
+        return scores.double() + gumbel_noise(self.seed, len(self.context), ids), ids
 
     @property
     def guesses_alone(self) -> bool:
@@ -198,11 +228,11 @@ class Chooser:
         position = len(self.context)
 
         def accepts(trial: int, chance: float) -> bool:
-            return rejection_uniform(self.lots, position, trial) < chance
+            return rejection_uniform(self.trial_seed, position, trial) < chance
 
         def draw(p: Tensor) -> int:
             ids = p.nonzero().flatten()
-            return int(ids[(p[ids].log() + rejection_noise(self.lots, position, ids)).argmax()])
+            return int(ids[(p[ids].log() + rejection_noise(self.trial_seed, position, ids)).argmax()])
 
         return reject(p, guesses, accepts, draw)
 
@@ -212,7 +242,7 @@ class Chooser:
         ``p(i)`` is the law of the token after ``i`` of them.
         """
         position = len(self.context)
-        return block(p, chain, lambda i, chance: block_uniform(self.lots, position, i) < chance)
+        return block(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)
 
     def guess(self, logits: Tensor, root: int, *, draw: bool = True) -> Guess | None:
         """What a draft model with these logits chooses after the context, in the target's place.
@@ -234,12 +264,12 @@ class Chooser:
             key = None if self.params.greedy else self._key()
             guessed, confidence, made = self.kernels.guess(logits.contiguous(), self._temperature, key)
             return None if guessed < 0 else Guess(guessed, confidence, made)
-        shaped = self._shape(logits, allow_none=True) if self.params.shapes_logits else logits
+        shaped = self._shape(logits, allow_none=True)
         if not math.isfinite(float(shaped.max())):
             return None
         if self.params.greedy:
             return _guess(shaped.numpy())
-        kept, ids = self._truncate(shaped / self._temperature)
+        kept, ids = truncate(shaped / self._temperature, self.params)
         kept, position = kept.double(), len(self.context)
         if not self.params.rejects:
             kept = kept + gumbel_noise(self.seed, position, ids)
@@ -247,61 +277,26 @@ class Chooser:
         likeliest = _guess(scores.numpy())
         if not self.params.rejects or not draw:
             return likeliest
-        token = int(ids[(kept + draft_noise(self.lots, root, position, ids)).argmax()])
+        token = int(ids[(kept + draft_noise(self.trial_seed, root, position, ids)).argmax()])
         return replace(likeliest, token=token, q=scores.softmax(0))
 
     def distribution(self, logits: Tensor) -> Tensor:
         """``[vocab]`` float64: the law of the token after the context, for a temperature above 0."""
-        shaped = self._shape(logits.float()) if self.params.shapes_logits else logits.float()
-        scores, ids = self._truncate(shaped / self._temperature)
+        scores, ids = truncate(self._shape(logits.float()) / self._temperature, self.params)
         return torch.zeros(len(logits), dtype=torch.float64).index_copy_(0, ids, scores.double().softmax(0))
 
     def _shape(self, logits: Tensor, *, allow_none: bool = False) -> Tensor:
-        p = self.params
-        if self.counts is not None:
-            counts = self.counts
-            if p.repetition_penalty != 1.0:
-                penalized = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
-                logits = torch.where(self.in_prompt | (counts > 0), penalized, logits)
-            logits = logits - p.frequency_penalty * counts - p.presence_penalty * (counts > 0)
-        if len(self.bias):
-            logits = logits.index_add(0, self.bias_ids, self.bias)
-        banned = self._banned()
-        if not len(banned):
+        """The logits as the processors want them."""
+        if self._failure is not None:
+            raise self._failure
+        if not self.processors:
             return logits
-        logits = logits.index_fill(0, banned, -math.inf)
+        for processor in self.processors:
+            logits = processor.mask(logits)
         if not allow_none and logits.max() == -math.inf:
             msg = "min_tokens, stop_token_ids and bad_words ban every token; expected at least one to be left"
             raise OptionError(msg)
         return logits
-
-    def _banned(self) -> Tensor:
-        banned = [word[-1] for word in self.bad_words if len(word) == 1 or self.context[-len(word) + 1 :] == word[:-1]]
-        ids = torch.tensor(banned, dtype=torch.int64)
-        return torch.cat((ids, self.ends)) if self.num_chosen < self.params.min_tokens else ids
-
-    def _truncate(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens that top-k, top-p and min-p leave: their scores and ids."""
-        p = self.params
-        if 0 < p.top_k < len(scores):
-            scores, ids = scores.topk(p.top_k)
-        elif p.top_p < 1.0:
-            return self._nucleus(*_head(scores, p.top_p))
-        else:
-            ids = torch.arange(len(scores))
-        return self._nucleus(scores, ids, scores.softmax(0)) if p.top_p < 1.0 else self._above_min_p(scores, ids)
-
-    def _nucleus(self, scores: Tensor, ids: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Top-p of tokens in falling order; the one that crosses the threshold is kept, so at least one stays."""
-        keep = probs.cumsum(0) - probs < self.params.top_p
-        keep[0] = True  # also where top_p is 0 in float32
-        return self._above_min_p(scores[keep], ids[keep])
-
-    def _above_min_p(self, scores: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        if self.params.min_p == 0.0:
-            return scores, ids
-        keep = scores >= scores.max() + math.log(self.params.min_p)
-        return scores[keep], ids[keep]
 
 
 def is_finite(logits: Tensor) -> bool:
@@ -312,21 +307,6 @@ def is_finite(logits: Tensor) -> bool:
 def _guess(scores: NDArray[np.floating[Any]]) -> Guess:
     token = int(scores.argmax())
     return Guess(token, float(1.0 / np.exp(scores - scores[token]).sum()), scores)
-
-
-def _head(scores: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The likeliest tokens in falling order, at least as many as reach ``share``: scores, ids, probabilities.
-
-    Sorting a large vocabulary costs milliseconds; nearly always a few tokens are enough.
-    """
-    total = scores.logsumexp(0)
-    count = min(_HEAD, len(scores))
-    top, ids = scores.topk(count)
-    probs = (top - total).exp()
-    if count < len(scores) and probs.sum() <= share:
-        top, ids = scores.sort(descending=True, stable=True)
-        probs = (top - total).exp()
-    return top, ids, probs
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[dict[int, float]]:

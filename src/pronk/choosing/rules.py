@@ -3,7 +3,7 @@
 ========== ================================= ======================== ========================================
 rule       a guess is accepted               the tokens depend on     proof
 ========== ================================= ======================== ========================================
-coupled    if the target's own choice, made  logits, seed, position   :mod:`pronk.choosing.params`: the choice is a
+coupled    if the target's own choice, made  logits, seed, position   :mod:`pronk.choosing.noise`: the choice is a
            without it, is the same                                    sample, and nobody looks at the guesses
 rejection  with min(1, p/q), one after the   these and the guesses    :func:`pronk.choosing.walk.reject`
            other
@@ -29,19 +29,18 @@ __all__ = ["Choose", "choices"]
 Choose = Callable[[int, int], int]
 
 
-def choices(chooser: Chooser, tree: TokenTree, logits: Tensor, start: int = 0) -> Choose:
+def choices(chooser: Chooser, tree: TokenTree, logits: Tensor) -> Choose:
     """The choices of one walk by the rule of the request.
 
     Args:
-        chooser: stands at node ``start``, and is told of every token that is chosen.
+        chooser: stands at the root, and is told of every token that is chosen.
         tree: the guesses.
-        logits: ``[nodes, vocab]``, a row per node from ``start`` on.
-        start: where the walk begins.
+        logits: ``[nodes, vocab]`` of the tree's nodes.
     """
     if chooser.params.rejects:
         rule = _Block if chooser.params.rule == "block" else _Rejection
-        return rule(chooser, tree, logits, start)
-    return lambda node, _: _told(chooser, chooser.choose(logits[node - start]))
+        return rule(chooser, tree, logits)
+    return lambda node, _: _told(chooser, chooser.choose(logits[node]))
 
 
 def _told(chooser: Chooser, token: int) -> int:
@@ -52,11 +51,11 @@ def _told(chooser: Chooser, token: int) -> int:
 class _Rejection:
     """Tries the guesses below each node, one after the other."""
 
-    def __init__(self, chooser: Chooser, tree: TokenTree, logits: Tensor, start: int) -> None:
-        self.chooser, self.tree, self.logits, self.start = chooser, tree, logits, start
+    def __init__(self, chooser: Chooser, tree: TokenTree, logits: Tensor) -> None:
+        self.chooser, self.tree, self.logits = chooser, tree, logits
 
     def __call__(self, node: int, _: int) -> int:
-        p = self.chooser.distribution(self.logits[node - self.start])
+        p = self.chooser.distribution(self.logits[node])
         return _told(self.chooser, self.chooser.reject(p, self.tree.guesses(node)))
 
 
@@ -66,8 +65,8 @@ class _Block(_Rejection):
     The walk asks node by node; what was decided together is handed out from ``decided``, the last token first.
     """
 
-    def __init__(self, chooser: Chooser, tree: TokenTree, logits: Tensor, start: int) -> None:
-        super().__init__(chooser, tree, logits, start)
+    def __init__(self, chooser: Chooser, tree: TokenTree, logits: Tensor) -> None:
+        super().__init__(chooser, tree, logits)
         self.decided: list[int] = []
 
     def __call__(self, node: int, _: int) -> int:
@@ -79,15 +78,13 @@ class _Block(_Rejection):
         """The tokens after ``node`` up to the first that is not of its chain, in reverse; the chooser stays."""
         chooser, chain = self.chooser, self.tree.first_chain(node)
         guesses = [self.tree.guess(child) for child in chain]
-        place = len(chooser.context)
 
         def law(i: int) -> Tensor:
-            chooser.follow(place, [token for token, _ in guesses[:i]])
-            return chooser.distribution(self.logits[(node, *chain)[i] - self.start])
+            with chooser.after([token for token, _ in guesses[:i]]):
+                return chooser.distribution(self.logits[(node, *chain)[i]])
 
         accepted, p = chooser.block(law, guesses)
         tokens = [token for token, _ in guesses[:accepted]]
-        chooser.follow(place, tokens)
-        tokens.append(chooser.reject(p, self.tree.guesses((node, *chain)[accepted])[1:]))
-        chooser.follow(place)
+        with chooser.after(tokens):
+            tokens.append(chooser.reject(p, self.tree.guesses((node, *chain)[accepted])[1:]))
         return tokens[::-1]

@@ -5,7 +5,7 @@ Vocabulary: a *drafted* token is a guess in the tree; it is *accepted* if the ta
 the accepted tokens and the bonus token, so a step yields at least one.
 
 How the target chooses at a node is not the walk's business. There are three rules, and under each the text is a sample
-of the target: *coupled* chooses without a look at the guesses (``params``), *rejection* tries them one after
+of the target: *coupled* chooses without a look at the guesses (``noise``), *rejection* tries them one after
 the other (:func:`reject`), *block* tries a chain of them together (:func:`block`). The two that try take numbers that
 say nothing of the guesses: whoever drew these used none of them, and no number is ever looked at for a second purpose.
 
@@ -32,7 +32,7 @@ class Walk(NamedTuple):
     """Where the target's choices led.
 
     Attributes:
-        path: accepted nodes, from the first below the start of the walk on.
+        path: accepted nodes, from the first below the root on.
         tokens: the target's choices in order: the tokens of ``path`` and then the bonus token.
     """
 
@@ -40,16 +40,15 @@ class Walk(NamedTuple):
     tokens: tuple[int, ...]
 
 
-def walk(tree: TokenTree, choose: Callable[[int, int], int], start: int = 0) -> Walk:
-    """Follow the target from ``start`` for as long as the tree contains its choices.
+def walk(tree: TokenTree, choose: Callable[[int, int], int]) -> Walk:
+    """Follow the target from the root for as long as the tree contains its choices.
 
     Args:
         tree: the guesses.
         choose: ``choose(node, depth)`` is the target's token after ``node``, given the tokens it chose before in this
             walk; ``depth`` counts those.
-        start: the node of the last certain token; the nodes before it are its ancestors.
     """
-    node, path, tokens = start, list[int](), list[int]()
+    node, path, tokens = 0, list[int](), list[int]()
     while True:
         token = choose(node, len(tokens))
         tokens.append(token)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pronk.drafters.autoregressive import Autoregressive as Autoregressive
     from pronk.drafters.base import DraftContext as DraftContext
     from pronk.drafters.base import Drafter as Drafter
+    from pronk.drafters.base import Guesser as Guesser
     from pronk.drafters.base import Needs as Needs
     from pronk.drafters.base import Outcome as Outcome
     from pronk.drafters.combined.first_of import FirstOf as FirstOf
@@ -51,7 +52,14 @@ if TYPE_CHECKING:
     from pronk.drafters.from_text.suffix import Suffix as Suffix
     from pronk.drafters.target import Target as Target
 
-_CONTRACT = {"DraftContext": "base", "Drafter": "base", "Needs": "base", "Outcome": "base", "Target": "target"}
+_CONTRACT = {
+    "DraftContext": "base",
+    "Drafter": "base",
+    "Guesser": "base",
+    "Needs": "base",
+    "Outcome": "base",
+    "Target": "target",
+}
 __all__ = [*_CONTRACT, "REGISTRY", "make_drafter", *class_names()]  # noqa: PLE0604 - names, all of them
 
 

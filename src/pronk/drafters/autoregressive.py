@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from pronk.drafters.base import DraftContext, Drafter, Outcome
+from pronk.drafters.base import DraftContext, Guesser, Outcome
 from pronk.tree import TokenTree
 
 __all__ = ["Autoregressive"]
 
 
 @dataclass(frozen=True)
-class Autoregressive(Drafter[None]):
+class Autoregressive(Guesser[None]):
     """Plain decoding."""
 
-    name: ClassVar[str] = "autoregressive"
+    name = "autoregressive"
 
     def start(self, prompt: Sequence[int]) -> None:
         """No state."""
@@ -28,5 +27,5 @@ class Autoregressive(Drafter[None]):
         """The root alone."""
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome[None]]) -> None:
+    def observe(self, outcome: Outcome[None]) -> None:
         """Nothing to learn."""

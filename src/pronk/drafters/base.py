@@ -1,9 +1,10 @@
 """The contract between the engine and whoever guesses tokens.
 
-A drafter has two verbs. ``propose`` turns what is known of some requests into one tree each; ``observe`` tells it
-what the target said. It may keep a state per request, which must depend on the committed tokens and, if the drafter
-learns from its guesses, on what the target said of its trees: a request that goes the same way has the same state, and
-proposing leaves no trace. Nothing a drafter does changes the text, only how many passes it takes.
+A :class:`Drafter` is options; once it meets a model it gives a :class:`Guesser`, which has two verbs. ``propose`` turns
+what is known of some requests into one tree each; ``observe`` tells it what the target said of one. It may keep a state
+per request, which must depend on the committed tokens and, if it learns from its guesses, on what the target said of
+its trees: a request that goes the same way has the same state, and proposing leaves no trace. Nothing a guesser does
+changes the text, only how many passes it takes; if it raises, the request goes on without guesses.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from pronk.drafters.target import Target
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
-__all__ = ["DraftContext", "Drafter", "Needs", "Outcome"]
+__all__ = ["DraftContext", "Drafter", "Guesser", "Needs", "Outcome"]
 
 State = TypeVar("State")
 
@@ -47,7 +48,7 @@ class DraftContext(Generic[State]):
     """One request, as a drafter sees it before a step.
 
     Attributes:
-        state: what :meth:`Drafter.start` returned for the request.
+        state: what :meth:`Guesser.start` returned for the request.
         tokens: the text so far, not to be changed; the last token is the root of the tree to propose. Behind what
             ``table`` has there is one token more, unless a composite asks what follows its own guesses.
         max_depth: a guess deeper than this is of no use.
@@ -102,21 +103,41 @@ class Outcome(Generic[State]):
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
 
 
-class Drafter(ABC, Generic[State]):
-    """Base of all drafters; a subclass is one file and one line in the registry."""
+class Drafter(ABC):
+    """A way to guess, and its options: a value, that any number of models may be given.
 
-    name: ClassVar[str]
-    needs: Needs = Needs()
+    A subclass is one file and one line in the registry (:mod:`pronk.drafters.registry`). Two that are equal are the
+    same to a model, so it has to be hashable, as a frozen dataclass is.
 
-    def bind(self, target: Target) -> Self:  # noqa: ARG002 - most go with any target
-        """Meet the target.
+    Attributes:
+        name: what the registry and the command line call it.
+    """
 
-        Returns:
-            The drafter that guesses for it: this one, or a copy that works with this target alone.
+    name: str
+
+    @abstractmethod
+    def bind(self, target: Target) -> Guesser[Any]:
+        """What guesses for the target by these options.
 
         Raises:
             OptionError: the two do not fit.
+            CheckpointError: its own model cannot be loaded.
         """
+
+
+class Guesser(Drafter, Generic[State]):
+    """A drafter at work beside its target.
+
+    One that has neither a model nor a memory is its own: it subclasses this, and is done.
+
+    Attributes:
+        needs: what it reads of the target's passes.
+    """
+
+    needs: Needs = Needs()
+
+    def bind(self, target: Target) -> Guesser[Any]:  # noqa: ARG002 - most go with any target
+        """Itself."""
         return self
 
     @abstractmethod
@@ -128,8 +149,8 @@ class Drafter(ABC, Generic[State]):
         """One tree per context, rooted at its last token."""
 
     @abstractmethod
-    def observe(self, outcomes: Sequence[Outcome[State]]) -> None:
-        """Learn from a step; every context of the last ``propose`` has one outcome."""
+    def observe(self, outcome: Outcome[State]) -> None:
+        """Learn from a step; every context of the last ``propose`` has one outcome, unless its request has failed."""
 
     def stop(self, state: State) -> None:
         """The request has ended; give back what its state holds."""

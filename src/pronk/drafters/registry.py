@@ -53,12 +53,12 @@ def class_names() -> dict[str, str]:
     return {cls: module for module, cls in map(_home, DRAFTERS)}
 
 
-class _Classes(Mapping[str, "type[Drafter[Any]]"]):
+class _Classes(Mapping[str, "type[Drafter]"]):
     """The classes of :data:`DRAFTERS`, imported when they are asked for."""
 
-    def __getitem__(self, name: str) -> type[Drafter[Any]]:
+    def __getitem__(self, name: str) -> type[Drafter]:
         module, cls = _home(name)
-        found: type[Drafter[Any]] = getattr(import_module(module), cls)
+        found: type[Drafter] = getattr(import_module(module), cls)
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -68,10 +68,10 @@ class _Classes(Mapping[str, "type[Drafter[Any]]"]):
         return len(DRAFTERS)
 
 
-REGISTRY: Mapping[str, type[Drafter[Any]]] = _Classes()
+REGISTRY: Mapping[str, type[Drafter]] = _Classes()
 
 
-def make_drafter(spec: str | Drafter[Any]) -> Drafter[Any]:
+def make_drafter(spec: str | Drafter) -> Drafter:
     """A drafter from its name, with or without options, or the object itself.
 
     Raises:
@@ -86,7 +86,7 @@ def make_drafter(spec: str | Drafter[Any]) -> Drafter[Any]:
     return _build(node, spec)
 
 
-def _known(spec: Any) -> Drafter[Any]:
+def _known(spec: Any) -> Drafter:
     from pronk.drafters.base import Drafter  # noqa: PLC0415 - it needs torch, and names do not
 
     if not isinstance(spec, Drafter):
@@ -95,7 +95,7 @@ def _known(spec: Any) -> Drafter[Any]:
     return spec
 
 
-def _build(node: ast.expr, spec: str) -> Drafter[Any]:
+def _build(node: ast.expr, spec: str) -> Drafter:
     """The drafter of ``name`` or ``name(drafter, …, option=value, …)``; values are Python literals."""
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name):

@@ -1,4 +1,4 @@
-"""What a drafter may ask of the model that it guesses for, and whose tokens it remembers."""
+"""What a drafter may ask of the model that it guesses for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from weakref import WeakValueDictionary
 
 from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache
-from pronk.errors import OptionError
 from pronk.model.decoder import Decoder
 from pronk.model.fingerprint import Fingerprint
 from pronk.text.tokenizer import Tokenizer
 
-__all__ = ["Memory", "Target"]
+__all__ = ["Target"]
 
 Model = TypeVar("Model")
 
@@ -79,22 +78,3 @@ class Target:
             self.cache.keep_hidden(layer, owner)
         else:
             self.budget.keep_hidden(self.cache, layer, owner)
-
-
-@dataclass
-class Memory:
-    """Whose tokens a drafter remembers from one request to the next: those of the first model that it meets.
-
-    ``vocabularies`` has the fingerprint of that model's tokenizer, once it has met one.
-    """
-
-    vocabularies: set[str | None] = field(default_factory=set)
-
-    def belongs_to(self, drafter: str, target: Target) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if the drafter remembers tokens of another vocabulary."""
-        if self.vocabularies - {target.vocabulary}:
-            msg = (
-                f"{drafter}: expected the tokenizer of the model it was used with first, found another; make a new one"
-            )
-            raise OptionError(msg)
-        self.vocabularies.add(target.vocabulary)

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
-__all__ = ["paying"]
+__all__ = ["keep_paying_nodes"]
 
 
-def paying(trees: Sequence[TokenTree], rows: int, costs: PassCosts) -> list[TokenTree]:
+def keep_paying_nodes(trees: Sequence[TokenTree], rows: int, costs: PassCosts) -> list[TokenTree]:
     """Cut the trees of a pass to the guesses that pay.
 
     Nodes without a gain and those that may not be accepted are left alone: a drafter has its own reasons for them.

@@ -10,11 +10,10 @@ from typing import Any, Literal, Protocol
 from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import Drafter
+from pronk.drafters.base import Guesser, Needs
 from pronk.engine.stats import Stats
-from pronk.errors import PronkError
 
-__all__ = ["FinishReason", "Request", "TextOutput", "Token", "end_ids"]
+__all__ = ["FinishReason", "Request", "TextOutput", "Token"]
 
 FinishReason = Literal["stop", "length"]
 
@@ -48,43 +47,71 @@ class Token:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt being continued.
+    """A prompt being continued; :class:`~pronk.engine.intake.Intake` makes them.
 
     ``tokens`` is all that is certain: the prompt, then the output. Its first ``table.length`` tokens are in the
-    cache, the rest is *pending*: a chunk of the prompt, or the one token that the next pass starts from.
+    cache, the rest is *pending*: a chunk of the prompt, or the one token that the next pass starts from. The list is
+    the only copy of the text: the chooser and the guesser look at it and do not change it.
+
+    Attributes:
+        prompt: token ids, as they were given.
+        tokens: the text.
+        params: what was asked for.
+        seed: of its choices.
+        guesser: who guesses; ``None`` once it has raised.
+        chooser: who chooses its tokens, after ``tokens``.
+        text: turns its tokens into text.
+        ends: token ids that end it.
+        parent: an earlier request of the same prompt, whose cache it may start from.
+        table: where its keys and values are.
+        draft_state: what the guesser has started for it, if it is ``drafting``.
+        guessed: of each generated token, whether it was an accepted guess.
+        logprobs: of the generated tokens.
+        prompt_logprobs: of the prompt's.
+        output_text: text that is final.
+        pieces: tokens that nobody has fetched yet.
+        finish_reason: why it ended well, if it did.
+        stop_reason: the token or text that ended it.
+        error: why it ended badly, if it did.
+        stats: what it has cost.
+        began: when it was added, by ``perf_counter``.
     """
 
-    prompt: list[int]
+    prompt: Sequence[int]
+    tokens: list[int]
     params: SamplingParams
     seed: int
-    drafter: Drafter[Any]
+    guesser: Guesser[Any] | None
     chooser: Chooser
     text: TextOutput
     ends: frozenset[int]
     parent: Request | None = None
-    tokens: list[int] = field(default_factory=list)
-    guessed: list[bool] = field(default_factory=list)
-    table: BlockTable = field(default_factory=BlockTable)
-    draft_state: Any = None
-    drafting: bool = False
-    logprobs: list[dict[int, float]] = field(default_factory=list)
-    prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list)
-    output_text: str = ""
-    pieces: deque[Token] = field(default_factory=deque)
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    stats: Stats = field(default_factory=Stats)
-    error: PronkError | None = None
-    began: float = 0.0
+    table: BlockTable = field(default_factory=BlockTable, init=False)
+    draft_state: Any = field(default=None, init=False)
+    drafting: bool = field(default=False, init=False)
+    guessed: list[bool] = field(default_factory=list, init=False)
+    logprobs: list[dict[int, float]] = field(default_factory=list, init=False)
+    prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list, init=False)
+    output_text: str = field(default="", init=False)
+    pieces: deque[Token] = field(default_factory=deque, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    stop_reason: str | int | None = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
+    stats: Stats = field(default_factory=Stats, init=False)
+    began: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.prompt)
         self.stats.prompt_tokens = len(self.prompt)
 
     @property
     def output(self) -> list[int]:
         """Generated token ids."""
         return self.tokens[len(self.prompt) :]
+
+    @property
+    def needs(self) -> Needs:
+        """What its guesser reads of the passes."""
+        return Needs() if self.guesser is None else self.guesser.needs
 
     @property
     def ended(self) -> bool:
@@ -97,9 +124,19 @@ class Request:
         return len(self.tokens) - self.table.length
 
     @property
+    def num_generated(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
     def remaining(self) -> int:
         """Tokens that may still be generated."""
-        return self.params.max_tokens - (len(self.tokens) - len(self.prompt))
+        return self.params.max_tokens - self.num_generated
+
+    @property
+    def reports_prompt(self) -> bool:
+        """Whether logits at the prompt's tokens are wanted; a further sample leaves them to the first one."""
+        return self.params.prompt_logprobs is not None and not self.num_generated and self.parent is None
 
     def append(self, token: int, *, guessed: bool, logprobs: dict[int, float] | None) -> bool:
         """The next token is certain. Returns whether the request goes on; if not, nothing may follow."""
@@ -124,8 +161,3 @@ class Request:
 
     def _finish(self, reason: FinishReason, cause: str | int | None) -> None:
         self.finish_reason, self.stop_reason = reason, cause
-
-
-def end_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """The token ids that end a request."""
-    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))

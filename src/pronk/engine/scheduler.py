@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
@@ -98,23 +99,24 @@ class Scheduler:
                 self.waiting.popleft().error = CacheFullError(self._too_small(request))
                 continue
             promised = sum(self._bound(other) for other in self.running)
-            if promised + self._bound(request) > self.cache.allocator.num_blocks or not self._share_prompt(request):
+            if promised + self._bound(request) > self.cache.allocator.num_blocks:
                 return
+            shared, of_prompt = self._shared(request), len(request.prompt) - 1
+            if shared is not None and shared.length < of_prompt:
+                return  # it is being computed
+            if shared is not None:
+                request.table = self.cache.fork(shared, of_prompt)
             self.running.append(self.waiting.popleft())
             if self.window is None:
                 # All at once, so that the blocks lie in a run; a window's blocks come and go.
                 self.cache.prepare(request.table, self._span(request))
 
-    def _share_prompt(self, request: Request) -> bool:
-        """Start a further sample of a prompt from the blocks of the first one. Returns whether it may start now."""
+    def _shared(self, request: Request) -> BlockTable | None:
+        """The table of an earlier sample of the same prompt that a request can start from, if there is one."""
         parent = request.parent
-        shared = len(request.prompt) - 1
-        if parent is None or parent.finish_reason or parent.table.released or not parent.table.blocks:
-            return True
-        if parent.table.length < shared:
-            return False
-        request.table = self.cache.fork(parent.table, shared)
-        return True
+        if parent is None or parent.ended or parent.table.released or not parent.table.blocks:
+            return None
+        return parent.table
 
     def _tail(self, request: Request) -> int:
         """Tokens after the prompt that may be written: the output, and a tree beyond it."""

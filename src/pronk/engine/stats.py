@@ -60,6 +60,7 @@ class Stats:
         steps: the passes of the target that chose tokens; the last pass over the prompt is the first of them, so
             that plain decoding has exactly one token per step.
         sources: drafter's name to what became of its guesses, where a tree says whose they are.
+        draft_error: what the drafter raised, if the request had to go on without it.
     """
 
     prompt_tokens: int = 0
@@ -70,6 +71,7 @@ class Stats:
     total_seconds: float = 0.0
     steps: list[Step] = field(default_factory=list, repr=False)
     sources: dict[str, Source] = field(default_factory=dict)
+    draft_error: str | None = None
 
     def count_sources(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Whose guesses a verified tree had; ``path`` are its accepted nodes."""
@@ -132,6 +134,7 @@ class Stats:
             "accepted": self.accepted,
             "moved": self.moved,
             "sources": {name: source._asdict() for name, source in self.sources.items()},
+            "draft_error": self.draft_error,
             "acceptance": self.acceptance,
             "draft_seconds": self.draft_seconds,
             "target_seconds": self.target_seconds,

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
 from pronk.drafters.from_target.modules.files import Trained
-from pronk.drafters.from_target.modules.glide import Glide, GlideShape
+from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.drafters.from_target.modules.kangaroo import Kangaroo, KangarooShape
+from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.errors import OptionError
 from pronk.files.shards import Entry, write_json, write_weights
@@ -304,11 +304,11 @@ def _grow_glide(shape: GlideShape, small: ModelConfig, big: ModelConfig) -> Glid
     return replace(shape, cache_layer=layers[0])
 
 
-_GLIDE = _Kind(GlideShape, Glide, _grow_glide, _GLIDE_ROLES)
+_GLIDE = _Kind(GlideShape, GlideModule, _grow_glide, _GLIDE_ROLES)
 _KINDS = {
     "multi_token": _Kind(HeadsShape, MultiTokenHeads, _grow_heads, _ROLES),
     "medusa": _Kind(MedusaShape, MedusaHeads, lambda shape, *_: shape, _ROLES),
-    "kangaroo": _Kind(KangarooShape, Kangaroo, _grow_kangaroo, _ROLES),
+    "kangaroo": _Kind(KangarooShape, KangarooAdapter, _grow_kangaroo, _ROLES),
     "glide": _GLIDE,
     "vanilla": _GLIDE,
 }

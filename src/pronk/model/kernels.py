@@ -20,7 +20,7 @@ from pronk.architecture.config import ModelConfig, llama_config
 from pronk.architecture.rope import RopeTable
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.choosing.params import gumbel_noise, noise_key
+from pronk.choosing.noise import gumbel_noise, noise_key
 from pronk.errors import OptionError
 from pronk.kernels.library import CHOICES, Kernels, KernelsError, candidates
 from pronk.model.decoder import Decoder, pack_linears

@@ -16,11 +16,30 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import apply_rope
-from pronk.cache.blocks import BlockTable
+from pronk.cache.blocks import BlockTable, Started
 from pronk.cache.paged import PagedCache
 from pronk.tree import TokenTree
 
-__all__ = ["CrossAttention", "PagedAttention", "Segment", "Window"]
+__all__ = ["CrossAttention", "Early", "PagedAttention", "Segment", "Window"]
+
+
+class Early(NamedTuple):
+    """The first ``nodes`` nodes of a segment's tree have been through the first ``layers`` layers already.
+
+    Their keys and values, and the output of the last of these layers, are in the cache, where the nodes go.
+    """
+
+    layers: int
+    nodes: int
+
+    @classmethod
+    def of(cls, started: Started | None, tree: TokenTree) -> Early | None:
+        """What of ``tree`` a drafter has ``started``: the beginning of the main chain that has the same tokens."""
+        if started is None:
+            return None
+        same = zip(started.tokens, tree.tokens[: tree.main_chain], strict=False)
+        nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(started.tokens), tree.main_chain))
+        return cls(started.layers, nodes) if nodes else None
 
 
 class Segment(NamedTuple):
@@ -31,11 +50,13 @@ class Segment(NamedTuple):
         tree: the nodes.
         computed: so many leading nodes are there already, from an earlier pass over the same tree as far as it had
             grown: they are seen, but they are not rows of this pass.
+        early: which of them are rows of this pass in its later layers alone, or ``None``.
     """
 
     table: BlockTable
     tree: TokenTree
     computed: int = 0
+    early: Early | None = None
 
     @property
     def rows(self) -> int:

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pronk.choosing.params import SamplingParams, derive_seed
-from pronk.drafters import Drafter
+from pronk.choosing.noise import derive_seed
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Guesser
 from pronk.engine.request import Request
 from pronk.llm import LLM
 from pronk.proof.chi_square import chi_square, merge_small, p_value
 from pronk.proof.law import DEPTH, DRAW, Law
-from pronk.proof.plain import continuation, run
 from pronk.proof.prompts import Meter, Settings
 
 __all__ = ["SIGNIFICANCE", "Distribution", "draw", "judge_counts", "strings_length"]
@@ -73,7 +73,7 @@ def strings_length() -> int:
     return DEPTH + 1
 
 
-def draw(llm: LLM, law: Law, drafter: Drafter[Any], settings: Settings, meter: Meter) -> list[Request]:
+def draw(llm: LLM, law: Law, drafter: Guesser[Any], settings: Settings, meter: Meter) -> list[Request]:
     """Draw strings, each with a seed of its own; ``drafter`` has met the target."""
     drawn: list[Request] = []
     params = replace(DRAW, max_tokens=strings_length(), rule=settings.rule)
@@ -85,18 +85,19 @@ def draw(llm: LLM, law: Law, drafter: Drafter[Any], settings: Settings, meter: M
     return drawn
 
 
-def _draw_sharing(llm: LLM, law: Law, drafter: Drafter[Any], wanted: Iterable[SamplingParams]) -> list[Request]:
+def _draw_sharing(llm: LLM, law: Law, drafter: Guesser[Any], wanted: Iterable[SamplingParams]) -> list[Request]:
     """Strings that start from the prompt's cache, which one more request keeps alive.
 
     So a string costs no pass over the prompt, and its first token can be a guess.
     """
     prompt = law.prompt.ids
     room = llm.config.context - len(prompt)
-    holder = continuation(llm, prompt, replace(DRAW, max_tokens=min(room, 2 * _SHARING)))
-    strings = [continuation(llm, prompt, params, drafter=drafter, parent=holder) for params in wanted]
+    holding = replace(DRAW, max_tokens=min(room, 2 * _SHARING))
+    holder = llm.intake.request(prompt, holding, llm.meet("autoregressive"))
+    strings = [llm.intake.request(prompt, params, drafter, seed=params.seed or 0, parent=holder) for params in wanted]
     llm.engine.add(holder)
     try:
-        run(llm, strings)
+        llm.engine.run(strings)
     finally:
         llm.engine.abort(holder)
     return strings

@@ -73,9 +73,13 @@ def explain(
 ) -> Divergence | None:
     """The first difference between plain decoding and another text of the same prompt, or ``None``.
 
+    A text whose drafter has raised differs, whatever its tokens are: it was not written with its guesses.
+
     ``where`` is what to report it by: prompt, mode, whether in a batch.
     """
     pairs = enumerate(zip_longest(want.token_ids, got.token_ids))
+    if got.stats.draft_error is not None:
+        return Divergence(*where, len(want.token_ids), f"its drafter raised {got.stats.draft_error}")
     position = next((place for place, (one, other) in pairs if one != other), None)
     if position is None:
         ends = [(done.finish_reason, done.stop_reason) for done in (want, got)]
@@ -98,6 +102,6 @@ def _candidate(llm: LLM, judge: Recorder, tokens: Sequence[int], position: int) 
     if position >= len(tokens):
         return None
     token = tokens[position]
-    score = float(judge.scores()[token])
+    score = float(judge.scores(judge.logits)[token])
     text = llm.tokenizer.decode([token], skip_special_tokens=False)
     return Candidate(token, text, float(judge.logits[token]), score if math.isfinite(score) else None)

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pronk.choosing.params import SamplingParams, derive_seed
-from pronk.drafters import Drafter
+from pronk.choosing.noise import derive_seed
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Guesser
 from pronk.llm import LLM
 from pronk.outputs import Completion
 from pronk.proof.divergence import Divergence, explain
@@ -102,7 +103,7 @@ def options(mode: str, index: int, settings: Settings) -> SamplingParams:
 
 
 def alone(
-    llm: LLM, drafter: Drafter[Any], prompts: Sequence[NamedPrompt], mode: str, settings: Settings, meter: Meter
+    llm: LLM, drafter: Guesser[Any], prompts: Sequence[NamedPrompt], mode: str, settings: Settings, meter: Meter
 ) -> Iterator[Text]:
     """Continue the prompts one after the other."""
     for index, prompt in enumerate(prompts):
@@ -112,7 +113,7 @@ def alone(
 
 
 def batched(
-    llm: LLM, drafter: Drafter[Any], prompts: Sequence[NamedPrompt], mode: str, settings: Settings, meter: Meter
+    llm: LLM, drafter: Guesser[Any], prompts: Sequence[NamedPrompt], mode: str, settings: Settings, meter: Meter
 ) -> list[Text]:
     """Continue the prompts together; they are of different lengths, begin in chunks and end at different times."""
     params = [options(mode, index, settings) for index in range(len(prompts))]

@@ -9,19 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams, gumbel_noise
-from pronk.drafters import Autoregressive, Drafter
-from pronk.engine.request import Request, end_ids
+from pronk.choosing.params import SamplingParams
+from pronk.engine.request import Request
 from pronk.llm import LLM
-from pronk.text.stream import TextStream
 
-__all__ = ["Recorder", "continuation", "rounding", "run", "score_next"]
+__all__ = ["Recorder", "rounding", "score_next"]
 
 
 class Recorder(Chooser):
@@ -38,17 +35,6 @@ class Recorder(Chooser):
         self.logits = logits.float().clone()
         return super().choose(logits)
 
-    def scores(self) -> Tensor:
-        """``[vocab]`` float64: what the choice is the argmax of, the coupled noise included; -inf where truncated."""
-        shaped = self._shape(self.logits) if self.params.shapes_logits else self.logits
-        if self.params.greedy:
-            return shaped.double()
-        kept, ids = self._truncate(shaped / self.params.temperature)
-        noise = gumbel_noise(self.seed, len(self.context), ids)
-        scores = torch.full((len(self.logits),), -math.inf, dtype=torch.float64)
-        scores[ids] = kept.double() + noise
-        return scores
-
     def could_choose(self, token: int, instead_of: int, slack: float) -> bool:
         """Whether moving every logit by at most ``slack`` can make ``token`` the choice.
 
@@ -61,68 +47,26 @@ class Recorder(Chooser):
         return any(Chooser.choose(self, logits) == token for logits in (up, down))
 
 
-def continuation(
-    llm: LLM,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    *,
-    chooser: type[Chooser] = Chooser,
-    drafter: Drafter[Any] | None = None,
-    output: Sequence[int] = (),
-    parent: Request | None = None,
-) -> Request:
-    """A request that goes on after ``prompt`` and ``output``; ``params.max_tokens`` counts the output as well.
-
-    ``drafter`` must have met the target. With a ``parent`` that has the same prompt and still runs, the request
-    starts from the parent's cache.
-    """
-    seed = params.seed or 0
-    ends = end_ids(params, llm.config.eos_ids)
-    kernels = llm.engine.runner.decoder.kernels
-    own = chooser(params, seed, prompt, llm.config.vocab_size, ends=sorted(ends), kernels=kernels)
-    text = TextStream(llm.tokenizer, prompt, ())
-    request = Request(list(prompt), params, seed, drafter or Autoregressive(), own, text, ends, parent)
-    request.tokens += output
-    for token in output:
-        own.advance(token)
-    return request
-
-
-def run(llm: LLM, requests: Sequence[Request]) -> None:
-    """Run the requests to their end.
-
-    Raises:
-        PronkError: the model cannot answer one of them.
-    """
-    try:
-        for request in requests:
-            llm.engine.add(request)
-        while not all(request.ended for request in requests):
-            llm.engine.step()
-    finally:
-        for request in requests:
-            llm.engine.abort(request)
-    for request in requests:
-        if request.error is not None:
-            raise request.error
-
-
 def score_next(
     llm: LLM, prompt: Sequence[int], outputs: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Recorder]:
     """What plain decoding sees after ``prompt`` and each of ``outputs``, under the request's options and seed."""
-    requests = []
-    for output in outputs:
-        length = len(output) + 1
-        options = replace(params, max_tokens=length, logprobs=None, prompt_logprobs=None, rule="coupled")
-        requests.append(continuation(llm, prompt, options, chooser=Recorder, output=output))
-    run(llm, requests)
-    recorders = []
-    for request in requests:
+    plainly = llm.meet("autoregressive")
+
+    def after(output: Sequence[int]) -> Request:
+        options = replace(params, max_tokens=len(output) + 1, logprobs=None, prompt_logprobs=None, rule="coupled")
+        return llm.intake.request(prompt, options, plainly, seed=params.seed or 0, output=output, chooser=Recorder)
+
+    asked = [after(output) for output in outputs]
+    llm.engine.run(asked)
+    judges = []
+    for request, output in zip(asked, outputs, strict=True):
+        judge = after(output).chooser  # the one that was asked stands behind its choice by now
+        assert isinstance(judge, Recorder)
         assert isinstance(request.chooser, Recorder)
-        request.chooser.rollback(1)  # the token that was chosen
-        recorders.append(request.chooser)
-    return recorders
+        judge.logits = request.chooser.logits
+        judges.append(judge)
+    return judges
 
 
 def rounding(llm: LLM, magnitude: float) -> float:

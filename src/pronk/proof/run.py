@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pronk.choosing.params import Rule, SamplingParams
-from pronk.drafters import REGISTRY, Autoregressive, Drafter, make_drafter
+from pronk.drafters import REGISTRY, Autoregressive, Drafter, Guesser, make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
 from pronk.proof.distribution import SIGNIFICANCE, draw, judge_counts, strings_length
@@ -27,7 +27,7 @@ _PLAIN = Autoregressive.name
 
 def verify_model(
     llm: LLM,
-    drafters: Sequence[str | Drafter[Any]],
+    drafters: Sequence[str | Drafter],
     prompts: Sequence[NamedPrompt],
     settings: Settings | None = None,
     *,
@@ -58,7 +58,7 @@ def verify_model(
 
 def verify_steps(
     llm: LLM,
-    drafters: Sequence[str | Drafter[Any]],
+    drafters: Sequence[str | Drafter],
     prompts: Sequence[NamedPrompt],
     settings: Settings | None = None,
     *,
@@ -74,10 +74,10 @@ def verify_steps(
     names = [each if isinstance(each, str) else each.name for each in (_PLAIN, *others)]
     report = VerifyReport(
         str(llm.path),
-        str(llm.engine.runner.device),
+        str(llm.device),
         str(llm.dtype).removeprefix("torch."),
         llm.kernels,
-        llm.engine.exact,
+        llm.exact,
         settings,
         len(kept),
         len(prompts) - len(kept),
@@ -122,15 +122,15 @@ class _Job:
     law: Law | None = None
 
     def __post_init__(self) -> None:
-        exact = self.llm.engine.exact
+        exact = self.llm.exact
         self.scorer = Scorer.make(self.llm, self.prompts, exact=exact)
         if self.settings.samples:
             self.law = stage(self.llm, self.prompts[:_STAGED], exact=exact)
 
-    def drafter(self, name: str, guesser: Drafter[Any]) -> Iterator[DrafterReport]:
+    def drafter(self, name: str, guesser: Guesser[Any]) -> Iterator[DrafterReport]:
         """One drafter's report as it grows; the distribution is the last part of it."""
         plain = isinstance(guesser, Autoregressive)
-        part = DrafterReport(name, plain, Equality(self.llm.engine.exact), Rescoring(self.scorer.tolerance))
+        part = DrafterReport(name, plain, Equality(self.llm.exact), Rescoring(self.scorer.tolerance))
         for mode in MODES:
             for texts in self._texts(name, guesser, mode):
                 assert part.equality is not None
@@ -146,7 +146,7 @@ class _Job:
             drawn = draw(self.llm, self.law, guesser, self.settings, self.meter)
             yield replace(part, distribution=judge_counts(self.law, drawn, self.threshold))
 
-    def _texts(self, name: str, guesser: Drafter[Any], mode: str) -> Iterator[list[Text]]:
+    def _texts(self, name: str, guesser: Guesser[Any], mode: str) -> Iterator[list[Text]]:
         """The drafter's texts of one mode: each prompt alone, then all together."""
         given = (self.llm, guesser, self.prompts, mode, self.settings, self.meter)
         self.meter.begin(f"{name}: {mode}")
@@ -158,10 +158,12 @@ class _Job:
         yield batched(*given)
 
 
-def _meet(llm: LLM, drafter: str | Drafter[Any], prompt: NamedPrompt, rule: Rule) -> Drafter[Any]:
+def _meet(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Guesser[Any]:
     """The drafter, once it has met the target and guessed for it."""
     made = llm.meet(make_drafter(drafter))
-    llm.generate(prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=made)
+    done = llm.generate(prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=made)
+    if done.stats.draft_error is not None:
+        raise OptionError(done.stats.draft_error)
     return made
 
 

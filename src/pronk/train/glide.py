@@ -71,15 +71,15 @@ class DelayedAttention(DenseAttention):
         return out.transpose(1, 2).reshape(self.batch * self.length, -1).to(rotated.dtype)
 
 
-class Glide(Student[glide.Glide]):
+class Glide(Student[glide.GlideModule]):
     """See ``Student``; its shape is a ``GlideShape``."""
 
     kind = "glide"
     what = "A GLIDE drafter"
 
-    def build(self, generator: torch.Generator) -> glide.Glide:
+    def build(self, generator: torch.Generator) -> glide.GlideModule:
         """A decoder that looks into the target's cache."""
-        module = glide.Glide(self.shape, self.teacher.llm.config)
+        module = glide.GlideModule(self.shape, self.teacher.llm.config)
         module.initialize(generator)
         self.cache = module.cache_layers
         self._hidden = torch.compile(dense_hidden) if self.options.compile else dense_hidden

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pronk.drafters.from_target.modules.kangaroo import Kangaroo as Adapter
+from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter as Adapter
 from pronk.model.decoder import Decoder
 from pronk.train.attention import DenseAttention
 from pronk.train.features import Features

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from pronk.choosing.params import SamplingParams, derive_seed
+from pronk.choosing.noise import derive_seed
+from pronk.choosing.params import SamplingParams
 from pronk.files.atomic import write_json, write_tokens, writing
 from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from pronk.bench.metrics import acceptance_rate, ctar_curve, step_compression
-from pronk.choosing.params import SamplingParams, derive_seed
+from pronk.choosing.noise import derive_seed
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import make_drafter
 from pronk.llm import LLM
 from pronk.train.batches import token_dtype

@@ -13,13 +13,14 @@ import torch
 from drafters.drafting import bound, context, decode, dense, paths, watch_draft, watched
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context as plain_context
-from drafters.helpers import hear
+from drafters.helpers import hear, met, within
 from drafters.scripted import Scripted, guess
 from models import VOCAB
-from pronk.choosing.params import SamplingParams, gumbel_noise
+from pronk.choosing.noise import gumbel_noise
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import make_drafter
 from pronk.drafters.from_draft.cape import Cape
-from pronk.drafters.from_draft.draft_model import DraftModel
+from pronk.drafters.from_draft.draft_model import DraftModel, ModelGuesser
 from pronk.tree import TokenTree
 
 FAIR = 0.03
@@ -59,14 +60,14 @@ def below(value: float) -> float:
     ],
 )
 def test_the_less_sure_the_more_siblings(sizes: str, confidence: float, count: int) -> None:
-    drafter = Cape((Scripted((guess(1, confidence, *OTHERS, vocab=50),)),), sizes=sizes)
+    drafter = met(Cape((Scripted((guess(1, confidence, *OTHERS, vocab=50),)),), sizes=sizes))
     (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
     assert tree.tokens == (0, 1, *OTHERS[:count])
     assert tree.parents == (-1, *(0,) * (count + 1))
 
 
 def test_tokens_without_a_probability_are_no_siblings() -> None:
-    drafter = Cape((Scripted((guess(1, 0.2, 5, 6, vocab=50), guess(2, 0.2, vocab=50))),))
+    drafter = met(Cape((Scripted((guess(1, 0.2, 5, 6, vocab=50), guess(2, 0.2, vocab=50))),)))
     (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
     assert paths(tree) == {(1,), (5,), (6,), (1, 2)}
 
@@ -84,7 +85,7 @@ def linearized(chain: int, expansion: list[int]) -> np.ndarray[Any, Any]:
 
 def expanded(confidences: list[float], **options: Any) -> TokenTree:
     script = tuple(guess(token, c, *OTHERS, vocab=50) for token, c in enumerate(confidences, 1))
-    drafter = Cape((Scripted(script),), **options)
+    drafter = met(Cape((Scripted(script),), **options))
     (tree,) = drafter.propose([plain_context(drafter.start([0]), [0])])
     return tree
 
@@ -167,9 +168,7 @@ def test_siblings_cost_no_pass_of_the_draft(rule: Any) -> None:
     passes, trees = [], []
     for spec in (MODEL, f"cape({MODEL})", f"cape(threshold({MODEL}, threshold=0.05))"):
         drafter = bound(spec)
-        inner = drafter
-        while not isinstance(inner, DraftModel):
-            (inner,) = inner.parts
+        (inner,) = within(drafter, ModelGuesser)
         seen = watch_draft(inner.draft)
         trees += drafter.propose([context(drafter, [1, 2, 3], params=params, depth=4)])
         passes.append([each.texts for each in seen])
@@ -200,7 +199,7 @@ def test_where_guesses_are_drawn_siblings_are_point_masses(rule: Any) -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_gains_of_siblings_follow_their_acceptance(right: bool) -> None:
-    drafter = Cape((Scripted((guess(1, 0.9, 5, vocab=50), guess(2, 0.9, 6, vocab=50))),))
+    drafter = met(Cape((Scripted((guess(1, 0.9, 5, vocab=50), guess(2, 0.9, 6, vocab=50))),)))
     state, gains = drafter.start([0]), list[float]()
     for _ in range(6):
         (tree,) = drafter.propose([plain_context(state, [0])])

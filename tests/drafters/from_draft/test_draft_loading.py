@@ -12,11 +12,13 @@ import torch
 from checkpoints import MakeCheckpoint
 from drafters.drafting import decode
 from drafters.from_draft.drafts import draft_folder, write_checkpoint
+from drafters.helpers import within
 from models import make_engine, tiny_decoder
 from pronk.cache.paged import PagedCache
 from pronk.choosing.params import SamplingParams
 from pronk.commands.main import main
-from pronk.drafters import Drafter, DraftModel, make_drafter
+from pronk.drafters import Guesser, Suffix, make_drafter
+from pronk.drafters.from_draft.draft_model import ModelGuesser
 from pronk.errors import CheckpointError, OptionError
 from pronk.llm import LLM
 from pronk.model.linear import KernelLinear
@@ -36,8 +38,8 @@ def draft(checkpoint: MakeCheckpoint) -> str:
     return f"draft_model(model={str(checkpoint('llama', num_hidden_layers=1, seed=5))!r})"
 
 
-def pool_of(drafter: Drafter[Any]) -> PagedCache:
-    assert isinstance(drafter, DraftModel)
+def pool_of(drafter: Guesser[Any]) -> PagedCache:
+    assert isinstance(drafter, ModelGuesser)
     return drafter.draft.runner.cache
 
 
@@ -52,7 +54,8 @@ def test_drafters_share_a_model_as_long_as_one_of_them_is_there() -> None:
     one = make_drafter(f"draft_model(model={folder!r})").bind(engine.target)
     other = make_drafter(f"cape(threshold(draft_model(model={folder!r}, num_tokens=9)))").bind(engine.target)
     third = make_drafter(f"draft_model(model={folder!r}, dtype='bfloat16')").bind(engine.target)
-    assert other.parts[0].parts[0].draft is one.draft
+    (inner,) = within(other, ModelGuesser)
+    assert inner.draft is one.draft
     assert third.draft is not one.draft
     assert len(engine.target.drafts) == 2
     decode(engine, one, [[1, 2, 3]])
@@ -60,7 +63,7 @@ def test_drafters_share_a_model_as_long_as_one_of_them_is_there() -> None:
     del one, third
     gc.collect()
     assert [key[1] for key in engine.target.drafts] == ["auto"]
-    del other
+    del other, inner
     gc.collect()
     assert not engine.target.drafts
 
@@ -69,8 +72,9 @@ def test_one_drafter_may_guess_for_two_targets() -> None:
     drafter = make_drafter(f"threshold(draft_model(model={draft_folder(0.03)!r}))")
     engines = [make_engine(tiny_decoder()), make_engine(tiny_decoder())]
     one, other = (drafter.bind(engine.target) for engine in engines)
-    assert one == other == drafter
-    assert one.parts[0].draft is not other.parts[0].draft
+    assert one is not other
+    assert one.options == other.options == drafter
+    assert one.inner.draft is not other.inner.draft
     for engine, bound in zip(engines, (one, other), strict=True):
         assert decode(engine, bound, [[1, 2, 3], [4, 5]])[0].stats.drafted > 0
 
@@ -136,7 +140,8 @@ def test_a_draft_joins_while_a_stream_is_open_where_there_is_memory(model: str, 
 def test_a_draft_s_memory_serves_another_one_when_it_has_gone(model: str, checkpoint: MakeCheckpoint) -> None:
     llm = LLM(model, drafter="autoregressive", kv_memory="2MB", threads=1)
     for seed in (5, 6, 7):
-        drafter = make_drafter(f"draft_model(model={str(checkpoint('llama', num_hidden_layers=1, seed=seed))!r})")
+        options = make_drafter(f"draft_model(model={str(checkpoint('llama', num_hidden_layers=1, seed=seed))!r})")
+        drafter = options.bind(llm.engine.target)
         llm.generate(PROMPT, PARAMS, drafter=drafter)
         assert len(llm.engine.target.drafts) == 1
         (live,) = llm.engine.target.drafts.values()
@@ -144,6 +149,19 @@ def test_a_draft_s_memory_serves_another_one_when_it_has_gone(model: str, checkp
         del drafter, live
         gc.collect()
     assert not llm.engine.target.drafts
+
+
+def test_a_model_forgets_the_drafts_that_were_asked_for_longest_ago(model: str, draft: str) -> None:
+    llm = LLM(model, drafter="autoregressive", threads=1)
+    want = llm.generate(PROMPT, PARAMS).token_ids
+    for _ in range(2):
+        assert llm.generate(PROMPT, PARAMS, drafter=draft).token_ids == want
+        assert len(llm.engine.target.drafts) == 1
+        for num_nodes in range(1, 65):
+            assert len(llm.engine.target.drafts) == 1
+            llm.meet(Suffix(num_nodes=num_nodes))
+        gc.collect()
+        assert not llm.engine.target.drafts
 
 
 def test_what_is_no_model_is_refused(model: str, tmp_path: Path) -> None:
@@ -211,7 +229,7 @@ def test_weights_of_a_byte() -> None:
     for weights in ("plain", "int8"):
         engine = make_engine(tiny_decoder())
         drafter = make_drafter(f"draft_model(model={draft_folder(0.0)!r}, weights={weights!r})").bind(engine.target)
-        assert isinstance(drafter, DraftModel)
+        assert isinstance(drafter, ModelGuesser)
         out = drafter.draft.runner.decoder.layers[0].out
         assert isinstance(out, KernelLinear)
         size[weights], values[weights] = out.packed.data.nbytes, out.packed.unpack()

@@ -23,12 +23,15 @@ from drafters.drafting import (
     watched,
 )
 from drafters.from_draft.drafts import draft_folder
+from drafters.helpers import within
 from drafters.kernel_calls import burning
 from drafters.trees import TreeDrafter, off_chain
-from models import VOCAB, assert_idle, make_engine, make_request, run, tiny_decoder
+from models import VOCAB, assert_idle, context_of, make_engine, make_request, run, tiny_decoder
 from pronk.choosing.params import SamplingParams
+from pronk.choosing.processors import Penalties
 from pronk.drafters.combined.merged import Merged
-from pronk.drafters.shared.draft import Draft, Lane
+from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.drafters.shared.draft import Draft, DraftLane
 
 # All, a part and next to none of the guesses of these drafts are right.
 RIGHT, FAIR, WRONG = 0.0, 0.03, 0.25
@@ -124,7 +127,7 @@ def test_requests_share_passes() -> None:
     )
 
 
-def assert_fresh(draft: Draft, lane: Lane, oracle: Dense, held: Sequence[int]) -> None:
+def assert_fresh(draft: Draft, lane: DraftLane, oracle: Dense, held: Sequence[int]) -> None:
     """A lane has the tokens, and the same bits, of one that has just read them."""
     assert lane.tokens == list(held)
     assert lane.table.length == len(held)
@@ -161,7 +164,7 @@ def test_accepted_guesses_of_others_are_read_too() -> None:
     run(make_engine(tiny_decoder()), [plain])
     texts = {((1, 2, 3), 0): plain.tokens}
     engine = make_engine(tiny_decoder())
-    drafter = Merged((TreeDrafter(off_chain, texts), bound(spec(FAIR), engine)))
+    drafter = Merged((TreeDrafter(off_chain, texts), bound(spec(FAIR), engine))).bind(engine.target)
     (request,) = decode(engine, drafter, [[1, 2, 3]])
     assert request.stats.moved > 0
     assert sum(each.accepted for name, each in request.stats.sources.items() if name.startswith("draft_model")) > 0
@@ -244,9 +247,7 @@ KINDS = {
 
 
 def models_of(drafter: Any) -> list[Draft]:
-    if hasattr(drafter, "draft"):
-        return [drafter.draft]
-    return [model for part in getattr(drafter, "parts", ()) for model in models_of(part)]
+    return [guesser.draft for guesser in within(drafter, ModelGuesser)]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -284,15 +285,15 @@ def test_the_chooser_is_told_of_nothing_that_stays(kind: str) -> None:
     params = SamplingParams(temperature=0.8, frequency_penalty=0.6)
     for at in (99, 0, 2):
         asked = context(drafter, [1, 2, 3], params=params)
-        pool, counts = models_of(drafter)[0].runner.cache, asked.chooser.counts
-        assert counts is not None
+        pool, (penalties,) = models_of(drafter)[0].runner.cache, asked.chooser.processors
+        assert isinstance(penalties, Penalties)
         with burning(pool, at):
             try:
                 drafter.propose([asked])
             except KeyboardInterrupt:
                 assert at < 99
-        assert asked.chooser.context == [1, 2, 3]
-        assert not counts.any()
+        assert context_of(asked.chooser) == [1, 2, 3]
+        assert not penalties.counts.any()
         drafter.stop(asked.state)
 
 

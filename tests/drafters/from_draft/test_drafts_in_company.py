@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from typing import Any
 
 import pytest
 
 import pronk.choosing.chooser
-from drafters.drafting import watch_draft
+from drafters.drafting import bound, watch_draft
 from drafters.from_draft.drafts import draft_folder
 from engine.cases import text
 from models import make_engine, make_request, run, tiny_decoder
 from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams, lots
-from pronk.drafters import make_drafter
-from pronk.engine.engine import Engine
+from pronk.choosing.noise import trial_seed
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import PromptLookup, make_drafter
+from pronk.engine.request import Request
 from pronk.errors import OptionError
 
 RIGHT, FAIR, WRONG = 0.03, 0.25, 3.0
@@ -23,10 +25,6 @@ RIGHT, FAIR, WRONG = 0.03, 0.25, 3.0
 
 def model(noise: float, more: str = "") -> str:
     return f"draft_model(model={draft_folder(noise)!r}{more})"
-
-
-def bound(engine: Engine, spec: str) -> Any:
-    return make_drafter(spec).bind(engine.target)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,7 @@ def test_numbers_that_a_draft_has_drawn_with_are_used_in_one_step(
 
     monkeypatch.setattr(pronk.choosing.chooser, "draft_noise", spy)
     engine = make_engine(tiny_decoder())
-    drafter = bound(engine, spec)
+    drafter = bound(spec, engine)
     params = SamplingParams(max_tokens=60, temperature=1.0, seed=5, rule=rule)
     request = make_request(text(3, 20), params, drafter)
     engine.add(request)
@@ -66,18 +64,18 @@ def test_numbers_that_a_draft_has_drawn_with_are_used_in_one_step(
 
 
 def test_prompts_with_one_seed_do_not_share_what_guesses_are_tried_with() -> None:
-    assert lots(7, [1, 2, 3]) == lots(7, [1, 2, 3])
-    assert len({lots(seed, prompt) for seed in (0, 7) for prompt in ((1, 2, 3), (1, 2), (3, 2, 1))}) == 6
-    assert all(0 <= lots(2**63 - 1, [token]) < 2**63 for token in range(50))
+    assert trial_seed(7, [1, 2, 3]) == trial_seed(7, [1, 2, 3])
+    assert len({trial_seed(seed, prompt) for seed in (0, 7) for prompt in ((1, 2, 3), (1, 2), (3, 2, 1))}) == 6
+    assert all(0 <= trial_seed(2**63 - 1, [token]) < 2**63 for token in range(50))
     by_chance = SamplingParams(temperature=1.0, rule="rejection")
-    assert Chooser(by_chance, 7, [1, 2], 9).lots != Chooser(by_chance, 7, [2, 1], 9).lots
+    assert Chooser(by_chance, 7, [1, 2], 9).trial_seed != Chooser(by_chance, 7, [2, 1], 9).trial_seed
     coupled = SamplingParams(temperature=1.0)
     assert Chooser(coupled, 7, [1, 2], 9).seed == Chooser(coupled, 7, [2, 1], 9).seed == 7
 
 
 def test_a_draft_does_not_learn_from_another_one_s_guesses() -> None:
     engine = make_engine(tiny_decoder())
-    drafter = bound(engine, f"first_of({model(WRONG)}, {model(RIGHT)})")
+    drafter = bound(f"first_of({model(WRONG)}, {model(RIGHT)})", engine)
     states: list[Any] = []
     start = type(drafter).start
 
@@ -99,7 +97,7 @@ def test_a_draft_does_not_learn_from_another_one_s_guesses() -> None:
 def test_a_long_prompt_does_not_keep_others_waiting() -> None:
     """In company the draft reads a chunk a step, whatever the prompts, and guesses for those that are through."""
     engine = make_engine(tiny_decoder(), num_blocks=800)
-    drafter = bound(engine, model(RIGHT, ", num_tokens=2"))
+    drafter = bound(model(RIGHT, ", num_tokens=2"), engine)
     passes = watch_draft(drafter.draft)
     long, short = text(5, 1500), text(4, 60)
     requests = [make_request(prompt, SamplingParams(max_tokens=60), drafter) for prompt in (short, long)]
@@ -118,26 +116,29 @@ def test_a_long_prompt_does_not_keep_others_waiting() -> None:
         assert other.output == request.output
 
 
-class Burn:
-    """Ctrl-C while a drafter proposes, in the middle of a chooser's taking note of token number ``left``."""
+class Burn(list[int]):
+    """Tokens that are tried ahead; Ctrl-C comes for number ``left``, when it was noted or is about to be struck out."""
 
     def __init__(self, left: int) -> None:
+        super().__init__()
         self.left, self.armed = left, False
 
-    def install(self, patch: pytest.MonkeyPatch, drafter: type) -> None:
-        advance, rollback, propose = Chooser.advance, Chooser.rollback, drafter.propose
+    def append(self, token: int) -> None:
+        super().append(token)
+        self.burn()
 
-        def half_told(chooser: Chooser, token: int) -> None:
-            if self.burns():
-                chooser.context.append(token)
-                raise KeyboardInterrupt
-            advance(chooser, token)
+    def __delitem__(self, key: Any) -> None:
+        self.burn()
+        super().__delitem__(key)
 
-        def half_untold(chooser: Chooser, count: int) -> None:
-            if count and self.burns():
-                chooser.context.pop()
-                raise KeyboardInterrupt
-            rollback(chooser, count)
+    def burn(self) -> None:
+        self.left -= self.armed
+        if self.armed and not self.left:
+            signal.raise_signal(signal.SIGINT)
+
+    def install(self, patch: pytest.MonkeyPatch, drafter: type, request: Request) -> None:
+        """Into the request's chooser, for as long as the drafter proposes."""
+        propose = drafter.propose
 
         def proposing(drafter: Any, contexts: Any) -> Any:
             self.armed = True
@@ -146,13 +147,8 @@ class Burn:
             finally:
                 self.armed = False
 
-        patch.setattr(Chooser, "advance", half_told)
-        patch.setattr(Chooser, "rollback", half_untold)
+        patch.setattr(request.chooser.context, "ahead", self)
         patch.setattr(drafter, "propose", proposing)
-
-    def burns(self) -> bool:
-        self.left -= self.armed
-        return self.armed and self.left == 0
 
 
 @pytest.mark.parametrize(
@@ -167,12 +163,12 @@ def test_choosers_recover_from_an_interruption_between_two_lines(spec: str) -> N
     run(make_engine(tiny_decoder()), [want])
     for at in range(1, 40, 3):
         engine = make_engine(tiny_decoder())
-        drafter = bound(engine, spec)
+        drafter = bound(spec, engine)
         got = make_request(text(2, 25), params, drafter)
         engine.add(got)
         interrupted = 0
         with pytest.MonkeyPatch.context() as patch:
-            Burn(at).install(patch, type(drafter))
+            Burn(at).install(patch, type(drafter), got)
             while got.finish_reason is None:
                 try:
                     engine.step()
@@ -201,7 +197,8 @@ def test_compositions_that_mean_nothing_are_refused(spec: str, message: str) -> 
 
 
 def test_staged_has_a_smaller_drafter_by_default() -> None:
-    assert make_drafter("staged(draft_model)") == make_drafter("staged(draft_model, prompt_lookup)")
-    assert make_drafter("staged(draft_model, num_nodes=4)") == make_drafter(
-        "staged(draft_model, prompt_lookup, num_nodes=4)"
-    )
+    assert make_drafter("staged") == make_drafter("staged(draft_model, prompt_lookup)")
+    engine = make_engine(tiny_decoder())
+    one, other = (bound(f"staged({model(FAIR)}{rest}, num_nodes=4)", engine) for rest in ("", ", prompt_lookup"))
+    assert one.smaller == other.smaller == PromptLookup()
+    assert one.options.num_nodes == other.options.num_nodes == 4

@@ -13,13 +13,15 @@ from drafters.from_draft.test_draft_model import FAIR, RIGHT, WRONG
 from drafters.from_draft.test_draft_model import spec as model
 from drafters.from_target.test_glide import model_of
 from drafters.from_target.trained_glide import PROMPTS, glide_folder
-from models import make_request, run
+from models import context_of, make_request, run
 from pronk.choosing.chooser import Guess
 from pronk.choosing.params import SamplingParams
+from pronk.drafters import DraftContext
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.draft import Draft
 from pronk.engine.engine import Engine
 from pronk.passes.runner import Runner
+from pronk.tree import TokenTree
 
 SPECS = {
     "right": model(RIGHT, num_tokens=6),
@@ -114,30 +116,61 @@ def test_requests_in_company_share_passes(grown: list[int]) -> None:
     finish(engine)
 
 
-def test_what_fails_within_is_heard_of_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def fail(patch: pytest.MonkeyPatch) -> None:
+    """The second guess of every chain fails when it has been taken."""
+    take = Chain.take
+
+    def failing(chain: Chain, guess: Guess) -> None:
+        take(chain, guess)
+        if len(chain) == 2:
+            raise ZeroDivisionError
+
+    patch.setattr(Chain, "take", failing)
+
+
+def test_what_fails_within_is_heard_of_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, grown: list[int]) -> None:
     """Nothing can be raised through the kernels; afterwards the next proposal is as if nothing had happened."""
+    want = proposals(SPECS["fair"], PROMPTS[2:3])
     engine, drafter = watched(SPECS["fair"])
-    draft = model_of(drafter.inner)
+    draft, propose, failed = model_of(drafter.inner), drafter.inner.propose, 0
+
+    def twice(contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        nonlocal failed
+        if min(contexts[0].max_depth, contexts[0].max_nodes) > 1:
+            with monkeypatch.context() as patch:
+                fail(patch)
+                with pytest.raises(ZeroDivisionError):
+                    propose(contexts)
+            failed += 1
+        assert context_of(contexts[0].chooser) == contexts[0].tokens
+        return propose(contexts)
+
+    drafter.inner.propose = twice
+    (request,) = decode(engine, drafter, PROMPTS[2:3])
+    assert [(note.tree, note.tree.gain, note.tree.origin) for note in drafter.of(request)] == want[0]
+    assert request.stats.accepted > 3
+    assert failed > 3
+    assert max(grown) > 2
+    assert_no_blocks(draft)
+
+
+def test_what_fails_within_costs_the_guesses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, drafter = watched(SPECS["fair"])
     (request,) = [make_request(PROMPTS[2], SamplingParams(max_tokens=30), drafter)]
     engine.add(request)
     engine.step()
     engine.step()
+    drafted = request.stats.drafted
+    assert drafted
     with monkeypatch.context() as patch:
-        take = Chain.take
-
-        def failing(chain: Chain, guess: Guess) -> None:
-            take(chain, guess)
-            if len(chain) == 2:
-                raise ZeroDivisionError
-
-        patch.setattr(Chain, "take", failing)
-        with pytest.raises(ZeroDivisionError):
-            engine.step()
-    assert list(request.chooser.context) == request.tokens
+        fail(patch)
+        engine.step()
+    assert request.stats.draft_error == "ZeroDivisionError: "
+    assert context_of(request.chooser) == request.tokens
     finish(engine)
     assert request.output == plain_output(request.prompt, request.params)
-    assert request.stats.accepted > 3
-    assert_no_blocks(draft)
+    assert request.stats.drafted == drafted
+    assert_no_blocks(model_of(drafter.inner))
 
 
 def test_a_draft_s_context_ends_the_chain() -> None:

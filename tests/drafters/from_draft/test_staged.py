@@ -22,8 +22,8 @@ from drafters.drafting import (
 )
 from drafters.from_draft.drafts import draft_folder
 from models import VOCAB
-from pronk.choosing.params import SamplingParams, gumbel_noise
-from pronk.drafters import Drafter
+from pronk.choosing.noise import gumbel_noise
+from pronk.choosing.params import SamplingParams
 
 RIGHT, FAIR, POOR = 0.0, 0.03, 0.1
 MODEL = f"draft_model(model={draft_folder(FAIR)!r})"
@@ -243,6 +243,6 @@ def test_beams_end_at_the_limits() -> None:
 
 
 def test_parts_are_made_by_name() -> None:
-    made: Drafter[Any] = bound(f"staged({MODEL}, suffix, num_nodes=7)")
+    made: Any = bound(f"staged({MODEL}, suffix, num_nodes=7)")
     assert [part.name for part in made.parts] == ["draft_model", "suffix"]
-    assert made.num_nodes == 7
+    assert made.options.num_nodes == 7

@@ -13,10 +13,10 @@ import torch
 
 from drafters.drafting import Asked, decode, dense, watched
 from drafters.from_draft.drafts import draft_folder
-from drafters.helpers import context, hear
+from drafters.helpers import context, hear, met
 from drafters.scripted import Scripted, guess
 from models import VOCAB
-from pronk.choosing.params import gumbel_noise
+from pronk.choosing.noise import gumbel_noise
 from pronk.drafters import FirstOf, Threshold, make_drafter
 from pronk.drafters.combined.merged import Merged
 from pronk.engine.request import Request
@@ -59,7 +59,7 @@ class Survey:
 
 def test_the_worked_example() -> None:
     """From 0.4, two tokens of 0.75 and 0.5, of which the first is right."""
-    drafter = Threshold((Scripted((guess(1, 0.75), guess(2, 0.5), guess(3, 0.9))),))
+    drafter = met(Threshold((Scripted((guess(1, 0.75), guess(2, 0.5), guess(3, 0.9))),)))
     state, tokens = drafter.start([0]), [0]
     (tree,) = drafter.propose([context(state, tokens)])
     assert tree.tokens == (0, 1, 2)
@@ -71,7 +71,7 @@ def test_the_worked_example() -> None:
 def test_the_threshold_moves_towards_the_last_accepted_token(accepted: int, threshold: float) -> None:
     """c = 1, 0.9, 0.75·0.9 …; c_0 is 1, and after full acceptance the threshold falls."""
     script = (guess(1, 0.9), guess(2, 0.75 / 0.9), guess(3, 0.1))
-    drafter = Threshold((Scripted(script),), boost=0.05, toward="accepted")
+    drafter = met(Threshold((Scripted(script),), boost=0.05, toward="accepted"))
     state, tokens = drafter.start([0]), [0]
     (tree,) = drafter.propose([context(state, tokens)])
     assert tree.num_guesses == 3
@@ -81,7 +81,7 @@ def test_the_threshold_moves_towards_the_last_accepted_token(accepted: int, thre
 
 def test_or_towards_the_first_rejected_one() -> None:
     """As the survey's code does."""
-    drafter = Threshold((Scripted((guess(1, 0.9), guess(2, 0.5), guess(3, 0.1))),))
+    drafter = met(Threshold((Scripted((guess(1, 0.9), guess(2, 0.5), guess(3, 0.1))),)))
     for accepted, want in ((0, (0.4 + 0.9) / 2), (1, (0.4 + 0.45) / 2), (2, (0.4 + 0.045) / 2), (3, 0.3)):
         state, tokens = drafter.start([0]), [0]
         (tree,) = drafter.propose([context(state, tokens)])
@@ -92,13 +92,13 @@ def test_or_towards_the_first_rejected_one() -> None:
 def test_a_product_at_the_threshold_is_not_below_it() -> None:
     halves = tuple(guess(token, 0.5) for token in TOKENS)
     for threshold, count in ((0.5, 2), (0.25, 3), (math.nextafter(0.25, 1), 2), (0.125, 4)):
-        drafter = Threshold((Scripted(halves),), threshold=threshold)
+        drafter = met(Threshold((Scripted(halves),), threshold=threshold))
         (tree,) = drafter.propose([context(drafter.start([0]), [0])])
         assert tree.num_guesses == count
 
 
 def test_the_threshold_stays_within_its_bounds() -> None:
-    sure = Threshold((Scripted((guess(1, 1.0),)),), threshold=0.3, boost=0.2, lowest=0.05, highest=0.6)
+    sure = met(Threshold((Scripted((guess(1, 1.0),)),), threshold=0.3, boost=0.2, lowest=0.05, highest=0.6))
     for right, want in ((True, [0.1, 0.05, 0.05]), (False, [0.6, 0.6, 0.6])):
         state, tokens, seen = sure.start([0]), [0], []
         for _ in want:
@@ -109,7 +109,7 @@ def test_the_threshold_stays_within_its_bounds() -> None:
 
 
 def test_requests_have_thresholds_of_their_own() -> None:
-    drafter = Threshold((Scripted(tuple(guess(token, 0.8) for token in TOKENS)),))
+    drafter = met(Threshold((Scripted(tuple(guess(token, 0.8) for token in TOKENS)),)))
     models: list[Any] = [lambda _: OTHER, len]
     texts = [[0], [0]]
     states = [drafter.start(text) for text in texts]
@@ -137,9 +137,8 @@ def test_random_drafts_and_verdicts(toward: str) -> None:
         for _ in range(12):
             shares = [1 - dice.random() ** 2 for _ in TOKENS]
             script = tuple(guess(token, max(share, 0.01)) for token, share in zip(TOKENS, shares, strict=True))
-            drafter = Threshold(
-                (Scripted(script),), max_tokens=loop.max_draft, threshold=start, toward=toward, **options
-            )
+            options = {**options, "max_tokens": loop.max_draft, "threshold": start, "toward": toward}
+            drafter = met(Threshold((Scripted(script),), **options))
             state = state or drafter.start([0])
             (tree,) = drafter.propose([context(state, [0])])
             count = loop.draft([each.confidence for each in script])
@@ -188,13 +187,13 @@ def test_a_whole_decoding_goes_as_the_slow_loop(temperature: float, kind: str) -
 def test_others_guesses_do_not_move_it() -> None:
     """Neither those of a drafter that spoke in its place, nor those of one of the same name beside it."""
     loud, own = Scripted((guess(1, 0.9), guess(2, 0.9), guess(3, 0.9))), Scripted((guess(1, 0.3), guess(2, 0.3)))
-    first = FirstOf((loud, Threshold((own,))))
+    first = met(FirstOf((loud, Threshold((own,)))))
     state, tokens = first.start([0]), [0]
     for _ in range(3):
         (tree,) = first.propose([context(state, tokens)])
         hear(first, state, tree, tokens, lambda _: OTHER)
     assert state[1].own.threshold == 0.4
-    merged = Merged((Threshold((own,)), loud))
+    merged = met(Merged((Threshold((own,)), loud)))
     state, tokens = merged.start([0]), [0]
     (tree,) = merged.propose([context(state, tokens)])
     assert tree.tokens == (0, 1, 2, 3)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from drafters.helpers import VOCAB, Model, context, looping, markov, scrambled, step
-from pronk.drafters import Drafter, GaussSeidel, Jacobi
+from pronk.drafters import GaussSeidel, Guesser, Jacobi
 from pronk.drafters.from_outputs.jacobi import Iterate
 
 
@@ -63,7 +63,7 @@ def test_outputs_are_the_next_iterate() -> None:
 @pytest.mark.parametrize(
     ("drafter", "lengths"), [(Jacobi(num_tokens=4), [4, 3, 2, 1, 4]), (GaussSeidel(num_tokens=4), [4] * 5)]
 )
-def test_the_system_ends_or_slides(drafter: Drafter[Iterate], lengths: list[int]) -> None:
+def test_the_system_ends_or_slides(drafter: Guesser[Iterate], lengths: list[int]) -> None:
     """With a model that takes one token at a time: the chain gets shorter until the next system begins, or does not."""
     tokens, counter = [1], iter(range(10**6))
     state = drafter.start(tokens)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from drafters.helpers import VOCAB, Model, context, looping, scrambled, step
+from drafters.helpers import VOCAB, Model, context, hear, looping, met, scrambled, step
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Lookahead, Outcome
-from pronk.drafters.from_outputs._window import LADDER, NO_WINDOW, Experience, Pool, Shape, Window
+from pronk.drafters.from_outputs._window import LADDER, NO_WINDOW, Experience, NgramPool, Window, WindowShape
 from pronk.drafters.from_outputs.lookahead import LookaheadState
 from pronk.drafters.shared.rates import Rates
 from pronk.errors import OptionError
@@ -23,7 +23,7 @@ def rates() -> Rates:
     return Rates("lookahead", dict.fromkeys(range(6), 0.5))
 
 
-def after(pool: Pool, token: int) -> list[tuple[int, ...]]:
+def after(pool: NgramPool, token: int) -> list[tuple[int, ...]]:
     return [gram for gram, _ in pool.after(token)]
 
 
@@ -67,7 +67,7 @@ def explore(prompt: list[int], steps: Sequence[int], model: Model, width: int, s
     ("width", "size", "guesses"), [(1, 2, 1), (5, 4, 2), (3, 2, 3), (2, 5, 2), (4, 3, 0), (1, 4, 2)]
 )
 def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size: int, guesses: int) -> None:
-    drafter = Lookahead(window=width, ngram=size, guesses=guesses, use_prompt=False)
+    drafter = met(Lookahead(window=width, ngram=size, guesses=guesses, use_prompt=False))
     tokens, found = [3, 1, 4], list[list[int]]()
     state = drafter.start(tokens)
     record = state.pool.add
@@ -89,12 +89,12 @@ def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size
 def test_figure_2b() -> None:
     """W = 5, N = 4, G = 2: which tokens each token of the window and of the candidates sees, and where it stands."""
     orange, green, red = (0, 11, 12, 13, 14), (21, 22, 23, 24, 25), (32, 33, 34, 35, 36)
-    pool = Pool(100)
+    pool = NgramPool(100)
     pool.add((0, 41, 42, 43))
     pool.add((0, 51, 52, 53))
     # It was left one token ago, with the outputs as a fourth row; the oldest goes, and these three are left.
     state = LookaheadState((1,), pool, rates(), Window(8, ((7, 7, 7, 7, 7), orange, green, red)))
-    drafter = Lookahead(window=5, ngram=4, guesses=2, use_prompt=False)
+    drafter = met(Lookahead(window=5, ngram=4, guesses=2, use_prompt=False))
     (tree,) = drafter.propose([context(state, [*range(1, 10), 0])])
     names = dict(enumerate(tree.tokens))
     sees = {
@@ -122,7 +122,7 @@ def test_figure_2b() -> None:
 
 def test_worked_example_of_collecting() -> None:
     """W = 2, N = 3: the outputs close the columns' 3-grams, and become the newest row."""
-    drafter = Lookahead(window=2, ngram=3, guesses=1, use_prompt=False)
+    drafter = met(Lookahead(window=2, ngram=3, guesses=1, use_prompt=False))
     state = drafter.start([1, 2])
     state.window = Window(1, ((2, 6), (7, 8)))
     tree = drafter.propose([context(state, [1, 2, 3])])[0]
@@ -130,14 +130,14 @@ def test_worked_example_of_collecting() -> None:
     assert tree.tokens == (3, fill([1, 2], 3), 8, fill([1, 2], 4))
     logits = torch.zeros(4, VOCAB)
     logits[2, 9] = logits[3, 10] = 1.0
-    drafter.observe([Outcome(state, tree, (), (5,), 2, SamplingParams(), logits)])
+    drafter.observe(Outcome(state, tree, (), (5,), 2, SamplingParams(), logits))
     assert after(state.pool, 3) == [(8, 9)]
     assert after(state.pool, tree.tokens[1]) == [(tree.tokens[3], 10)]
     assert state.window == Window(2, ((3, tree.tokens[1]), (8, tree.tokens[3]), (9, 10)))
 
 
 def test_pool_is_bounded_and_forgets_the_longest_unused() -> None:
-    pool = Pool(3)
+    pool = NgramPool(3)
     for gram in ((1, 2), (3, 4), (1, 5), (3, 4), (6, 7)):
         pool.add(gram)
     assert pool.size == 3
@@ -150,19 +150,17 @@ def test_pool_is_bounded_and_forgets_the_longest_unused() -> None:
 
 def test_the_prompt_is_a_reference_or_not() -> None:
     prompt = [1, 2, 3, 9, 1]
-    with_prompt, without = (Lookahead(window=1, ngram=3, use_prompt=use).start(prompt) for use in (True, False))
+    with_prompt, without = (met(Lookahead(window=1, ngram=3, use_prompt=use)).start(prompt) for use in (True, False))
     assert after(with_prompt.pool, 1) == [(2, 3)]
     assert without.pool.size == 0
-    drafter = Lookahead(window=1, ngram=3)
-    drafter.observe(
-        [Outcome(with_prompt, TokenTree.chain([1]), (), (7, 8), 4, SamplingParams(), torch.zeros(1, VOCAB))]
-    )
+    drafter = met(Lookahead(window=1, ngram=3))
+    drafter.observe(Outcome(with_prompt, TokenTree.chain([1]), (), (7, 8), 4, SamplingParams(), torch.zeros(1, VOCAB)))
     assert after(with_prompt.pool, 1) == [(7, 8), (2, 3)]
     assert after(with_prompt.pool, 9) == [(1, 7)]
 
 
 def test_no_room_means_no_window() -> None:
-    drafter = Lookahead(window=5, ngram=4, guesses=2)
+    drafter = met(Lookahead(window=5, ngram=4, guesses=2))
     dice = random.Random(0)
     tokens = [dice.randrange(3) for _ in range(40)]
     state = drafter.start(tokens)
@@ -172,7 +170,7 @@ def test_no_room_means_no_window() -> None:
 
 
 def test_text_and_window_are_told_apart() -> None:
-    pool = Pool(9)
+    pool = NgramPool(9)
     pool.add((1, 2, 3), explored=True)
     pool.add((1, 4, 5))
     assert list(pool.after(1)) == [((4, 5), False), ((2, 3), True)]
@@ -183,15 +181,15 @@ def test_text_and_window_are_told_apart() -> None:
 
 def test_a_shared_pool_remembers_other_requests() -> None:
     for shared in (True, False):
-        drafter = Lookahead(window=1, ngram=3, shared=shared)
+        drafter = met(Lookahead(window=1, ngram=3, shared=shared))
         drafter.start([1, 2, 3])
         assert after(drafter.start([9, 9]).pool, 1) == ([(2, 3)] if shared else [])
 
 
-@pytest.mark.parametrize("old", [Shape(5, 4, 1), Shape(2, 3, 1), Shape(7, 5, 1)])
-@pytest.mark.parametrize("new", [Shape(5, 4, 1), Shape(3, 3, 1), Shape(1, 2, 1)])
+@pytest.mark.parametrize("old", [WindowShape(5, 4, 1), WindowShape(2, 3, 1), WindowShape(7, 5, 1)])
+@pytest.mark.parametrize("new", [WindowShape(5, 4, 1), WindowShape(3, 3, 1), WindowShape(1, 2, 1)])
 @pytest.mark.parametrize("step", [1, 2, 9])
-def test_a_window_of_another_size_keeps_what_it_can(old: Shape, new: Shape, step: int) -> None:
+def test_a_window_of_another_size_keeps_what_it_can(old: WindowShape, new: WindowShape, step: int) -> None:
     """Tokens here are their own positions, so every cell shows whether it is in its place."""
     rows = tuple(tuple(10 + r + j for j in range(old.window)) for r in range(old.ngram))
     window = Window(10, rows).moved(10 + step, 10 + step, new, [-1])
@@ -208,8 +206,8 @@ DEAR = PassCosts((1, 4, 8, 128), (1.0, 1.05, 1.5, 13.0))
 
 
 def live(
-    experience: Experience, costs: PassCosts, harvest: Callable[[Shape, int], int], steps: int, requests: int = 1
-) -> list[Shape]:
+    experience: Experience, costs: PassCosts, harvest: Callable[[WindowShape, int], int], steps: int, requests: int = 1
+) -> list[WindowShape]:
     shapes = []
     for number in range(steps):
         shapes.append(experience.shape())
@@ -238,17 +236,31 @@ def test_automatic_window_stays_where_it_pays_for_itself_and_no_more() -> None:
 
 def test_automatic_window_pays_for_the_rows_of_the_whole_batch() -> None:
     """What is free for one request is not for sixteen."""
-    good: Callable[[Shape, int], int] = lambda shape, step: int(shape.window > 0 and step % 4 == 0)  # noqa: E731
+    good: Callable[[WindowShape, int], int] = lambda shape, step: int(shape.window > 0 and step % 4 == 0)  # noqa: E731
     assert live(Experience(), DEAR, good, 300)[-1] == LADDER[1]
     assert set(live(Experience(), DEAR, good, 300, requests=16)) == {NO_WINDOW}
 
 
 def test_no_window_where_costs_are_unknown_or_no_row_is_free() -> None:
     assert set(live(Experience(), PassCosts((1, 2), (1.0, 2.0)), lambda _, __: 1, 50)) == {NO_WINDOW}
-    drafter = Lookahead()
+    drafter = met(Lookahead())
     tokens = [1, 2, 3, 1, 2]
     (tree,) = drafter.propose([context(drafter.start(tokens), tokens)])
     assert all(tree.acceptable)
+
+
+def test_automatic_window_changes_between_steps() -> None:
+    """All that a step's requests are told goes by one shape; what it was worth is judged before the next one."""
+    drafter, texts = met(Lookahead()), [[1, 2, 3], [4, 0, 1]]
+    states = [drafter.start(text) for text in texts]
+    trees = drafter.propose([context(*each, costs=CHEAP) for each in zip(states, texts, strict=True)])
+    for state, text, tree in zip(states, texts, trees, strict=True):
+        assert all(tree.acceptable)
+        hear(drafter, state, tree, text, looping)
+        assert drafter.shape == NO_WINDOW
+    trees = drafter.propose([context(*each, costs=CHEAP) for each in zip(states, texts, strict=True)])
+    assert drafter.shape == LADDER[1]
+    assert all(len(tree) - sum(tree.acceptable) == LADDER[1].window - 1 for tree in trees)  # row 0 counts the root
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from drafters.helpers import VOCAB, context, hear, markov, named, step
-from models import make_engine, tiny_decoder
+from drafters.helpers import VOCAB, context, hear, markov, met, step
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Outcome, Recycling
 from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
-from pronk.drafters.from_outputs.recycling import Recycled
+from pronk.drafters.from_outputs.recycling import Recycled, RecyclingGuesser
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
 THE, CAT, DOG, SUN, SAT, RAN, WAS, ON, AT, IN = range(10)
 
 
-def tabled(drafter: Recycling, rows: dict[int, tuple[int, ...]]) -> Recycled:
+def tabled(drafter: RecyclingGuesser, rows: dict[int, tuple[int, ...]]) -> Recycled:
     state = drafter.start([THE])
     for token, successors in rows.items():
         state.successors.put(token, successors)
@@ -28,7 +27,7 @@ def tabled(drafter: Recycling, rows: dict[int, tuple[int, ...]]) -> Recycled:
 
 
 def test_the_tree_of_the_docstring() -> None:
-    drafter = Recycling(num_nodes=5, top_k=3)
+    drafter = met(Recycling(num_nodes=5, top_k=3))
     rows = {THE: (CAT, DOG, SUN), CAT: (SAT, RAN, WAS), SAT: (ON, AT, IN), DOG: (RAN, SAT, WAS)}
     state = tabled(drafter, rows)
     state.rates.priors = {0: 0.6, 1: 0.4, 2: 0.05}
@@ -39,7 +38,7 @@ def test_the_tree_of_the_docstring() -> None:
 
 
 def test_it_keeps_the_nodes_of_largest_gain() -> None:
-    drafter = Recycling(num_nodes=12, top_k=3)
+    drafter = met(Recycling(num_nodes=12, top_k=3))
     state = tabled(drafter, {token: tuple((token * 3 + rank) % 10 for rank in range(3)) for token in range(10)})
     rates = [state.rates.rate(rank) for rank in range(3)]
     every, level = list[float](), [1.0]
@@ -52,22 +51,22 @@ def test_it_keeps_the_nodes_of_largest_gain() -> None:
 
 
 def test_logits_of_rejected_nodes_are_recycled_too() -> None:
-    drafter = Recycling(top_k=2)
+    drafter = met(Recycling(top_k=2))
     state = drafter.start([1])
     tree = TokenTree((1, 2, 3), (-1, 0, 0))
     logits = torch.zeros(3, VOCAB)
     logits[0, [4, 5]] = torch.tensor([2.0, 1.0])
     logits[1, [6, 7]] = torch.tensor([2.0, 1.0])
     logits[2, [8, 9]] = torch.tensor([1.0, 2.0])
-    drafter.observe([Outcome(state, tree, (), (4,), 0, SamplingParams(), logits)])
+    drafter.observe(Outcome(state, tree, (), (4,), 0, SamplingParams(), logits))
     assert [state.successors.after(token) for token in (1, 2, 3)] == [(4, 5), (6, 7), (9, 8)]
     biased = SamplingParams(logit_bias={4: -100.0, 10: 50.0})
-    drafter.observe([Outcome(state, TokenTree.chain([1]), (), (5,), 0, biased, logits[:1])])
+    drafter.observe(Outcome(state, TokenTree.chain([1]), (), (5,), 0, biased, logits[:1]))
     assert state.successors.after(1) == (10, 5)
 
 
 def test_a_model_that_looks_back_one_token_is_learned() -> None:
-    drafter, tokens = Recycling(num_nodes=6, top_k=2), [1, 2]
+    drafter, tokens = met(Recycling(num_nodes=6, top_k=2)), [1, 2]
     state = drafter.start(tokens)
     for _ in range(12):
         step(drafter, state, tokens, markov)
@@ -76,7 +75,7 @@ def test_a_model_that_looks_back_one_token_is_learned() -> None:
 
 
 def test_the_prompt_is_read() -> None:
-    state = Recycling(top_k=2).start([1, 2, 1, 3, 1, 4, 1])
+    state = met(Recycling(top_k=2)).start([1, 2, 1, 3, 1, 4, 1])
     assert state.successors.after(1) == (4, 3)
     assert state.successors.after(4) == (1,)
     assert state.successors.after(9) == ()
@@ -88,35 +87,33 @@ def test_the_table_is_bounded_and_forgets_what_was_met_longest_ago() -> None:
         table.put(token, [token, 9, 9])
     assert list(table.rows) == [3, 1, 4]
     assert table.after(1) == (1, 9)
-    state = Recycling(max_tokens=16).start(list(range(1000)))
+    state = met(Recycling(max_tokens=16)).start(list(range(1000)))
     assert len(state.successors.rows) == 16
 
 
 def test_tables_are_the_request_s_own_or_shared() -> None:
     for shared in (False, True):
-        drafter = Recycling(shared=shared)
-        drafter.bind(make_engine(tiny_decoder()).target)
+        drafter = met(Recycling(shared=shared))
         drafter.start([1, 2])
         assert drafter.start([9]).successors.after(1) == ((2,) if shared else ())
 
 
 def test_a_saved_table_warms_the_next_one(tmp_path: Path) -> None:
-    engine = make_engine(tiny_decoder(), tokenizer=named("mine"))
     path = tmp_path / "table.safetensors"
-    drafter = Recycling(shared=True)
     with pytest.raises(OptionError, match="shared=True"):
-        drafter.save(path)
-    drafter.bind(engine.target)
+        met(Recycling(), "mine").save(path)
+    drafter = met(Recycling(shared=True), "mine")
     drafter.start([1, 2, 3, 1, 4])
     drafter.save(path)
-    warm = Recycling(table=str(path), top_k=1)
-    warm.bind(engine.target)
+    warm = met(Recycling(table=str(path), top_k=1), "mine")
     first, second = warm.start([7, 8]), warm.start([5])
     assert first.successors.after(1) == (4,)
     assert second.successors.after(7) == ()  # requests go their own ways
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(OptionError, match="shared=True"):
         warm.save(path)
+    with pytest.raises(OptionError, match="another"):
+        met(Recycling(table=str(path)), "yours")
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from drafters.drafting import Watched, chooser_at
 from drafters.from_target.trained_kangaroo import adapter_folder
+from drafters.helpers import within
 from models import VOCAB, make_engine, make_request, run
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import Drafter, make_drafter
-from pronk.drafters.from_target.kangaroo import Kangaroo
-from pronk.drafters.from_target.modules import kangaroo
+from pronk.drafters import Guesser, make_drafter
+from pronk.drafters.from_target.kangaroo import KangarooGuesser
+from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.model.decoder import Decoder
@@ -55,12 +56,9 @@ def watched(decoder: Decoder, made: str, **options: Any) -> tuple[Engine, Watche
     return engine, Watched(make_drafter(made).bind(engine.target))
 
 
-def kangaroo_of(drafter: Any) -> Kangaroo:
+def kangaroo_of(drafter: Any) -> KangarooGuesser:
     """The first one within."""
-    while not isinstance(drafter, Kangaroo):
-        inside = getattr(drafter, "parts", None) or (drafter.inner,)
-        drafter = next(part for part in inside if isinstance(part, Kangaroo) or hasattr(part, "parts"))
-    return drafter
+    return within(drafter, KangarooGuesser)[0]
 
 
 def assert_no_blocks(drafter: Any) -> None:
@@ -72,7 +70,7 @@ def assert_no_blocks(drafter: Any) -> None:
 
 
 def decode(
-    decoder: Decoder, engine: Engine, drafter: Drafter[Any], prompts: Sequence[Sequence[int]], **options: Any
+    decoder: Decoder, engine: Engine, drafter: Guesser[Any], prompts: Sequence[Sequence[int]], **options: Any
 ) -> list[Request]:
     """The prompts in one batch, the outputs of which are those of plain decoding."""
     params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
@@ -115,8 +113,8 @@ class Slow:
     def __init__(self, decoder: Decoder, drafter: Any) -> None:
         found = kangaroo_of(drafter)
         self.decoder, self.layer = decoder, found.exit.layers
-        self.adapter = kangaroo.Kangaroo(found.exit.adapter.shape, decoder.config)
-        tensors = load_file(Path(str(found.model)) / "model.safetensors")
+        self.adapter = KangarooAdapter(found.exit.adapter.shape, decoder.config)
+        tensors = load_file(Path(str(found.options.model)) / "model.safetensors")
         self.adapter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:

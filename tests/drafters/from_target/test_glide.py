@@ -13,12 +13,14 @@ from torch import Tensor
 
 from drafters.drafting import assert_no_blocks, bound, context, decode, watch_draft, watched
 from drafters.from_target.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
+from drafters.helpers import within
 from models import VOCAB, make_engine, make_request, run, samples, tiny_decoder
 from pronk.cache.blocks import BlockTable
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Drafter, make_drafter
+from pronk.drafters import DraftContext, Guesser, make_drafter
+from pronk.drafters.from_draft.draft_model import ModelGuesser
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.draft import Draft, Lane
+from pronk.drafters.shared.draft import Draft, DraftLane
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CheckpointError, OptionError
@@ -44,7 +46,7 @@ LONG = [random.Random(seed).choices(range(VOCAB), k=length) for seed, length in 
 
 
 def model_of(drafter: Any) -> Draft:
-    return drafter.draft if hasattr(drafter, "draft") else model_of(drafter.parts[0])
+    return within(drafter, ModelGuesser)[0].draft
 
 
 @dataclass
@@ -64,20 +66,22 @@ def listen(draft: Draft) -> list[Said]:
     def note(lane: Any, text: list[int], logits: Tensor) -> None:
         notes.append(Said(text, lane.beside.length, lane.beside.released * 16, logits.clone()))
 
-    def fed(lanes: Sequence[Lane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+    def fed(lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
         rows = feed(lanes, tokens)
         for lane, row in zip(lanes, rows, strict=True):
             note(lane, list(lane.tokens), row)
         return rows
 
-    def branched(lanes: Sequence[Lane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]) -> list[Tensor]:
+    def branched(
+        lanes: Sequence[DraftLane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
         rows = branch(lanes, trees, leads)
         for lane, tree, new in zip(lanes, trees, rows, strict=True):
             for node, row in zip(range(len(tree) - len(new), len(tree)), new, strict=True):
                 note(lane, [*lane.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(node))], row)
         return rows
 
-    def grown(lane: Lane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
+    def grown(lane: DraftLane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
         assert chain.context.params.greedy, "with noise the scores are not the logits"
         text = list(chain.context.tokens)
         grow(lane, chain, ends)
@@ -94,7 +98,7 @@ def assert_right(notes: Sequence[Said], dense: DenseGlide) -> None:
         assert torch.allclose(each.logits, want, rtol=1e-4, atol=1e-4)
 
 
-def serve(engine: Engine, drafter: Drafter[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
+def serve(engine: Engine, drafter: Guesser[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
     """The prompts in one batch, with and without guesses, on any target."""
     params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
     made = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
@@ -209,19 +213,19 @@ def bits(pool: Tensor) -> Tensor:
     return pool.view(torch.int32)
 
 
-class Guarded(Drafter[Any]):
+class Guarded(Guesser[Any]):
     """Checks that a proposal leaves the target's cache as it was."""
 
     name = "guarded"
 
-    def __init__(self, inner: Drafter[Any], engine: Engine) -> None:
+    def __init__(self, inner: Guesser[Any], engine: Engine) -> None:
         self.inner, self.pools, self.asked = inner, [*engine.cache.keys, *engine.cache.values], 0
         self.needs = inner.needs
         self.start, self.observe, self.stop = inner.start, inner.observe, inner.stop  # type: ignore[method-assign]
 
     def start(self, prompt: Sequence[int]) -> Any: ...
 
-    def observe(self, outcomes: Sequence[Any]) -> None: ...
+    def observe(self, outcome: Any) -> None: ...
 
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         before = [bits(pool).clone() for pool in self.pools]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -27,12 +27,15 @@ from drafters.from_target.exits import (
 from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder, spec
 from drafters.kernel_calls import Calls
 from drafters.trees import TreeDrafter, off_chain
+from engine.cases import watch
 from models import make_engine, make_request, run, tiny_decoder
+from pronk.cache.blocks import Started
 from pronk.choosing.chooser import Chooser, Guess
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
+from pronk.drafters import DraftContext, Guesser, Outcome, make_drafter
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.errors import CheckpointError, OptionError
+from pronk.passes.attention import Segment
 from pronk.tree import TokenTree
 
 
@@ -61,9 +64,7 @@ def test_the_chain_is_what_a_slow_loop_writes(
             assert list(asked.tree.tokens[1:]) == slow_chain(slow, request, asked.tokens, most, eta)
             assert asked.tree.parents == tuple(range(-1, len(asked.tree) - 1))
             # All that was guessed from has been computed; the last guess has not.
-            early = asked.tree.early
-            assert (early is None) == (most == 0)
-            assert early is None or early == (2, asked.tree.num_guesses)
+            assert asked.started == (Started(2, asked.tree.tokens[:-1]) if most else None)
             lengths.add(asked.tree.num_guesses if most == 5 else 5)
         assert request.stats.accepted > 0
     assert lengths == {5} if eta == 0 else len(lengths) > 1
@@ -75,7 +76,7 @@ def test_nothing_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.
     """A place is computed once for every token that has ever been there: in the first layers, and in all others."""
     decoder = calm_decoder(calm=calm)
     engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
-    engine.costs = flat(1.0)  # measuring them is a pass as well
+    engine.proposing.costs = flat(1.0)  # measuring them is a pass as well
     rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).exit._beside
     assert beside is not None
     own = Calls(beside.cache, monkeypatch)
@@ -162,13 +163,13 @@ def test_accepted_guesses_of_others_are_not_computed_again(monkeypatch: pytest.M
 
 
 @dataclass(frozen=True, eq=False)
-class Turns(Drafter[Any]):
+class Turns(Guesser[Any]):
     """Two drafters in turn; both hear of every step."""
 
-    name: ClassVar[str] = "turns"
+    name = "turns"
 
-    one: Drafter[Any]
-    other: Drafter[Any]
+    one: Guesser[Any]
+    other: Guesser[Any]
 
     def start(self, prompt: Sequence[int]) -> Any:
         return [0, self.one.start(prompt), self.other.start(prompt)]
@@ -179,9 +180,9 @@ class Turns(Drafter[Any]):
         number = 1 + context.state[0] % 2
         return (self.one, self.other)[number - 1].propose([replace(context, state=context.state[number])])
 
-    def observe(self, outcomes: Sequence[Outcome[Any]]) -> None:
+    def observe(self, outcome: Outcome[Any]) -> None:
         for number, part in enumerate((self.one, self.other), 1):
-            part.observe([replace(outcome, state=outcome.state[number]) for outcome in outcomes])
+            part.observe(replace(outcome, state=outcome.state[number]))
 
     def stop(self, state: Any) -> None:
         for number, part in enumerate((self.one, self.other), 1):
@@ -229,6 +230,8 @@ def test_where_nothing_can_be_chosen_there_is_no_guess() -> None:
     """But what was computed is still of use."""
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, eta=0))
+    segments = list[Segment]()
+    watch(engine, lambda jobs, _: segments.extend(job.segment for job in jobs))
     guess, said = Chooser.guess, list[bool]()
 
     def sometimes(self: Chooser, *args: Any, **more: Any) -> Guess | None:
@@ -238,8 +241,8 @@ def test_where_nothing_can_be_chosen_there_is_no_guess() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Chooser, "guess", sometimes)
         (request,) = decode(decoder, engine, drafter, [[1, 2, 3]])
-    early = [(asked.tree.early, asked.tree.num_guesses) for asked in drafter.of(request)]
-    assert any(each is not None and each.nodes == guesses + 1 for each, guesses in early)
+    assert any(asked.started == Started(2, asked.tree.tokens) for asked in drafter.of(request))
+    assert any(each.early == (2, len(each.tree)) for each in segments)
 
 
 def test_a_request_that_saves_decodes_plainly_where_guessing_does_not_pay() -> None:
@@ -247,7 +250,7 @@ def test_a_request_that_saves_decodes_plainly_where_guessing_does_not_pay() -> N
     for dear in (True, False):
         engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), budget=True)
         exit_ = kangaroo_of(drafter).exit
-        engine.costs = flat(1.0)
+        engine.proposing.costs = flat(1.0)
         exit_._costs = (flat(100.0 if dear else 0.001), flat(1.0))
         (request,) = decode(decoder, engine, drafter, [[1, 2, 3]], max_tokens=40)
         guessed = [asked.tree.num_guesses for asked in drafter.of(request)]
@@ -261,7 +264,7 @@ def test_prices_are_measured(adapter: str) -> None:
     decoder = calm_decoder()
     engine = make_engine(decoder, budget=True)
     drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
-    costs = engine._costs()
+    costs = engine.proposing._costs()
     assert costs is not None
     prices = kangaroo_of(drafter).exit.prices(costs, 2)
     assert prices is not None
@@ -278,11 +281,13 @@ def test_prices_are_measured(adapter: str) -> None:
 def test_meeting_a_target() -> None:
     engine = make_engine(tiny_decoder())
     drafter = make_drafter(spec())
-    bound = drafter.bind(engine.target)
-    assert bound == drafter
-    assert bound is not drafter
+    bound, again = drafter.bind(engine.target), drafter.bind(engine.target)
+    assert bound.options == again.options == drafter
+    assert bound.exit is again.exit
     assert bound.bind(engine.target) is bound
-    assert bound.bind(make_engine(tiny_decoder()).target) is not bound
+    other = drafter.bind(make_engine(tiny_decoder()).target)
+    assert other.options == drafter
+    assert other.exit is not bound.exit
     assert set(engine.cache.hidden) == {1}
     late = adapter_folder(calm_decoder(), 3)
     with pytest.raises(CheckpointError, match=r"drafter\.json: exit-layer: expected 1 to 1 for a target of 2 layers"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -26,32 +26,33 @@ from drafters.from_target.exits import (
 )
 from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.kernel_calls import burning
-from models import VOCAB, assert_idle, make_engine, make_request, run, samples
+from engine.cases import watch
+from models import VOCAB, assert_idle, context_of, make_engine, make_request, run, samples
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Drafter, Needs, Outcome, make_drafter
+from pronk.drafters import DraftContext, Guesser, Needs, Outcome, make_drafter
+from pronk.engine.engine import Engine
 from pronk.model.decoder import Decoder
+from pronk.passes.attention import Early
 from pronk.tree import TokenTree
 
 
 @dataclass(frozen=True, eq=False)
-class Spoiled(Drafter[Any]):
+class Spoiled(Guesser[Any]):
     """What a drafter proposes, with something done to it."""
 
-    name: ClassVar[str] = "spoiled"
+    name = "spoiled"
 
-    inner: Drafter[Any]
+    inner: Guesser[Any]
     how: str
 
     def start(self, prompt: Sequence[int]) -> Any:
         return self.inner.start(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
-        return [
-            self._spoil(tree, len(c.tokens)) for c, tree in zip(contexts, self.inner.propose(contexts), strict=True)
-        ]
+        return [self.spoil(*each) for each in zip(contexts, self.inner.propose(contexts), strict=True)]
 
-    def _spoil(self, tree: TokenTree, seed: int) -> TokenTree:
-        dice = random.Random(seed)
+    def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
+        dice = random.Random(len(context.tokens))
         if self.how == "cut":
             return tree.limit(dice.randrange(5), 64)
         if self.how == "thinned":
@@ -60,13 +61,22 @@ class Spoiled(Drafter[Any]):
             return TokenTree.chain(tree.tokens[:1]) if dice.random() < 0.4 else tree
         if self.how == "replaced" and dice.random() < 0.5:
             return TokenTree.chain([tree.tokens[0], *(dice.randrange(VOCAB) for _ in range(3))])
-        return replace(tree, early=None) if dice.random() < 0.5 else tree
+        if dice.random() < 0.5:
+            context.table.started = None
+        return tree
 
-    def observe(self, outcomes: Sequence[Outcome[Any]]) -> None:
-        self.inner.observe(outcomes)
+    def observe(self, outcome: Outcome[Any]) -> None:
+        self.inner.observe(outcome)
 
     def stop(self, state: Any) -> None:
         self.inner.stop(state)
+
+
+def early_of(engine: Engine) -> list[Early | None]:
+    """What the passes that will be made leave out in the first layers."""
+    found: list[Early | None] = []
+    watch(engine, lambda jobs, _: found.extend(job.segment.early for job in jobs))
+    return found
 
 
 @pytest.mark.parametrize(("wrapped", "options"), [(False, "penalties"), (True, "greedy")], ids=["chain", "cape"])
@@ -74,10 +84,11 @@ class Spoiled(Drafter[Any]):
 def test_proposals_may_be_cut_or_dropped(how: str, options: str, *, wrapped: bool) -> None:
     decoder = calm_decoder(windows=WINDOWS)
     engine = make_engine(decoder)
-    made = named(decoder, eta=0.3)
+    made, early = named(decoder, eta=0.3), early_of(engine)
     drafter = Spoiled(make_drafter(f"cape({made})" if wrapped else made).bind(engine.target), how)
     requests = decode(decoder, engine, drafter, PROMPTS, **OPTIONS[options])
     assert total(requests, "accepted") > 5
+    assert {each.nodes for each in early if each is not None} >= {1, 2}
     assert_no_blocks(drafter.inner)
 
 
@@ -152,12 +163,14 @@ def test_where_guesses_are_drawn_early_rows_change_nothing(rule: Any, made: str)
     outputs, accepted = list[list[list[int]]](), 0
     for how in ("as it is", "forgotten"):
         engine = make_engine(decoder)
+        early = early_of(engine)
         inner = make_drafter(made.format(named(decoder, eta=0.2, noise=0.05))).bind(engine.target)
         drafter = Forgetful(inner) if how == "forgotten" else inner
         params = [SamplingParams(max_tokens=30, temperature=1.0, seed=seed, rule=rule) for seed in range(4)]
         requests = [make_request(prompt, own, drafter) for prompt, own in zip(PROMPTS, params, strict=True)]
         run(engine, requests)
         outputs.append([request.output for request in requests])
+        assert any(early) == (how == "as it is")
         accepted += total(requests, "accepted")
         assert total(requests, "accepted") < total(requests, "drafted")
     assert outputs[0] == outputs[1]
@@ -167,11 +180,12 @@ def test_where_guesses_are_drawn_early_rows_change_nothing(rule: Any, made: str)
 class Forgetful(Spoiled):
     """Proposes the same trees, and says nothing of what has been computed."""
 
-    def __init__(self, inner: Drafter[Any]) -> None:
+    def __init__(self, inner: Guesser[Any]) -> None:
         super().__init__(inner, "forgotten")
 
-    def _spoil(self, tree: TokenTree, seed: int) -> TokenTree:
-        return replace(tree, early=None)
+    def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
+        context.table.started = None
+        return tree
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["first layers", "adapter"])
@@ -183,7 +197,7 @@ def test_an_interrupted_pass_does_no_harm(made: str, *, after: bool, own: bool) 
     # Pass 0 of the target is the prompts', then come the first layers alone, and then the pass over all guesses.
     for at in (0, 1, 4, 8) if own else (1, 2, 5, 8, 11):
         engine = make_engine(decoder)
-        engine.costs = flat(1.0)
+        engine.proposing.costs = flat(1.0)
         drafter = make_drafter(made.format(named(decoder))).bind(engine.target)
         beside = kangaroo_of(drafter).exit._beside
         assert beside is not None
@@ -210,7 +224,7 @@ def test_the_chooser_is_told_of_nothing_that_stays() -> None:
     engine.add(request)
     while request.finish_reason is None:
         engine.step()
-        assert request.chooser.context[: len(request.tokens)] == request.tokens[: len(request.chooser.context)]
+        assert context_of(request.chooser) == request.tokens
     assert request.stats.drafted > 0
 
 
@@ -219,17 +233,19 @@ class Reader(Spoiled):
 
     needs = Needs(hidden=(1, 2, 3, 4))
 
-    def _spoil(self, tree: TokenTree, seed: int) -> TokenTree:
-        assert tree.early is not None or not tree.num_guesses
+    def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
+        assert context.table.started is not None or not tree.num_guesses
         return tree
 
-    def observe(self, outcomes: Sequence[Outcome[Any]]) -> None:
-        assert all(len(rows) == len(outcome.tree) for outcome in outcomes for rows in outcome.hidden.values())
-        super().observe(outcomes)
+    def observe(self, outcome: Outcome[Any]) -> None:
+        assert all(len(rows) == len(outcome.tree) for rows in outcome.hidden.values())
+        super().observe(outcome)
 
 
 def test_another_part_may_read_what_is_computed_early() -> None:
     decoder = calm_decoder()
     engine = make_engine(decoder)
+    early = early_of(engine)
     requests = decode(decoder, engine, Reader(make_drafter(named(decoder)).bind(engine.target), "read"), PROMPTS)
     assert total(requests, "accepted") > 20
+    assert not any(early)

@@ -18,11 +18,12 @@ from drafters.from_target.trained_medusa import SHAPE, TREE, medusa_folder, plai
 from drafters.helpers import context
 from engine.cases import total
 from engine.test_rejection_law import DRAW, PROMPT, SMALL, law_of, p_value
-from models import VOCAB, make_engine, make_request, run, samples, tiny_config, tiny_decoder
+from models import VOCAB, context_of, make_engine, make_request, run, samples, tiny_config, tiny_decoder
 from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams, gumbel_noise
+from pronk.choosing.noise import gumbel_noise
+from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Medusa, Outcome, make_drafter
-from pronk.drafters.from_target.medusa import MedusaState
+from pronk.drafters.from_target.medusa import MedusaGuesser, MedusaState
 from pronk.drafters.from_target.modules.medusa import MedusaHeads
 from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import CheckpointError, OptionError
@@ -138,23 +139,27 @@ def test_guesses_are_point_masses_and_know_nothing_of_the_draws(rule: Any) -> No
     assert len(coupled) > 1
 
 
-def heard(drafter: Medusa, tokens: list[int], tree: TokenTree | None = None, path: tuple[int, ...] = ()) -> MedusaState:
+def heard(
+    drafter: MedusaGuesser, tokens: list[int], tree: TokenTree | None = None, path: tuple[int, ...] = ()
+) -> MedusaState:
     """The state after a pass over ``tree``, which hangs below the text ``tokens``."""
     state, tree = drafter.start(tokens[:1]), tree or TokenTree.chain(tokens[-1:])
     rows = [[*tokens, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     hidden = {2: torch.stack([torch.full((tiny_config().hidden_size,), float(sum(row))) for row in rows])}
-    drafter.observe([Outcome(state, tree, path, (), len(tokens) - 1, SamplingParams(), hidden=hidden)])
+    drafter.observe(Outcome(state, tree, path, (), len(tokens) - 1, SamplingParams(), hidden=hidden))
     return state
 
 
-def seen(drafter: Medusa, state: MedusaState, tokens: list[int], params: SamplingParams, **limits: int) -> TokenTree:
+def seen(
+    drafter: MedusaGuesser, state: MedusaState, tokens: list[int], params: SamplingParams, **limits: int
+) -> TokenTree:
     chooser = Chooser(params, params.seed or 0, tokens, VOCAB)
     (tree,) = drafter.propose([replace(context(state, tokens, params=params, **limits), chooser=chooser)])
-    assert chooser.context == tokens
+    assert context_of(chooser) == tokens
     return tree
 
 
-def proposal(drafter: Medusa, params: SamplingParams | None = None, **limits: int) -> TokenTree:
+def proposal(drafter: MedusaGuesser, params: SamplingParams | None = None, **limits: int) -> TokenTree:
     return seen(drafter, heard(drafter, [4]), [4, 6], params or SamplingParams(), **limits)
 
 
@@ -188,7 +193,7 @@ def test_the_chain_comes_first_and_gains_are_products() -> None:
         rate = state.calibrations[depth - 1].rate(tree.origin[node])
         assert tree.gain[node] == pytest.approx(tree.gain[parent] * rate)
     before = [each.bias for each in state.calibrations]
-    drafter.observe([Outcome(state, tree, (1,), (), 1, SamplingParams(), hidden={2: torch.ones(len(tree), 64)})])
+    drafter.observe(Outcome(state, tree, (1,), (), 1, SamplingParams(), hidden={2: torch.ones(len(tree), 64)}))
     after = [each.bias for each in state.calibrations]
     assert after[0] != before[0]
     assert after[1] < before[1]
@@ -206,7 +211,7 @@ def test_it_rests_where_the_engine_keeps_nothing() -> None:
 
     def hear(tree: TokenTree, *path: int) -> None:
         hidden = {2: torch.ones(len(tree), tiny_config().hidden_size)}
-        drafter.observe([Outcome(state, tree, path, (), len(text) - 1, SamplingParams(), hidden=hidden)])
+        drafter.observe(Outcome(state, tree, path, (), len(text) - 1, SamplingParams(), hidden=hidden))
         text.append(1)
 
     rests, steps = list[int](), 0
@@ -317,8 +322,7 @@ def test_a_batch_is_read_at_once() -> None:
     texts = [[4, 6], [7, 7, 1], [2, 9]]
     contexts: list[DraftContext[Any]] = [context(heard(drafter, text[:-1]), text) for text in texts]
     calls = []
-    loaded = drafter.loaded
-    object.__setattr__(drafter, "_loaded", Counting(loaded, calls))
+    drafter.loaded = Counting(drafter.loaded, calls)
     together = drafter.propose(contexts)
     assert calls == [3]
     assert together == [drafter.propose([each])[0] for each in contexts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_f
 from drafters.test_conformance import Stage
 from models import VOCAB, make_engine, make_request, run, samples, tiny_decoder
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Drafter, Outcome, make_drafter
+from pronk.drafters import DraftContext, Guesser, Outcome, make_drafter
 from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.drafters.from_target.multi_token import MultiToken
+from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenGuesser
 from pronk.drafters.shared.chain import Chain
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
@@ -55,23 +55,23 @@ def dense_guesses(
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Every proposal that is made: the text, and the guesses."""
     found: Seen = []
-    chains = MultiToken.chains
+    chains = MultiTokenGuesser.chains
 
-    def watched(self: MultiToken, contexts: Any, stop: Any = None) -> list[Chain]:
+    def watched(self: MultiTokenGuesser, contexts: Any, stop: Any = None) -> list[Chain]:
         made = chains(self, contexts, stop)
         found.extend((list(each.context.tokens), each.tokens) for each in made)
         return made
 
-    monkeypatch.setattr(MultiToken, "chains", watched)
+    monkeypatch.setattr(MultiTokenGuesser, "chains", watched)
     return found
 
 
-class Beside(Drafter[Any]):
+class Beside(Guesser[Any]):
     """Asks heads, and guesses otherwise: below the root a wrong token, and beside it up to three right ones."""
 
-    name: ClassVar[str] = "beside"
+    name = "beside"
 
-    def __init__(self, heads: MultiToken, text: Sequence[int]) -> None:
+    def __init__(self, heads: MultiTokenGuesser, text: Sequence[int]) -> None:
         self.heads, self.text, self.needs = heads, text, heads.needs
 
     def start(self, prompt: Sequence[int]) -> Any:
@@ -88,8 +88,8 @@ class Beside(Drafter[Any]):
             trees.append(TokenTree((context.tokens[-1], wrong, *right), parents[: len(right) + 2]))
         return trees
 
-    def observe(self, outcomes: Sequence[Outcome[Any]]) -> None:
-        self.heads.observe(outcomes)
+    def observe(self, outcome: Outcome[Any]) -> None:
+        self.heads.observe(outcome)
 
     def stop(self, state: Any) -> None:
         self.heads.stop(state)
@@ -247,7 +247,7 @@ def test_nothing_is_drafted_where_there_is_no_room(seen: Seen) -> None:
     decoder = tiny_decoder()
     engine = make_engine(decoder)
     drafter = make_drafter(f"multi_token(model={heads_folder()!r})").bind(engine.target)
-    assert isinstance(drafter, MultiToken)
+    assert isinstance(drafter, MultiTokenGuesser)
     drafter.loaded.beside.cache.resize(2)  # 32 tokens
     requests = [make_request(list(prompt), SamplingParams(max_tokens=12), drafter) for prompt in PROMPTS]
     run(engine, requests)

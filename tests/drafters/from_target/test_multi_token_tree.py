@@ -15,11 +15,11 @@ from drafters.drafting import Asked, bound, decode, paths, watched
 from drafters.from_target.trained_multi_token import SHAPE, dense_heads, spec
 from drafters.test_conformance import Stage, outcome
 from engine.cases import total
-from models import VOCAB, make_engine, make_request, run, tiny_decoder
+from models import VOCAB, context_of, make_engine, make_request, run, tiny_decoder
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target.multi_token import MultiToken
+from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenGuesser
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
@@ -39,12 +39,10 @@ def last_rows(text: list[int]) -> list[Tensor]:
     return [rows[len(text) - 2] for rows in dense_heads(tiny_decoder(packed=False), SHAPE, text)]
 
 
-def with_tree(stage: Stage, tree: Any) -> MultiToken:
+def with_tree(stage: Stage, tree: Any) -> MultiTokenGuesser:
     """The stage's drafter with the same heads, and a tree."""
-    assert isinstance(stage.drafter, MultiToken)
-    drafter = replace(stage.drafter, tree=tree)
-    object.__setattr__(drafter, "_loaded", stage.drafter.loaded)
-    return drafter
+    assert isinstance(stage.drafter, MultiTokenGuesser)
+    return MultiTokenGuesser(replace(stage.drafter.options, tree=tree), stage.drafter.loaded)
 
 
 @pytest.mark.parametrize("tree", [12, TREE])
@@ -84,7 +82,7 @@ def test_guesses_know_nothing_of_the_draws(rule: Any) -> None:
         chooser = Chooser(params, seed, text, VOCAB)
         asked = replace(stage.context(state, text), params=params, chooser=chooser)
         seen.add(drafter.propose([asked])[0])
-        assert chooser.context == text
+        assert context_of(chooser) == text
         stage.stop(state)
     assert len(seen) == 1
     assert seen.pop().num_guesses == 12
@@ -157,7 +155,7 @@ def test_it_rests_only_where_it_could_have_guessed() -> None:
     for context, steps in ((unable, 0), (able, 2)):
         (tree,) = drafter.propose([context])
         assert (tree.num_guesses > 0) == (context is able)
-        drafter.observe([outcome(drafter, state, text, bare, (), [7])])
+        drafter.observe(outcome(drafter, state, text, bare, (), [7]))
         assert state.rest.steps == steps
     stage.stop(state)
 

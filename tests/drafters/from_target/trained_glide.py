@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models import tiny_decoder
 from pronk.drafters.from_target.modules.files import FORMAT
-from pronk.drafters.from_target.modules.glide import Glide, GlideShape
+from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
 from pronk.model.decoder import Decoder
 from pronk.train.attention import dense_hidden, dense_logits
 from pronk.train.export import export_drafter
@@ -40,7 +40,7 @@ def glide_folder(
     """A drafter for :func:`models.tiny_decoder`, which has learned by heart what that says after :data:`PROMPTS`."""
     target = tiny_decoder(packed=False, windows=windows, classic=classic)
     made = shape(layers, cross=cross)
-    module = Glide(made, target.config)
+    module = GlideModule(made, target.config)
     module.initialize(torch.Generator().manual_seed(3))
     fit(module, target, torch.tensor([write(target, prompt, 44) for prompt in PROMPTS]), steps=60)
     kind = "glide" if cross else "vanilla"
@@ -65,7 +65,7 @@ def write(target: Decoder, prompt: Sequence[int], length: int) -> list[int]:
     return tokens
 
 
-def fit(module: Glide, target: Decoder, tokens: Tensor, steps: int) -> None:
+def fit(module: GlideModule, target: Decoder, tokens: Tensor, steps: int) -> None:
     """So many steps toward the target's distribution on ``tokens``."""
     with torch.no_grad():
         wanted = dense_logits(target, tokens).softmax(-1)
@@ -78,7 +78,7 @@ def fit(module: Glide, target: Decoder, tokens: Tensor, steps: int) -> None:
         optimizer.step()
 
 
-def said(module: Glide, target: Decoder, tokens: Tensor, seen: Tensor) -> Tensor:
+def said(module: GlideModule, target: Decoder, tokens: Tensor, seen: Tensor) -> Tensor:
     """Logits ``[count * length, vocab]`` of the drafter without a cache.
 
     ``seen`` ``[length, length]`` says which of the target's tokens each row sees, apart from windows.
@@ -104,7 +104,7 @@ class DenseGlide:
 
     def __init__(self, folder: str, target: Decoder, layers: int = 1, *, cross: bool = True) -> None:
         self.target = target
-        self.module = Glide(shape(layers, cross=cross), target.config)
+        self.module = GlideModule(shape(layers, cross=cross), target.config)
         tensors = load_file(Path(folder) / "model.safetensors")
         self.module.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
 

@@ -18,7 +18,7 @@ import torch
 
 from models import CPU, kernels, tiny_decoder
 from pronk.drafters.from_target.modules.files import FORMAT
-from pronk.drafters.from_target.modules.kangaroo import Kangaroo, KangarooShape
+from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.model.decoder import Decoder, pack_linears
 from pronk.model.linear import choose_linear
 from pronk.train.export import export_drafter
@@ -66,7 +66,7 @@ def adapter_folder(
     """
     decoder = tiny_decoder() if decoder is None else decoder
     shape = KangarooShape.of_target(decoder.config, exit_layer, adapter)
-    module = Kangaroo(shape, decoder.config)
+    module = KangarooAdapter(shape, decoder.config)
     c = decoder.config
     plain = tiny_decoder(windows=c.windows, classic=c.norm == "layer", packed=False)  # the same head
     module.initialize(torch.Generator().manual_seed(1), decoder.norm, plain.head.weight)

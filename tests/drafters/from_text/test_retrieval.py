@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from drafters.from_text.stores import VOCABULARY, followers, random_documents, write
-from drafters.helpers import named
+from drafters.helpers import context, met
 from models import make_engine, make_request, run, tiny_decoder
 from pronk import LLM
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import DraftContext, Outcome
+from pronk.drafters.base import Guesser, Outcome
 from pronk.drafters.from_text.datastore.layout import SUFFIXES, Header
-from pronk.drafters.from_text.retrieval import _PRIORS, _WAYS, BUNDLED, Retrieval, _way
+from pronk.drafters.from_text.retrieval import _PRIORS, _WAYS, BUNDLED, Retrieval, RetrievalGuesser, _way
 from pronk.drafters.shared.rates import Rates
-from pronk.drafters.target import Target
 from pronk.errors import CheckpointError, OptionError
 from pronk.tree import TokenTree
 
@@ -34,24 +29,11 @@ DOCUMENTS = [
 ]
 
 
-def target(vocabulary: str | None = VOCABULARY, vocab_size: int = 4096) -> Target:
-    decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=vocab_size))
-    return Target(decoder, None, named(vocabulary))  # type: ignore[arg-type]
+def bound(folder: Path, **options: Any) -> RetrievalGuesser:
+    return met(Retrieval(datastore=str(folder), **options), VOCABULARY, 4096)
 
 
-def bound(folder: Path, **options: Any) -> Retrieval:
-    drafter = Retrieval(datastore=str(folder), **options)
-    drafter.bind(target())
-    return drafter
-
-
-def context(rates: Rates, tokens: Sequence[int], depth: int = 40, nodes: int = 127) -> DraftContext[Rates]:
-    params = SamplingParams()
-    chooser = Chooser(params, 0, tokens, 4096)
-    return DraftContext(rates, list(tokens), depth, nodes, params, chooser, BlockTable())
-
-
-def propose(drafter: Retrieval, tokens: Sequence[int], **limits: int) -> TokenTree:
+def propose(drafter: RetrievalGuesser, tokens: Sequence[int], **limits: int) -> TokenTree:
     (tree,) = drafter.propose([context(drafter.start(tokens), tokens, **limits)])
     return tree
 
@@ -158,7 +140,7 @@ def test_it_learns_what_was_accepted(folder: Path) -> None:
     for _ in range(20):  # VALUE it is, each time
         (tree,) = drafter.propose([context(rates, [RETURN, SELF])])
         path = tuple(node for node in range(1, len(tree)) if tree.tokens[node] in {DOT, VALUE})
-        drafter.observe([Outcome(rates, tree, path, (DOT, VALUE, 3), 1, SamplingParams())])
+        drafter.observe(Outcome(rates, tree, path, (DOT, VALUE, 3), 1, SamplingParams()))
     (after,) = drafter.propose([context(rates, [RETURN, SELF])])
     assert before.tokens == (SELF, DOT, NAME, END, VALUE, COMMA)
     assert after.tokens == (SELF, DOT, VALUE, NAME, END, COMMA)
@@ -173,11 +155,11 @@ def test_proposing_leaves_no_trace(folder: Path) -> None:
     assert rates == drafter.start([])
 
 
-def test_priors_fit_the_ways() -> None:
+def test_priors_fit_the_ways(folder: Path) -> None:
     ways = {
         _way(length, count, total) for length in range(1, 90) for total in range(1, 200) for count in range(1, total)
     }
-    known = Retrieval().start([]).priors
+    known = bound(folder).start([]).priors
     assert ways <= set(known)
     assert len(known) == len(_PRIORS) * _WAYS
     assert all(len(row) == _WAYS and all(0 < rate < 1 for rate in row) for row in _PRIORS)
@@ -191,9 +173,8 @@ def test_output_is_that_of_plain_decoding(tmp_path: Path) -> None:
     run(make_engine(tiny_decoder()), plain)
     texts = [request.tokens for request in plain]
     wrong = [[*text[:17], 3, *text[18:30], 3] for text in texts]
-    drafter = Retrieval(datastore=str(write(tmp_path / "s", [*texts, *wrong])))
     engine = make_engine(tiny_decoder())
-    drafter.bind(engine.target)
+    drafter = Retrieval(datastore=str(write(tmp_path / "s", [*texts, *wrong]))).bind(engine.target)
     requests = [make_request(prompt, params, drafter) for prompt in prompts]
     run(engine, requests)
     for request, want in zip(requests, plain, strict=True):
@@ -203,23 +184,23 @@ def test_output_is_that_of_plain_decoding(tmp_path: Path) -> None:
 
 def test_the_wrong_datastore_is_refused(folder: Path) -> None:
     drafter = Retrieval(datastore=str(folder))
-    for given in (target("other"), target("other"), target(vocab_size=26), target(None, vocab_size=26)):
+    for vocabulary, size in (("other", 4096), ("other", 4096), (VOCABULARY, 26), (None, 26)):
         with pytest.raises(
             OptionError, match=r"retrieval: expected .*; build one with pronk datastore build"
         ) as caught:
-            drafter.bind(given)
+            met(drafter, vocabulary, size)
         assert str(folder) in str(caught.value)
         assert "\n" not in str(caught.value)
-    for given in (target(), target(None), target(vocab_size=27)):
-        drafter.bind(given)
+    for fitting, size in ((VOCABULARY, 4096), (None, 4096), (VOCABULARY, 27)):
+        met(drafter, fitting, size)
     with pytest.raises(OptionError, match="found the bundled one, of another tokenizer; build one with"):
-        Retrieval().bind(target())
+        met(Retrieval(), VOCABULARY, 4096)
 
 
 def test_it_is_opened_once(folder: Path) -> None:
     drafter = bound(folder)
     (folder / SUFFIXES).rename(folder / "away")
-    drafter.bind(target())
+    assert met(drafter) is drafter
     assert len(propose(drafter, [RETURN, SELF])) == 6
     with pytest.raises(CheckpointError, match=r"suffixes\.bin: expected a readable file"):
         bound(folder)
@@ -242,11 +223,11 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
         Retrieval(**options)
 
 
-def test_unbound(folder: Path) -> None:
+def test_options_are_the_same_before_and_after(folder: Path) -> None:
     drafter = Retrieval(datastore=str(folder))
-    with pytest.raises(OptionError, match=re.escape("expected bind() before propose()")):
-        propose(drafter, [RETURN, SELF])
-    assert drafter == Retrieval(datastore=str(folder)) == bound(folder)
+    assert not isinstance(drafter, Guesser)
+    assert drafter == Retrieval(datastore=str(folder)) == bound(folder).options
+    assert hash(drafter) == hash(bound(folder).options)
 
 
 def test_the_bundled_datastore_is_the_bundled_models() -> None:
@@ -267,4 +248,6 @@ def test_the_bundled_datastore_is_the_bundled_models() -> None:
     guessed, plain = (llm.generate(prompts, params, drafter=name) for name in (None, "autoregressive"))
     assert [done.token_ids for done in guessed] == [done.token_ids for done in plain]
     assert all(done.stats.accepted > 0 for done in guessed)
-    llm.drafter._opened[0].verify()  # type: ignore[attr-defined]
+    guesser = llm.meet()
+    assert isinstance(guesser, RetrievalGuesser)
+    guesser.store.verify()

@@ -12,36 +12,28 @@ from typing import Any
 
 import pytest
 
-from drafters.helpers import named
-from models import VOCAB, make_engine, tiny_decoder
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.chooser import Chooser
+from drafters.helpers import context, met
+from models import VOCAB
 from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import DraftContext, Outcome
+from pronk.drafters.base import Outcome
 from pronk.drafters.from_text._suffix_store import SuffixStore
-from pronk.drafters.from_text.suffix import Suffix, SuffixState
-from pronk.drafters.target import Target
+from pronk.drafters.from_text.suffix import Suffix, SuffixGuesser, SuffixState
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
 HEADER = '{"format": "pronk-suffix-store/1", "vocabulary": "v"}\n'
 
 
-def target(vocabulary: str | None = "v") -> Target:
-    return replace(make_engine(tiny_decoder()).target, tokenizer=named(vocabulary))
+def bound(vocabulary: str = "v", **options: Any) -> SuffixGuesser:
+    """By these options, beside a model of this vocabulary."""
+    return met(Suffix(**options), vocabulary, VOCAB)
 
 
 def codes(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def context(state: SuffixState, tokens: Sequence[int], depth: int = 99, nodes: int = 99) -> DraftContext[SuffixState]:
-    params = SamplingParams()
-    chooser = Chooser(params, 0, tokens, 200)
-    return DraftContext(state, list(tokens), depth, nodes, params, chooser, BlockTable())
-
-
-def guess(drafter: Suffix, prompt: str, guesses: str = "", **limits: int) -> TokenTree:
+def guess(drafter: SuffixGuesser, prompt: str, guesses: str = "", **limits: int) -> TokenTree:
     state = drafter.start(codes(prompt))
     (tree,) = drafter.propose([context(state, codes(prompt + guesses), **limits)])
     return tree
@@ -53,14 +45,14 @@ def branches(tree: TokenTree) -> set[str]:
     return {"".join(chr(tree.tokens[i]) for i in tree.path(node)) for node in range(1, len(tree)) if node not in inner}
 
 
-def observe(drafter: Suffix, state: SuffixState, text: list[int], new: Sequence[int]) -> None:
+def observe(drafter: SuffixGuesser, state: SuffixState, text: list[int], new: Sequence[int]) -> None:
     """``new`` becomes certain without guesses; ``text`` grows."""
     root = TokenTree.chain(text[-1:])
-    drafter.observe([Outcome(state, root, (), tuple(new), len(text) - 1, SamplingParams())])
+    drafter.observe(Outcome(state, root, (), tuple(new), len(text) - 1, SamplingParams()))
     text.extend(new)
 
 
-def answer(drafter: Suffix, prompt: str, output: str) -> None:
+def answer(drafter: SuffixGuesser, prompt: str, output: str) -> None:
     """A whole request."""
     state = drafter.start(codes(prompt))
     observe(drafter, state, codes(prompt), codes(output))
@@ -68,15 +60,15 @@ def answer(drafter: Suffix, prompt: str, output: str) -> None:
 
 
 def test_what_followed_the_longest_match_comes_first() -> None:
-    tree = guess(Suffix(num_nodes=3, depth_factor=0.25), "the cat sat. the dog ran. a cat, the c")
+    tree = guess(bound(num_nodes=3, depth_factor=0.25), "the cat sat. the dog ran. a cat, the c")
     assert tree.tokens[:2] == (ord("c"), ord("a"))
-    tree = guess(Suffix(num_nodes=4, min_match=3, depth_factor=1), "abcde  xbcfg  abc")
+    tree = guess(bound(num_nodes=4, min_match=3, depth_factor=1), "abcde  xbcfg  abc")
     assert branches(tree) == {"de "}
 
 
 def test_shorter_matches_add_branches() -> None:
     text = "abcde  xbcfg  abc"
-    tree = guess(Suffix(num_nodes=9, min_match=2, depth_factor=1), text)
+    tree = guess(bound(num_nodes=9, min_match=2, depth_factor=1), text)
     assert branches(tree) == {"de ", "fg"}
     assert tree.gain is not None
     assert tree.gain[tree.child(0, ord("d"))] > tree.gain[tree.child(0, ord("f"))]
@@ -85,47 +77,47 @@ def test_shorter_matches_add_branches() -> None:
 
 def test_the_longest_match_knows_best() -> None:
     """After b alone it is mostly 1, but after ab it is no likelier than the others."""
-    tree = guess(Suffix(num_nodes=4, depth_factor=0.25), "ab1.ab2,ab3;ab4:" + "b1-" * 20 + "!ab")
+    tree = guess(bound(num_nodes=4, depth_factor=0.25), "ab1.ab2,ab3;ab4:" + "b1-" * 20 + "!ab")
     assert branches(tree) == {"1", "2", "3", "4"}
     assert tree.gain is not None
     assert len(set(tree.gain[1:])) == 1
 
 
 def test_frequent_continuations_come_first_then_new_ones() -> None:
-    tree = guess(Suffix(num_nodes=1), "xa1xb2xa3xc4xb5xa6x")
+    tree = guess(bound(num_nodes=1), "xa1xb2xa3xc4xb5xa6x")
     assert branches(tree) == {"a"}
-    tree = guess(Suffix(num_nodes=2), "xa1xb2xa3xc4xb5xa6x")
+    tree = guess(bound(num_nodes=2), "xa1xb2xa3xc4xb5xa6x")
     assert branches(tree) == {"a", "b"}
-    assert branches(guess(Suffix(num_nodes=1), "xa1xb2x")) == {"b"}
+    assert branches(guess(bound(num_nodes=1), "xa1xb2x")) == {"b"}
 
 
 @pytest.mark.parametrize(("factor", "length", "depth"), [(1, 3, 3), (2, 3, 6), (0.5, 4, 2), (0.25, 1, 1)])
 def test_support_bounds_the_depth(factor: float, length: int, depth: int) -> None:
     text = "abcdefghijkl" + "-" + "abcdefghijkl"[:length]
-    tree = guess(Suffix(num_nodes=64, min_match=length, depth_factor=factor), text)
+    tree = guess(bound(num_nodes=64, min_match=length, depth_factor=factor), text)
     assert branches(tree) == {"abcdefghijkl"[length : length + depth]}
 
 
 def test_a_loop_goes_on() -> None:
-    assert branches(guess(Suffix(num_nodes=9, min_match=3), "abcabc")) == {"abcabcabc"}
-    assert branches(guess(Suffix(num_nodes=9, min_match=3), "aaaaaa")) == {"a" * 9}
+    assert branches(guess(bound(num_nodes=9, min_match=3), "abcabc")) == {"abcabcabc"}
+    assert branches(guess(bound(num_nodes=9, min_match=3), "aaaaaa")) == {"a" * 9}
 
 
 def test_guesses_of_others_are_matched() -> None:
     """As the smaller drafter of a staged one it is asked what follows them."""
-    drafter = Suffix(num_nodes=3, min_match=2)
+    drafter = bound(num_nodes=3, min_match=2)
     assert branches(guess(drafter, "abcdef  a", "b")) == {"cde"}
     assert branches(guess(drafter, "abcdef  a", "x")) == set()
 
 
 def test_nothing_known_nothing_guessed() -> None:
-    assert len(guess(Suffix(), "abcdefg")) == 1
-    assert len(guess(Suffix(), "a")) == 1
-    assert len(guess(Suffix(min_match=3), "ab ab")) == 1
+    assert len(guess(bound(), "abcdefg")) == 1
+    assert len(guess(bound(), "a")) == 1
+    assert len(guess(bound(min_match=3), "ab ab")) == 1
 
 
 def test_limits() -> None:
-    drafter = Suffix(num_nodes=20)
+    drafter = bound(num_nodes=20)
     for depth, nodes in ((0, 9), (9, 0), (1, 9), (2, 9), (9, 3), (99, 99)):
         tree = guess(drafter, "abcabdabcabeabcab", depth=depth, nodes=nodes)
         assert tree.num_guesses <= min(nodes, 20)
@@ -134,13 +126,13 @@ def test_limits() -> None:
 
 
 def test_rates_learn_what_comes_of_guesses() -> None:
-    drafter = Suffix(num_nodes=1)
+    drafter = bound(num_nodes=1)
     state = drafter.start(codes("ab ab a"))
     (before,) = drafter.propose([context(state, codes("ab ab a"))])
     for path in ((), (1,)):
         learned = drafter.start(codes("ab ab a"))
         for _ in range(3):
-            drafter.observe([Outcome(learned, before, path, (), 6, SamplingParams())])
+            drafter.observe(Outcome(learned, before, path, (), 6, SamplingParams()))
         (after,) = drafter.propose([context(learned, codes("ab ab a"))])
         assert before.gain is not None
         assert after.gain is not None
@@ -152,7 +144,7 @@ def test_gains_tell_how_often_guesses_are_right() -> None:
     dice, expected, reached = random.Random(0), 0.0, 0
     for _ in range(20):
         text = random.Random(dice.random()).choices(range(6), (9, 3, 1, 1, 1, 1), k=400)
-        drafter, held = Suffix(), text[:50]
+        drafter, held = bound(), text[:50]
         state = drafter.start(held)
         while len(held) < 390:
             (tree,) = drafter.propose([context(state, held)])
@@ -162,36 +154,38 @@ def test_gains_tell_how_often_guesses_are_right() -> None:
                 path.append(node := child)
             new = text[len(held) : len(held) + len(path) + 1]
             expected, reached = expected + sum(tree.gain[1:]), reached + len(path)
-            drafter.observe([Outcome(state, tree, tuple(path), tuple(new), len(held) - 1, SamplingParams())])
+            drafter.observe(Outcome(state, tree, tuple(path), tuple(new), len(held) - 1, SamplingParams()))
             held += new
     assert reached > 1000
     assert 0.8 < expected / reached < 1.25
 
 
 def test_other_requests_profit_from_outputs_but_not_from_prompts() -> None:
-    drafter = Suffix(min_match=3)
+    drafter = bound(min_match=3)
     answer(drafter, "a question", "the answer")
     assert branches(guess(drafter, "say the a")) == {"nswer"}
     assert branches(guess(drafter, "a ques")) == set()
-    assert branches(guess(Suffix(min_match=3), "say the a")) == set()
-    off = Suffix(min_match=3, store_tokens=0)
+    assert branches(guess(bound(min_match=3), "say the a")) == set()
+    off = bound(min_match=3, store_tokens=0)
     answer(off, "a question", "the answer")
     assert branches(guess(off, "say the a")) == set()
     assert off.past.nbytes == 0
 
 
 def test_the_store_makes_no_difference_between_drafters() -> None:
-    drafter = Suffix()
+    drafter = bound()
     answer(drafter, "a", "b")
-    assert drafter == Suffix()
-    assert hash(drafter) == hash(Suffix())
-    assert replace(drafter, num_nodes=3).past.num_tokens == 0
+    assert drafter.past.num_tokens == 1
+    assert drafter.options == Suffix()
+    assert hash(drafter.options) == hash(Suffix())
+    for options in (drafter.options, replace(drafter.options, num_nodes=3)):
+        assert met(options, "v", VOCAB).past.num_tokens == 0
 
 
 def test_state_is_that_of_a_fresh_replay() -> None:
     dice = random.Random(3)
     for _ in range(10):
-        drafter, text = Suffix(), [dice.randrange(3) for _ in range(5)]
+        drafter, text = bound(), [dice.randrange(3) for _ in range(5)]
         prompt, state = list(text), drafter.start(text)
         for _ in range(12):
             drafter.propose([context(state, [*text, dice.randrange(3)])])
@@ -221,52 +215,48 @@ def test_the_store_forgets_the_oldest() -> None:
 
 def test_a_file_outlives_the_process(tmp_path: Path) -> None:
     path = tmp_path / "store.jsonl"
-    for _ in range(2):  # bound more than once, used by two at the same time
-        drafter, other = Suffix(min_match=3, store=str(path)), Suffix(min_match=3, store=str(path))
-        drafter.bind(target())
-        drafter.bind(target())
-        other.bind(target())
+    for _ in range(2):  # used by two at the same time
+        drafter, other = (bound(min_match=3, store=str(path)) for _ in range(2))
         answer(drafter, "a question", "the answer")
         answer(other, "a question", "more text")
     lines = path.read_text().splitlines(keepends=True)
     assert lines[0] == HEADER
     assert [json.loads(line) for line in lines[1:]] == [codes("the answer"), codes("more text")] * 2
-    again = Suffix(min_match=3, store=str(path))
-    assert branches(guess(again, "say the a")) == set()
-    again.bind(target())
-    again.bind(target())
+    again = bound(min_match=3, store=str(path))
     assert again.past.num_tokens == 2 * len("the answer" + "more text")
     assert branches(guess(again, "say the a")) == {"nswer"}
     assert branches(guess(again, "some more t")) == {"ext"}
 
 
-def test_outputs_before_the_file_is_read_are_kept_in_memory(tmp_path: Path) -> None:
-    drafter = Suffix(min_match=3, store=str(tmp_path / "store.jsonl"))
+def test_the_file_is_made_when_a_model_is_met(tmp_path: Path) -> None:
+    path = tmp_path / "store.jsonl"
+    options = Suffix(min_match=3, store=str(path))
+    assert not path.exists()
+    drafter = met(options, "v", VOCAB)
+    assert path.read_text() == HEADER
     answer(drafter, "a", "early words")
-    drafter.bind(target())
     assert branches(guess(drafter, "early w")) == {"ords"}
-    assert (tmp_path / "store.jsonl").read_text() == HEADER
+    assert path.read_text() == f"{HEADER}{json.dumps(codes('early words'))}\n"
 
 
-def test_outputs_of_another_vocabulary_are_not_mixed_in() -> None:
-    drafter = Suffix(min_match=3)
-    drafter.bind(target())
+def test_outputs_of_another_vocabulary_are_not_mixed_in(tmp_path: Path) -> None:
+    drafter, other = (bound(name, min_match=3) for name in "vw")
     answer(drafter, "a", "early words")
-    drafter.bind(target())
     assert branches(guess(drafter, "early w")) == {"ords"}
-    with pytest.raises(OptionError, match="suffix: expected the tokenizer of the model it was used with first"):
-        drafter.bind(target("w"))
-    forgetful = Suffix(store_tokens=0)
-    forgetful.bind(target())
-    forgetful.bind(target("w"))
+    assert branches(guess(other, "early w")) == set()
+    assert other.past.num_tokens == 0
+    path = tmp_path / "store.jsonl"
+    answer(bound(store=str(path)), "a", "early words")
+    with pytest.raises(OptionError, match="expected outputs of the vocabulary w, found v; give every tokenizer a file"):
+        bound("w", store=str(path))
+    assert bound(store=str(path)).past.num_tokens == len("early words")
 
 
 @pytest.mark.parametrize("torn", ["[1, 2", "[1, 2]", "[", HEADER[:30]])
 def test_a_torn_last_line_is_cut(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "store.jsonl"
     path.write_text(HEADER + "[5, 6, 7]\n" + torn)
-    drafter = Suffix(store=str(path))
-    drafter.bind(target())
+    drafter = bound(store=str(path))
     assert drafter.past.num_tokens == 3
     answer(drafter, "a", "bc")
     assert path.read_text() == HEADER + "[5, 6, 7]\n[98, 99]\n"
@@ -276,8 +266,7 @@ def test_a_torn_last_line_is_cut(tmp_path: Path, torn: str) -> None:
 def test_a_torn_header_is_written_again(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "store.jsonl"
     path.write_text(torn)
-    drafter = Suffix(store=str(path))
-    drafter.bind(target())
+    drafter = bound(store=str(path))
     answer(drafter, "a", "bc")
     assert path.read_text() == HEADER + "[98, 99]\n"
 
@@ -306,28 +295,24 @@ def test_a_torn_header_is_written_again(tmp_path: Path, torn: str) -> None:
 def test_damage_is_named_and_nothing_is_touched(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "store.jsonl"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    drafter = Suffix(store=str(path))
     for _ in range(2):
         with pytest.raises(OptionError, match=message) as caught:
-            drafter.bind(target())
+            bound(store=str(path))
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
-    answer(drafter, "a", "bc")
-    assert drafter.past.num_tokens == 2
     assert path.read_bytes() == text.encode(errors="surrogateescape")
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing" / "store.jsonl"):
         with pytest.raises(OptionError, match=r"suffix: expected a file of past outputs.*; change store") as caught:
-            Suffix(store=str(path)).bind(target())
+            bound(store=str(path))
         assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_vanishes_ends_no_request(tmp_path: Path) -> None:
     path = tmp_path / "store.jsonl"
-    drafter = Suffix(min_match=3, store=str(path))
-    drafter.bind(target())
+    drafter = bound(min_match=3, store=str(path))
     path.unlink()
     with pytest.warns(RuntimeWarning, match=r"store\.jsonl: past outputs are no longer saved"):
         answer(drafter, "a", "early words")
@@ -338,15 +323,14 @@ def test_a_file_that_vanishes_ends_no_request(tmp_path: Path) -> None:
 
 def test_half_a_write_is_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store.jsonl"
-    drafter, write = Suffix(store=str(path)), os.write
-    drafter.bind(target())
+    drafter, write = bound(store=str(path)), os.write
     monkeypatch.setattr(os, "write", lambda file, line: write(file, line[:-3]))
     with pytest.warns(RuntimeWarning, match="6 of 9 bytes were written"):
         answer(drafter, "a", "bc")
     monkeypatch.undo()
     answer(drafter, "a", "de")
     assert path.read_text() == HEADER + "[98, 9"
-    Suffix(store=str(path)).bind(target())
+    bound(store=str(path))
     assert path.read_text() == HEADER
 
 
@@ -354,15 +338,14 @@ def test_a_large_file_is_cut_down_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "store.jsonl"
     outputs = [[number] * 10 for number in range(50)]
     path.write_text(HEADER + "".join(f"{json.dumps(output)}\n" for output in outputs) + "[1")
-    drafter = Suffix(store=str(path), store_tokens=45)
-    drafter.bind(target())
+    drafter = bound(store=str(path), store_tokens=45)
     assert drafter.past.num_tokens <= 45
     assert path.read_text() == HEADER + "".join(f"{json.dumps(output)}\n" for output in outputs[-4:])
     assert os.listdir(tmp_path) == ["store.jsonl"]  # noqa: PTH208
     answer(drafter, "a", "bc")
     assert path.read_text().endswith("]\n[98, 99]\n")
     path.write_text(HEADER + json.dumps(list(range(100))) + "\n")
-    Suffix(store=str(path), store_tokens=45).bind(target())
+    bound(store=str(path), store_tokens=45)
     assert path.read_text() == HEADER + json.dumps(list(range(55, 100))) + "\n"
 
 

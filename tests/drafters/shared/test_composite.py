@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import pytest
 
-from drafters.helpers import context, hear, looping
+from drafters.helpers import context, hear, looping, met
 from models import make_engine, make_request, run, tiny_decoder
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import (
     DraftContext,
     Drafter,
     FirstOf,
+    Guesser,
     Jacobi,
     Lookahead,
     Merged,
@@ -29,10 +30,10 @@ from pronk.tree import TokenTree
 
 
 @dataclass(frozen=True)
-class Says(Drafter[list[int]]):
+class Says(Guesser[list[int]]):
     """Guesses what it was told to, and writes down what it hears."""
 
-    name: ClassVar[str] = "says"
+    name = "says"
 
     guesses: tuple[int, ...] = ()
     gains: tuple[float, ...] = ()
@@ -59,9 +60,8 @@ class Says(Drafter[list[int]]):
             for c in contexts
         ]
 
-    def observe(self, outcomes: Sequence[Outcome[list[int]]]) -> None:
-        for outcome in outcomes:
-            outcome.state.extend(outcome.committed)
+    def observe(self, outcome: Outcome[list[int]]) -> None:
+        outcome.state.extend(outcome.committed)
 
     def stop(self, state: list[int]) -> None:
         self.calls.append(f"stop {state}")
@@ -69,24 +69,25 @@ class Says(Drafter[list[int]]):
 
 def test_the_first_that_has_a_guess_speaks() -> None:
     silent, exploring, one, other = Says(), Says((7, 8), verify=False), Says((1, 2)), Says((3,))
-    drafter = FirstOf((silent, exploring, one, other))
+    drafter = met(FirstOf((silent, exploring, one, other)))
     state = drafter.start([9])
     (tree,) = drafter.propose([context(state, [9])])
     assert tree.tokens == (9, 1, 2)
-    assert (silent.calls, exploring.calls, one.calls, other.calls) == (["propose 1"], ["propose 1"], ["propose 1"], [])
+    asked = ["bind", "propose 1"]
+    assert (silent.calls, exploring.calls, one.calls, other.calls) == (asked, asked, asked, ["bind"])
 
 
 def test_of_several_texts_each_has_its_own_speaker() -> None:
     lookup, other = PromptLookup(min_ngram=1), Says((3,))
-    drafter = FirstOf((lookup, other))
+    drafter = met(FirstOf((lookup, other)))
     texts = [[1, 2, 1], [4, 5, 6], [7, 7]]
     trees = drafter.propose([context(drafter.start(text), text) for text in texts])
     assert [tree.tokens[1] for tree in trees] == [2, 3, 7]
-    assert other.calls == ["propose 1"]
+    assert other.calls == ["bind", "propose 1"]
 
 
 def test_where_nobody_speaks_the_last_one_s_window_stays() -> None:
-    drafter = FirstOf((Says(), Says((7, 8), verify=False)))
+    drafter = met(FirstOf((Says(), Says((7, 8), verify=False))))
     (tree,) = drafter.propose([context(drafter.start([9]), [9])])
     assert tree.tokens == (9, 7, 8)
     assert sum(tree.acceptable) == 1
@@ -94,7 +95,7 @@ def test_where_nobody_speaks_the_last_one_s_window_stays() -> None:
 
 def test_merged_guesses_are_one_tree_under_one_budget() -> None:
     a, b = Says((1, 2, 3), (0.5, 0.4, 0.1)), Says((1, 5), (0.6, 0.3))
-    drafter = Merged((a, b), num_nodes=3)
+    drafter = met(Merged((a, b), num_nodes=3))
     (tree,) = drafter.propose([context(drafter.start([9]), [9])])
     assert (tree.tokens, tree.parents) == ((9, 1, 2, 5), (-1, 0, 1, 1))
     assert tree.gain == (1.0, 0.6, 0.4, 0.3)
@@ -103,7 +104,7 @@ def test_merged_guesses_are_one_tree_under_one_budget() -> None:
 
 
 def test_what_may_not_be_accepted_is_not_merged() -> None:
-    drafter = Merged((Says((7, 8), verify=False), Says((1,))))
+    drafter = met(Merged((Says((7, 8), verify=False), Says((1,)))))
     (tree,) = drafter.propose([context(drafter.start([9]), [9])])
     assert tree.tokens == (9, 1)
 
@@ -111,9 +112,8 @@ def test_what_may_not_be_accepted_is_not_merged() -> None:
 @pytest.mark.parametrize("kind", [FirstOf, Merged])
 def test_all_parts_meet_the_target_hear_and_stop(kind: type[FirstOf | Merged]) -> None:
     a, b = Says((1,)), Says((2,))
-    drafter = kind((a, b))
     engine = make_engine(tiny_decoder())
-    drafter = drafter.bind(engine.target)
+    drafter = kind((a, b)).bind(engine.target)
     request = make_request([4, 5], SamplingParams(max_tokens=6), drafter)
     run(engine, [request])
     for part in (a, b):
@@ -127,14 +127,13 @@ def test_needs_are_those_of_all_parts() -> None:
         needs = Needs(hidden=(2,))
 
     drafter = Merged((Hidden(), Jacobi(), FirstOf((PromptLookup(), Hidden()))))
-    assert drafter.needs == Needs(hidden=(2,), logits=True)
-    assert FirstOf((PromptLookup(),)).needs == Needs()
+    assert met(drafter).needs == Needs(hidden=(2,), logits=True)
+    assert met(FirstOf((PromptLookup(),))).needs == Needs()
 
 
 def test_stats_say_whose_guesses_were_right() -> None:
-    drafter = make_drafter("merged(prompt_lookup(min_ngram=1), recycling)")
     engine = make_engine(tiny_decoder())
-    drafter = drafter.bind(engine.target)
+    drafter = make_drafter("merged(prompt_lookup(min_ngram=1), recycling)").bind(engine.target)
     params = SamplingParams(max_tokens=40, temperature=0.7, seed=1, logit_bias={3: 100.0, 5: 100.0})
     request = make_request([3, 5, 3, 3, 5], params, drafter)
     run(engine, [request])
@@ -190,8 +189,7 @@ def test_bad_parts(parts: Any) -> None:
 def test_windows_are_told_apart(spec: str) -> None:
     """Each lookahead reads its own window, and none mistakes another's nodes for it."""
     engine = make_engine(tiny_decoder())
-    drafter = make_drafter(spec)
-    drafter = drafter.bind(engine.target)
+    drafter = make_drafter(spec).bind(engine.target)
     options = SamplingParams(max_tokens=60, temperature=0.7, seed=1, logit_bias={3: 9.0, 5: 9.0})
     request, plain = make_request([3, 5, 3], options, drafter), make_request([3, 5, 3], options)
     run(engine, [request])
@@ -200,9 +198,9 @@ def test_windows_are_told_apart(spec: str) -> None:
     assert request.stats.accepted > 0
 
 
-def test_one_drafter_in_two_places() -> None:
-    part = Lookahead(window=2)
-    drafter, tokens = FirstOf((part, part)), [1, 2]
+@pytest.mark.parametrize("part", [Lookahead(window=2), met(Lookahead(window=2))], ids=["options", "guesser"])
+def test_one_drafter_in_two_places(part: Drafter) -> None:
+    drafter, tokens = met(FirstOf((part, part))), [1, 2]
     state = drafter.start(tokens)
     for _ in range(12):
         (tree,) = drafter.propose([context(state, tokens)])

@@ -9,12 +9,13 @@ import pytest
 
 from drafters.drafting import Pass, bound, decode, plain_output, watch_draft
 from drafters.from_draft.drafts import draft_folder
+from drafters.helpers import within
 from drafters.trees import TreeDrafter
 from models import make_engine, make_request, run, tiny_decoder
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import Drafter, Merged
-from pronk.drafters.from_draft.draft_model import DraftModel
-from pronk.drafters.shared.pace import Pace, Prices, Rest
+from pronk.drafters import Guesser, Merged
+from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.drafters.shared.pace import Backoff, Pace, Prices
 from pronk.engine.request import Request
 from pronk.passes.costs import PassCosts
 from pronk.passes.runner import Runner
@@ -130,12 +131,6 @@ class Measured:
         return self.draft if runner in self.drafts else self.target
 
 
-def models_of(drafter: Any) -> list[DraftModel]:
-    if isinstance(drafter, DraftModel):
-        return [drafter]
-    return [model for part in getattr(drafter, "parts", ()) for model in models_of(part)]
-
-
 def one_guess(guess: Any) -> TokenTree:
     """A guess that is hardly ever right."""
     return TokenTree.chain([guess.root, 77])
@@ -147,7 +142,7 @@ def go(
     cost: float,
     *,
     budget: bool = True,
-    beside: Drafter[Any] | None = None,
+    beside: Guesser[Any] | None = None,
     max_tokens: int = 120,
 ) -> tuple[Request, list[Pass]]:
     """Decode a text at made-up costs."""
@@ -156,8 +151,8 @@ def go(
     engine = make_engine(tiny_decoder(), budget=budget)
     drafter = bound(spec, engine)
     if beside is not None:
-        drafter = Merged((drafter, beside))
-    model = models_of(drafter)[0]
+        drafter = Merged((drafter, beside)).bind(engine.target)
+    model = within(drafter, ModelGuesser)[0]
     measured.drafts.append(model.draft.runner)
     passes = watch_draft(model.draft)
     request = make_request([1, 2, 3], SamplingParams(max_tokens=max_tokens, seed=1), drafter)
@@ -226,7 +221,7 @@ def test_beside_others_that_guess_it_tries_again_too(monkeypatch: pytest.MonkeyP
 
 def test_costs_are_measured_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = bound(model(FAIR))
-    assert isinstance(drafter, DraftModel)
+    assert isinstance(drafter, ModelGuesser)
     draft, answers = drafter.draft, [None, TARGET]
     monkeypatch.setattr(PassCosts, "measure", lambda _: answers.pop(0))
     assert draft.costs is None
@@ -244,7 +239,7 @@ def test_decode_without_costs_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rest_grows_while_nothing_is_kept() -> None:
-    rest, bare, own = Rest(), TokenTree.chain([1]), TokenTree((1, 2), (-1, 0), origin=(("", 0), ("heads", 5)))
+    rest, bare, own = Backoff(), TokenTree.chain([1]), TokenTree((1, 2), (-1, 0), origin=(("", 0), ("heads", 5)))
     other = TokenTree((1, 2), (-1, 0), origin=(("", 0), ("lookup", 0)))
     for steps in (2, 4, 8, 16, 32, 32):
         rest.learn(bare, {"heads"}, guessed=True)

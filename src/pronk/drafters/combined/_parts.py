@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pronk.drafters.base import Drafter
 from pronk.drafters.from_outputs.recycling import Recycling
 from pronk.drafters.from_text.suffix import Suffix
@@ -11,6 +9,6 @@ from pronk.drafters.from_text.suffix import Suffix
 __all__ = ["default_parts"]
 
 
-def default_parts() -> tuple[Drafter[Any], ...]:
+def default_parts() -> tuple[Drafter, ...]:
     """A drafter that copies where the text repeats itself, and one that always has a guess."""
     return Suffix(min_match=2), Recycling()

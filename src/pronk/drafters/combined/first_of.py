@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
 
 from pronk.drafters.base import DraftContext, Drafter
 from pronk.drafters.combined._parts import default_parts
-from pronk.drafters.shared.composite import Composite, Parts
+from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
+from pronk.drafters.target import Target
 from pronk.tree import TokenTree
 
 __all__ = ["FirstOf"]
@@ -32,9 +32,19 @@ class FirstOf(Composite):
         parts: the drafters, first to last.
     """
 
-    name: ClassVar[str] = "first_of"
+    name = "first_of"
 
-    parts: tuple[Drafter[Any], ...] = field(default_factory=default_parts)
+    parts: tuple[Drafter, ...] = field(default_factory=default_parts)
+
+    def bind(self, target: Target) -> FirstOfGuesser:
+        """What guesses for the parts, by precedence."""
+        return FirstOfGuesser(self.bind_parts(target))
+
+
+class FirstOfGuesser(CompositeGuesser):
+    """Several guessers, of which the first one speaks that has a guess."""
+
+    name = FirstOf.name
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
         """For each context the first part's tree that has a guess that may be accepted."""

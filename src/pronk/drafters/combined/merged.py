@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from pronk.drafters.base import DraftContext, Drafter
+from pronk.drafters.base import DraftContext, Drafter, Guesser
 from pronk.drafters.combined._parts import default_parts
-from pronk.drafters.shared.composite import Composite, Parts
+from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
 from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.trie import Trie
+from pronk.drafters.target import Target
 from pronk.tree import TokenTree
 
 __all__ = ["Merged"]
@@ -35,14 +36,32 @@ class Merged(Composite):
         num_nodes: guesses per step, 1..127.
     """
 
-    name: ClassVar[str] = "merged"
+    name = "merged"
 
-    parts: tuple[Drafter[Any], ...] = field(default_factory=default_parts)
+    parts: tuple[Drafter, ...] = field(default_factory=default_parts)
     num_nodes: int = 15
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integer(self.name, "num_nodes", self.num_nodes, 1, 127)
+
+    def bind(self, target: Target) -> MergedGuesser:
+        """What guesses for the parts, in one tree."""
+        return MergedGuesser(self.bind_parts(target), self.num_nodes)
+
+
+class MergedGuesser(CompositeGuesser):
+    """Several guessers that share a tree.
+
+    Attributes:
+        num_nodes: guesses per step.
+    """
+
+    name = Merged.name
+
+    def __init__(self, parts: Sequence[Guesser[Any]], num_nodes: int) -> None:
+        super().__init__(parts)
+        self.num_nodes = num_nodes
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
         """The union of the parts' trees, cut to the nodes of largest gain."""

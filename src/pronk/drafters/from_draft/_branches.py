@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pronk.choosing.chooser import Guess
 from pronk.drafters.base import DraftContext
-from pronk.drafters.from_draft.draft_model import DraftState, ModelDrafter
+from pronk.drafters.from_draft.draft_model import DraftState, ModelGuesser
 from pronk.drafters.shared.composite import Parts
-from pronk.drafters.shared.draft import Draft, Lane
+from pronk.drafters.shared.draft import Draft, DraftLane
 from pronk.tree import TokenTree
 
 __all__ = ["Branches", "compute", "model_context"]
@@ -24,7 +24,7 @@ class Branches:
     A node is asked for, computed by the next pass, and can then say how the text goes on after it.
     """
 
-    def __init__(self, draft: Draft, lane: Lane, context: DraftContext[Any], pending: Sequence[int]) -> None:
+    def __init__(self, draft: Draft, lane: DraftLane, context: DraftContext[Any], pending: Sequence[int]) -> None:
         """``pending`` is the text that ``lane`` lacks (see :meth:`~pronk.drafters.shared.draft.Draft.level`)."""
         self.context = context
         self.tokens = [context.tokens[-1]]
@@ -39,7 +39,7 @@ class Branches:
         self._children: list[dict[int, int]] = [{}]
 
     @classmethod
-    def begin(cls, model: ModelDrafter, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, Branches]:
+    def begin(cls, model: ModelGuesser, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, Branches]:
         """Bring the lanes of the contexts for which guessing pays up to their text, but for its last token.
 
         Returns:
@@ -101,13 +101,9 @@ class Branches:
     def guess(self, node: int) -> Guess | None:
         """What the draft chooses after a node that was computed; ``None`` if it has nothing to choose."""
         if node not in self._guesses:
-            chooser, path = self.context.chooser, self.path(node)
-            for token in path:
-                chooser.advance(token)
-            try:
+            chooser = self.context.chooser
+            with chooser.after(self.path(node)):
                 self._guesses[node] = chooser.guess(self._rows[node], len(self.context.tokens) - 1, draw=False)
-            finally:
-                chooser.rollback(len(path))
         return self._guesses[node]
 
     def grown(self) -> TokenTree:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pronk.drafters.base import DraftContext, Needs, Outcome
+from pronk.drafters.base import DraftContext, Outcome
 from pronk.drafters.from_draft.draft_model import DraftModel
-from pronk.drafters.shared.chain import ChainDrafter
-from pronk.drafters.target import Target
+from pronk.drafters.shared.chain import ChainDrafter, ChainGuesser
 from pronk.errors import OptionError
 
-__all__ = ["Wrapped", "Wrapper"]
+__all__ = ["Wrapped", "Wrapper", "WrapperGuesser"]
 
 Own = TypeVar("Own")
 
@@ -26,15 +26,14 @@ class Wrapped(Generic[Own]):
 
 
 @dataclass(frozen=True)
-class Wrapper(ChainDrafter[Wrapped[Own]]):
-    """A drafter around one that guesses token after token.
+class Wrapper(ChainDrafter):
+    """Options of a drafter around one that guesses token after token.
 
     Attributes:
         parts: that one alone.
     """
 
-    parts: tuple[ChainDrafter[Any], ...] = field(default_factory=lambda: (DraftModel(),))
-    needs: Needs = field(init=False, repr=False, compare=False)
+    parts: tuple[ChainDrafter, ...] = field(default_factory=lambda: (DraftModel(),))
 
     def __post_init__(self) -> None:
         if not isinstance(self.parts, tuple) or len(self.parts) != 1 or not isinstance(self.parts[0], ChainDrafter):
@@ -47,29 +46,36 @@ class Wrapper(ChainDrafter[Wrapped[Own]]):
             instead = f"write {outer}({self.name}(…)) instead" if wraps else "leave out its tree"
             msg = f"{self.name}: expected a drafter of chains, found {outer}; {instead}"
             raise OptionError(msg)
-        object.__setattr__(self, "needs", self.inner.needs)
 
     @property
-    def inner(self) -> ChainDrafter[Any]:
+    def inner(self) -> ChainDrafter:
         """The drafter within."""
         return self.parts[0]
 
+
+class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
+    """A guesser around one that guesses token after token.
+
+    Attributes:
+        inner: that one.
+        needs: what it reads.
+    """
+
+    def __init__(self, inner: ChainGuesser[Any]) -> None:
+        self.inner = inner
+        self.needs = inner.needs
+
+    @abstractmethod
     def fresh(self) -> Own:
         """The wrapper's own state of a new request."""
-        raise NotImplementedError
-
-    def bind(self, target: Target) -> Self:
-        """The drafter within meets the target."""
-        inner = self.inner.bind(target)
-        return self if inner is self.inner else replace(self, parts=(inner,))
 
     def start(self, prompt: Sequence[int]) -> Wrapped[Own]:
         """Both states."""
         return Wrapped(self.fresh(), self.inner.start(prompt))
 
-    def observe(self, outcomes: Sequence[Outcome[Wrapped[Own]]]) -> None:
+    def observe(self, outcome: Outcome[Wrapped[Own]]) -> None:
         """The drafter within hears what the target said."""
-        self.inner.observe([replace(outcome, state=outcome.state.inner) for outcome in outcomes])
+        self.inner.observe(replace(outcome, state=outcome.state.inner))
 
     def stop(self, state: Wrapped[Own]) -> None:
         """The state within goes."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
 
 from pronk.drafters.base import DraftContext, Drafter
 from pronk.drafters.from_draft._branches import Branches, compute, model_context
-from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter
-from pronk.drafters.shared.composite import Composite, Parts
+from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter, ModelGuesser
+from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
 from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.trie import Trie
+from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
@@ -44,9 +44,9 @@ class Beam(Composite):
         num_tokens: of each branch, 1..64.
     """
 
-    name: ClassVar[str] = "beam"
+    name = "beam"
 
-    parts: tuple[Drafter[Any], ...] = field(default_factory=lambda: (DraftModel(),))
+    parts: tuple[Drafter, ...] = field(default_factory=lambda: (DraftModel(),))
     width: int = 4
     num_tokens: int = 5
 
@@ -59,14 +59,34 @@ class Beam(Composite):
         check_integer(self.name, "width", self.width, 1, 16)
         check_integer(self.name, "num_tokens", self.num_tokens, 1, 64)
 
-    def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """The likeliest branches for each context."""
+    def bind(self, target: Target) -> BeamGuesser:
+        """What searches with the model, loaded beside the target."""
         model = self.parts[0]
         assert isinstance(model, ModelDrafter)
+        return BeamGuesser(self, model.bind(target))
+
+
+class BeamGuesser(CompositeGuesser):
+    """Beam search with a draft model.
+
+    Attributes:
+        options: it guesses by.
+        model: the draft model.
+    """
+
+    name = Beam.name
+
+    def __init__(self, options: Beam, model: ModelGuesser) -> None:
+        super().__init__((model,))
+        self.options, self.model = options, model
+
+    def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
+        """The likeliest branches for each context."""
+        model, options = self.model, self.options
         within = [model_context(context) for context in contexts]
         asked = Branches.begin(model, within)
         beams = {number: [_Branch(1.0)] for number in asked}
-        for length in range(1, self.num_tokens + 1):
+        for length in range(1, options.num_tokens + 1):
             live = [
                 n for n in asked if length <= contexts[n].max_depth and any(each.node is not None for each in beams[n])
             ]
@@ -74,7 +94,7 @@ class Beam(Composite):
                 break
             compute(model.draft, [asked[number] for number in live])
             for number in live:
-                last = length == min(self.num_tokens, contexts[number].max_depth)
+                last = length == min(options.num_tokens, contexts[number].max_depth)
                 beams[number] = self._extend(asked[number], beams[number], last=last)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         for number, beam in beams.items():
@@ -86,14 +106,14 @@ class Beam(Composite):
         found: list[tuple[_Branch, int | None]] = []
         for branch in beam:
             guess = None if branch.node is None else asked.guess(branch.node)
-            for token, share in [] if guess is None else guess.ranked(self.width):
+            for token, share in [] if guess is None else guess.ranked(self.options.width):
                 found.append((_Branch(branch.reach * share, (*branch.steps, (token, share)), None), branch.node))
             if guess is None:
                 found.append((replace(branch, node=None), None))
         found.sort(key=lambda each: -each[0].reach)
         return [
             branch if last or node is None else replace(branch, node=asked.ask(node, branch.steps[-1][0]))
-            for branch, node in found[: self.width]
+            for branch, node in found[: self.options.width]
         ]
 
 

@@ -23,14 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 from pronk.choosing.chooser import Guess
 from pronk.drafters.base import DraftContext, Outcome
-from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper
+from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper, WrapperGuesser
 from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.chain import Chain, Stop
+from pronk.drafters.shared.chain import Chain, ChainGuesser, Stop
 from pronk.drafters.shared.options import check_choice, check_integer
+from pronk.drafters.target import Target
 from pronk.tree import TokenTree
 
 __all__ = ["Cape"]
@@ -51,7 +52,7 @@ _SIZES: dict[str, Callable[[float], int]] = {"paper": _paper, "fine": _fine}
 
 
 @dataclass(frozen=True)
-class Cape(Wrapper[Calibration]):
+class Cape(Wrapper):
     """Options of the expansion.
 
     Attributes:
@@ -60,7 +61,7 @@ class Cape(Wrapper[Calibration]):
         max_nodes: most tokens to verify, 1..127; the chain's come first, then the siblings from the first token on.
     """
 
-    name: ClassVar[str] = "cape"
+    name = "cape"
 
     sizes: str = "paper"
     max_nodes: int = 32
@@ -69,10 +70,6 @@ class Cape(Wrapper[Calibration]):
         super().__post_init__()
         check_choice(self.name, "sizes", self.sizes, tuple(_SIZES))
         check_integer(self.name, "max_nodes", self.max_nodes, 1, 127)
-
-    def fresh(self) -> Calibration:
-        """Acceptance of siblings."""
-        return Calibration(self.source)
 
     @property
     def expands(self) -> bool:
@@ -84,9 +81,41 @@ class Cape(Wrapper[Calibration]):
         """Its name, and whose chains it expands."""
         return f"{self.name}({self.inner.source})"
 
+    def bind(self, target: Target) -> CapeGuesser:
+        """What expands the chains of the drafter within."""
+        return CapeGuesser(self, self.inner.bind(target))
+
+
+class CapeGuesser(WrapperGuesser[Calibration]):
+    """Chains with siblings.
+
+    Attributes:
+        options: it guesses by.
+    """
+
+    name = Cape.name
+
+    def __init__(self, options: Cape, inner: ChainGuesser[Any]) -> None:
+        super().__init__(inner)
+        self.options = options
+
+    @property
+    def source(self) -> str:
+        """As :class:`Cape` has it."""
+        return self.options.source
+
+    @property
+    def expands(self) -> bool:
+        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`: siblings."""
+        return True
+
+    def fresh(self) -> Calibration:
+        """Acceptance of siblings."""
+        return Calibration(self.source)
+
     def chains(self, contexts: Sequence[DraftContext[Wrapped[Calibration]]], stop: Stop | None = None) -> list[Chain]:
         """The chains within, as they are: for a wrapper around this one."""
-        return self.inner.chains(self.within(contexts, self.max_nodes), stop)
+        return self.inner.chains(self.within(contexts, self.options.max_nodes), stop)
 
     def propose(self, contexts: Sequence[DraftContext[Wrapped[Calibration]]]) -> list[TokenTree]:
         """The chains, expanded."""
@@ -95,17 +124,16 @@ class Cape(Wrapper[Calibration]):
             for chain, context in zip(self.chains(contexts), contexts, strict=True)
         ]
 
-    def observe(self, outcomes: Sequence[Outcome[Wrapped[Calibration]]]) -> None:
+    def observe(self, outcome: Outcome[Wrapped[Calibration]]) -> None:
         """Count the siblings that were accepted."""
-        super().observe(outcomes)
-        for outcome in outcomes:
-            outcome.state.own.learn(outcome.tree, outcome.path)
+        super().observe(outcome)
+        outcome.state.own.learn(outcome.tree, outcome.path)
 
     def expand(self, chain: Chain, calibration: Calibration) -> TokenTree:
         """The chain with its siblings; ``calibration`` is theirs."""
         tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
         gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
-        room = min(self.max_nodes, chain.context.max_nodes) - len(chain)
+        room = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
         for depth, guess in enumerate(chain.guesses):
             siblings = self._siblings(guess, room)
             room -= len(siblings)
@@ -116,11 +144,10 @@ class Cape(Wrapper[Calibration]):
             gain += [gain[depth] * calibration.rate(each) for each in origins]
         drawn = chain.drawn
         probs = None if drawn is None else drawn + (None,) * (len(tokens) - len(drawn))
-        own = (probs, tuple(gain), tuple(origin), chain.early)
-        return TokenTree(tuple(tokens), tuple(parents), None, *own)
+        return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
 
     def _siblings(self, guess: Guess, room: int) -> list[tuple[int, float]]:
-        count = min(room, _SIZES[self.sizes](guess.confidence))
+        count = min(room, _SIZES[self.options.sizes](guess.confidence))
         if count <= 0:
             return []
         return [each for each in guess.ranked(count + 1) if each[0] != guess.token][:count]

@@ -10,29 +10,29 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
 
 from pronk.drafters.base import DraftContext
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, Stop, grow
-from pronk.drafters.shared.draft import Draft, Lane
+from pronk.drafters.shared.draft import Draft, DraftLane
 from pronk.drafters.shared.options import check_choice, check_number
 from pronk.drafters.shared.pace import Pace, Prices
-from pronk.drafters.shared.paced import PacedDrafter, PacedState
+from pronk.drafters.shared.paced import PacedDrafter, PacedGuesser, PacedState
 from pronk.drafters.target import Target
 from pronk.passes.costs import PassCosts
 
-__all__ = ["DraftModel", "DraftState", "ModelDrafter"]
+__all__ = ["DraftModel", "DraftState", "ModelDrafter", "ModelGuesser"]
 
 
-DraftState: TypeAlias = PacedState[Lane]
+DraftState: TypeAlias = PacedState[DraftLane]
 
 
 @dataclass(frozen=True)
-class ModelDrafter(PacedDrafter[Lane]):
+class ModelDrafter(PacedDrafter):
     """Options of all drafters whose guesses come from a causal model with a cache of its own.
 
     Attributes:
@@ -42,7 +42,6 @@ class ModelDrafter(PacedDrafter[Lane]):
     """
 
     min_confidence: float = 0.0
-    _draft: Draft | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,20 +56,24 @@ class ModelDrafter(PacedDrafter[Lane]):
             OptionError: it does not go with the target.
         """
 
-    def bind(self, target: Target) -> Self:
-        """The drafter with its model loaded beside the target; errors are those of :meth:`open`."""
-        draft = self.open(target)
-        if self._draft is draft:
-            return self
-        bound = replace(self)
-        object.__setattr__(bound, "_draft", draft)
-        return bound
+    def bind(self, target: Target) -> ModelGuesser:
+        """What guesses with the model, loaded beside the target; errors are those of :meth:`open`."""
+        return ModelGuesser(self, self.open(target))
 
-    @property
-    def draft(self) -> Draft:
-        """The model at work."""
-        assert self._draft is not None, "a drafter has to meet its target before it guesses"
-        return self._draft
+
+class ModelGuesser(PacedGuesser[DraftLane]):
+    """A draft model that guesses.
+
+    Attributes:
+        options: it guesses by.
+        draft: the model at work.
+    """
+
+    options: ModelDrafter
+
+    def __init__(self, options: ModelDrafter, draft: Draft) -> None:
+        super().__init__(options)
+        self.draft = draft
 
     def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
@@ -88,7 +91,9 @@ class ModelDrafter(PacedDrafter[Lane]):
             return self.draft.feed([lanes[i] for i in live], [self.draft.ids(begun[i].tokens[-1:]) for i in live])
 
         def ends(i: int, chain: Chain) -> bool:
-            enough = chain.guesses[-1].confidence < self.min_confidence if stop is None else stop(going[i], chain)
+            enough = (
+                chain.guesses[-1].confidence < self.options.min_confidence if stop is None else stop(going[i], chain)
+            )
             return enough or not self.draft.room(lanes[i]) or not self.pays(chain, len(begun))
 
         if len(begun) == 1 and self.draft.grows(begun[0].context):
@@ -116,7 +121,7 @@ class DraftModel(ModelDrafter):
         weights: ``"plain"``, or ``"int8"`` for half the memory of bfloat16.
     """
 
-    name: ClassVar[str] = "draft_model"
+    name = "draft_model"
 
     dtype: str = "auto"
     weights: str = "plain"

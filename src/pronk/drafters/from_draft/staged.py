@@ -20,17 +20,19 @@ for; then the tree is that of the nodes known so far.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
-from pronk.drafters.base import DraftContext, Drafter
+from pronk.drafters.base import DraftContext, Drafter, Guesser
 from pronk.drafters.from_draft._branches import Branches, compute, model_context
-from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter
+from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelGuesser
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
 from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.composite import Composite, Parts
+from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
 from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.trie import Frontier, Trie
+from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import Origin, TokenTree
 
@@ -145,9 +147,9 @@ class Staged(Composite):
         lead: most guesses of the smaller drafter in a pass, 0..32.
     """
 
-    name: ClassVar[str] = "staged"
+    name = "staged"
 
-    parts: tuple[Drafter[Any], ...] = field(default_factory=lambda: (DraftModel(), PromptLookup()))
+    parts: tuple[Drafter, ...] = field(default_factory=lambda: (DraftModel(), PromptLookup()))
     num_nodes: int = 16
     breadth: int = 4
     depth: int = 8
@@ -155,10 +157,8 @@ class Staged(Composite):
     lead: int = 4
 
     def __post_init__(self) -> None:
-        if isinstance(self.parts, tuple) and len(self.parts) == 1:
-            object.__setattr__(self, "parts", (*self.parts, PromptLookup()))
         super().__post_init__()
-        if len(self.parts) != 2 or not isinstance(self.parts[0], ModelDrafter):
+        if len(self.parts) > 2 or not isinstance(self.parts[0], ModelDrafter):
             found = ", ".join(part.name for part in self.parts)
             msg = f"{self.name}: expected a draft_model and a smaller drafter, as in staged(draft_model), found {found}"
             raise OptionError(msg)
@@ -171,12 +171,28 @@ class Staged(Composite):
         ):
             check_integer(self.name, option, getattr(self, option), low, high)
 
-    @property
-    def model(self) -> ModelDrafter:
-        """The draft model."""
-        model = self.parts[0]
+    def bind(self, target: Target) -> StagedGuesser:
+        """What grows trees with the draft model, loaded beside the target."""
+        model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
-        return model
+        smaller = rest[0] if rest else PromptLookup()
+        return StagedGuesser(self, model.bind(target), smaller.bind(target))
+
+
+class StagedGuesser(CompositeGuesser):
+    """A draft model that grows trees, and a smaller drafter that guesses for it.
+
+    Attributes:
+        options: it guesses by.
+        model: the draft model.
+        smaller: what guesses for it.
+    """
+
+    name = Staged.name
+
+    def __init__(self, options: Staged, model: ModelGuesser, smaller: Guesser[Any]) -> None:
+        super().__init__((model, smaller))
+        self.options, self.model, self.smaller = options, model, smaller
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
         """A tree for each context, of the draft's likeliest nodes."""
@@ -193,24 +209,24 @@ class Staged(Composite):
                 n for n in live if growths[n].waiting is not None and self._pays(growths[n], contexts[n], len(live))
             ]
             for number in live:
-                growths[number].ask(self.width)
+                growths[number].ask(self.options.width)
         for number, growth in growths.items():
             trees[number] = growth.tree()
         return trees
 
     def _begin(self, contexts: Sequence[DraftContext[Parts]]) -> dict[int, _Growth]:
-        """The trees that are worth a pass, by the number of their context, as roots that nobody has asked about."""
-        within = [model_context(context) for context in contexts]
+        """Growths of the trees that are worth a pass of the draft, still only roots, by the number of their context."""
+        options, within = self.options, [model_context(context) for context in contexts]
         growths: dict[int, _Growth] = {}
         for number, branches in Branches.begin(self.model, within).items():
             context = within[number]
-            nodes, depth = min(self.num_nodes, context.max_nodes), min(self.depth, context.max_depth)
-            growths[number] = _Growth(branches, context.state.calibration, self.breadth, nodes, depth)
+            nodes, depth = min(options.num_nodes, context.max_nodes), min(options.depth, context.max_depth)
+            growths[number] = _Growth(branches, context.state.calibration, options.breadth, nodes, depth)
         return growths
 
     def _speculate(self, growths: Sequence[_Growth], contexts: Sequence[DraftContext[Parts]]) -> None:
         """Ask about what the smaller drafter expects below the node that waits."""
-        if not self.lead:
+        if not self.options.lead:
             return
         below = [growth.branches.path(growth.place) for growth in growths]
         views = [
@@ -219,20 +235,16 @@ class Staged(Composite):
                 state=context.state[1],
                 tokens=[*context.tokens, *path],
                 max_depth=growth.depth - len(path) - 1,
-                max_nodes=self.lead,
+                max_nodes=self.options.lead,
                 thrifty=False,
                 draws=False,
             )
             for growth, context, path in zip(growths, contexts, below, strict=True)
         ]
-        try:
+        with ExitStack() as loans:
             for view, path in zip(views, below, strict=True):
-                for token in path:
-                    view.chooser.advance(token)
-            guesses = self.parts[1].propose(views)
-        finally:
-            for growth, view in zip(growths, views, strict=True):
-                view.chooser.follow(len(growth.branches.context.tokens))
+                loans.enter_context(view.chooser.after(path))
+            guesses = self.smaller.propose(views)
         for growth, tree in zip(growths, guesses, strict=True):
             places: list[int | None] = [growth.place]
             for node in range(1, len(tree)):
@@ -249,4 +261,4 @@ class Staged(Composite):
         nodes, tokens, more = growth.expected()
         more *= context.state[0].pace.rate
         now = tokens / prices.seconds(nodes, growth.passes)
-        return (tokens + more) / prices.seconds(min(nodes + self.width, growth.most), growth.passes + 1) > now
+        return (tokens + more) / prices.seconds(min(nodes + self.options.width, growth.most), growth.passes + 1) > now

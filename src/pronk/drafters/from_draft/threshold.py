@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from pronk.drafters.base import DraftContext, Outcome
-from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper
-from pronk.drafters.shared.chain import Chain, Stop
+from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper, WrapperGuesser
+from pronk.drafters.shared.chain import Chain, ChainGuesser, Stop
 from pronk.drafters.shared.options import check_choice, check_integer, check_number
+from pronk.drafters.target import Target
 from pronk.errors import OptionError
 
 __all__ = ["Threshold"]
@@ -51,7 +52,7 @@ class _Limit:
 
 
 @dataclass(frozen=True)
-class Threshold(Wrapper[_Limit]):
+class Threshold(Wrapper):
     """Options of threshold decoding.
 
     Attributes:
@@ -64,7 +65,7 @@ class Threshold(Wrapper[_Limit]):
         toward: where the threshold moves when some were rejected: ``"rejected"`` or ``"accepted"``.
     """
 
-    name: ClassVar[str] = "threshold"
+    name = "threshold"
 
     max_tokens: int = 16
     threshold: float = 0.4
@@ -84,9 +85,32 @@ class Threshold(Wrapper[_Limit]):
         check_number(self.name, "threshold", self.threshold, self.lowest, self.highest)
         check_choice(self.name, "toward", self.toward, ("accepted", "rejected"))
 
+    def bind(self, target: Target) -> ThresholdGuesser:
+        """What guesses for the drafter within, by a threshold."""
+        return ThresholdGuesser(self, self.inner.bind(target))
+
+
+class ThresholdGuesser(WrapperGuesser[_Limit]):
+    """Chains that end by a threshold, which learns.
+
+    Attributes:
+        options: it guesses by.
+    """
+
+    name = Threshold.name
+
+    def __init__(self, options: Threshold, inner: ChainGuesser[Any]) -> None:
+        super().__init__(inner)
+        self.options = options
+
+    @property
+    def source(self) -> str:
+        """As :class:`Threshold` has it."""
+        return self.options.source
+
     def fresh(self) -> _Limit:
         """The threshold to begin with."""
-        return _Limit(self.threshold)
+        return _Limit(self.options.threshold)
 
     def chains(self, contexts: Sequence[DraftContext[Wrapped[_Limit]]], stop: Stop | None = None) -> list[Chain]:
         """Chains down to the first token at which the product is below the request's threshold."""
@@ -95,23 +119,22 @@ class Threshold(Wrapper[_Limit]):
             low = chain.reached[-1] < contexts[number].state.own.threshold
             return low or (stop is not None and stop(number, chain))
 
-        chains = self.inner.chains(self.within(contexts, self.max_tokens), ends)
+        chains = self.inner.chains(self.within(contexts, self.options.max_tokens), ends)
         for context, chain in zip(contexts, chains, strict=True):
             own = context.state.own
             own.root, own.tokens, own.reached = len(context.tokens) - 1, chain.tokens, [1.0, *chain.reached]
         return chains
 
-    def observe(self, outcomes: Sequence[Outcome[Wrapped[_Limit]]]) -> None:
-        """Move the thresholds."""
-        super().observe(outcomes)
-        for outcome in outcomes:
-            own = outcome.state.own
-            drafted = own.verified(outcome)
-            if not drafted:
-                continue
-            accepted = len({*drafted} & {*outcome.path})
-            if accepted < len(drafted):
-                own.threshold = (own.threshold + own.reached[accepted + (self.toward == "rejected")]) / 2
-            else:
-                own.threshold -= self.boost
-            own.threshold = min(max(own.threshold, self.lowest), self.highest)
+    def observe(self, outcome: Outcome[Wrapped[_Limit]]) -> None:
+        """Move the threshold."""
+        super().observe(outcome)
+        options, own = self.options, outcome.state.own
+        drafted = own.verified(outcome)
+        if not drafted:
+            return
+        accepted = len({*drafted} & {*outcome.path})
+        if accepted < len(drafted):
+            own.threshold = (own.threshold + own.reached[accepted + (options.toward == "rejected")]) / 2
+        else:
+            own.threshold -= options.boost
+        own.threshold = min(max(own.threshold, options.lowest), options.highest)

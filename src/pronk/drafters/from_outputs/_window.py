@@ -10,11 +10,11 @@ from pronk.drafters.from_outputs._likeliest import unknown
 from pronk.passes.costs import PassCosts
 from pronk.tree import Origin, TokenTree
 
-__all__ = ["LADDER", "NO_WINDOW", "Experience", "Pool", "Shape", "Window"]
+__all__ = ["LADDER", "NO_WINDOW", "Experience", "NgramPool", "Window", "WindowShape"]
 
 
 @dataclass
-class Pool:
+class NgramPool:
     """N-grams by their first token, bounded; what was added or came up again last is kept longest.
 
     ``grams`` maps a first token to what followed it, oldest first, and whether that came from the window alone.
@@ -44,7 +44,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Shape:
+class WindowShape:
     """Sizes of a window: W columns, n-grams of N tokens, G candidates. W = 0 is no window at all."""
 
     window: int
@@ -72,7 +72,7 @@ class Window:
         """How far behind the root its last node is."""
         return len(self.rows[0]) + len(self.rows) - 2
 
-    def moved(self, position: int, root: int, shape: Shape, fill: Sequence[int]) -> Window:
+    def moved(self, position: int, root: int, shape: WindowShape, fill: Sequence[int]) -> Window:
         """The window of ``shape`` where the text ends now; what is not known yet is some token of ``fill``."""
         rows, behind = self.rows[-shape.ngram :], position - self.position
         behind -= len(self.rows) - len(rows)
@@ -112,10 +112,18 @@ class Window:
         )
 
 
-NO_WINDOW = Shape(0, 5, 3)
+NO_WINDOW = WindowShape(0, 5, 3)
 
 # Sizes to try one after the other; the larger ones are the paper's for 34B, 13B and 7B models (section 5).
-LADDER = (NO_WINDOW, Shape(2, 3, 2), Shape(3, 4, 3), Shape(5, 4, 5), Shape(7, 5, 7), Shape(10, 5, 10), Shape(15, 5, 15))
+LADDER = (
+    NO_WINDOW,
+    WindowShape(2, 3, 2),
+    WindowShape(3, 4, 3),
+    WindowShape(5, 4, 5),
+    WindowShape(7, 5, 7),
+    WindowShape(10, 5, 10),
+    WindowShape(15, 5, 15),
+)
 
 # Steps that a size is tried for, and steps without a window before one is tried again.
 _TRIAL, _REST = 16, 1024
@@ -138,7 +146,7 @@ class Experience:
     steps: int = 0
     sums: Counter[str] = field(default_factory=Counter)
 
-    def shape(self) -> Shape:
+    def shape(self) -> WindowShape:
         """The present size."""
         return LADDER[self.rung]
 

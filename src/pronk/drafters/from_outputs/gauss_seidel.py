@@ -13,7 +13,6 @@ When to use it: as the base line of fixed cost that methods with a memory have t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pronk.drafters.from_outputs.jacobi import Iterate, Jacobi
 
@@ -28,7 +27,7 @@ class GaussSeidel(Jacobi):
         num_tokens: length of the block, 1..128.
     """
 
-    name: ClassVar[str] = "gauss_seidel"
+    name = "gauss_seidel"
 
     def _end(self, state: Iterate, first: int) -> int:  # noqa: ARG002 - the block starts where the text ends
         return first + self.num_tokens

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome
+from pronk.drafters.base import DraftContext, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest, unknown
 from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.rates import Rates
@@ -56,14 +55,14 @@ class Iterate:
 
 
 @dataclass(frozen=True)
-class Jacobi(Drafter[Iterate]):
+class Jacobi(Guesser[Iterate]):
     """Options of Jacobi decoding.
 
     Attributes:
         num_tokens: unknowns of a system, 1..128.
     """
 
-    name: ClassVar[str] = "jacobi"
+    name = "jacobi"
     needs = Needs(logits=True)
 
     num_tokens: int = 7
@@ -79,13 +78,12 @@ class Jacobi(Drafter[Iterate]):
         """The present iterate below each text."""
         return [self._chain(context) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome[Iterate]]) -> None:
+    def observe(self, outcome: Outcome[Iterate]) -> None:
         """The outputs are the next iterate; greedy ones even when sampling, where they are the likeliest guess."""
-        for outcome in outcomes:
-            state, first = outcome.state, outcome.position + 1
-            state.end = self._end(state, first)
-            state.rates.learn(outcome.tree, outcome.path)
-            state.start, state.guesses = first, _outputs(outcome)
+        state, first = outcome.state, outcome.position + 1
+        state.end = self._end(state, first)
+        state.rates.learn(outcome.tree, outcome.path)
+        state.start, state.guesses = first, _outputs(outcome)
 
     def _chain(self, context: DraftContext[Iterate]) -> TokenTree:
         first = len(context.tokens)

@@ -24,17 +24,17 @@ MB with N = 5 and the defaults.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, Literal, Self
+from typing import Literal
 
-from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome
+from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest
-from pronk.drafters.from_outputs._window import NO_WINDOW, Experience, Pool, Shape, Window
+from pronk.drafters.from_outputs._window import NO_WINDOW, Experience, NgramPool, Window, WindowShape
 from pronk.drafters.shared.options import check_flag, check_integer
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Trie
-from pronk.drafters.target import Memory, Target
+from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.passes.costs import PassCosts
 from pronk.tree import Origin, TokenTree
@@ -55,24 +55,14 @@ class LookaheadState:
     """
 
     prompt: tuple[int, ...]
-    pool: Pool
+    pool: NgramPool
     rates: Rates
     window: Window | None = None
     tail: tuple[int, ...] = ()
 
 
-@dataclass
-class _Own:
-    """What belongs to the drafter and not to a request."""
-
-    pool: Pool | None = None
-    memory: Memory = field(default_factory=Memory)
-    experience: Experience = field(default_factory=Experience)
-    costs: PassCosts | None = None
-
-
 @dataclass(frozen=True)
-class Lookahead(Drafter[LookaheadState]):
+class Lookahead(Drafter):
     """Options of lookahead decoding.
 
     Attributes:
@@ -85,7 +75,7 @@ class Lookahead(Drafter[LookaheadState]):
         max_ngrams: n-grams that a pool keeps, 1..1048576; those that came up longest ago go first.
     """
 
-    name: ClassVar[str] = "lookahead"
+    name = "lookahead"
 
     window: int | Literal["auto"] = "auto"
     ngram: int | None = None
@@ -93,8 +83,6 @@ class Lookahead(Drafter[LookaheadState]):
     use_prompt: bool = True
     shared: bool = False
     max_ngrams: int = 65536
-    needs: Needs = field(init=False, repr=False, compare=False)
-    _own: _Own = field(default_factory=_Own, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for option, value, low, high in (("ngram", self.ngram, 2, 16), ("guesses", self.guesses, 0, 64)):
@@ -111,63 +99,76 @@ class Lookahead(Drafter[LookaheadState]):
         check_flag(self.name, "use_prompt", self.use_prompt)
         check_flag(self.name, "shared", self.shared)
         check_integer(self.name, "max_ngrams", self.max_ngrams, 1, 1048576)
-        object.__setattr__(self, "needs", Needs(logits=True, costs=self.window == "auto"))
 
-    def bind(self, target: Target) -> Self:
-        """Raises :class:`~pronk.errors.OptionError` if the shared pool has n-grams of another vocabulary."""
-        if self.shared:
-            self._own.memory.belongs_to(self.name, target)
-        return self
+    def bind(self, target: Target) -> LookaheadGuesser:  # noqa: ARG002 - it goes with any target
+        """What guesses by these options."""
+        return LookaheadGuesser(self)
+
+
+class LookaheadGuesser(Guesser[LookaheadState]):
+    """Lookahead decoding with what its windows have been worth so far.
+
+    Attributes:
+        options: it guesses by.
+        needs: logits at every node, and costs where the window's size follows from them.
+    """
+
+    name = Lookahead.name
+
+    def __init__(self, options: Lookahead) -> None:
+        self.options = options
+        self.needs = Needs(logits=True, costs=options.window == "auto")
+        self._pool = NgramPool(options.max_ngrams) if options.shared else None
+        self._experience = Experience()
+        self._costs: PassCosts | None = None
+        self._heard: list[Outcome[LookaheadState]] = []
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> WindowShape:
         """The present sizes."""
-        if self.window == "auto":
-            return self._own.experience.shape()
-        return Shape(self.window, self.ngram or 4, self.window if self.guesses is None else self.guesses)
+        window, ngram, guesses = self.options.window, self.options.ngram, self.options.guesses
+        if window == "auto":
+            return self._experience.shape()
+        return WindowShape(window, ngram or 4, window if guesses is None else guesses)
 
     def start(self, prompt: Sequence[int]) -> LookaheadState:
         """No window yet, and the prompt's n-grams."""
-        pool = self._own.pool if self.shared else None
-        pool = Pool(self.max_ngrams) if pool is None else pool
-        if self.shared:
-            self._own.pool = pool
+        pool = NgramPool(self.options.max_ngrams) if self._pool is None else self._pool
         state = LookaheadState(tuple(prompt), pool, Rates(self.name, _PRIORS))
         self._read(state, prompt)
         return state
 
     def propose(self, contexts: Sequence[DraftContext[LookaheadState]]) -> list[TokenTree]:
         """Candidates from the pool, and the window beside them."""
-        self._own.costs = contexts[0].costs if contexts else None
+        self._judge()
+        self._costs = contexts[0].costs if contexts else None
         return [self._tree(context, self.shape) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome[LookaheadState]]) -> None:
-        """New n-grams into the pool; the window gets its next row, or all windows another size."""
-        shape = self.shape
-        for outcome in outcomes:
-            outcome.state.rates.learn(outcome.tree, outcome.path)
-            if not self._is_private(outcome):
-                self._read(outcome.state, outcome.committed)
-            self._explore(outcome, shape)
-        if self.window == "auto" and self._own.costs is not None:
-            self._judge(outcomes, shape, self._own.costs)
+    def observe(self, outcome: Outcome[LookaheadState]) -> None:
+        """New n-grams into the pool; the window gets its next row."""
+        outcome.state.rates.learn(outcome.tree, outcome.path)
+        if not self._is_private(outcome):
+            self._read(outcome.state, outcome.committed)
+        self._explore(outcome, self.shape)
+        if self.options.window == "auto" and self._costs is not None:
+            self._heard.append(outcome)
 
     def _read(self, state: LookaheadState, tokens: Sequence[int]) -> None:
         """The text goes on: its n-grams are candidates, too."""
-        if not self.use_prompt:
+        if not self.options.use_prompt:
             return
-        text, size = [*state.tail, *tokens], NO_WINDOW.ngram if self.window == "auto" else self.shape.ngram
+        text, size = [*state.tail, *tokens], NO_WINDOW.ngram if self.options.window == "auto" else self.shape.ngram
         for start in range(len(text) - size + 1):
             state.pool.add(text[start : start + size])
         state.tail = tuple(text[-(size - 1) :])
 
-    def _tree(self, context: DraftContext[LookaheadState], shape: Shape) -> TokenTree:
+    def _tree(self, context: DraftContext[LookaheadState], shape: WindowShape) -> TokenTree:
         window = self._window(context, shape)
         room = context.max_nodes - (0 if window is None else len(window.tree()[0]))
         trie = self._candidates(context, shape).tree(room)
         return trie if window is None else window.below(trie, _mark(shape.window))
 
-    def _window(self, context: DraftContext[LookaheadState], shape: Shape) -> Window | None:
+    def _window(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Window | None:
         """The window where the text ends now; ``None`` where it is not wanted or does not fit."""
         if not shape.window:
             return None
@@ -177,7 +178,7 @@ class Lookahead(Drafter[LookaheadState]):
         fits = window.depth <= context.max_depth and len(window.tree()[0]) <= context.max_nodes
         return window if fits else None
 
-    def _candidates(self, context: DraftContext[LookaheadState], shape: Shape) -> Trie:
+    def _candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
         """Up to G n-grams that begin with the text's last token, the latest first."""
         trie, rates = Trie(context.tokens[-1]), context.state.rates
         for gram, explored in islice(context.state.pool.after(context.tokens[-1]), shape.guesses):
@@ -187,7 +188,7 @@ class Lookahead(Drafter[LookaheadState]):
                 node = trie.add(node, token, trie.gains[node] * rates.rate(way), (self.name, way))
         return trie
 
-    def _explore(self, outcome: Outcome[LookaheadState], shape: Shape) -> None:
+    def _explore(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:
         """What the target said at the window's last row is its next row, and ends its columns' n-grams."""
         tree, state, width = outcome.tree, outcome.state, shape.window
         nodes = [0, *_explored(tree, width)]
@@ -204,16 +205,20 @@ class Lookahead(Drafter[LookaheadState]):
 
     def _is_private(self, outcome: Outcome[LookaheadState]) -> bool:
         """Whether other requests may not learn from this one, though all share the pool."""
-        return self.shared and outcome.params.rejects
+        return self.options.shared and outcome.params.rejects
 
-    def _judge(self, outcomes: Sequence[Outcome[LookaheadState]], shape: Shape, costs: PassCosts) -> None:
-        """Tell the window's size what this step was worth, if it was there."""
-        heard = [o for o in outcomes if not o.params.rejects and (not shape.window or _explored(o.tree, shape.window))]
-        if not heard:
+    def _judge(self) -> None:
+        """Give the window the size that the last step's worth speaks for, if the window was there."""
+        shape, costs = self.shape, self._costs
+        heard = [
+            o for o in self._heard if not o.params.rejects and (not shape.window or _explored(o.tree, shape.window))
+        ]
+        self._heard.clear()
+        if not heard or costs is None:
             return
         accepted = [o.tree.origin[node] for o in heard if o.tree.origin is not None for node in o.path]
         found = sum(name == self.name and way >= _EXPLORED for name, way in accepted)
-        self._own.experience.learn(
+        self._experience.learn(
             requests=len(heard),
             rows=sum(sum(o.tree.acceptable) for o in heard),
             plain=sum(1 + len(o.path) for o in heard) - found,

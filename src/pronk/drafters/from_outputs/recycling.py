@@ -14,24 +14,23 @@ For any text, above all where nothing has been said before that could be copied.
 context. A step takes 0.1 ms, ten thousand a second, with a vocabulary of 8,192, and six times as long with 128,256. A
 table holds at most ``max_tokens`` rows of ``top_k`` ids, about 300 bytes each: 5 MB with the defaults. It is the
 request's own, begun from its prompt and the saved table if there is one, or that of all requests (``shared=True``),
-which :meth:`Recycling.save` can keep.
+which :meth:`RecyclingGuesser.save` can keep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Self
 
-from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome
+from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest
 from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
 from pronk.drafters.shared.options import check_flag, check_integer, check_path
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
-from pronk.drafters.target import Memory, Target
+from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
@@ -49,16 +48,8 @@ class Recycled:
     rates: Rates
 
 
-@dataclass
-class _Shared:
-    """What belongs to the drafter and not to a request: the table of all, and whose tokens are in it."""
-
-    successors: Successors | None = None
-    memory: Memory = field(default_factory=Memory)
-
-
 @dataclass(frozen=True)
-class Recycling(Drafter[Recycled]):
+class Recycling(Drafter):
     """Options of token recycling.
 
     Attributes:
@@ -66,18 +57,16 @@ class Recycling(Drafter[Recycled]):
         top_k: successors that are kept per token, 1..32.
         max_tokens: tokens whose successors a table keeps, 16..1048576; those met longest ago go first.
         shared: one table for all requests instead of one for each.
-        table: file written by :meth:`save` that tables begin with.
+        table: file written by :meth:`RecyclingGuesser.save` that tables begin with.
     """
 
-    name: ClassVar[str] = "recycling"
-    needs = Needs(logits=True)
+    name = "recycling"
 
     num_nodes: int = 15
     top_k: int = 4
     max_tokens: int = 16384
     shared: bool = False
     table: str | None = None
-    _own: _Shared = field(default_factory=_Shared, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_integer(self.name, "num_nodes", self.num_nodes, 1, 127)
@@ -86,20 +75,32 @@ class Recycling(Drafter[Recycled]):
         check_flag(self.name, "shared", self.shared)
         check_path(self.name, "table", self.table)
 
-    def bind(self, target: Target) -> Self:
-        """Load the table.
+    def bind(self, target: Target) -> RecyclingGuesser:
+        """What guesses by these options, its table loaded.
 
         Raises:
-            OptionError: the file is missing, damaged, or of another vocabulary; or the drafter has met another one.
+            OptionError: the file is missing, damaged, or of another vocabulary.
         """
-        if self.shared or self.table is not None:
-            self._own.memory.belongs_to(self.name, target)
-        if self._own.successors is None:
-            fresh = Successors(self.top_k, self.max_tokens)
-            if self.table is not None:
-                load_successors(Path(self.table), fresh, target.vocabulary)
-            self._own.successors = fresh
-        return self
+        known = Successors(self.top_k, self.max_tokens)
+        if self.table is not None:
+            load_successors(Path(self.table), known, target.vocabulary)
+        return RecyclingGuesser(self, known, target.vocabulary)
+
+
+class RecyclingGuesser(Guesser[Recycled]):
+    """Token recycling with the table that requests begin with, or share.
+
+    Attributes:
+        options: it guesses by.
+    """
+
+    name = Recycling.name
+    needs = Needs(logits=True)
+
+    def __init__(self, options: Recycling, known: Successors, vocabulary: str | None) -> None:
+        """``known`` is the table; ``vocabulary`` the fingerprint of the tokenizer whose ids are in it."""
+        self.options = options
+        self._known, self._vocabulary = known, vocabulary
 
     def save(self, path: str | Path) -> None:
         """Write the shared table to a safetensors file.
@@ -107,38 +108,35 @@ class Recycling(Drafter[Recycled]):
         Raises:
             OptionError: the table is not shared, or the file cannot be written.
         """
-        if not self.shared or self._own.successors is None:
-            msg = f"{self.name}: expected shared=True and a model to save what was recycled; found neither table"
+        if not self.options.shared:
+            msg = f"{self.name}: expected shared=True to save what was recycled; found a table for each request"
             raise OptionError(msg)
-        (vocabulary,) = self._own.memory.vocabularies
-        save_successors(Path(path), self._own.successors, vocabulary)
+        save_successors(Path(path), self._known, self._vocabulary)
 
     def start(self, prompt: Sequence[int]) -> Recycled:
         """What follows what in the prompt, on top of what is known."""
-        known = self._own.successors or Successors(self.top_k, self.max_tokens)
-        successors = known if self.shared else known.copy()
+        successors = self._known if self.options.shared else self._known.copy()
         for token, successor in pairwise(prompt):
             successors.follow(token, successor)
-        priors = {rank: _PRIOR * _FALL**rank for rank in range(self.top_k)}
+        priors = {rank: _PRIOR * _FALL**rank for rank in range(self.options.top_k)}
         return Recycled(successors, Rates(self.name, priors))
 
     def propose(self, contexts: Sequence[DraftContext[Recycled]]) -> list[TokenTree]:
         """The nodes of largest gain below each text's last token."""
         return [self._tree(context) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome[Recycled]]) -> None:
+    def observe(self, outcome: Outcome[Recycled]) -> None:
         """Recycle the logits of all nodes; where a token is in the tree twice, those of the later node count."""
-        for outcome in outcomes:
-            outcome.state.rates.learn(outcome.tree, outcome.path)
-            if self.shared and outcome.params.rejects:
-                continue
-            for token, best in zip(outcome.tree.tokens, likeliest(outcome, self.top_k), strict=True):
-                outcome.state.successors.put(token, best)
+        outcome.state.rates.learn(outcome.tree, outcome.path)
+        if self.options.shared and outcome.params.rejects:
+            return
+        for token, best in zip(outcome.tree.tokens, likeliest(outcome, self.options.top_k), strict=True):
+            outcome.state.successors.put(token, best)
 
     def _tree(self, context: DraftContext[Recycled]) -> TokenTree:
-        successors, room = context.state.successors, min(self.num_nodes, context.max_nodes)
-        rates = [context.state.rates.rate(rank) for rank in range(self.top_k)]
-        rates = [min(rates[: rank + 1]) for rank in range(self.top_k)]  # a better rank is never passed over
+        successors, room = context.state.successors, min(self.options.num_nodes, context.max_nodes)
+        rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
+        rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]  # a better rank is never passed over
         trie = Trie(context.tokens[-1])
         frontier = Frontier[tuple[int, int]]()
 

@@ -21,12 +21,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from pronk.cache.blocks import BlockTable
+from pronk.cache.blocks import BlockTable, Started
 from pronk.drafters.from_target.modules.files import Trained
-from pronk.drafters.from_target.modules.kangaroo import Kangaroo, KangarooShape
+from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.pace import Prices
-from pronk.drafters.shared.side_cache import CHUNK, Apply, Beside, Lane
+from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
 from pronk.drafters.target import Target
 from pronk.errors import CacheFullError
 from pronk.interrupts import uninterrupted
@@ -34,13 +34,13 @@ from pronk.model.program import Program, Rows
 from pronk.passes.attention import Segment
 from pronk.passes.costs import PassCosts
 from pronk.passes.runner import Job, PassResult, Runner
-from pronk.tree import Early, TokenTree
+from pronk.tree import TokenTree
 
-__all__ = ["EarlyExit", "Walk"]
+__all__ = ["EarlyExit", "ExitDraft"]
 
 
 @dataclass
-class Walk:
+class ExitDraft:
     """One request's draft.
 
     Attributes:
@@ -51,7 +51,7 @@ class Walk:
     """
 
     chain: Chain
-    lane: Lane
+    lane: SideLane
     computed: int = 0
     finite: bool = True
 
@@ -60,15 +60,15 @@ class Walk:
         """Where the target's keys and values are."""
         return self.chain.context.table
 
-    @property
-    def text(self) -> list[int]:
-        """The request's tokens and the guesses."""
-        return [*self.chain.context.tokens, *self.chain.tokens]
+    def text(self, start: int) -> list[int]:
+        """The request's tokens and the guesses, from token number ``start`` on."""
+        certain = self.chain.context.tokens
+        return [*certain[start:], *self.chain.tokens[max(0, start - len(certain)) :]]
 
     @property
     def segment(self) -> Segment:
         """What the target's cache lacks of the text; the chain is its end."""
-        return Segment(self.table, TokenTree.chain(self.text[self.table.length :]), self.computed)
+        return Segment(self.table, TokenTree.chain(self.text(self.table.length)), self.computed)
 
 
 class EarlyExit:
@@ -80,7 +80,7 @@ class EarlyExit:
         adapter: what stands between them and the head.
     """
 
-    def __init__(self, target: Target, adapter: Kangaroo) -> None:
+    def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
         """Let the target's cache keep what is read of it.
 
         Raises:
@@ -90,7 +90,7 @@ class EarlyExit:
         self.adapter = adapter
         self.layers = adapter.shape.exit_layer
         self.runner = Runner(target.decoder, target.cache)
-        self._beside = Beside(target, adapter) if adapter.shape.attends else None
+        self._beside = SideCache(target, adapter) if adapter.shape.attends else None
         target.keep_hidden(self.layers, self)
         self._costs: tuple[PassCosts, PassCosts] | None = None
         self._program: Program | None = None
@@ -104,21 +104,21 @@ class EarlyExit:
             OptionError: it does not go with the target.
         """
         shape = trained.make(KangarooShape)
-        adapter = trained.build(lambda: Kangaroo(shape, target.decoder.config))
+        adapter = trained.build(lambda: KangarooAdapter(shape, target.decoder.config))
         return cls(target, trained.load(adapter, target.cache))
 
-    def release(self, lane: Lane) -> None:
+    def release(self, lane: SideLane) -> None:
         """Give back what a lane holds."""
         if self._beside is not None:
             self._beside.release(lane)
 
-    def ready(self, walk: Walk) -> bool:
+    def ready(self, draft: ExitDraft) -> bool:
         """Find places for a chain in both caches; returns whether there are any."""
-        context, lane = walk.chain.context, walk.lane
+        context, lane = draft.chain.context, draft.lane
         most = min(context.max_depth, context.max_nodes)
         try:
             with uninterrupted():
-                self.target.cache.prepare(walk.table, len(context.tokens) + most)
+                self.target.cache.prepare(draft.table, len(context.tokens) + most)
         except CacheFullError:
             return False
         if self._beside is None:
@@ -127,37 +127,37 @@ class EarlyExit:
         del lane.tokens[len(context.tokens) - 1 :]
         return self._beside.ready(lane, context, most)
 
-    def read(self, walks: Sequence[Walk]) -> Tensor:
+    def read(self, drafts: Sequence[ExitDraft]) -> Tensor:
         """Run the ends of the chains that have not been run yet; every one has some.
 
         Returns:
-            Logits ``[walks, vocab]`` of the tokens that follow.
+            Logits ``[drafts, vocab]`` of the tokens that follow.
         """
-        jobs = [Job(walk.segment, range(0), walk.chain.context.chooser.num_prompt) for walk in walks]
+        jobs = [Job(draft.segment, range(0), draft.chain.context.chooser.context.num_prompt) for draft in drafts]
         made = self.runner.begin(jobs, self.layers)
         last = [rows[-1] for rows in made]
-        for walk, job, rows in zip(walks, jobs, made, strict=True):
+        for draft, job, rows in zip(drafts, jobs, made, strict=True):
             # In torch what has overflowed is kept as zero, which would hide it from the target's pass.
-            walk.finite = walk.finite and bool(rows.isfinite().all())
-            walk.computed = len(job.segment.tree)
-            walk.chain.early = Early(self.layers, 1 + len(walk.chain)) if walk.finite else None
+            draft.finite = draft.finite and bool(rows.isfinite().all())
+            draft.computed = len(job.segment.tree)
+            draft.table.started = Started(self.layers, job.segment.tree.tokens) if draft.finite else None
         if self._beside is None:
             said = self._adapt(torch.stack(last))
         else:
-            said = torch.stack([rows[-1] for rows in self._attend(self._beside, walks)])
+            said = torch.stack([rows[-1] for rows in self._attend(self._beside, drafts)])
         return self._logits(said)
 
-    def _attend(self, beside: Beside, walks: Sequence[Walk]) -> list[Tensor]:
+    def _attend(self, beside: SideCache, drafts: Sequence[ExitDraft]) -> list[Tensor]:
         """The adapter's rows of all that its lanes lack, in one pass but for what they lack of long texts."""
         tokens, rows = list[list[int]](), list[Tensor]()
-        for walk in walks:
-            lane, table, text = walk.lane, walk.table, walk.text
+        for draft in drafts:
+            lane, table = draft.lane, draft.table
             if table.length - len(lane.tokens) > CHUNK:
-                beside.catch_up(lane, text, table, self.layers, _whole)
+                beside.catch_up(lane, draft.chain.context.tokens, table, self.layers, _whole)
             held = len(lane.tokens)
-            tokens.append(text[held:])
-            rows.append(self.target.cache.read_hidden(self.layers, table, held, table.length + walk.computed))
-        return beside.run([walk.lane for walk in walks], tokens, rows, _whole)
+            tokens.append(draft.text(held))
+            rows.append(self.target.cache.read_hidden(self.layers, table, held, table.length + draft.computed))
+        return beside.run([draft.lane for draft in drafts], tokens, rows, _whole)
 
     @torch.inference_mode()
     def _adapt(self, rows: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class EarlyExit:
         if self._beside is None:
             said = self._adapt(said)
         else:
-            lane = Lane()
+            lane = SideLane()
             try:
                 with uninterrupted():
                     self._beside.cache.prepare(lane.table, len(said))

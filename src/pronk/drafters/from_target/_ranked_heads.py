@@ -57,13 +57,13 @@ def guess_tree(
 def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
     """For each depth its so many likeliest tokens, with their shares, as far as there are any."""
     chooser, ranked = context.chooser, list[list[tuple[int, float]]]()
-    for row, count in zip(logits, counts, strict=False):
-        guess = chooser.guess(row, len(context.tokens) - 1, draw=False)
-        if guess is None:
-            break
-        ranked.append(guess.ranked(count))
-        chooser.advance(guess.token)
-    chooser.rollback(len(ranked))
+    with chooser.after():
+        for row, count in zip(logits, counts, strict=False):
+            guess = chooser.guess(row, len(context.tokens) - 1, draw=False)
+            if guess is None:
+                break
+            ranked.append(guess.ranked(count))
+            chooser.advance(guess.token)
     return ranked
 
 

@@ -17,7 +17,7 @@ from pronk.drafters.from_draft.draft_model import ModelDrafter
 from pronk.drafters.from_target.modules import glide
 from pronk.drafters.from_target.modules.files import open_trained
 from pronk.drafters.from_target.modules.glide import GlideShape
-from pronk.drafters.shared.draft import Draft, Lane
+from pronk.drafters.shared.draft import Draft, DraftLane
 from pronk.drafters.shared.side_cache import open_pool
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.drafters.target import Target
@@ -30,7 +30,7 @@ __all__ = ["Glide", "Vanilla"]
 
 
 @dataclass
-class _Lane(Lane):
+class _GlideLane(DraftLane):
     """A lane with what its draft sees of the target.
 
     Attributes:
@@ -59,7 +59,7 @@ class _GlideDraft(Draft):
 
         def make() -> Draft:
             shape = trained.make(GlideShape)
-            module = trained.build(lambda: glide.Glide(shape, target.decoder.config))
+            module = trained.build(lambda: glide.GlideModule(shape, target.decoder.config))
             trained.load(module, target.cache).tie(target.cache.kernels)
             layers = tuple(layer - 1 for layer in module.cache_layers)
             beside = Beside(target.decoder, target.cache, layers) if layers else None
@@ -69,25 +69,25 @@ class _GlideDraft(Draft):
 
         return target.share(trained.folder, drafter, make=make)
 
-    def lane(self) -> Lane:
+    def lane(self) -> DraftLane:
         """See :class:`~pronk.drafters.shared.draft.Draft`."""
-        return _Lane()
+        return _GlideLane()
 
-    def level(self, lanes: Sequence[Lane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
+    def level(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
         """See ``Draft``; from here to the next time the target's cache stays as it is."""
         again = len(self.runner.decoder.layers) > 1
         for lane, context in zip(lanes, contexts, strict=True):
-            assert isinstance(lane, _Lane)
+            assert isinstance(lane, _GlideLane)
             with uninterrupted():
                 if again:
                     self.cut(lane, lane.final)
-                lane.beside, lane.prompt = context.table, context.chooser.num_prompt
+                lane.beside, lane.prompt = context.table, context.chooser.context.num_prompt
                 lane.final = context.table.length + 1
         return super().level(lanes, contexts)
 
-    def job(self, lane: Lane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
+    def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
         """See :class:`~pronk.drafters.shared.draft.Draft`."""
-        assert isinstance(lane, _Lane)
+        assert isinstance(lane, _GlideLane)
         return Job(Segment(lane.table, tree, computed), wanted, lane.prompt, lane.beside)
 
 
@@ -95,7 +95,7 @@ class _GlideDraft(Draft):
 class Glide(ModelDrafter):
     """Options are those of ``ModelDrafter``; weights are in the target's dtype."""
 
-    name: ClassVar[str] = "glide"
+    name = "glide"
     bundled: ClassVar[str] = "pronk-tiny-glide"
 
     def open(self, target: Target) -> Draft:
@@ -107,5 +107,5 @@ class Glide(ModelDrafter):
 class Vanilla(Glide):
     """The twin without cross-attention, which shows what looking into the cache is worth."""
 
-    name: ClassVar[str] = "vanilla"
+    name = "vanilla"
     bundled: ClassVar[str] = "pronk-tiny-vanilla"

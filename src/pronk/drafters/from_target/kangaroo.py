@@ -14,31 +14,31 @@ and its early feature is computed in the target's pass, beside the others', from
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
 
 from pronk.drafters.base import DraftContext
-from pronk.drafters.from_target._early_exit import EarlyExit, Walk
+from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.files import open_trained
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, Stop, grow
 from pronk.drafters.shared.options import check_number
 from pronk.drafters.shared.pace import Pace, Prices
-from pronk.drafters.shared.paced import PacedDrafter, PacedState
-from pronk.drafters.shared.side_cache import Lane
+from pronk.drafters.shared.paced import PacedDrafter, PacedGuesser, PacedState
+from pronk.drafters.shared.side_cache import SideLane
 from pronk.drafters.target import Target
 from pronk.passes.costs import PassCosts
 
 __all__ = ["Kangaroo", "KangarooState"]
 
 
-KangarooState: TypeAlias = PacedState[Lane]
+KangarooState: TypeAlias = PacedState[SideLane]
 
 
 @dataclass(frozen=True)
-class Kangaroo(PacedDrafter[Lane]):
+class Kangaroo(PacedDrafter):
     """Options of the early exit.
 
     Attributes:
@@ -47,45 +47,50 @@ class Kangaroo(PacedDrafter[Lane]):
         eta: the chain ends at a token of at most this confidence, 0..1: the paper's eta; 0 is fixed-step drafting.
     """
 
-    name: ClassVar[str] = "kangaroo"
+    name = "kangaroo"
 
     num_tokens: int = 6
     eta: float = 0.6
-    _exit: EarlyExit | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self.name, "eta", self.eta, 0, 1)
 
-    def bind(self, target: Target) -> Self:
-        """The drafter with its adapter in the target.
+    def bind(self, target: Target) -> KangarooGuesser:
+        """What guesses with the adapter in the target.
 
         Raises:
             CheckpointError: it cannot be loaded.
             OptionError: it was trained on another target, or there is no memory for what it keeps.
         """
-        if self._exit is not None and self._exit.target is target:
-            return self
         trained = open_trained(self.name, self.model, "pronk-tiny-kangaroo", target)
-        bound = replace(self)
-        early_exit = target.share(trained.folder, self.name, make=lambda: EarlyExit.load(trained, target))
-        object.__setattr__(bound, "_exit", early_exit)
-        return bound
+        return KangarooGuesser(
+            self, target.share(trained.folder, self.name, make=lambda: EarlyExit.load(trained, target))
+        )
 
-    @property
-    def exit(self) -> EarlyExit:
-        """The layers and the adapter at work."""
-        assert self._exit is not None, "a drafter has to meet its target before it guesses"
-        return self._exit
+
+class KangarooGuesser(PacedGuesser[SideLane]):
+    """The target's first layers, guessing.
+
+    Attributes:
+        options: it guesses by.
+        exit: the layers and the adapter at work.
+    """
+
+    options: Kangaroo
+
+    def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
+        super().__init__(options)
+        self.exit = early_exit
 
     def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        return KangarooState(Calibration(self.source), Pace(), Lane())
+        return KangarooState(Calibration(self.source), Pace(), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
         """See :class:`~pronk.drafters.shared.chain.ChainDrafter`."""
         chains, going = self.begin(contexts, stop)
-        walks = {number: Walk(chains[number], contexts[number].state.lane) for number in going}
+        walks = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in going}
         walks = {number: walk for number, walk in walks.items() if self.exit.ready(walk)}
         numbers = [*walks]
 
@@ -93,7 +98,7 @@ class Kangaroo(PacedDrafter[Lane]):
             return list(self.exit.read([walks[numbers[i]] for i in live]))
 
         def ends(i: int, chain: Chain) -> bool:
-            enough = chain.guesses[-1].confidence <= self.eta if stop is None else stop(numbers[i], chain)
+            enough = chain.guesses[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
             return enough or not self.pays(chain, len(numbers))
 
         grow([chains[number] for number in numbers], logits, ends)

@@ -17,19 +17,19 @@ which it keeps nothing rests, and tries again after 2 steps, then after twice as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self, cast
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome
+from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_target._ranked_heads import guess_tree
 from pronk.drafters.from_target.modules.files import Trained, open_trained
 from pronk.drafters.from_target.modules.medusa import Head, MedusaHeads, MedusaShape
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.options import check_integer, check_path
-from pronk.drafters.shared.pace import Rest
+from pronk.drafters.shared.pace import Backoff
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
 from pronk.drafters.target import Target
 from pronk.model.decoder import Decoder
@@ -58,7 +58,7 @@ class MedusaState:
     calibrations: list[Calibration]
     hidden: Tensor | None = None
     position: int = -1
-    rest: Rest = field(default_factory=Rest)
+    rest: Backoff = field(default_factory=Backoff)
 
     def learn(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Hear of a verified tree; ``path`` are its accepted nodes."""
@@ -106,7 +106,7 @@ class _Loaded:
 
 
 @dataclass(frozen=True)
-class Medusa(Drafter[MedusaState]):
+class Medusa(Drafter):
     """Options of Medusa heads.
 
     Attributes:
@@ -116,21 +116,20 @@ class Medusa(Drafter[MedusaState]):
         num_tokens: most tokens of a branch, 1..16: the heads that guess. ``None`` is all of them.
     """
 
-    name: ClassVar[str] = "medusa"
+    name = "medusa"
 
     model: str | None = None
     tree: int | tuple[Path, ...] | None = None
     num_tokens: int | None = None
-    _loaded: _Loaded | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_path(self.name, "model", self.model)
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))  # lists as tuples
         if self.num_tokens is not None:
             check_integer(self.name, "num_tokens", self.num_tokens, 1, _MOST_HEADS)
 
-    def bind(self, target: Target) -> Self:
-        """A copy with the heads loaded beside the target.
+    def bind(self, target: Target) -> MedusaGuesser:
+        """What guesses with the heads, loaded beside the target.
 
         Raises:
             CheckpointError: they cannot be loaded.
@@ -145,10 +144,35 @@ class Medusa(Drafter[MedusaState]):
             return trained.load(heads, target.cache)
 
         heads = target.share(trained.folder, self.name, make=make)
-        bound = replace(self)
-        object.__setattr__(bound, "_loaded", _Loaded(heads, decoder, paths))
-        object.__setattr__(bound, "needs", Needs(hidden=(decoder.config.num_layers,)))
-        return bound
+        return MedusaGuesser(self, _Loaded(heads, decoder, paths))
+
+    def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
+        """The tree by the options, or else by the file."""
+        tree = self.tree
+        if isinstance(tree, tuple):
+            return check_paths(self.name, "tree", tree, shape.num_heads)
+
+        def choose() -> tuple[Path, ...]:
+            paths = best_paths(shape.accuracies, tree) if isinstance(tree, int) else shape.tree
+            return check_paths(self.name, "tree", paths, shape.num_heads)
+
+        return trained.build(choose)
+
+
+class MedusaGuesser(Guesser[MedusaState]):
+    """Heads on the target that guess.
+
+    Attributes:
+        options: it guesses by.
+        loaded: the heads at work.
+        needs: the target's last hidden states.
+    """
+
+    name = Medusa.name
+
+    def __init__(self, options: Medusa, loaded: _Loaded) -> None:
+        self.options, self.loaded = options, loaded
+        self.needs = Needs(hidden=(loaded.decoder.config.num_layers,))
 
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - its last hidden state comes with its pass
         """Nothing to guess from yet."""
@@ -170,32 +194,14 @@ class Medusa(Drafter[MedusaState]):
             said = self.loaded.logits([hidden for _, hidden in known])
             for (number, _), logits in zip(known, said, strict=True):
                 own = contexts[number].state.calibrations
-                trees[number] = guess_tree(contexts[number], logits[: self.num_tokens], own, self.loaded.paths)
+                trees[number] = guess_tree(contexts[number], logits[: self.options.num_tokens], own, self.loaded.paths)
         return trees
 
-    def observe(self, outcomes: Sequence[Outcome[MedusaState]]) -> None:
+    def observe(self, outcome: Outcome[MedusaState]) -> None:
         """Keep the hidden state of the last accepted node, and count what was accepted."""
         layer = self.loaded.decoder.config.num_layers
-        for outcome in outcomes:
-            state, last = outcome.state, outcome.path[-1] if outcome.path else 0
-            state.learn(outcome.tree, outcome.path)
-            # A view would keep the whole pass alive.
-            state.hidden = outcome.hidden[layer][last].clone()
-            state.position = outcome.position + len(outcome.path)
-
-    @property
-    def loaded(self) -> _Loaded:
-        """The heads at work."""
-        assert self._loaded is not None, "a drafter has to meet its target before it guesses"
-        return self._loaded
-
-    def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
-        """The tree by the options, or else by the file."""
-        if isinstance(self.tree, tuple):
-            return check_paths(self.name, "tree", self.tree, shape.num_heads)
-
-        def choose() -> tuple[Path, ...]:
-            paths = best_paths(shape.accuracies, self.tree) if isinstance(self.tree, int) else shape.tree
-            return check_paths(self.name, "tree", paths, shape.num_heads)
-
-        return trained.build(choose)
+        state, last = outcome.state, outcome.path[-1] if outcome.path else 0
+        state.learn(outcome.tree, outcome.path)
+        # A view would keep the whole pass alive.
+        state.hidden = outcome.hidden[layer][last].clone()
+        state.position = outcome.position + len(outcome.path)

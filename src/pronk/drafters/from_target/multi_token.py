@@ -17,9 +17,9 @@ keeps the outputs that they read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,12 +29,12 @@ from pronk.drafters.from_target._ranked_heads import guess_tree
 from pronk.drafters.from_target.modules.files import open_trained
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
 from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.chain import Chain, ChainDrafter, Stop, grow
+from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainGuesser, Stop, grow
 from pronk.drafters.shared.options import check_integer, check_path
-from pronk.drafters.shared.pace import Rest
+from pronk.drafters.shared.pace import Backoff
 from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree
-from pronk.drafters.shared.side_cache import CHUNK, Apply, Beside, Lane
+from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
@@ -57,8 +57,8 @@ class MultiTokenState:
     """
 
     calibration: Calibration
-    lane: Lane = field(compare=False)
-    rest: Rest = field(default_factory=Rest)
+    lane: SideLane = field(compare=False)
+    rest: Backoff = field(default_factory=Backoff)
     able: bool = field(default=False, compare=False)
 
 
@@ -68,7 +68,7 @@ class _Heads:
     def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
         self.target, self.heads = target, heads
         self.layer = heads.shape.layer
-        self.beside = Beside(target, heads)
+        self.beside = SideCache(target, heads)
         target.keep_hidden(self.layer, self)
 
     def read(self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int) -> Tensor:
@@ -116,7 +116,7 @@ class _Heads:
 
 
 @dataclass(frozen=True)
-class MultiToken(ChainDrafter[MultiTokenState]):
+class MultiToken(ChainDrafter):
     """Options of multi-token heads.
 
     Attributes:
@@ -128,29 +128,26 @@ class MultiToken(ChainDrafter[MultiTokenState]):
             tree.
     """
 
-    name: ClassVar[str] = "multi_token"
+    name = "multi_token"
 
     model: str | None = None
     num_tokens: int | None = None
     tree: int | tuple[Ranks, ...] | None = None
-    _loaded: _Heads | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_path(self.name, "model", self.model)
         if self.num_tokens is not None:
             check_integer(self.name, "num_tokens", self.num_tokens, 1, _MOST_HEADS)
-        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))
+        object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))  # lists as tuples
 
-    def bind(self, target: Target) -> Self:
-        """The drafter with the heads loaded beside the target.
+    def bind(self, target: Target) -> MultiTokenGuesser:
+        """What guesses with the heads, loaded beside the target.
 
         Raises:
             CheckpointError: they cannot be loaded.
             OptionError: they were trained on another target or are fewer than asked for, or there is no memory for
                 what they keep.
         """
-        if self._loaded is not None and self._loaded.target is target:
-            return self
         trained = open_trained(self.name, self.model or _beside(target), _BUNDLED, target)
         shape = trained.make(HeadsShape)
         if self.num_tokens is not None and self.num_tokens > shape.num_heads:
@@ -163,9 +160,7 @@ class MultiToken(ChainDrafter[MultiTokenState]):
             heads = trained.build(lambda: MultiTokenHeads(shape, target.decoder.config))
             return _Heads(target, trained.load(heads, target.cache))
 
-        bound = replace(self)
-        object.__setattr__(bound, "_loaded", target.share(trained.folder, self.name, make=make))
-        return bound
+        return MultiTokenGuesser(self, target.share(trained.folder, self.name, make=make))
 
     @property
     def source(self) -> str:
@@ -173,24 +168,42 @@ class MultiToken(ChainDrafter[MultiTokenState]):
         return self.name if self.model is None else f"{self.name} {Path(self.model).name}"
 
     @property
-    def loaded(self) -> _Heads:
-        """The heads at work."""
-        assert self._loaded is not None, "a drafter has to meet its target before it guesses"
-        return self._loaded
-
-    def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - read with the first proposal
-        """Nothing is read yet."""
-        return MultiTokenState(Calibration(self.source), Lane())
-
-    @property
     def expands(self) -> bool:
         """See :class:`~pronk.drafters.shared.chain.ChainDrafter`: with a tree it does."""
         return self.tree is not None
 
+
+class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
+    """Multi-token heads that guess.
+
+    Attributes:
+        options: it guesses by.
+        loaded: the heads at work.
+    """
+
+    name = MultiToken.name
+
+    def __init__(self, options: MultiToken, loaded: _Heads) -> None:
+        self.options, self.loaded = options, loaded
+
+    @property
+    def source(self) -> str:
+        """As :class:`MultiToken` has it."""
+        return self.options.source
+
+    @property
+    def expands(self) -> bool:
+        """As :class:`MultiToken` has it."""
+        return self.options.expands
+
+    def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - read with the first proposal
+        """Nothing is read yet."""
+        return MultiTokenState(Calibration(self.source), SideLane())
+
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
         """See ``ChainDrafter``; all guesses cost one pass, so all are made or none."""
         heads = self.loaded.heads.shape.num_heads
-        count = heads if stop is not None else self.num_tokens or heads
+        count = heads if stop is not None else self.options.num_tokens or heads
         chains = [Chain(context, context.state.calibration) for context in contexts]
         said = self._ask(contexts, count)
         numbers = [*said]
@@ -206,18 +219,18 @@ class MultiToken(ChainDrafter[MultiTokenState]):
 
     def propose(self, contexts: Sequence[DraftContext[MultiTokenState]]) -> list[TokenTree]:
         """The chains, or the trees."""
-        if self.tree is None:
+        if self.options.tree is None:
             return super().propose(contexts)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         heads = self.loaded.heads.shape.num_heads
-        deepest = heads if isinstance(self.tree, int) else max(map(len, self.tree))
-        for number, logits in self._ask(contexts, min(deepest, self.num_tokens or heads)).items():
+        deepest = heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
+        for number, logits in self._ask(contexts, min(deepest, self.options.num_tokens or heads)).items():
             own = [contexts[number].state.calibration] * len(logits)
-            trees[number] = guess_tree(contexts[number], logits, own, self.tree)
+            trees[number] = guess_tree(contexts[number], logits, own, self.options.tree)
         return trees
 
     def _ask(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
-        """By the numbers of the contexts that there are guesses for, logits ``[count, vocab]`` of the first heads."""
+        """Logits ``[count, vocab]`` of the first heads, by the number of the context; none where they cannot guess."""
         going = list[int]()
         for number, context in enumerate(contexts):
             state = context.state
@@ -230,20 +243,19 @@ class MultiToken(ChainDrafter[MultiTokenState]):
         asked = [contexts[number] for number in going]
         return dict(zip(going, self.loaded.read([context.state for context in asked], asked, count), strict=True))
 
-    def observe(self, outcomes: Sequence[Outcome[MultiTokenState]]) -> None:
+    def observe(self, outcome: Outcome[MultiTokenState]) -> None:
         """Count what was accepted."""
-        for outcome in outcomes:
-            state = outcome.state
-            state.calibration.learn(outcome.tree, outcome.path)
-            state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
-            state.able = False
+        state = outcome.state
+        state.calibration.learn(outcome.tree, outcome.path)
+        state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
+        state.able = False
 
     def stop(self, state: MultiTokenState) -> None:
         """Give back the lane."""
         self.loaded.beside.release(state.lane)
 
 
-def _forget(lane: Lane, length: int) -> None:
+def _forget(lane: SideLane, length: int) -> None:
     """The lane's text ends after so many tokens, if it is longer."""
     del lane.tokens[length:]
     lane.table.length = min(lane.table.length, length)

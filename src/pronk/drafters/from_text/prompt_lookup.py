@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar
 
-from pronk.drafters.base import DraftContext, Drafter, Outcome
+from pronk.drafters.base import DraftContext, Guesser, Outcome
 from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Trie
@@ -81,7 +80,7 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class PromptLookup(Drafter[Lookup]):
+class PromptLookup(Guesser[Lookup]):
     """Options of prompt lookup.
 
     Attributes:
@@ -91,7 +90,7 @@ class PromptLookup(Drafter[Lookup]):
         num_chains: how many different continuations share them, 1..16.
     """
 
-    name: ClassVar[str] = "prompt_lookup"
+    name = "prompt_lookup"
 
     max_ngram: int = 4
     min_ngram: int = 2
@@ -119,11 +118,10 @@ class PromptLookup(Drafter[Lookup]):
         """A trie of what followed earlier occurrences of each text's end."""
         return [self._tree(context) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome[Lookup]]) -> None:
+    def observe(self, outcome: Outcome[Lookup]) -> None:
         """Index the committed tokens, and count what was right."""
-        for outcome in outcomes:
-            outcome.state.index.extend(outcome.committed)
-            outcome.state.rates.learn(outcome.tree, outcome.path)
+        outcome.state.index.extend(outcome.committed)
+        outcome.state.rates.learn(outcome.tree, outcome.path)
 
     def _tree(self, context: DraftContext[Lookup]) -> TokenTree:
         room, depth = min(self.num_tokens, context.max_nodes), min(self.num_tokens, context.max_depth)

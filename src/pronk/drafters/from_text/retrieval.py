@@ -22,12 +22,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import ClassVar, Self
 
-from pronk.drafters.base import DraftContext, Drafter, Outcome
+from pronk.drafters.base import DraftContext, Drafter, Guesser, Outcome
 from pronk.drafters.from_text.datastore.reader import Child, Datastore
 from pronk.drafters.shared.options import check_integer, check_path
 from pronk.drafters.shared.rates import Rates
@@ -59,7 +58,7 @@ _PRIORS = (
 
 
 @dataclass(frozen=True)
-class Retrieval(Drafter[Rates]):
+class Retrieval(Drafter):
     """Options of retrieval.
 
     Attributes:
@@ -70,14 +69,13 @@ class Retrieval(Drafter[Rates]):
         max_depth: no guess is further from the text's end than this, 1..64 tokens.
     """
 
-    name: ClassVar[str] = "retrieval"
+    name = "retrieval"
 
     datastore: str | None = None
     num_nodes: int = 15
     max_match: int = 16
     min_match: int = 2
     max_depth: int = 10
-    _opened: list[Datastore] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_path(self.name, "datastore", self.datastore)
@@ -89,17 +87,15 @@ class Retrieval(Drafter[Rates]):
             msg = f"{self.name}: expected min_match at most max_match = {self.max_match}, found {self.min_match}"
             raise OptionError(msg)
 
-    def bind(self, target: Target) -> Self:
-        """Open the datastore, if that has not been done, and see that its tokens are the model's.
+    def bind(self, target: Target) -> RetrievalGuesser:
+        """What guesses from the datastore, whose tokens have to be the model's.
 
         Raises:
             CheckpointError: the datastore is missing or damaged.
             OptionError: it was made with another tokenizer.
         """
-        if not self._opened:
-            folder = BUNDLED if self.datastore is None else Path(self.datastore).expanduser()
-            self._opened.append(Datastore.open(folder))
-        header = self._opened[0].header
+        store = Datastore.open(BUNDLED if self.datastore is None else Path(self.datastore).expanduser())
+        header = store.header
         if target.vocabulary not in {None, header.vocabulary} or header.largest_id >= target.decoder.config.vocab_size:
             which = self.datastore or "the bundled one"
             msg = (
@@ -107,7 +103,21 @@ class Retrieval(Drafter[Rates]):
                 "one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
             )
             raise OptionError(msg)
-        return self
+        return RetrievalGuesser(self, store)
+
+
+class RetrievalGuesser(Guesser[Rates]):
+    """Retrieval from an open datastore.
+
+    Attributes:
+        options: it guesses by.
+        store: the datastore.
+    """
+
+    name = Retrieval.name
+
+    def __init__(self, options: Retrieval, store: Datastore) -> None:
+        self.options, self.store = options, store
 
     def start(self, prompt: Sequence[int]) -> Rates:  # noqa: ARG002 - the text is the context's
         """What is believed of guesses before any was verified."""
@@ -117,18 +127,17 @@ class Retrieval(Drafter[Rates]):
         """The likeliest continuations of each text's end."""
         return [self._tree(context) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome[Rates]]) -> None:
+    def observe(self, outcome: Outcome[Rates]) -> None:
         """Learn how far the datastore can be trusted with this text."""
-        for outcome in outcomes:
-            outcome.state.learn(outcome.tree, outcome.path)
+        outcome.state.learn(outcome.tree, outcome.path)
 
     def _tree(self, context: DraftContext[Rates]) -> TokenTree:
         """Best first: the likeliest node that is not in the tree comes in, and its children become candidates."""
         trie = Trie(context.tokens[-1])
-        nodes, depth = min(self.num_nodes, context.max_nodes), min(self.max_depth, context.max_depth)
-        store = self._store
-        found = store.find(context.tokens, self.max_match)
-        if found.length < self.min_match or nodes < 1 or depth < 1:
+        options, store = self.options, self.store
+        nodes, depth = min(options.num_nodes, context.max_nodes), min(options.max_depth, context.max_depth)
+        found = store.find(context.tokens, options.max_match)
+        if found.length < options.min_match or nodes < 1 or depth < 1:
             return trie.tree(0)
         frontier = Frontier[tuple[int, int, Child]]()  # parent, way, and the place in the datastore
         parent, low, high = 0, found.low, found.high
@@ -143,13 +152,6 @@ class Retrieval(Drafter[Rates]):
             gain, (parent, way, (token, low, high)) = frontier.take()
             parent = trie.add(parent, token, gain, (self.name, way))
         return trie.tree(nodes)
-
-    @property
-    def _store(self) -> Datastore:
-        if not self._opened:
-            msg = f"{self.name}: expected bind() before propose(): a datastore belongs to a model"
-            raise OptionError(msg)
-        return self._opened[0]
 
 
 def _way(length: int, count: int, total: int) -> int:

@@ -28,15 +28,15 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from operator import attrgetter
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
-from pronk.drafters.base import DraftContext, Drafter, Outcome
+from pronk.drafters.base import DraftContext, Drafter, Guesser, Outcome
 from pronk.drafters.from_text._automaton import Continuation, SuffixAutomaton
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.drafters.shared.options import check_integer, check_number, check_path
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
-from pronk.drafters.target import Memory, Target
+from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
@@ -89,7 +89,7 @@ class SuffixState:
 
 
 @dataclass(frozen=True)
-class Suffix(Drafter[SuffixState]):
+class Suffix(Drafter):
     """Options of suffix decoding.
 
     Attributes:
@@ -99,10 +99,9 @@ class Suffix(Drafter[SuffixState]):
         depth_factor: a match supports guesses to so many times its length, 0.25..64; at least one.
         store_tokens: how much of earlier outputs is kept, 0..16777216 tokens; 0 for nothing.
         store: a file for them, that outlives the process (``_suffix_store``); read by :meth:`bind`.
-        past: the earlier outputs; not an option, and no part of what makes two drafters equal.
     """
 
-    name: ClassVar[str] = "suffix"
+    name = "suffix"
 
     num_nodes: int = 15
     max_match: int = 16
@@ -110,8 +109,6 @@ class Suffix(Drafter[SuffixState]):
     depth_factor: float = 4.0
     store_tokens: int = 65536
     store: str | None = None
-    past: SuffixStore = field(init=False, repr=False, compare=False)
-    _memory: Memory = field(default_factory=Memory, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_integer(self.name, "num_nodes", self.num_nodes, 1, 128)
@@ -126,19 +123,30 @@ class Suffix(Drafter[SuffixState]):
         if self.store is not None and not self.store_tokens:
             msg = f"{self.name}: expected store_tokens of at least 1 for the store {self.store}, found 0"
             raise OptionError(msg)
-        path = None if self.store is None else Path(self.store)
-        object.__setattr__(self, "past", SuffixStore(self.max_match, self.store_tokens, path))
 
-    def bind(self, target: Target) -> Self:
-        """Read the store's file."""
-        if self.store_tokens:
-            self._memory.belongs_to(self.name, target)
-        self.past.open(target.vocabulary, target.decoder.config.vocab_size)
-        return self
+    def bind(self, target: Target) -> SuffixGuesser:
+        """What guesses by these options; reads the store's file."""
+        past = SuffixStore(self.max_match, self.store_tokens, None if self.store is None else Path(self.store))
+        past.open(target.vocabulary, target.decoder.config.vocab_size)
+        return SuffixGuesser(self, past)
+
+
+class SuffixGuesser(Guesser[SuffixState]):
+    """Suffix decoding with what it remembers.
+
+    Attributes:
+        options: it guesses by.
+        past: earlier outputs.
+    """
+
+    name = Suffix.name
+
+    def __init__(self, options: Suffix, past: SuffixStore) -> None:
+        self.options, self.past = options, past
 
     def start(self, prompt: Sequence[int]) -> SuffixState:
         """An automaton of the prompt."""
-        state = SuffixState(SuffixAutomaton(self.max_match), Rates(self.name, _PRIORS))
+        state = SuffixState(SuffixAutomaton(self.options.max_match), Rates(self.name, _PRIORS))
         for token in prompt:
             state.text.extend(token)
         return state
@@ -147,15 +155,14 @@ class Suffix(Drafter[SuffixState]):
         """What followed the longest matches of each text's end, the likeliest first."""
         return [self._tree(context) for context in contexts]
 
-    def observe(self, outcomes: Sequence[Outcome[SuffixState]]) -> None:
-        """The texts grow, and the rates learn."""
-        for outcome in outcomes:
-            state = outcome.state
-            state.rates.learn(outcome.tree, outcome.path)
-            state.output.extend(outcome.committed)
-            state.private = outcome.params.rejects
-            for token in outcome.committed:
-                state.text.extend(token)
+    def observe(self, outcome: Outcome[SuffixState]) -> None:
+        """The text grows, and the rates learn."""
+        state = outcome.state
+        state.rates.learn(outcome.tree, outcome.path)
+        state.output.extend(outcome.committed)
+        state.private = outcome.params.rejects
+        for token in outcome.committed:
+            state.text.extend(token)
 
     def stop(self, state: SuffixState) -> None:
         """Keep the output for requests to come."""
@@ -163,15 +170,16 @@ class Suffix(Drafter[SuffixState]):
             self.past.add(state.output)
 
     def _tree(self, context: DraftContext[SuffixState]) -> TokenTree:
-        width = min(self.num_nodes, context.max_nodes)
-        growth = _Growth(Trie(context.tokens[-1]), context.state.rates, width, self.min_match)
+        options = self.options
+        width = min(options.num_nodes, context.max_nodes)
+        growth = _Growth(Trie(context.tokens[-1]), context.state.rates, width, options.min_match)
         # Provisional tokens are in no automaton yet, but they are where the text ends.
         for source in (context.state.text, *self.past.generations):
             growth.sources.append(source)
             state, length = source.match(context.tokens)
             known: set[int] = set()
-            while length >= self.min_match and len(known) < width:
-                depth = min(context.max_depth, max(1, int(self.depth_factor * length)))
+            while length >= options.min_match and len(known) < width:
+                depth = min(context.max_depth, max(1, int(options.depth_factor * length)))
                 growth.offer(_Place(0, len(growth.sources) - 1, state, length, depth), known)
                 state, length = source.shorter(state)
         return growth.grow()

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from pronk.choosing.chooser import Guess
-from pronk.drafters.base import DraftContext, Drafter
+from pronk.drafters.base import DraftContext, Drafter, Guesser
 from pronk.drafters.shared.calibration import Calibration
-from pronk.tree import Early, Origin, TokenTree
+from pronk.drafters.target import Target
+from pronk.tree import Origin, TokenTree
 
-__all__ = ["Chain", "ChainDrafter", "Stop", "grow"]
+__all__ = ["Chain", "ChainDrafter", "ChainGuesser", "Stop", "grow"]
 
 State = TypeVar("State")
 
@@ -32,7 +34,6 @@ class Chain:
         gains: the probability that the walk reaches each, as far as it is known.
         origin: who made each guess, and how confidently.
         reached: the product of the confidences down to each: what the drafter itself believes.
-        early: what the drafter has computed of the chain in the target's own first layers, or ``None``.
     """
 
     def __init__(self, context: DraftContext[Any], calibration: Calibration) -> None:
@@ -41,7 +42,6 @@ class Chain:
         self.gains: list[float] = []
         self.reached: list[float] = []
         self.origin: list[Origin] = []
-        self.early: Early | None = None
         self._calibration = calibration
 
     def __len__(self) -> int:
@@ -94,7 +94,6 @@ class Chain:
             probs=self.drawn,
             gain=(1.0, *self.gains),
             origin=(("", 0), *self.origin),
-            early=self.early,
         )
 
 
@@ -102,10 +101,8 @@ class Chain:
 Stop = Callable[[int, Chain], bool]
 
 
-class ChainDrafter(Drafter[State]):
-    """A drafter that guesses token after token."""
-
-    name: ClassVar[str]
+class ChainDrafter(Drafter):
+    """Options of a drafter that guesses token after token."""
 
     @property
     def expands(self) -> bool:
@@ -116,6 +113,18 @@ class ChainDrafter(Drafter[State]):
     def source(self) -> str:
         """What the origins of its guesses say: other models' guesses have another one."""
         return self.name
+
+    @abstractmethod
+    def bind(self, target: Target) -> ChainGuesser[Any]:
+        """See :class:`~pronk.drafters.base.Drafter`."""
+
+
+class ChainGuesser(Guesser[State], ChainDrafter):
+    """Guesses token after token."""
+
+    def bind(self, target: Target) -> ChainGuesser[Any]:  # noqa: ARG002 - as of any guesser
+        """Itself."""
+        return self
 
     @abstractmethod
     def chains(self, contexts: Sequence[DraftContext[State]], stop: Stop | None = None) -> list[Chain]:
@@ -145,13 +154,12 @@ def grow(
         ends: whether a chain, given with its number, is long enough.
     """
     live = [number for number, chain in enumerate(chains) if not chain.full]
-    try:
+    with ExitStack() as loans:
+        for chain in chains:
+            loans.enter_context(chain.context.chooser.after())
         while live:
             rows = logits(live)
             live = [
                 number for number, row in zip(live, rows, strict=True) if row is not None and chains[number].add(row)
             ]
             live = [number for number in live if not chains[number].full and not ends(number, chains[number])]
-    finally:
-        for chain in chains:
-            chain.context.chooser.rollback(len(chain))

@@ -3,55 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pronk.drafters.base import DraftContext, Drafter, Needs, Outcome
+from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
-__all__ = ["Composite", "Parts"]
+__all__ = ["Composite", "CompositeGuesser", "Parts"]
 
 # One state per part.
 Parts = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Composite(Drafter[Parts]):
-    """Several drafters, each with its own state; all of them learn from every step.
+class Composite(Drafter):
+    """Options of a drafter that is made of others.
 
     Attributes:
         parts: the drafters, in order of precedence, at least one.
     """
 
-    name: ClassVar[str]
-
-    parts: tuple[Drafter[Any], ...]
-    needs: Needs = field(init=False, repr=False, compare=False)
+    parts: tuple[Drafter, ...]
 
     def __post_init__(self) -> None:
         if not isinstance(self.parts, tuple) or not self.parts or not all(isinstance(p, Drafter) for p in self.parts):
             msg = f"{self.name}: parts must be a tuple of drafters, found {self.parts!r}"
             raise OptionError(msg)
+
+    def bind_parts(self, target: Target) -> tuple[Guesser[Any], ...]:
+        """What guesses for each part."""
+        return tuple(part.bind(target) for part in self.parts)
+
+
+class CompositeGuesser(Guesser[Parts]):
+    """Several guessers, each with its own state; all of them learn from every step.
+
+    Attributes:
+        parts: in order of precedence.
+        needs: what any of them reads.
+    """
+
+    def __init__(self, parts: Sequence[Guesser[Any]]) -> None:
+        self.parts = tuple(parts)
         wants = [part.needs for part in self.parts]
         hidden = tuple(sorted({layer for want in wants for layer in want.hidden}))
-        needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
-        object.__setattr__(self, "needs", needs)
-
-    def bind(self, target: Target) -> Self:
-        """Every part meets the target."""
-        parts = tuple(part.bind(target) for part in self.parts)
-        return self if all(a is b for a, b in zip(parts, self.parts, strict=True)) else replace(self, parts=parts)
+        self.needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
 
     def start(self, prompt: Sequence[int]) -> Parts:
         """Every part's state."""
         return tuple(part.start(prompt) for part in self.parts)
 
-    def observe(self, outcomes: Sequence[Outcome[Parts]]) -> None:
+    def observe(self, outcome: Outcome[Parts]) -> None:
         """Every part hears what the target said, of the others' guesses too."""
-        for number, part in enumerate(self.parts):
-            part.observe([replace(outcome, state=outcome.state[number]) for outcome in outcomes])
+        for part, own in zip(self.parts, outcome.state, strict=True):
+            part.observe(replace(outcome, state=own))
 
     def stop(self, state: Parts) -> None:
         """Every part's state goes."""

@@ -27,7 +27,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Guess
 from pronk.drafters.base import DraftContext
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.side_cache import CHUNK, open_pool
+from pronk.drafters.shared.side_cache import CHUNK, open_pool, shared_prefix
 from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
 from pronk.drafters.target import Target
 from pronk.errors import CacheFullError, OptionError
@@ -39,11 +39,11 @@ from pronk.passes.runner import Job, Runner
 from pronk.text.tokenizer import Tokenizer
 from pronk.tree import TokenTree
 
-__all__ = ["Draft", "Lane"]
+__all__ = ["Draft", "DraftLane"]
 
 
 @dataclass
-class Lane:
+class DraftLane:
     """What the draft's cache holds of one request: its text, and behind it the tree of the last proposal.
 
     Attributes:
@@ -115,18 +115,18 @@ class Draft:
             self._costs = PassCosts.measure(self.runner)
         return self._costs
 
-    def lane(self) -> Lane:
+    def lane(self) -> DraftLane:
         """The lane of a new request."""
-        return Lane(reencoder=self.translation.reencoder())
+        return DraftLane(reencoder=self.translation.reencoder())
 
-    def release(self, lane: Lane) -> None:
+    def release(self, lane: DraftLane) -> None:
         """Give back what a lane holds."""
         with uninterrupted():
             self.runner.cache.release(lane.table)
             lane.tokens.clear()
             lane.tree = None
 
-    def read(self, lanes: Sequence[Lane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
+    def read(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
         """Bring the lanes up to their requests' text.
 
         Returns:
@@ -137,7 +137,7 @@ class Draft:
         rows = iter(self.feed([lane for lane, _ in fed], [new for _, new in fed]))
         return [None if new is None else next(rows) for new in pending]
 
-    def level(self, lanes: Sequence[Lane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
+    def level(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
         """Forget what the text does not have any more, keep what of the proposals it has now, and read all but the end.
 
         A request alone reads all of its prompt at once. In company a step reads no more than a chunk, the shortest
@@ -161,7 +161,7 @@ class Draft:
         self._read_ahead(lanes, pending)
         return pending
 
-    def _read_ahead(self, lanes: Sequence[Lane], pending: list[list[int] | None]) -> None:
+    def _read_ahead(self, lanes: Sequence[DraftLane], pending: list[list[int] | None]) -> None:
         """Read the beginnings of what is more than a chunk."""
         left = CHUNK
         for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
@@ -175,7 +175,7 @@ class Draft:
                 pending[number] = None
             left = max(0, left - size)
 
-    def feed(self, lanes: Sequence[Lane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+    def feed(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
         """Add tokens (the draft's ids, at least one for each lane) to the text; logits after the last of each."""
         if not lanes:
             return []
@@ -193,7 +193,7 @@ class Draft:
         """Whether :meth:`grow` can be asked for a request."""
         return self.runner.grows and self.translation.nothing_to_do and context.chooser.guesses_alone
 
-    def grow(self, lane: Lane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
+    def grow(self, lane: DraftLane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
         """Read one request's text, and add guesses to its chain until it is full or ends: one call of the kernels."""
         (new,) = self.level([lane], [chain.context])
         if new is None:
@@ -205,15 +205,14 @@ class Draft:
             chain.take(guess)
             return not (interrupted() or chain.full or ends(chain))
 
-        try:
-            # Nobody could be told of an interruption in the midst of it.
-            with uninterrupted():
-                passes = self.runner.grow(job, chain.context.chooser, steps, hear)
-                _settle(lane, [*new, *chain.tokens[: passes - 1]])
-        finally:
-            chain.context.chooser.rollback(len(chain))
+        # Nobody could be told of an interruption in the midst of it.
+        with chain.context.chooser.after(), uninterrupted():
+            passes = self.runner.grow(job, chain.context.chooser, steps, hear)
+            _settle(lane, [*new, *chain.tokens[: passes - 1]])
 
-    def branch(self, lanes: Sequence[Lane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]) -> list[Tensor]:
+    def branch(
+        self, lanes: Sequence[DraftLane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
         """Compute trees (the draft's ids) that grew since the last time, in passes that leave the text as it is.
 
         Args:
@@ -235,17 +234,17 @@ class Draft:
                 lane.tree = tree
         return rows
 
-    def job(self, lane: Lane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
+    def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
         """A lane's share of a pass over ``tree``, its first ``computed`` nodes left out, as :class:`Job` has it."""
         return Job(Segment(lane.table, tree, computed), wanted, len(lane.tokens) or wanted.start + 1)
 
-    def cut(self, lane: Lane, length: int) -> None:
+    def cut(self, lane: DraftLane, length: int) -> None:
         """Forget what a lane holds beyond so many tokens of its text."""
         if lane.tree is not None or len(lane.tokens) > length:
             _settle(lane, (), min(len(lane.tokens), length))
             lane.tree = None
 
-    def room(self, lane: Lane) -> int:
+    def room(self, lane: DraftLane) -> int:
         """How many more tokens the lane's text may have."""
         return self.context - len(lane.tokens)
 
@@ -257,12 +256,12 @@ class Draft:
     def _run(self, jobs: Sequence[Job]) -> list[Tensor]:
         return [self.translation.to_target(each.float()) for each in self.runner.forward(jobs).logits]
 
-    def _follow(self, lane: Lane, text: Sequence[int], same: int) -> None:
+    def _follow(self, lane: DraftLane, text: Sequence[int], same: int) -> None:
         """Keep as much of what the lane holds as the text begins with, but for the text's last token.
 
         ``same`` tokens of the text are what they were the last time.
         """
-        held = _shared(lane.tokens, text, same)
+        held = shared_prefix(lane.tokens, text, same)
         if lane.tree is not None and held == len(lane.tokens) < len(text) - 1:
             path = _path(lane.tree, text[held:-1])
             self.runner.cache.commit(lane.table, path)
@@ -271,11 +270,11 @@ class Draft:
             _settle(lane, (), min(held, len(text) - 1))
         lane.tree = None
 
-    def _reserve(self, lane: Lane, length: int, context: DraftContext[Any]) -> bool:
+    def _reserve(self, lane: DraftLane, length: int, context: DraftContext[Any]) -> bool:
         """Find places for the text, and at first for all that will follow, so that the blocks lie in a run."""
         if length > self.context:
             return False
-        to_come = max(context.max_depth, context.params.max_tokens - context.chooser.num_chosen)
+        to_come = max(context.max_depth, context.params.max_tokens - context.chooser.context.num_chosen)
         try:
             self.runner.cache.prepare(lane.table, length + to_come + context.max_nodes)
         except CacheFullError:
@@ -283,16 +282,10 @@ class Draft:
         return True
 
 
-def _settle(lane: Lane, new: Sequence[int], keep: int | None = None) -> None:
+def _settle(lane: DraftLane, new: Sequence[int], keep: int | None = None) -> None:
     """The text is what it was, or ``keep`` tokens of it, and ``new``."""
     lane.tokens[len(lane.tokens) if keep is None else keep :] = new
     lane.table.length = len(lane.tokens)
-
-
-def _shared(held: Sequence[int], text: Sequence[int], start: int) -> int:
-    """How many tokens both begin with; so many as ``start`` are known to be the same."""
-    stop = min(len(held), len(text))
-    return next((i for i in range(min(start, stop), stop) if held[i] != text[i]), stop)
 
 
 def _path(tree: TokenTree, text: Sequence[int]) -> list[int]:

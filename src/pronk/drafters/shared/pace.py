@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
-__all__ = ["Pace", "Prices", "Rest"]
+__all__ = ["Backoff", "Pace", "Prices"]
 
 # Recent guesses count most: half the weight is gone after 7 steps.
 _FADE = 0.9
@@ -104,7 +104,7 @@ class Pace:
 
 
 @dataclass
-class Rest:
+class Backoff:
     """For drafters whose guesses all cost one pass together: steps without it, after the engine has kept nothing.
 
     Attributes:

@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeVar
 
 from pronk.drafters.base import DraftContext, Needs, Outcome
 from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.chain import Chain, ChainDrafter, Stop
+from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainGuesser, Stop
 from pronk.drafters.shared.options import check_integer, check_path
 from pronk.drafters.shared.pace import Pace, Prices
 from pronk.passes.costs import PassCosts
 
-__all__ = ["PacedDrafter", "PacedState"]
+__all__ = ["PacedDrafter", "PacedGuesser", "PacedState"]
 
 Lane = TypeVar("Lane")
 
@@ -39,15 +39,13 @@ class PacedState(Generic[Lane]):
 
 
 @dataclass(frozen=True)
-class PacedDrafter(ChainDrafter[PacedState[Lane]]):
+class PacedDrafter(ChainDrafter):
     """Options of all of them.
 
     Attributes:
         model: a folder or a Hub id; ``None`` is the bundled one.
         num_tokens: most tokens of a proposal, 1..64.
     """
-
-    needs = Needs(costs=True)
 
     model: str | None = None
     num_tokens: int = 7
@@ -61,6 +59,26 @@ class PacedDrafter(ChainDrafter[PacedState[Lane]]):
         """Its name, and that of its model's folder."""
         return self.name if self.model is None else f"{self.name} {Path(self.model).name}"
 
+
+class PacedGuesser(ChainGuesser[PacedState[Lane]]):
+    """Guesses for as long as that pays.
+
+    Attributes:
+        options: it guesses by.
+        name: theirs.
+    """
+
+    needs = Needs(costs=True)
+
+    def __init__(self, options: PacedDrafter) -> None:
+        self.options = options
+        self.name = options.name
+
+    @property
+    def source(self) -> str:
+        """As :class:`PacedDrafter` has it."""
+        return self.options.source
+
     @abstractmethod
     def measured(self, target: PassCosts, requests: int) -> Prices | None:
         """What passes cost where so many requests guess together; ``None`` while that is not known.
@@ -73,17 +91,16 @@ class PacedDrafter(ChainDrafter[PacedState[Lane]]):
     ) -> tuple[list[Chain], list[int]]:
         """Empty chains, as ``chains`` has to return, and the numbers of those that are to grow."""
         if stop is None:
-            contexts = [replace(each, max_depth=min(each.max_depth, self.num_tokens)) for each in contexts]
+            contexts = [replace(each, max_depth=min(each.max_depth, self.options.num_tokens)) for each in contexts]
         chains = [Chain(context, context.state.calibration) for context in contexts]
         return chains, [number for number, context in enumerate(contexts) if self.begins(context, len(contexts))]
 
-    def observe(self, outcomes: Sequence[Outcome[PacedState[Lane]]]) -> None:
+    def observe(self, outcome: Outcome[PacedState[Lane]]) -> None:
         """Count what was accepted, by confidence and of late."""
-        for outcome in outcomes:
-            tree, state = outcome.tree, outcome.state
-            state.calibration.learn(tree, outcome.path)
-            own = {node for node, origin in enumerate(tree.origin or ()) if origin[0] == self.source}
-            state.pace.learn(len(own), len(own & {*outcome.path}))
+        tree, state = outcome.tree, outcome.state
+        state.calibration.learn(tree, outcome.path)
+        own = {node for node, origin in enumerate(tree.origin or ()) if origin[0] == self.source}
+        state.pace.learn(len(own), len(own & {*outcome.path}))
 
     def prices(self, context: DraftContext[Any], requests: int) -> Prices | None:
         """What passes cost, for a request that leaves out what does not pay; ``None`` for others."""

@@ -32,7 +32,7 @@ from pronk.model.program import Program, Rows
 from pronk.passes.attention import PagedAttention, Segment
 from pronk.tree import TokenTree
 
-__all__ = ["CHUNK", "Beside", "Forward", "Lane", "Parts", "open_pool"]
+__all__ = ["CHUNK", "Forward", "Parts", "SideCache", "SideLane", "open_pool", "shared_prefix"]
 
 # Rows in a pass over new text: a long prompt goes through in parts.
 CHUNK = 512
@@ -59,19 +59,21 @@ class Parts(Protocol):
 
 
 @dataclass
-class Lane:
+class SideLane:
     """What a cache beside the target's holds of one request.
 
     Attributes:
         table: the places of the rows.
         tokens: the text that they belong to.
+        certain: so many tokens the request had when it was last asked about.
     """
 
     table: BlockTable = field(default_factory=BlockTable)
     tokens: list[int] = field(default_factory=list)
+    certain: int = 0
 
 
-class Beside:
+class SideCache:
     """Runs a module over the target's outputs, for any number of requests at a time.
 
     Attributes:
@@ -87,16 +89,15 @@ class Beside:
         self._programs: dict[tuple[int, int], Program] = {}
         self._rope = RopeTable(target.decoder.config.rope)
 
-    def ready(self, lane: Lane, context: DraftContext[Any], room: int) -> bool:
+    def ready(self, lane: SideLane, context: DraftContext[Any], room: int) -> bool:
         """Keep the rows of what the text still begins with, and find places for the rest and ``room`` tokens more.
 
         Returns:
             Whether there are places.
         """
         text, size = context.tokens, self.cache.block_size
-        held = min(len(lane.tokens), len(text))
-        if lane.tokens[:held] != list(text[:held]):
-            held = next(i for i in range(held) if lane.tokens[i] != text[i])
+        held = shared_prefix(lane.tokens, text, lane.certain)
+        lane.certain = context.table.length + 1  # what follows may be guesses, which come and go
         # What has left a sliding window cannot be read any more, and is seen by none of the later tokens.
         gone = context.table.released * self.target.cache.block_size
         window = self.cache.config.window
@@ -108,21 +109,21 @@ class Beside:
             if not lane.table.blocks:
                 lane.table.released = gone // size
             if window is None:  # all that will follow at once, so that the blocks lie in a run
-                room += max(context.max_depth, context.params.max_tokens - context.chooser.num_chosen)
+                room += max(context.max_depth, context.params.max_tokens - context.chooser.context.num_chosen)
             try:
                 self.cache.prepare(lane.table, len(text) + room)
             except CacheFullError:
                 return False
         return True
 
-    def release(self, lane: Lane) -> None:
+    def release(self, lane: SideLane) -> None:
         """Give back what a lane holds."""
         with uninterrupted():
             self.cache.release(lane.table)
             lane.tokens.clear()
 
     def catch_up(
-        self, lane: Lane, text: Sequence[int], table: BlockTable, layer: int, forward: Forward
+        self, lane: SideLane, text: Sequence[int], table: BlockTable, layer: int, forward: Forward
     ) -> Tensor | None:
         """Run what the target's cache holds of ``text`` and the lane does not.
 
@@ -145,7 +146,7 @@ class Beside:
 
     @torch.inference_mode()
     def run(
-        self, lanes: Sequence[Lane], tokens: Sequence[Sequence[int]], rows: Sequence[Tensor], forward: Forward
+        self, lanes: Sequence[SideLane], tokens: Sequence[Sequence[int]], rows: Sequence[Tensor], forward: Forward
     ) -> list[Tensor]:
         """Add rows to the lanes, in one pass; there must be places for them.
 
@@ -218,3 +219,9 @@ def open_pool(
         poison=beside.poison,
         kernels=kernels,
     )
+
+
+def shared_prefix(held: Sequence[int], text: Sequence[int], start: int) -> int:
+    """The number of tokens that both begin with; the first ``start`` are known to be the same."""
+    stop = min(len(held), len(text))
+    return next((i for i in range(min(start, stop), stop) if held[i] != text[i]), stop)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models import tiny_config, tiny_decoder
-from pronk.drafters.from_target.modules.glide import Glide, GlideShape
+from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
 from pronk.errors import OptionError
 from pronk.model.decoder import Decoder
 from pronk.train.attention import DenseAttention, dense_hidden
@@ -20,9 +20,9 @@ SHAPE = GlideShape(layers=2, hidden=24, heads=3, kv_heads=1, mlp=20)
 LENGTH = 7
 
 
-def made(target: Decoder, shape: GlideShape = SHAPE) -> Glide:
+def made(target: Decoder, shape: GlideShape = SHAPE) -> GlideModule:
     """A module whose weights are large enough for every part of it to matter."""
-    module = Glide(shape, target.config)
+    module = GlideModule(shape, target.config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -49,7 +49,7 @@ def attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     return torch.stack([share * value for share, value in zip(scores.softmax(0), values, strict=True)]).sum(0)
 
 
-def slow(module: Glide, target: Decoder, tokens: Tensor, features: Features, seen: Tensor) -> Tensor:
+def slow(module: GlideModule, target: Decoder, tokens: Tensor, features: Features, seen: Tensor) -> Tensor:
     """The last layer's outputs, row by row and head by head."""
     c, t = module.config, target.config
     rows = [module.embedding[token] for token in tokens]
@@ -125,12 +125,12 @@ def test_last_layer_asks_the_targets_last() -> None:
 )
 def test_bad_shapes_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        Glide(GlideShape(**options), tiny_config(windows=(None,) * 8))
+        GlideModule(GlideShape(**options), tiny_config(windows=(None,) * 8))
 
 
 def test_twin_differs_in_cross_attention_alone() -> None:
     target = tiny_config(heads=10, head_dim=32, hidden=320, vocab=4096, windows=(None,) * 8)
-    whole, twin = (Glide(GlideShape(cross=cross), target).state_dict() for cross in (True, False))
+    whole, twin = (GlideModule(GlideShape(cross=cross), target).state_dict() for cross in (True, False))
     assert {name.split(".")[2] for name in whole.keys() - twin.keys()} == {"cross_norm", "cross_query", "cross_out"}
     assert all(twin[name].shape == whole[name].shape for name in twin)
     assert whole["layers.0.cross_query.weight"].shape == (10 * 32, 192)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models import tiny_config, tiny_decoder
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeConfig
-from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, Kangaroo, KangarooShape
+from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooAdapter, KangarooShape
 from pronk.errors import OptionError
 from pronk.model.decoder import RMSNorm
 from pronk.train.attention import DenseAttention
@@ -24,8 +24,8 @@ VICUNA = ModelConfig(
 )
 
 
-def make(adapter: str, *, exit_layer: int = 1, heads: int = 2, target: ModelConfig = TARGET) -> Kangaroo:
-    module = Kangaroo(KangarooShape(exit_layer, adapter, heads, 24), target)
+def make(adapter: str, *, exit_layer: int = 1, heads: int = 2, target: ModelConfig = TARGET) -> KangarooAdapter:
+    module = KangarooAdapter(KangarooShape(exit_layer, adapter, heads, 24), target)
     decoder = tiny_decoder(windows=target.windows, classic=target.norm == "layer", packed=False)
     module.initialize(torch.Generator().manual_seed(1), decoder.norm, decoder.head.weight)
     generator = torch.Generator().manual_seed(2)
@@ -53,7 +53,7 @@ def rotate(x: Tensor, place: int) -> Tensor:
     return turned
 
 
-def slow(module: Kangaroo, rows: Tensor) -> Tensor:
+def slow(module: KangarooAdapter, rows: Tensor) -> Tensor:
     """Row by row, head by head, with no cache and no mask: from the words of the module's own description."""
     block, c, out = module.layers[0], module.config, list[Tensor]()
     if module.shape.adapter == "mlp":
@@ -85,7 +85,7 @@ def slow(module: Kangaroo, rows: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-def run(module: Kangaroo, rows: Tensor, *, classic: bool = False) -> Tensor:
+def run(module: KangarooAdapter, rows: Tensor, *, classic: bool = False) -> Tensor:
     places = torch.arange(len(rows))
     rope = tiny_decoder(classic=classic).rope(places, places + 1, torch.float32)
     with torch.no_grad():
@@ -118,14 +118,14 @@ def test_adapter_of_a_target_with_layer_norm_biases_and_learned_positions() -> N
 )
 def test_sizes_are_those_of_table_2(adapter: str, millions: int) -> None:
     with torch.device("meta"):
-        module = Kangaroo(KangarooShape.of_target(VICUNA, 2, adapter), VICUNA)
+        module = KangarooAdapter(KangarooShape.of_target(VICUNA, 2, adapter), VICUNA)
     assert round(sum(parameter.numel() for parameter in module.parameters()) / 1e6) == millions
 
 
 def test_norm_and_head_begin_as_the_target_s() -> None:
     decoder = tiny_decoder(packed=False)
     for adapter in ADAPTERS:
-        module = Kangaroo(KangarooShape(1, adapter), decoder.config)
+        module = KangarooAdapter(KangarooShape(1, adapter), decoder.config)
         module.initialize(torch.Generator().manual_seed(0), decoder.norm, decoder.head.weight)
         assert torch.equal(module.norm.weight, decoder.norm.weight)
         assert all(parameter.isfinite().all() for parameter in module.parameters())
@@ -142,7 +142,7 @@ def test_values_out_of_their_range_are_named() -> None:
         with pytest.raises(OptionError, match=f"exit-layer: expected 1 to 2 for a target of 3 .*, found {exit_layer}"):
             KangarooShape.of_target(TARGET, exit_layer, "attention")
         with pytest.raises(OptionError, match="exit-layer: expected 1 to 2"):
-            Kangaroo(KangarooShape(exit_layer), TARGET)
+            KangarooAdapter(KangarooShape(exit_layer), TARGET)
     with pytest.raises(OptionError, match="exit-layer: expected an integer of at least 1, found 0"):
         KangarooShape.of_target(TARGET, 0, "attention")
     with pytest.raises(OptionError, match="adapter: expected one of attention, head, transformer, mlp, found 'linear'"):

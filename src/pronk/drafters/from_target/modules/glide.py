@@ -26,7 +26,7 @@ from pronk.model.decoder import Attend, Decoder, Layer, empty_linear, make_norm
 from pronk.model.linear import Layout, Linear, choose_linear
 from pronk.model.program import Program
 
-__all__ = ["CrossAttend", "Glide", "GlideShape"]
+__all__ = ["CrossAttend", "GlideModule", "GlideShape"]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class _GlideLayer(Layer):
         return Layout(unit=self.head_dim) if name == "cross_query" else super().layout(name)
 
 
-class Glide(Decoder):
+class GlideModule(Decoder):
     """The module, with an embedding of its own, which is its head too.
 
     Its files have that matrix once, so there is a head only after :meth:`tie`.

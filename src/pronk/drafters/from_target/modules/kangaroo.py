@@ -25,7 +25,7 @@ from pronk.model.decoder import Attend, Layer, empty_linear, make_norm
 from pronk.model.linear import Linear
 from pronk.model.program import Program
 
-__all__ = ["ADAPTERS", "Kangaroo", "KangarooShape"]
+__all__ = ["ADAPTERS", "KangarooAdapter", "KangarooShape"]
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
 
@@ -111,7 +111,7 @@ class KangarooShape:
         )
 
 
-class Kangaroo(nn.Module):
+class KangarooAdapter(nn.Module):
     """The adapter, on packed rows; with plain float32 weights that are still to be filled.
 
     Args:

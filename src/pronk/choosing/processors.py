@@ -1,0 +1,154 @@
+"""What a request's options do to the target's logits before a token is chosen from them.
+
+A processor stands where the context stands: it is told of every token that is tried ahead, and takes those back that
+come to nothing, so that at every node of a tree it sees the true context of that node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pronk.choosing.context import Context
+from pronk.choosing.params import SamplingParams
+
+__all__ = ["Processor", "make_processors"]
+
+
+class Processor(Protocol):
+    """Changes logits by the tokens before them."""
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """The logits, ``[vocab]`` float32, as the processor wants them after the present context; ``-inf`` is a ban.
+
+        What is given is left as it is.
+        """
+        ...
+
+    def advance(self, token: int) -> None:
+        """``token`` follows the context."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """The last ``count`` tokens of the context are about to be taken back; they are tokens tried ahead."""
+        ...
+
+
+class _OfContext:
+    """A processor that looks the tokens up where they are."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def advance(self, token: int) -> None:
+        """Nothing: the context has it."""
+
+    def rollback(self, count: int) -> None:
+        """Nothing: the context will lack them."""
+
+
+class Penalties(_OfContext):
+    """Repetition, presence and frequency penalties (Keskar et al. 2019, section 4.1, and as OpenAI defines the others).
+
+    The first counts prompt and output, the others the output alone.
+    """
+
+    def __init__(self, params: SamplingParams, context: Context, vocab_size: int) -> None:
+        super().__init__(context)
+        self.params = params
+        self.counts = torch.zeros(vocab_size, dtype=torch.int32)
+        self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
+        self.in_prompt[torch.tensor(context.certain[: context.num_prompt], dtype=torch.int64)] = True
+        for token in context.certain[context.num_prompt :]:
+            self.counts[token] += 1
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """See :class:`Processor`."""
+        p, counts = self.params, self.counts
+        if p.repetition_penalty != 1.0:
+            penalized = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
+            logits = torch.where(self.in_prompt | (counts > 0), penalized, logits)
+        return logits - p.frequency_penalty * counts - p.presence_penalty * (counts > 0)
+
+    def advance(self, token: int) -> None:
+        """Count it."""
+        self.counts[token] += 1
+
+    def rollback(self, count: int) -> None:
+        """Count them no more."""
+        for token in self.context.ahead[-count:] if count else ():
+            self.counts[token] -= 1
+
+
+class Bias(_OfContext):
+    """A value for some tokens, whatever came before."""
+
+    def __init__(self, bias: dict[int, float], context: Context) -> None:
+        super().__init__(context)
+        self.ids = torch.tensor(list(bias.keys()), dtype=torch.int64)
+        self.values = torch.tensor(list(bias.values()), dtype=torch.float32)
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """See :class:`Processor`."""
+        return logits.index_add(0, self.ids, self.values)
+
+
+class BadWords(_OfContext):
+    """Token sequences that are never completed."""
+
+    def __init__(self, words: Sequence[Sequence[int]], context: Context) -> None:
+        super().__init__(context)
+        self.words = [list(word) for word in words]
+        self.longest = max(map(len, self.words))
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """See :class:`Processor`."""
+        last = self.context.last(self.longest)
+        banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
+        return logits.index_fill(0, torch.tensor(banned, dtype=torch.int64), -math.inf) if banned else logits
+
+
+class MinTokens(_OfContext):
+    """No token that ends the text before there are ``least`` of them."""
+
+    def __init__(self, least: int, ends: Sequence[int], context: Context) -> None:
+        super().__init__(context)
+        self.least = least
+        self.ends = torch.tensor(list(ends), dtype=torch.int64)
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """See :class:`Processor`."""
+        return logits.index_fill(0, self.ends, -math.inf) if self.context.num_chosen < self.least else logits
+
+
+def make_processors(
+    params: SamplingParams,
+    context: Context,
+    vocab_size: int,
+    *,
+    ends: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+) -> list[Processor]:
+    """The processors that a request's options ask for, in their order.
+
+    Args:
+        params: the options.
+        context: what the choices follow.
+        vocab_size: ids that logits are for.
+        ends: token ids that end the text.
+        bad_words: token sequences never to complete.
+    """
+    made: list[Processor] = []
+    if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0):
+        made.append(Penalties(params, context, vocab_size))
+    if params.logit_bias:
+        made.append(Bias(dict(params.logit_bias), context))
+    if bad_words:
+        made.append(BadWords(bad_words, context))
+    if params.min_tokens and ends:
+        made.append(MinTokens(params.min_tokens, ends, context))
+    return made

@@ -1,0 +1,138 @@
+"""From what a user asks to requests that the engine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pronk.architecture.config import ModelConfig
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.noise import derive_seed, fresh_seed
+from pronk.choosing.params import SamplingParams
+from pronk.drafters.base import Guesser
+from pronk.engine.request import Request
+from pronk.errors import OptionError, PromptError
+from pronk.kernels.library import Kernels
+from pronk.text.stream import TextStream
+from pronk.text.tokenizer import Tokenizer
+
+__all__ = ["Intake", "end_ids"]
+
+
+class Intake:
+    """Checks prompts and options against one model, and makes requests of them.
+
+    The facade, the benchmark and whoever serves the model ask it alike.
+
+    Attributes:
+        config: the model's shape.
+        tokenizer: its tokenizer.
+        kernels: what makes its choices, or ``None``.
+    """
+
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, kernels: Kernels | None) -> None:
+        self.config, self.tokenizer, self.kernels = config, tokenizer, kernels
+
+    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """The token ids of a prompt.
+
+        Raises:
+            PromptError: it is empty, too long, or has ids outside the vocabulary.
+        """
+        vocab, context = self.config.vocab_size, self.config.context
+        if not isinstance(prompt, (str, list, tuple)):
+            msg = f"expected a prompt as text or as a list of token ids, found {prompt!r}"
+            raise PromptError(msg)
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            msg = "the prompt is empty; expected at least one token"
+            raise PromptError(msg)
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                msg = f"the prompt has token id {token!r}; expected integers in 0..{vocab - 1}"
+                raise PromptError(msg)
+        if len(ids) >= context:
+            msg = f"the prompt has {len(ids)} tokens; the model's context is {context}, so at most {context - 1} fit"
+            raise PromptError(msg)
+        return ids
+
+    def samples(self, prompt: Sequence[int], params: SamplingParams, guesser: Guesser[Any]) -> list[Request]:
+        """The ``params.n`` samples of one prompt; the later ones start from the first one's cache.
+
+        Raises:
+            OptionError: an option that does not fit the model or the prompt.
+        """
+        seed = fresh_seed() if params.seed is None else params.seed
+        first = self.request(prompt, params, guesser, seed=seed)
+        rest = [
+            self.request(prompt, params, guesser, seed=derive_seed(seed, sample), parent=first)
+            for sample in range(1, params.n)
+        ]
+        return [first, *rest]
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        guesser: Guesser[Any],
+        *,
+        seed: int = 0,
+        output: Sequence[int] = (),
+        parent: Request | None = None,
+        chooser: type[Chooser] = Chooser,
+    ) -> Request:
+        """One request.
+
+        Args:
+            prompt: at least one token id (see :meth:`ids`).
+            params: the options; ``max_tokens`` counts ``output`` as well.
+            guesser: who guesses.
+            seed: of its choices.
+            output: tokens after the prompt that are certain already.
+            parent: a request of the same prompt, whose cache this one may start from while it runs.
+            chooser: who chooses.
+
+        Raises:
+            OptionError: an option that does not fit the model or the prompt.
+        """
+        self._check(prompt, params)
+        ends, tokens = end_ids(params, self.config.eos_ids), [*prompt, *output]
+        own = chooser(
+            params,
+            seed,
+            tokens,
+            self.config.vocab_size,
+            num_prompt=len(prompt),
+            ends=sorted(ends),
+            bad_words=self._bad_words(params),
+            kernels=self.kernels,
+        )
+        text = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
+        return Request(prompt, tokens, params, seed, guesser, own, text, ends, parent)
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        encode = self.tokenizer.encode
+        words = [encode(lead + word, add_special_tokens=False) for word in params.bad_words for lead in ("", " ")]
+        if not all(words):
+            msg = f"bad_words: expected texts that the tokenizer has tokens for, found {list(params.bad_words)!r}"
+            raise OptionError(msg)
+        return words
+
+    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        vocab, context = self.config.vocab_size, self.config.context
+        if len(prompt) + params.max_tokens > context:
+            msg = (
+                f"max_tokens: {params.max_tokens} after a prompt of {len(prompt)} tokens exceed the model's context of "
+                f"{context}; expected at most {context - len(prompt)}"
+            )
+            raise OptionError(msg)
+        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
+            for token in ids:
+                if token >= vocab:
+                    msg = f"{name}: expected token ids in 0..{vocab - 1}, found {token}"
+                    raise OptionError(msg)
+
+
+def end_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
+    """The token ids that end a request."""
+    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))

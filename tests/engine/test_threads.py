@@ -1,0 +1,85 @@
+"""Several threads at one model, and at two: every text is what it is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from checkpoints import MakeCheckpoint
+from pronk import LLM, SamplingParams
+from pronk.outputs import Completion
+
+PROMPTS = ([3, 7, 3, 7, 3], [40, 41, 42], [9] * 30, [5])
+DRAFTERS = ("suffix", "recycling", "autoregressive", "merged(prompt_lookup, jacobi)")
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint: MakeCheckpoint) -> list[LLM]:
+    return [LLM(checkpoint(family), drafter="suffix") for family in ("llama", "gpt2")]
+
+
+def params(index: int) -> SamplingParams:
+    return SamplingParams(max_tokens=25, temperature=0.8 * (index % 2), seed=index, ignore_eos=True, logprobs=1)
+
+
+def at_once(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return [future.result(timeout=120) for future in [pool.submit(job) for job in jobs]]
+
+
+def assert_same(got: Sequence[Completion], want: Sequence[Completion]) -> None:
+    for one, other in zip(got, want, strict=True):
+        assert (one.token_ids, one.text, one.logprobs) == (other.token_ids, other.text, other.logprobs)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_threads(models: list[LLM], count: int) -> None:
+    """Calls, streams and lists at the same time, with drafters of their own."""
+    used = models[:count]
+    alone = {
+        (id(llm), index): llm.generate(list(prompt), params(index), drafter="autoregressive")
+        for llm in used
+        for index, prompt in enumerate(PROMPTS)
+    }
+    order = [(llm, index) for _ in range(2) for llm in used for index in range(len(PROMPTS))]
+
+    def call(llm: LLM, index: int) -> list[Completion]:
+        return [llm.generate(list(PROMPTS[index]), params(index), drafter=DRAFTERS[index]) for _ in range(2)]
+
+    def stream(llm: LLM, index: int) -> list[Completion]:
+        *rest, last = llm.stream(list(PROMPTS[index]), params(index), drafter=DRAFTERS[-1 - index])
+        assert last.completion is not None
+        assert [piece.token_id for piece in (*rest, last)] == last.completion.token_ids
+        assert not any(piece.completion for piece in rest)
+        return [last.completion] * 2
+
+    jobs = [
+        (lambda work=work, llm=llm, index=index: work(llm, index))
+        for work, (llm, index) in zip([call, stream] * len(order), order, strict=False)
+    ]
+    for (llm, index), got in zip(order, at_once(jobs), strict=True):
+        assert_same(got, [alone[id(llm), index]] * 2)
+    for llm in used:
+        allocator = llm.engine.cache.allocator
+        assert allocator.num_free == allocator.num_blocks
+        assert not llm.engine.scheduler.running
+
+
+def test_a_thread_that_gives_up_leaves_the_others_alone(models: list[LLM]) -> None:
+    llm = models[0]
+    want = llm.generate(list(PROMPTS[2]), params(1), drafter="autoregressive")
+
+    def give_up() -> None:
+        for _ in range(5):
+            stream = llm.stream(list(PROMPTS[0]), params(0))
+            next(stream)
+            stream.close()
+
+    def go_on() -> list[Completion]:
+        return [llm.generate(list(PROMPTS[2]), params(1)) for _ in range(5)]
+
+    _, first, _, second = at_once([give_up, go_on, give_up, go_on])
+    assert_same([*first, *second], [want] * 10)
