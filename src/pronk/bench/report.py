@@ -20,6 +20,7 @@ from pronk.bench.document import ALL, SOUND, Document, Failure, Figures, ModelRe
 from pronk.bench.looks import Key, Look, key_of, make_looks, task_name, temperature_name
 from pronk.bench.plots import Plot, draw_plots, import_matplotlib
 from pronk.errors import OptionError
+from pronk.files.atomic import replace_file
 
 __all__ = ["check_report", "write_report"]
 
@@ -79,14 +80,10 @@ def write_report(document: Document, folder: Path) -> Path:
     """
     page = _render(document).encode("utf-8", "backslashreplace")
     target = folder / "index.html"
-    part = folder / f".index.html.{os.getpid()}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_bytes(page)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        with replace_file(target, shared=True) as file:
+            file.write(page)
     except OSError as error:
         msg = f"report: expected a folder that can be written, found {folder} ({error.strerror or error}); name another"
         raise OptionError(msg) from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pronk.errors import OptionError, TokenizerError
+from pronk.files.atomic import write_json
 from pronk.train.chat import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER
 
 __all__ = ["BYTE_VOCAB", "load_tokenizer", "save_tokenizer", "train_tokenizer"]
@@ -64,8 +64,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "chat_template": CHAT_TEMPLATE,
         **names,
     }
-    _write_json(folder / "tokenizer_config.json", config)
-    _write_json(folder / "special_tokens_map.json", {**names, "additional_special_tokens": extra})
+    write_json(folder / "tokenizer_config.json", config, indent=2)
+    write_json(folder / "special_tokens_map.json", {**names, "additional_special_tokens": extra}, indent=2)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -82,7 +82,3 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise TokenizerError(msg) from error
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
