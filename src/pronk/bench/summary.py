@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TypeVar
 
 from pronk.bench.document import ALL, SOUND, Document, Failure, Figures, ModelResult, PassCost, Range
 from pronk.bench.figures import Yardstick, figures_of
-from pronk.bench.metrics import median, repeated_ngrams, spread
+from pronk.bench.metrics import repeated_ngrams, spread
 from pronk.bench.records import (
     PLAIN,
     Bandwidth,
