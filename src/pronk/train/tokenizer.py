@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from pronk.checks import check_integer
 from pronk.errors import OptionError, TokenizerError
 from pronk.files.atomic import write_json
 from pronk.train.chat import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER
@@ -24,9 +25,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         OptionError: ``vocab_size`` has no room for bytes and special tokens, is more than the text yields, or
             exceeds what 16 bits can index.
     """
-    if not BYTE_VOCAB <= vocab_size <= 65536:
-        msg = f"vocabulary size: expected {BYTE_VOCAB} to 65536, found {vocab_size}"
-        raise OptionError(msg)
+    check_integer("vocabulary size", vocab_size, BYTE_VOCAB, 65536)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from pronk.checks import check_integer
 from pronk.commands.train.options import HEAD_KIND, HEAD_ORDER, UNEMBEDDINGS, loop_option, model_option, refuse
-from pronk.errors import OptionError
 from pronk.train.options import DraftOptions, Shape, StudentOptions
 
 if TYPE_CHECKING:
@@ -265,9 +265,7 @@ class Heads(Kind):
     lr: _Rate = 0.02
 
     def __post_init__(self) -> None:
-        if not 1 <= self.heads <= 63:
-            msg = f"heads: expected 1 to 63, found {self.heads}"
-            raise OptionError(msg)
+        check_integer("heads", self.heads, 1, 63)
 
     def objective(self) -> "type[Student[Any]]":
         from pronk.train.heads import Heads
@@ -284,8 +282,8 @@ class Heads(Kind):
         shape.check(config)
         guesses = {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
         made = StudentOptions(**settings(config.context) | guesses, shape=shape)
-        check_lengths(made, shape)
-        check_guesses(made.num_tokens, shape)
+        check_lengths(made, shape.num_heads)
+        check_guesses(made.num_tokens, shape.num_heads)
         return made
 
 

@@ -94,7 +94,7 @@ def lm(
     future = future_shape(shape, future_tokens, *words, head_mlp)
     options = TrainOptions(**settings, shape=shape, heads=future)
     if future is not None:
-        check_lengths(options, future)
+        check_lengths(options, future.num_heads)
     if not run(data, options, out, name, command_line(context), Console()):
         raise typer.Exit(INTERRUPTED)
 
