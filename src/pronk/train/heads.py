@@ -21,13 +21,22 @@ from pronk.train.features import Features
 from pronk.train.options import LoopOptions, option_name
 from pronk.train.student import Branch, Student
 
-__all__ = ["Heads", "Stage", "ahead", "check_guesses", "check_lengths", "describe", "head_by_head", "head_stages"]
+__all__ = [
+    "HeadsStudent",
+    "Stage",
+    "ahead",
+    "check_guesses",
+    "check_lengths",
+    "describe",
+    "head_by_head",
+    "head_stages",
+]
 
 # The number of a guess, and how what it reads ``[rows, hidden]`` becomes what its norm and unembedding read.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
 
 
-class Heads(Student[MultiTokenHeads]):
+class HeadsStudent(Student[MultiTokenHeads]):
     """See :class:`~pronk.train.student.Student`; head ``i`` learns what the target says ``i`` places further on."""
 
     kind = "multi_token"

@@ -51,7 +51,7 @@ class Kind(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft(Kind):
+class DraftKind(Kind):
     """Distil a small draft model from a target: same tokenizer, and at every position the target's own distribution.
 
     The finished draft is in OUT/export, the latest one in OUT/latest; both are folders for the drafter draft_model.
@@ -73,9 +73,9 @@ class Draft(Kind):
     lr: _Rate = 0.012
 
     def objective(self) -> "type[Student[Any]]":
-        from pronk.train.draft import Draft
+        from pronk.train.draft import DraftStudent
 
-        return Draft
+        return DraftStudent
 
     def options(self, config: "ModelConfig", settings: Settings) -> DraftOptions:
         longest = config.context if self.positions is None else self.positions
@@ -84,7 +84,7 @@ class Draft(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kangaroo(Kind):
+class KangarooKind(Kind):
     """Train Kangaroo's adapter: the target's own first layers guess, and it makes their output fit the target's head.
 
     The finished drafter is in OUT/export, the latest one in OUT/latest; both are folders for the drafter kangaroo.
@@ -120,9 +120,9 @@ class Kangaroo(Kind):
             refuse({"mlp": self.mlp}, f"with --adapter {self.adapter}; it is for --adapter transformer")
 
     def objective(self) -> "type[Student[Any]]":
-        from pronk.train.kangaroo import Kangaroo
+        from pronk.train.kangaroo import KangarooStudent
 
-        return Kangaroo
+        return KangarooStudent
 
     def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
         from pronk.drafters.from_target.modules.kangaroo import KangarooShape
@@ -132,7 +132,7 @@ class Kangaroo(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glide(Kind):
+class GlideKind(Kind):
     """Distil GLIDE from a target: a small decoder whose layers also read the target's cache.
 
     The finished drafter is in OUT/export, the latest one in OUT/latest; both are folders for the drafter glide, or
@@ -169,9 +169,9 @@ class Glide(Kind):
             refuse({"block": self.block, "cache-layer": self.cache_layer}, "with --vanilla")
 
     def objective(self) -> "type[Student[Any]]":
-        from pronk.train.glide import Glide, Vanilla
+        from pronk.train.glide import GlideStudent, VanillaStudent
 
-        return Vanilla if self.vanilla else Glide
+        return VanillaStudent if self.vanilla else GlideStudent
 
     def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
         from pronk.drafters.from_target.modules.glide import GlideShape
@@ -191,7 +191,7 @@ class Glide(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Medusa(Kind):
+class MedusaKind(Kind):
     """Train Medusa heads on a frozen target: what follows its next token, guessed from its last hidden state.
 
     The finished heads are in OUT/export, the latest ones in OUT/latest; both are folders for the drafter medusa. Ctrl-C
@@ -233,7 +233,7 @@ class Medusa(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads(Kind):
+class HeadsKind(Kind):
     """Train heads on a frozen target that guess several tokens in one pass (drafter multi_token).
 
     The finished heads are in OUT/export, the latest ones in OUT/latest; both are folders for the drafter multi_token.
@@ -268,9 +268,9 @@ class Heads(Kind):
         check_integer("heads", self.heads, 1, 63)
 
     def objective(self) -> "type[Student[Any]]":
-        from pronk.train.heads import Heads
+        from pronk.train.heads import HeadsStudent
 
-        return Heads
+        return HeadsStudent
 
     def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
         from pronk.drafters.from_target.modules.heads import HeadsShape
@@ -289,9 +289,9 @@ class Heads(Kind):
 
 # By the name of the command, in the order of the help.
 KINDS: dict[str, type[Kind]] = {
-    "draft": Draft,
-    "kangaroo": Kangaroo,
-    "glide": Glide,
-    "medusa": Medusa,
-    "heads": Heads,
+    "draft": DraftKind,
+    "kangaroo": KangarooKind,
+    "glide": GlideKind,
+    "medusa": MedusaKind,
+    "heads": HeadsKind,
 }
