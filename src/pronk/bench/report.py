@@ -14,8 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pronk.bench.document import ALL, SOUND, Document, Failure, Figures, ModelResult
 from pronk.bench.formats import FILTERS
-from pronk.bench.looks import Key, Look, key_of, make_looks, task_name, temperature_name
 from pronk.bench.plots import Plot, draw_plots, import_matplotlib
+from pronk.bench.styles import Key, Style, key_of, make_styles, task_name, temperature_name
 from pronk.bench.verdict import Tile, Verdict, judge
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
@@ -28,7 +28,7 @@ class _Section:
     """A model, as the page shows it. ``figures`` are found by task, method and temperature."""
 
     model: ModelResult
-    looks: dict[Key, Look]
+    styles: dict[Key, Style]
     tasks: tuple[str, ...]
     temperatures: tuple[float, ...]
     figures: dict[tuple[str, Key, float], Figures]
@@ -102,14 +102,14 @@ def _render(document: Document) -> str:
         "temperature": temperature_name,
         "verdict": lambda speed: "" if speed is None else judge(speed, "win", "", "loss"),
     }
-    looks = make_looks(f for model in document.models for f in model.figures)
-    sections = [_make_section(model, looks, f"m{i}") for i, model in enumerate(document.models)]
+    styles = make_styles(f for model in document.models for f in model.figures)
+    sections = [_make_section(model, styles, f"m{i}") for i, model in enumerate(document.models)]
     return environment.get_template("report.html.j2").render(document=document, sections=sections)
 
 
-def _make_section(model: ModelResult, looks: dict[Key, Look], prefix: str) -> _Section:
+def _make_section(model: ModelResult, styles: dict[Key, Style], prefix: str) -> _Section:
     keys = {key_of(f) for f in model.figures}
-    mine = {key: look for key, look in looks.items() if key in keys}
+    mine = {key: style for key, style in styles.items() if key in keys}
     tasks = sorted(dict.fromkeys(f.task for f in model.figures), key=lambda task: (task != ALL, task != SOUND))
     temperatures = tuple(sorted({f.temperature for f in model.figures}))
     found = {(f.task, key_of(f), f.temperature): f for f in model.figures}
@@ -126,11 +126,11 @@ def _make_section(model: ModelResult, looks: dict[Key, Look], prefix: str) -> _S
     )
 
 
-def _collect_failures(model: ModelResult, looks: dict[Key, Look]) -> dict[str, tuple[Failure, ...]]:
+def _collect_failures(model: ModelResult, styles: dict[Key, Style]) -> dict[str, tuple[Failure, ...]]:
     found = {f"Skipped prompts: {len(model.skipped)}": model.skipped} if model.skipped else {}
     for f in model.figures:
         # Those over all tasks are the tasks' again.
         if f.failures and (f.task not in {ALL, SOUND} or not any(g.task not in {ALL, SOUND} for g in model.figures)):
             where = f"{task_name(f.task)}, {temperature_name(f.temperature)}"
-            found[f"Failures of {looks[key_of(f)].name}: {len(f.failures)} on {where}"] = f.failures
+            found[f"Failures of {styles[key_of(f)].name}: {len(f.failures)} on {where}"] = f.failures
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pronk.bench.document import ALL, SOUND, Figures, Range
 from pronk.bench.formats import NOTHING, plus_minus
-from pronk.bench.looks import Key, Look, key_of, temperature_name
+from pronk.bench.styles import Key, Style, key_of, temperature_name
 
 __all__ = ["Tile", "Verdict", "judge"]
 
@@ -24,9 +24,9 @@ class Tile:
 class Verdict:
     """What the figures at one temperature say, in words."""
 
-    def __init__(self, figures: Sequence[Figures], looks: dict[Key, Look], temperature: float) -> None:
+    def __init__(self, figures: Sequence[Figures], styles: dict[Key, Style], temperature: float) -> None:
         self._all = [f for f in figures if f.temperature == temperature]
-        self._looks = looks
+        self._styles = styles
         self._name = temperature_name(temperature)
         measured = sorted(
             ((f.speedup, f) for f in self._all if f.task == ALL and f.speedup), key=lambda pair: -pair[0].median
@@ -134,10 +134,10 @@ class Verdict:
             yield f"Prompts that failed: {_join(failed)}."
 
     def _kind(self, figures: Figures) -> str:
-        return self._looks[key_of(figures)].kind
+        return self._styles[key_of(figures)].kind
 
     def _label(self, figures: Figures) -> str:
-        return self._looks[key_of(figures)].name
+        return self._styles[key_of(figures)].name
 
 
 def judge(speed: Range, win: str, tie: str, loss: str) -> str:
