@@ -12,7 +12,7 @@ import numpy as np
 
 from pronk.bench.document import Failure, Figures, Latency, Range, Split
 from pronk.bench.metrics import ctar_curve, expected_tokens, inter_token_latencies, repeated_ngrams, spread
-from pronk.bench.records import PLAIN, Divergence, Model, Sample
+from pronk.bench.records import PLAIN, DivergenceRecord, Model, Sample
 from pronk.engine.stats import Stats, Step
 
 __all__ = ["Yardstick", "figures_of"]
@@ -41,7 +41,11 @@ class _Pairs:
 
 
 def figures_of(
-    own: Sequence[Sample], plain: Sequence[Sample], divergences: Sequence[Divergence], yardstick: Yardstick, task: str
+    own: Sequence[Sample],
+    plain: Sequence[Sample],
+    divergences: Sequence[DivergenceRecord],
+    yardstick: Yardstick,
+    task: str,
 ) -> Figures:
     """The figures of one method at one temperature.
 
@@ -121,7 +125,7 @@ def _per_token_after_first(samples: Sequence[Sample]) -> float:
     return sum(s.total_seconds - (s.ttft or 0.0) for s in samples) / tokens if tokens > 0 else 0.0
 
 
-def _sameness(pairs: _Pairs, divergences: Sequence[Divergence]) -> dict[str, Any]:
+def _sameness(pairs: _Pairs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
     """Outputs equal to plain decoding's in every repeat, plain decoding's own to its first.
 
     A peer draws noise of its own: only its greedy outputs can be compared.

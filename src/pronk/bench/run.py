@@ -18,8 +18,7 @@ from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
 from pronk.bench.peers import METHODS, Peer, PeerError
 from pronk.bench.prompts import Prompt
-from pronk.bench.records import PLAIN, Model, Start, Trace
-from pronk.bench.records import Peer as PeerRecord
+from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
