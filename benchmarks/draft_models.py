@@ -31,11 +31,12 @@ from safetensors.torch import load_file, save_file
 
 import pronk
 from pronk import LLM, SamplingParams
-from pronk.bench.metrics import acceptance_rate, expected_speedup, repeated_ngrams
+from pronk.bench.metrics import expected_speedup, repeated_ngrams
 from pronk.choosing.chooser import Guess
 from pronk.drafters import Cape, Guesser, make_drafter
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain
+from pronk.engine.stats import Stats, Step
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 KINDS = ("easy", "mixed", "hopeless")
@@ -50,14 +51,14 @@ class Tally:
     steps: int = 0
     rows: int = 0
     seconds: float = 0.0
-    depths: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    passes: list[Step] = field(default_factory=list)
     loops: list[float] = field(default_factory=list)
 
     @property
     def alpha(self) -> float | None:
         """Probability that a guess is accepted if its parent was."""
-        return acceptance_rate(self.depths, self.accepted) if any(self.depths) else None
+        shares = Stats(steps=self.passes).acceptance
+        return shares[0] if shares else None
 
     def add(self, out: Any) -> None:
         """One output more."""
@@ -65,8 +66,7 @@ class Tally:
         self.tokens += stats.generated_tokens
         self.steps += stats.target_steps
         self.rows += sum(step.rows for step in stats.steps[1:])
-        self.depths += [step.depth for step in stats.steps]
-        self.accepted += [step.accepted for step in stats.steps]
+        self.passes += stats.steps
         self.loops.append(repeated_ngrams(out.token_ids))
 
 

@@ -28,8 +28,9 @@ from typing import Any
 from safetensors import safe_open
 
 from pronk import LLM, SamplingParams
-from pronk.bench.metrics import acceptance_rate, ctar_curve, repeated_ngrams
+from pronk.bench.metrics import ctar_curve, repeated_ngrams
 from pronk.drafters import Guesser, make_drafter
+from pronk.engine.stats import Stats, Step
 from pronk.errors import PronkError
 
 SUITES = ("code", "sums", "chat", "prose")
@@ -42,8 +43,7 @@ class Tally:
     tokens: int = 0
     steps: int = 0
     seconds: float = 0.0
-    depths: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    passes: list[Step] = field(default_factory=list)
     loops: list[float] = field(default_factory=list)
     different: int = 0
 
@@ -51,15 +51,15 @@ class Tally:
         """One output more, and what plain decoding says."""
         self.tokens += out.stats.generated_tokens
         self.steps += out.stats.target_steps
-        self.depths += [step.depth for step in out.stats.steps]
-        self.accepted += [step.accepted for step in out.stats.steps]
+        self.passes += out.stats.steps
         self.loops.append(repeated_ngrams(out.token_ids))
         self.different += out.token_ids != plain.token_ids
 
     @property
     def alpha(self) -> float | None:
         """Acceptance of the first guess."""
-        return acceptance_rate(self.depths, self.accepted) if any(self.depths) else None
+        shares = Stats(steps=self.passes).acceptance
+        return shares[0] if shares else None
 
 
 def prompts(data: Path, llm: LLM, limit: int, characters: int) -> dict[str, list[list[int]]]:
@@ -153,7 +153,7 @@ def table(made: dict[str, dict[str, Tally]], specs: dict[str, str], temperature:
 
 
 def _ctar(tally: Tally) -> float:
-    return ctar_curve(tally.accepted, 2)[1] if tally.accepted else 0.0
+    return ctar_curve([step.accepted for step in tally.passes], 2)[1] if tally.passes else 0.0
 
 
 def report(made: dict[str, dict[str, Tally]]) -> dict[str, Any]:
@@ -163,7 +163,9 @@ def report(made: dict[str, dict[str, Tally]]) -> dict[str, Any]:
             suite: {
                 "S": tally.tokens / tally.steps,
                 "alpha": tally.alpha,
-                "ctar": ctar_curve(tally.accepted, max(1, *tally.depths)),
+                "ctar": ctar_curve(
+                    [step.accepted for step in tally.passes], max(1, *(step.depth for step in tally.passes))
+                ),
                 "ratio": made["plain"][suite].seconds / tally.seconds,
                 "different": tally.different,
             }

@@ -30,6 +30,7 @@ HANDS_ON_ENVIRONMENT = {"bench/peers/process.py", "kernels/build.py"}
 # The floors of the house, lowest first: what a room needs lies below it. One name is a package or a module of the root.
 FLOORS = (
     {"errors", "interrupts", "tree"},
+    {"checks"},
     {"architecture", "kernels"},
     {"cache", "choosing"},
     {"model"},

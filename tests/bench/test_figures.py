@@ -12,7 +12,7 @@ import pytest
 
 from bench.bench_cases import GUESS, document, figures, model, sample, start, steps
 from pronk.bench.document import FORMAT, Failure, Latency, PassCost, Range, Split
-from pronk.bench.records import PLAIN, Bandwidth, Divergence, End, PassTime, Peer, Record, Sample, Skip
+from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, End, PassTime, PeerRecord, Record, Sample, Skip
 from pronk.bench.summary import summarize
 from pronk.engine.stats import Step
 
@@ -211,10 +211,10 @@ def test_near_ties_are_counted_for_their_own_output() -> None:
     other = (1, 2, 3, 9)
     changed = [replace(s, tokens=other) if (s.method, s.id) == (GUESS, "a") else s for s in SAMPLES]
 
-    def ties(*divergences: Divergence) -> int | None:
+    def ties(*divergences: DivergenceRecord) -> int | None:
         return figures(document(*changed, *divergences), GUESS).near_ties
 
-    tie = Divergence("code", "a", GUESS, 0.0, 3, 0.01, near_tie=True)
+    tie = DivergenceRecord("code", "a", GUESS, 0.0, 3, 0.01, near_tie=True)
     assert ties(tie) == 1
     assert ties(replace(tie, near_tie=False)) == 0
     for elsewhere in ({"temperature": 0.8}, {"method": "openvino"}, {"id": "b"}, {"task": "maths"}):
@@ -328,7 +328,7 @@ def test_the_rest_of_the_document() -> None:
     found = document(
         *SPEEDS,
         PassTime(1, 0.5), PassTime(8, 3.0), PassTime(1, 0.3), PassTime(8, 0.6), PassTime(1, 0.4), PassTime(8, 0.8),
-        Peer("openvino", {"openvino": "2026.1"}),
+        PeerRecord("openvino", {"openvino": "2026.1"}),
         Skip("long", "code", "too long"), Skip("long", "code", "too long"), Skip("long", "chat", "too long"),
         *SAMPLES,
         End(0.02, interrupted=False),

@@ -15,7 +15,7 @@ from pronk.bench import measure
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Item
 from pronk.bench.prompts import Prompt, encode
-from pronk.bench.records import PLAIN, Bandwidth, Divergence, PassTime, Sample, Skip, Trace
+from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, PassTime, Sample, Skip, Trace
 from pronk.choosing.params import SamplingParams
 from pronk.engine.stats import Stats
 from pronk.errors import CacheFullError, PromptError
@@ -283,14 +283,14 @@ def test_every_output_that_parts_is_looked_at_once(monkeypatch: pytest.MonkeyPat
         lambda llm, item, plain, other: (
             None
             if plain.tokens == other.tokens
-            else Divergence(
+            else DivergenceRecord(
                 other.task, other.id, other.method, other.temperature, item.sample.repeat, None, near_tie=False
             )
         ),
     )
     answers = {PLAIN: always(1, 2), "same": always(1, 2), "ours": always(1, 3), "openvino": always(1, 4)}
     ran = Ran([SHORT, OTHER], answers, {"openvino": "openvino"}, temperatures=(0.0, 0.8), repeats=2, batch=2)
-    found = Counter((d.id, d.method, d.temperature) for d in ran.of(Divergence))
+    found = Counter((d.id, d.method, d.temperature) for d in ran.of(DivergenceRecord))
     expected = [("ours", 0.0), ("ours", 0.8), ("openvino", 0.0)]
     assert found == Counter((id_, *which) for id_ in ("short", "other") for which in expected)
 

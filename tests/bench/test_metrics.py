@@ -8,13 +8,11 @@ from fractions import Fraction
 from itertools import pairwise, product
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pronk.bench import metrics
+from pronk.engine.stats import Stats, Step
 from pronk.errors import OptionError
-
-ALPHAS = (0.0, 0.1, 0.425, 0.5, 0.7, 0.95, 1.0)
 
 # GLIDE, table 1, gamma 5: draft and target, cost in %, then (acceptance in %, expected speed-up) for GSM8K,
 # Finance-Alpaca, Spider and Code-Search-Python.
@@ -40,36 +38,30 @@ ACCEPTED = [0, 3, 1, 0, 2, 3, 0, 1]
 DEPTHS = [3, 3, 3, 0, 2, 4, 1, 3]
 
 
-def enumerated(alpha: Fraction, gamma: int, b: int) -> Fraction:
-    """Exact mean tokens of a step: every outcome of b chains of gamma guesses, weighed; the longest run wins."""
+def steps(depths: Sequence[int], accepted: Sequence[int]) -> Stats:
+    """What the engine counts of such steps."""
+    made = [Step(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0) for d, a in zip(depths, accepted, strict=True)]
+    return Stats(steps=made, generated_tokens=sum(step.tokens for step in made))
+
+
+def enumerated(alpha: Fraction, gamma: int) -> Fraction:
+    """Exact mean tokens of a step: every outcome of a chain of gamma guesses, weighed."""
     mean = Fraction(0)
-    for outcome in product((True, False), repeat=gamma * b):
-        chains = [outcome[k * gamma : (k + 1) * gamma] for k in range(b)]
-        longest = max((*chain, False).index(False) for chain in chains)
+    for outcome in product((True, False), repeat=gamma):
         weight = math.prod((alpha if hit else 1 - alpha for hit in outcome), start=Fraction(1))
-        mean += weight * (longest + 1)
+        mean += weight * ((*outcome, False).index(False) + 1)
     return mean
 
 
 @pytest.mark.parametrize("alpha", [Fraction(0), Fraction(1, 7), Fraction(17, 40), Fraction(9, 10), Fraction(1)])
-@pytest.mark.parametrize(("gamma", "b"), [(0, 1), (1, 1), (5, 1), (9, 1), (1, 4), (2, 3), (3, 3), (5, 2), (1, 9)])
-def test_expected_tokens_are_the_mean_over_all_outcomes(alpha: Fraction, gamma: int, b: int) -> None:
-    """Lookahead, equations 4 and 5, against an enumeration that knows neither."""
-    exact = float(enumerated(alpha, gamma, b))
-    assert metrics.expected_tokens_parallel(float(alpha), gamma, b) == pytest.approx(exact, rel=1e-13)
-    if b == 1:
-        assert metrics.expected_tokens(float(alpha), gamma) == pytest.approx(exact, rel=1e-13)
-
-
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("gamma", [0, 1, 4, 20])
-def test_one_chain_falls_back_to_equation_4(alpha: float, gamma: int) -> None:
-    """Lookahead, section 4.1: b = 1 in equation 5 is equation 4; and equation 4 is its printed quotient."""
-    one = metrics.expected_tokens(alpha, gamma)
-    assert 1 <= one <= gamma + 1
-    assert metrics.expected_tokens_parallel(alpha, gamma, 1) == pytest.approx(one, rel=1e-13)
+@pytest.mark.parametrize("gamma", [0, 1, 5, 9])
+def test_expected_tokens_are_the_mean_over_all_outcomes(alpha: Fraction, gamma: int) -> None:
+    """Lookahead, equation 4, against an enumeration that does not know it, and its printed quotient."""
+    tokens = metrics.expected_tokens(float(alpha), gamma)
+    assert tokens == pytest.approx(float(enumerated(alpha, gamma)), rel=1e-13)
+    assert 1 <= tokens <= gamma + 1
     if alpha < 1:
-        assert one == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha), rel=1e-13)
+        assert tokens == pytest.approx(float((1 - alpha ** (gamma + 1)) / (1 - alpha)), rel=1e-13)
 
 
 def test_no_digits_are_lost_beside_certain_acceptance() -> None:
@@ -79,36 +71,6 @@ def test_no_digits_are_lost_beside_certain_acceptance() -> None:
     assert (1 - beside**8) / (1 - beside) != pytest.approx(exact, rel=1e-10)
     assert metrics.expected_tokens(beside, 7) == pytest.approx(exact, rel=1e-15)
     assert metrics.expected_tokens(1.0, 7) == 8
-
-
-def test_expected_tokens_grow_with_every_argument() -> None:
-    tokens = metrics.expected_tokens_parallel
-    assert all(tokens(low, 4, 3) < tokens(high, 4, 3) for low, high in pairwise(ALPHAS))
-    assert all(tokens(0.6, gamma, 3) < tokens(0.6, gamma + 1, 3) < gamma + 2 for gamma in range(10))
-    assert all(tokens(0.6, 4, b) < tokens(0.6, 4, b + 1) for b in range(1, 20))
-
-
-def test_a_single_chain_meets_a_bound_and_many_do_not() -> None:
-    """Lookahead, section 4.2: equation 4 never exceeds 1 / (1 - α); with b grown too, equation 5 does, by log b."""
-    bound = 1 / (1 - 0.425)
-    assert metrics.expected_tokens(0.425, 100) == pytest.approx(bound)
-    many = [metrics.expected_tokens_parallel(0.425, 60, 2**k) for k in range(4, 12)]
-    assert many[0] > bound
-    # Each doubling of b buys the same log 2 / log(1 / α) tokens.
-    assert [high - low for low, high in pairwise(many)] == pytest.approx([math.log(2) / -math.log(0.425)] * 7, rel=0.03)
-
-
-def test_lookahead_meets_its_measured_compression() -> None:
-    """Lookahead, figure 4b: α = 0.425, f = 3.106; table 3, row 8: N = 5, W = G = 15 measured S = 1.96."""
-    assert metrics.expected_tokens_lookahead(0.425, 4, 15, 3.106) == pytest.approx(1.96, rel=0.011)
-
-
-def test_lookahead_by_hand() -> None:
-    """Lookahead, equation 7: α = 1/2, γ = 2, b = 2 gives 3 - 1/4 - 9/16 = 35/16; one such step in 4, three of one."""
-    assert metrics.expected_tokens_lookahead(0.5, 2, 2, 4) == pytest.approx((3 + 35 / 16) / 4)
-    assert metrics.expected_tokens_lookahead(0.5, 2, 2, 1) == metrics.expected_tokens_parallel(0.5, 2, 2)
-    assert metrics.expected_tokens_lookahead(0.0, 4, 15, 3.106) == pytest.approx(1)
-    assert metrics.expected_tokens_lookahead(0.9, 4, 15, 1e9) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("cost", "cells"), [row[1:] for row in GLIDE], ids=[row[0] for row in GLIDE])
@@ -127,24 +89,6 @@ def test_expected_speedup_by_hand() -> None:
     assert metrics.expected_speedup(0.7, 0, 0.5) == 1
 
 
-@pytest.mark.parametrize("gamma", [1, 3, 5, 15, 31])
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_acceptance_from_compression_inverts_the_expectation(alpha: float, gamma: int) -> None:
-    found = metrics.acceptance_from_compression(metrics.expected_tokens(alpha, gamma), gamma)
-    assert found == pytest.approx(alpha, abs=1e-14)
-
-
-@pytest.mark.parametrize("task", HEADS)
-def test_acceptance_from_compression_of_published_figures(task: str) -> None:
-    """Multi-token prediction, table S2: two heads are γ = 1 and α = S - 1; three are γ = 2, a quadratic equation."""
-    _, two, three, four = HEADS[task]
-    root = (math.sqrt(1 + 4 * (three - 1)) - 1) / 2
-    assert metrics.acceptance_from_compression(two, 1) == pytest.approx(two - 1)
-    assert metrics.acceptance_from_compression(three, 2) == pytest.approx(root)
-    # Later guesses are worse: the mean rate falls with every head (Kangaroo, section 3, says so of all drafters).
-    assert two - 1 > root > metrics.acceptance_from_compression(four, 3)
-
-
 @pytest.mark.parametrize("task", HEADS)
 def test_ctar_of_published_figures(task: str) -> None:
     """Multi-token prediction, table S2: what head k adds to S is CTAR(k - 1), as S = 1 + Σ CTAR (Kangaroo, eq. 1, 2).
@@ -155,7 +99,7 @@ def test_ctar_of_published_figures(task: str) -> None:
     added = [round(100 * (high - low)) for low, high in pairwise(HEADS[task])]
     accepted = [sum(step < share for share in added) for step in range(100)]
     assert metrics.ctar_curve(accepted, 3) == pytest.approx([share / 100 for share in added])
-    assert metrics.step_compression(sum(accepted) + 100, 100) == pytest.approx(HEADS[task][3])
+    assert steps([3] * 100, accepted).step_compression == pytest.approx(HEADS[task][3])
 
 
 def test_ctar_counts_all_steps() -> None:
@@ -163,45 +107,19 @@ def test_ctar_counts_all_steps() -> None:
     for w in range(1, 6):
         assert metrics.ctar(ACCEPTED, w) == sum((count + 1) - w > 0 for count in ACCEPTED) / 8
     assert metrics.ctar_curve(ACCEPTED, 4) == [5 / 8, 3 / 8, 2 / 8, 0]
-    compression = metrics.step_compression(sum(ACCEPTED) + len(ACCEPTED), len(ACCEPTED))
-    assert 1 + sum(metrics.ctar_curve(ACCEPTED, 4)) == compression
+    assert 1 + sum(metrics.ctar_curve(ACCEPTED, 4)) == steps(DEPTHS, ACCEPTED).step_compression
 
 
 def test_measured_and_expected_agree_on_simulated_steps() -> None:
     """Kangaroo's CTAR(w) of a chain with equal guesses is α^w; 4 standard errors of 40,000 steps are 0.01."""
     rng = random.Random(7)
-    alpha, gamma, steps = 0.6, 5, 40_000
-    runs = [next((i for i in range(gamma) if rng.random() >= alpha), gamma) for _ in range(steps)]
+    alpha, gamma, count = 0.6, 5, 40_000
+    runs = [next((i for i in range(gamma) if rng.random() >= alpha), gamma) for _ in range(count)]
+    stats = steps([gamma] * count, runs)
     curve = metrics.ctar_curve(runs, gamma)
     assert curve == pytest.approx([alpha**w for w in range(1, gamma + 1)], abs=0.01)
-    assert metrics.acceptance_per_position([gamma] * steps, runs) == curve
-    compression = metrics.step_compression(sum(runs) + steps, steps)
-    assert compression == pytest.approx(metrics.expected_tokens(alpha, gamma), abs=0.04)
-    assert metrics.acceptance_from_compression(compression, gamma) == pytest.approx(alpha, abs=0.01)
-
-
-def test_acceptance_per_position_leaves_out_steps_without_a_guess() -> None:
-    # Depth 1 was offered by 7 steps, 2 by 6, 3 by 5, 4 by 1.
-    assert metrics.acceptance_per_position(DEPTHS, ACCEPTED) == [5 / 7, 3 / 6, 2 / 5, 0 / 1]
-    assert metrics.acceptance_rate(DEPTHS, ACCEPTED) == 5 / 7
-    assert metrics.acceptance_rate([2], [0]) == 0
-
-
-@pytest.mark.parametrize("depths", [[], [0, 0, 0]])
-def test_acceptance_of_nothing_is_empty_and_none(depths: list[int]) -> None:
-    assert metrics.acceptance_per_position(depths, depths) == []
-    assert metrics.acceptance_rate(depths, depths) is None
-
-
-def test_acceptance_per_position_is_the_engines() -> None:
-    from pronk.engine.stats import Stats, Step
-
-    steps = [Step(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0) for d, a in zip(DEPTHS, ACCEPTED, strict=True)]
-    stats = Stats(steps=steps, generated_tokens=sum(step.tokens for step in steps))
-    assert metrics.acceptance_per_position(DEPTHS, ACCEPTED) == stats.acceptance
-    assert metrics.step_compression(stats.generated_tokens, len(steps)) == stats.step_compression == 18 / 8
-    # Plain decoding, lookahead, table 3, row 1.
-    assert metrics.step_compression(128, 128) == 1
+    assert stats.acceptance == curve
+    assert stats.step_compression == pytest.approx(metrics.expected_tokens(alpha, gamma), abs=0.04)
 
 
 def test_repeated_ngrams_by_hand() -> None:
@@ -238,15 +156,8 @@ def test_latencies_keep_count_and_time() -> None:
     assert sum(latencies) == pytest.approx(sum(seconds))
 
 
-def test_percentiles_median_and_spread() -> None:
-    assert [metrics.percentile([40, 10, 20, 30], q) for q in (0, 50, 90, 100)] == pytest.approx([10, 25, 37, 40])
-    assert (metrics.median([3.0, 1.0, 8.0]), metrics.spread([3.0, 1.0, 8.0]), metrics.spread([2.0])) == (3, 3.5, 0)
-    rng = random.Random(11)
-    for size in (1, 2, 5, 100):
-        values = [rng.gauss(0, 3) for _ in range(size)]
-        for q in (0, 0.1, 33.3, 50, 95, 99.9, 100):
-            assert metrics.percentile(values, q) == pytest.approx(float(np.percentile(values, q)))
-        assert metrics.median(values) == pytest.approx(metrics.percentile(values, 50))
+def test_spread_by_hand() -> None:
+    assert (metrics.spread([3.0, 1.0, 8.0]), metrics.spread([2.0])) == (3.5, 0)
 
 
 SHARE, COUNT, SOME = (
@@ -263,30 +174,16 @@ SHARE, COUNT, SOME = (
         (metrics.expected_tokens, (math.nan, 3), f"alpha: {SHARE}, found nan"),
         (metrics.expected_tokens, (None, 3), f"alpha: {SHARE}, found None"),
         (metrics.expected_tokens, (0.5, -1), f"gamma: {COUNT} 0, found -1"),
-        (metrics.expected_tokens_parallel, (0.5, 2, 0), f"b: {COUNT} 1, found 0"),
-        (metrics.expected_tokens_lookahead, (0.5, 2, 1, 0.9), f"f: {SOME} 1, found 0.9"),
         (metrics.expected_speedup, (0.5, 2, -0.1), f"cost: {SOME} 0, found -0.1"),
         (metrics.expected_speedup, (0.5, 2, math.inf), f"cost: {SOME} 0, found inf"),
-        (metrics.acceptance_from_compression, (4.1, 3), "compression: expected a number in 1..4, found 4.1"),
-        (metrics.acceptance_from_compression, (1, 0), f"gamma: {COUNT} 1, found 0"),
-        (metrics.ctar, ([], 1), "accepted: expected at least one value, found none"),
+        (metrics.ctar, ([], 1), f"steps: {COUNT} 1, found 0"),
+        (metrics.ctar, ([-1], 1), f"accepted: {COUNT} 0, found -1"),
         (metrics.ctar, ([1], 0), f"w: {COUNT} 1, found 0"),
         (metrics.ctar_curve, ([1], True), f"up_to: {COUNT} 1, found True"),
-        (metrics.acceptance_per_position, ([2, 2], [1]), "accepted: expected one value for each of 2 steps, found 1"),
-        (
-            metrics.acceptance_per_position,
-            ([2], [3]),
-            "accepted: expected at most the 2 that the step offered, found 3",
-        ),
-        (metrics.acceptance_rate, ([-1], [0]), f"offered_depths: {COUNT} 0, found -1"),
-        (metrics.step_compression, (5, 0), f"steps: {COUNT} 1, found 0"),
         (metrics.repeated_ngrams, ([1], 2.5), f"n: {COUNT} 1, found 2.5"),
-        (metrics.inter_token_latencies, ([1], [1, 1]), "step_tokens: expected one value for each of 1 steps, found 2"),
         (metrics.inter_token_latencies, ([-0.1], [1]), f"step_seconds: {SOME} 0, found -0.1"),
-        (metrics.percentile, ([1.0], 101), "q: expected a number in 0..100, found 101"),
-        (metrics.percentile, ([], 50), "values: expected at least one value, found none"),
-        (metrics.median, ([1.0, math.nan],), "values: expected a finite number, found nan"),
-        (metrics.spread, ([],), "values: expected at least one value, found none"),
+        (metrics.inter_token_latencies, ([0.1], [-1]), f"step_tokens: {COUNT} 0, found -1"),
+        (metrics.spread, ([1.0, math.nan],), "values: expected a finite number, found nan"),
     ],
 )
 def test_arguments_out_of_range(function: Callable[..., Any], arguments: Sequence[Any], message: str) -> None:
@@ -296,5 +193,7 @@ def test_arguments_out_of_range(function: Callable[..., Any], arguments: Sequenc
 
 
 def test_the_module_offers_all_its_public_functions() -> None:
-    functions = [name for name, _ in inspect.getmembers(metrics, inspect.isfunction) if not name.startswith("_")]
-    assert sorted(metrics.__all__) == sorted(functions)
+    functions = inspect.getmembers(
+        metrics, lambda each: inspect.getmodule(each) is metrics and inspect.isfunction(each)
+    )
+    assert sorted(metrics.__all__) == [name for name, _ in functions if not name.startswith("_")]

@@ -15,7 +15,7 @@ from pronk.bench import passes
 from pronk.bench.divergence import find_divergence
 from pronk.bench.methods import Item
 from pronk.bench.passes import pass_times
-from pronk.bench.records import PLAIN, Divergence
+from pronk.bench.records import PLAIN, DivergenceRecord
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext
 from pronk.llm import LLM
@@ -72,7 +72,7 @@ def plain_tokens(asked: Item) -> list[int]:
     return bundled().generate(asked.ids, asked.params, drafter="autoregressive").token_ids
 
 
-def part(asked: Item, plain: Sequence[int], other: Sequence[int], **more: str) -> Divergence | None:
+def part(asked: Item, plain: Sequence[int], other: Sequence[int], **more: str) -> DivergenceRecord | None:
     made = [replace(asked.sample, method=m, tokens=tuple(tokens)) for m, tokens in ((PLAIN, plain), ("x", other))]
     return find_divergence(bundled(), asked, made[0], replace(made[1], **more))  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ def test_equal_outputs_and_failures_do_not_part() -> None:
 @pytest.mark.parametrize(("other", "position"), [((1, 2), 2), ((), 0), ((1, 2, 3, 4), 3)])
 def test_another_length_is_a_defect(other: tuple[int, ...], position: int) -> None:
     found = part(item(), (1, 2, 3), other)
-    assert found == Divergence("code", "a", "x", 0.0, position, None, near_tie=False)
+    assert found == DivergenceRecord("code", "a", "x", 0.0, position, None, near_tie=False)
 
 
 @pytest.mark.parametrize("position", [0, 7])
@@ -116,7 +116,7 @@ def test_a_token_that_is_as_likely_is_a_near_tie(monkeypatch: pytest.MonkeyPatch
     rival = int(logits_after(asked.ids + plain[:4]).topk(30).indices[-1])
     original = Recorder.choose
 
-    def found(gap: float) -> Divergence:
+    def found(gap: float) -> DivergenceRecord:
         def choose(self: Recorder, logits: torch.Tensor) -> int:
             moved = logits.clone()
             moved[rival] = logits.max() - gap

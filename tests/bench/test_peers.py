@@ -19,7 +19,7 @@ from checkpoints import MakeCheckpoint
 from pronk import LLM, SamplingParams
 from pronk.architecture.rope import RotaryEmbedding, parse_rope
 from pronk.bench.peers import METHODS, Peer, PeerError, PeerRequest, PeerResult
-from pronk.bench.peers.engines.checkpoint import Checkpoint, cached, convert_type
+from pronk.bench.peers.engines.checkpoint import ArrayCheckpoint, cached, convert_type
 from pronk.bench.peers.engines.contract import Unsupported
 
 TOKENS = 20
@@ -221,7 +221,7 @@ def test_wrong_options_are_refused(tmp_path: Path, llm: LLM) -> None:
 
 
 def test_weights_are_read_bit_by_bit(llm: LLM) -> None:
-    checkpoint = Checkpoint(llm.path)
+    checkpoint = ArrayCheckpoint(llm.path)
     for name, weight in load_file(llm.path / "model.safetensors").items():
         assert name in checkpoint
         assert torch.equal(torch.from_numpy(checkpoint.tensor(name, "float32")), weight.float())
@@ -236,10 +236,10 @@ def test_rotations_are_ours(tmp_path: Path) -> None:
     shape = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 1}
     raw: dict[str, Any] = {"model_type": "llama", "vocab_size": 9, **shape}
 
-    def checkpoint(**rope: Any) -> Checkpoint:
+    def checkpoint(**rope: Any) -> ArrayCheckpoint:
         raw["rope_scaling"] = rope
         (tmp_path / "config.json").write_text(json.dumps(raw))
-        return Checkpoint(tmp_path)
+        return ArrayCheckpoint(tmp_path)
 
     for rope in ({"rope_type": "llama3", **llama3}, {"rope_type": "linear", "factor": 4.0}, {"rope_type": "default"}):
         theirs = checkpoint(**rope).shape.inv_freq

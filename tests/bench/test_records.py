@@ -10,10 +10,10 @@ import pytest
 from bench.bench_cases import model, sample, start, steps
 from pronk.bench.records import (
     Bandwidth,
-    Divergence,
+    DivergenceRecord,
     End,
     PassTime,
-    Peer,
+    PeerRecord,
     Record,
     Sample,
     Skip,
@@ -26,15 +26,15 @@ from pronk.errors import OptionError
 EVERY: list[Record] = [
     start(arguments={"seed": 7, "model": ["a"], "data": None}),
     model("autoregressive", "x(y=1)", inflated={"source": "Grüße", "parameters": 3}),
-    Peer("openvino", {"openvino": "2026.1", "error": 'said "no"\n'}),
+    PeerRecord("openvino", {"openvino": "2026.1", "error": 'said "no"\n'}),
     Bandwidth(1.5e10),
     PassTime(8, 0.1),
     Skip("a", "code", "too long"),
     sample("x", steps=steps((1, 0, 0, 0, 1, 0.0, 0.1, 0.2), (5, 4, 3, 2, 3, 0.1, 0.3, 0.4)), ttft=0.2, peak_memory=5),
     sample("x", error="out of memory", tokens=()),
     sample("openvino", engine="openvino"),
-    Divergence("code", "a", "x", 0.8, 3, None, near_tie=False),
-    Divergence("code", "b", "x", 0.0, 3, 0.25, near_tie=True),
+    DivergenceRecord("code", "a", "x", 0.8, 3, None, near_tie=False),
+    DivergenceRecord("code", "b", "x", 0.0, 3, 0.25, near_tie=True),
     End(0.01, interrupted=False),
 ]
 

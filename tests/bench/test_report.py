@@ -354,7 +354,7 @@ def test_page_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tm
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", fail)
+        patch.setattr(Path, "replace", fail)
         with pytest.raises(OptionError, match="No space left on device"):
             write_report(document, tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["index.html"]

@@ -23,7 +23,18 @@ from pronk.bench.measure import Options
 from pronk.bench.methods import Drafting, Item
 from pronk.bench.peers import PeerError, PeerRequest, PeerResult
 from pronk.bench.prompts import Prompt
-from pronk.bench.records import PLAIN, Bandwidth, Divergence, End, Model, PassTime, Peer, Sample, Start, Trace
+from pronk.bench.records import (
+    PLAIN,
+    Bandwidth,
+    DivergenceRecord,
+    End,
+    Model,
+    PassTime,
+    PeerRecord,
+    Sample,
+    Start,
+    Trace,
+)
 from pronk.bench.run import PeerOptions, Plan
 from pronk.bench.summary import summarize
 from pronk.choosing.params import SamplingParams
@@ -75,7 +86,7 @@ def test_a_benchmark_gives_the_same_tokens_and_counts_again() -> None:
     ]
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == 3 * 2 * 2 * 2
-    assert not of(first, Divergence)
+    assert not of(first, DivergenceRecord)
     for temperature in (0.0, 0.8):
         found, again = (figures(summarize(trace.records), LOOKUP, "all", temperature) for trace in (first, second))
         counts = [
@@ -221,7 +232,7 @@ def test_a_peer_takes_part(fake: type[FakePeer]) -> None:
     assert peer.path == bundled().path
     expected = {"dtype": "bfloat16", "threads": 1, "draft": None, "python": None}
     assert {key: peer.options[key] for key in expected} == expected
-    assert of(trace, Peer) == [Peer("openvino", {"engine": "9.9", "threads": "1"})]
+    assert of(trace, PeerRecord) == [PeerRecord("openvino", {"engine": "9.9", "threads": "1"})]
     assert of(trace, Model)[0].methods == (PLAIN, GUESS, "openvino")
     request = peer.asked[1]
     assert (request.max_tokens, request.ignore_eos, request.temperature) == (12, True, 0.0)
@@ -231,7 +242,7 @@ def test_a_peer_takes_part(fake: type[FakePeer]) -> None:
     assert (greedy.tokens, greedy.steps, greedy.prompt_tokens) == ((5,) * 12, None, len(request.prompt))
     assert (failed.error, failed.tokens) == ("the worker ended", ())
     assert [s.seed for s in sampled] == [r.seed for r in peer.asked[3:]]
-    parted = of(trace, Divergence)
+    parted = of(trace, DivergenceRecord)
     assert [(d.method, d.temperature) for d in parted] == [("openvino", 0.0)]
 
 
@@ -239,7 +250,7 @@ def test_a_peer_that_cannot_start_fails_at_every_prompt(fake: type[FakePeer]) ->
     fake.error = PeerError("openvino: no package openvino_genai")
     trace = measured(plan(GUESS, peers=("openvino",), tasks={"code": TASKS["code"]}))
     assert not fake.made[0].open
-    assert of(trace, Peer) == [Peer("openvino", {"error": "openvino: no package openvino_genai"})]
+    assert of(trace, PeerRecord) == [PeerRecord("openvino", {"error": "openvino: no package openvino_genai"})]
     found = summarize(trace.records)
     assert figures(found, "openvino").prompts == 0
     assert figures(found, "openvino").asked == 1

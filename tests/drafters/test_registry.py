@@ -14,7 +14,6 @@ from pronk.drafters.registry import DRAFTERS, REGISTRY, make_drafter
 FILE = '''
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pronk.drafters.base import DraftContext, Guesser, Outcome
 from pronk.tree import TokenTree
@@ -31,7 +30,7 @@ class Echo(Guesser[None]):
     def start(self, prompt: Sequence[int]) -> None:
         return None
 
-    def observe(self, outcomes: Sequence[Outcome[None]]) -> None:
+    def observe(self, outcome: Outcome[None]) -> None:
         pass
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:

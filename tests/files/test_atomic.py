@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pronk.errors import CheckpointError, OptionError
-from pronk.files.atomic import replace_file, replace_folder, write_json, write_tokens, writing
+from pronk.files.atomic import new_folder, replace_file, replace_folder, write_json, write_tokens, writing
 
 
 def test_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
     write_json(path, {"n": 1})
 
     def fail() -> None:
-        with replace_file(path, "it") as file:
+        with replace_file(path) as file:
             file.write(b"half")
             file.flush()
             assert path.read_text() == '{"n": 1}\n'
@@ -34,7 +34,7 @@ def test_folder_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> Non
     (tmp_path / "model.partial" / "left by a process that died").touch()
 
     def write(name: str, result: float) -> None:
-        with replace_folder(folder, "it") as partial:
+        with replace_folder(folder) as partial:
             (partial / name).touch()
             assert result
 
@@ -50,7 +50,7 @@ def test_folder_is_there_wherever_the_change_of_names_fails(tmp_path: Path, monk
     folder, rename = tmp_path / "model", Path.rename
 
     def write(name: str) -> None:
-        with replace_folder(folder, "it") as partial:
+        with replace_folder(folder) as partial:
             (partial / name).touch()
 
     def refuse(self: Path, target: Path) -> Path:
@@ -62,13 +62,13 @@ def test_folder_is_there_wherever_the_change_of_names_fails(tmp_path: Path, monk
     write("one")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", refuse)
-        with pytest.raises(CheckpointError, match="expected to write it, found no"):
+        with pytest.raises(OSError, match="no"):
             write("two")
     assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/one"]
     folder.rename(tmp_path / "model.old")  # a process died between the two
 
     def fail() -> None:
-        with replace_folder(folder, "it"):
+        with replace_folder(folder):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -76,6 +76,33 @@ def test_folder_is_there_wherever_the_change_of_names_fails(tmp_path: Path, monk
     assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/one"]
     write("two")
     assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["model", "model/two"]
+
+
+def test_new_folder_takes_the_place_of_an_empty_one_only(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "model.old").mkdir()  # somebody else's
+
+    def write(name: str) -> None:
+        with new_folder(folder) as partial:
+            (partial / "deep").mkdir()
+            (partial / "deep" / name).touch()
+
+    write("one")
+    with pytest.raises(OSError, match="not empty"):
+        write("two")
+    found = [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))]
+    assert found == ["model", "model/deep", "model/deep/one", "model.old"]
+
+
+def test_processes_that_replace_a_file_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with replace_file(path, shared=True) as mine:
+        mine.write(b"mine")
+        (tmp_path / "a.partial").write_bytes(b"theirs")  # what another process writes has another name
+        assert not path.exists()
+    assert path.read_bytes() == b"mine"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "a.partial"]
 
 
 def test_tokens_are_all_there(tmp_path: Path) -> None:
@@ -86,9 +113,7 @@ def test_tokens_are_all_there(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(
-        CheckpointError, match=r"a: expected to write JSON, found Not a directory; choose an --out folder"
-    ):
+    with pytest.raises(CheckpointError, match=r"a: expected to write JSON, found Not a directory; choose a folder"):
         write_json(tmp_path / "file" / "a", {})
 
 

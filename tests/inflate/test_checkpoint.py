@@ -350,7 +350,7 @@ def test_refused_targets(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch
     inflate(source, out, Shape(80))
     refuse(source, out, OptionError, "new or empty folder")
     refuse(source, out / "config.json", OptionError, "new or empty folder")
-    refuse(source, out / "config.json" / "below", OptionError, "cannot write")
+    refuse(source, out / "config.json" / "below", CheckpointError, "expected to write the checkpoint")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 4, 5))
     refuse(source, tmp_path / "new", OptionError, r"expected 0\.00 GB of free disk space in .*, found 0\.00 GB")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -365,7 +365,7 @@ def test_an_interrupted_run_leaves_nothing(problem: BaseException, checkpoint: M
             assert not (partial / "config.json").exists()
             raise problem
 
-    with pytest.raises(OptionError if isinstance(problem, OSError) else type(problem)):
+    with pytest.raises(CheckpointError if isinstance(problem, OSError) else type(problem)):
         inflate(checkpoint("llama"), tmp_path / "big", Shape(80), progress=progress)
     assert not list(tmp_path.iterdir())
 

@@ -10,11 +10,11 @@ from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.drafters.from_target.modules.kangaroo import KangarooShape
 from pronk.drafters.from_target.modules.medusa import MedusaShape
-from pronk.train.draft import Draft
+from pronk.train.draft import DraftStudent
 from pronk.train.future import FutureTokens, future_shape
-from pronk.train.glide import Glide, Vanilla
-from pronk.train.heads import Heads
-from pronk.train.kangaroo import Kangaroo
+from pronk.train.glide import GlideStudent, VanillaStudent
+from pronk.train.heads import HeadsStudent
+from pronk.train.kangaroo import KangarooStudent
 from pronk.train.loop import Trainer
 from pronk.train.medusa import MedusaOptions, MedusaStudent
 from pronk.train.options import StudentOptions, TrainOptions
@@ -28,12 +28,12 @@ _LOOP = {each.name: getattr(TINY_DRAFT, each.name) for each in fields(StudentOpt
 }
 
 STUDENTS: dict[str, tuple[type[Student[Any]], StudentOptions]] = {
-    "draft_model": (Draft, replace(TINY_DRAFT, num_tokens=2)),
-    "glide": (Glide, StudentOptions(**_LOOP | {"shape": GlideShape(1, 16, 2, 1, 24)})),
-    "vanilla": (Vanilla, StudentOptions(**_LOOP | {"shape": GlideShape(1, 16, 2, 1, 24, cross=False)})),
-    "kangaroo": (Kangaroo, StudentOptions(**_LOOP | {"shape": KangarooShape(1, "attention", 4, 48)})),
+    "draft_model": (DraftStudent, replace(TINY_DRAFT, num_tokens=2)),
+    "glide": (GlideStudent, StudentOptions(**_LOOP | {"shape": GlideShape(1, 16, 2, 1, 24)})),
+    "vanilla": (VanillaStudent, StudentOptions(**_LOOP | {"shape": GlideShape(1, 16, 2, 1, 24, cross=False)})),
+    "kangaroo": (KangarooStudent, StudentOptions(**_LOOP | {"shape": KangarooShape(1, "attention", 4, 48)})),
     "medusa": (MedusaStudent, MedusaOptions(**_LOOP | {"shape": MedusaShape(2, 1)})),
-    "multi_token": (Heads, StudentOptions(**_LOOP | {"shape": HeadsShape(2, 2, 24)})),
+    "multi_token": (HeadsStudent, StudentOptions(**_LOOP | {"shape": HeadsShape(2, 2, 24)})),
 }
 FUTURE = replace(TINY, heads=future_shape(SHAPE, 3, "transformer", "parallel", "shared"))
 

@@ -19,9 +19,9 @@ from pronk.train.teacher import Teacher
         ("glide --layers 3", "layers: expected 1 to 2 for a target of 2 layers, found 3"),
         ("glide --vanilla --block 3", "block: expected none with --vanilla, found 3; leave it out"),
         ("glide --vanilla --cache-layer 1", "cache-layer: expected none with --vanilla, found 1; leave it out"),
-        ("glide --num-tokens 65", "num-tokens: expected 0 to 64, found 65"),
+        ("glide --num-tokens 65", "num-tokens: expected an integer in 0..64, found 65"),
         ("heads --num-tokens 4", "num-tokens: expected 0 to 3, the heads, found 4"),
-        ("heads --heads 0", "heads: expected 1 to 63, found 0"),
+        ("heads --heads 0", "heads: expected an integer in 1..63, found 0"),
         ("heads --heads 32 --length 32", "length: expected at least 33 for 32 heads, found 32"),
         ("medusa --heads 2 --num-tokens 3", "num-tokens: expected 0 to 2, the heads, found 3"),
         ("medusa --unembeddings own", "unembeddings: expected one of shared, replicated, found 'own'"),
@@ -34,9 +34,9 @@ from pronk.train.teacher import Teacher
             "kangaroo --exit-layer 1 --mlp 8",
             "mlp: expected none with --adapter attention; it is for --adapter transformer, found 8; leave it out",
         ),
-        ("draft --positions 128 --final-length 128", "final-length: expected 1 to 64, found 128"),
-        ("draft --positions 32 --length 64", "length: expected 1 to 32, found 64"),
-        ("draft --positions 0", "positions: expected at least 1, found 0"),
+        ("draft --positions 128 --final-length 128", "final-length: expected an integer in 1..64, found 128"),
+        ("draft --positions 32 --length 64", "length: expected an integer in 1..32, found 64"),
+        ("draft --positions 0", "positions: expected an integer of at least 1, found 0"),
     ],
 )
 def test_mistakes_about_the_target_come_before_its_text(
@@ -55,7 +55,7 @@ def test_mistakes_about_the_target_come_before_its_text(
         ("--bytes --vocab 300", "vocab: expected none with --bytes, found 300; leave it out"),
         ("--head-order causal", "head-order: expected none without --future-tokens, found 'causal'; leave it out"),
         ("--head-mlp 8", "head-mlp: expected none without --future-tokens, found 8; leave it out"),
-        ("--future-tokens 3 --head-mlp 0", "head-mlp: expected at least 1, found 0"),
+        ("--future-tokens 3 --head-mlp 0", "head-mlp: expected an integer of at least 1, found 0"),
         ("--future-tokens 3 --head-kind round", "head-kind: expected one of transformer, linear, found 'round'"),
         ("--future-tokens 3 --head-order up", "head-order: expected one of parallel, causal, anticausal, found 'up'"),
         (

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from pronk.commands.main import main
 from pronk.errors import CheckpointError
 from pronk.train.checkpoint import load_checkpoint
-from pronk.train.draft import Draft
+from pronk.train.draft import DraftStudent
 from pronk.train.options import DataOptions
 from pronk.train.run import run, run_student
 from pronk.train.teacher import Teacher
@@ -59,7 +59,7 @@ def fill_disk(patch: pytest.MonkeyPatch, name: str, times: int = 0) -> list[str]
 
 
 def train(data: DataOptions, teacher: Teacher, folder: Path, console: Console) -> dict[str, torch.Tensor]:
-    assert run_student(Draft, data, OWN, OPTIONS, teacher, folder, "small", "command", console)
+    assert run_student(DraftStudent, data, OWN, OPTIONS, teacher, folder, "small", "command", console)
     return load_file(folder / "export" / "model.safetensors")
 
 

@@ -13,7 +13,7 @@ from pronk import SamplingParams
 from pronk.errors import OptionError
 from pronk.train import student as module
 from pronk.train.attention import dense_logits
-from pronk.train.draft import Draft
+from pronk.train.draft import DraftStudent
 from pronk.train.export import hugging_face_tensors
 from pronk.train.loop import Trainer
 from pronk.train.options import DraftOptions
@@ -21,19 +21,19 @@ from pronk.train.teacher import Teacher
 from train.tiny import TINY_DRAFT
 
 
-def start(folder: Path, teacher: Teacher, options: DraftOptions = TINY_DRAFT) -> Trainer[Draft]:
-    return Trainer(folder, options, Draft(folder, options, teacher))
+def start(folder: Path, teacher: Teacher, options: DraftOptions = TINY_DRAFT) -> Trainer[DraftStudent]:
+    return Trainer(folder, options, DraftStudent(folder, options, teacher))
 
 
 def train(
     folder: Path, teacher: Teacher, options: DraftOptions = TINY_DRAFT, stop_at: int | None = None
-) -> Trainer[Draft]:
+) -> Trainer[DraftStudent]:
     trainer = start(folder, teacher, options)
     trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
     return trainer
 
 
-def figures(trainer: Trainer[Draft]) -> list[tuple[object, ...]]:
+def figures(trainer: Trainer[DraftStudent]) -> list[tuple[object, ...]]:
     return [(h["loss"], h["same"], h["valid"]) for h in trainer.history]
 
 
@@ -115,7 +115,7 @@ def test_too_little_own_text_is_named(
     (folder / "data" / "train.bin").symlink_to(draft_data / "train.bin")
     (folder / "data" / "on-policy.bin").write_bytes((draft_data / "on-policy.bin").read_bytes()[:80])
     with pytest.raises(OptionError, match="expected at least 65 tokens for sequences of 64, found 39; give more"):
-        Draft(folder, TINY_DRAFT, teacher)
+        DraftStudent(folder, TINY_DRAFT, teacher)
 
 
 def test_engine_measures_what_was_just_trained(

@@ -218,8 +218,8 @@ def test_matrices_of_heads_and_trunk_go_to_the_same_optimizer(new_run: Callable[
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, "transformer", "parallel"), "future-tokens: expected 1 to 64, found 0"),
-        ((65, "transformer", "parallel"), "future-tokens: expected 1 to 64, found 65"),
+        ((0, "transformer", "parallel"), "future-tokens: expected an integer in 1..64, found 0"),
+        ((65, "transformer", "parallel"), "future-tokens: expected an integer in 1..64, found 65"),
         ((2, "transformer", "anticausal"), "layers: expected more than 2 for anticausal heads of 2 tokens, found 2"),
         ((2, "linear", "anticausal"), "head-order: expected parallel or causal for linear heads"),
         ((2, "round", "parallel"), "kind: expected one of transformer, linear, found 'round'"),

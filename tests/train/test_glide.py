@@ -17,7 +17,7 @@ from pronk.commands.train.main import app
 from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.train import student as module
 from pronk.train.features import Features, compute_features
-from pronk.train.glide import DelayedAttention, Glide, Vanilla, block_mask
+from pronk.train.glide import DelayedAttention, GlideStudent, VanillaStudent, block_mask
 from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions
 from pronk.train.teacher import Teacher
@@ -31,8 +31,10 @@ OPTIONS = StudentOptions(
 )
 
 
-def start(folder: Path, teacher: Teacher, kind: type[Glide] = Glide, **shape: object) -> Trainer[Glide]:
-    options = replace(OPTIONS, shape=replace(SHAPE, cross=kind is Glide, **shape))  # type: ignore[arg-type]
+def start(
+    folder: Path, teacher: Teacher, kind: type[GlideStudent] = GlideStudent, **shape: object
+) -> Trainer[GlideStudent]:
+    options = replace(OPTIONS, shape=replace(SHAPE, cross=kind is GlideStudent, **shape))  # type: ignore[arg-type]
     return Trainer(folder, options, kind(folder, options, teacher))
 
 
@@ -107,9 +109,9 @@ def test_nothing_of_a_rows_own_block_reaches_it(new_draft_run: Callable[[str], P
         assert differs[reached : reached + 5].all()
 
 
-@pytest.mark.parametrize("kind", [Glide, Vanilla])
+@pytest.mark.parametrize("kind", [GlideStudent, VanillaStudent])
 def test_drafter_comes_closer_to_its_target_and_serves(
-    kind: type[Glide], new_draft_run: Callable[[str], Path], teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+    kind: type[GlideStudent], new_draft_run: Callable[[str], Path], teacher: Teacher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SERVED_TOKENS", 12)
     folder = new_draft_run("run")
@@ -124,7 +126,7 @@ def test_drafter_comes_closer_to_its_target_and_serves(
     facts = json.loads((folder / "latest" / "drafter.json").read_text())
     assert facts["kind"] == kind.kind == trainer.objective.spec.partition("(")[0]
     assert facts["target"]["weights"] == teacher.fingerprint.weights
-    assert trainer.objective.cache == ((2,) if kind is Glide else ())
+    assert trainer.objective.cache == ((2,) if kind is GlideStudent else ())
     for parameter, old in zip(teacher.decoder.parameters(), weights, strict=True):
         assert torch.equal(parameter, old)
 

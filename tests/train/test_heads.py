@@ -16,7 +16,7 @@ from pronk.commands.train.main import app
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.errors import OptionError
 from pronk.train.attention import DenseAttention, dense_logits
-from pronk.train.heads import Heads, ahead, head_by_head
+from pronk.train.heads import HeadsStudent, ahead, head_by_head
 from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions
 from pronk.train.teacher import Teacher
@@ -42,11 +42,13 @@ VARIANTS = [
 ]
 
 
-def start(folder: Path, teacher: Teacher, options: StudentOptions = TINY) -> Trainer[Heads]:
-    return Trainer(folder, options, Heads(folder, options, teacher))
+def start(folder: Path, teacher: Teacher, options: StudentOptions = TINY) -> Trainer[HeadsStudent]:
+    return Trainer(folder, options, HeadsStudent(folder, options, teacher))
 
 
-def train(folder: Path, teacher: Teacher, options: StudentOptions = TINY, stop_at: int | None = None) -> Trainer[Heads]:
+def train(
+    folder: Path, teacher: Teacher, options: StudentOptions = TINY, stop_at: int | None = None
+) -> Trainer[HeadsStudent]:
     trainer = start(folder, teacher, options)
     trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
     return trainer

@@ -16,7 +16,7 @@ from pronk.commands.train.main import app
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooShape
 from pronk.errors import OptionError
 from pronk.train.attention import DenseAttention, dense_logits
-from pronk.train.kangaroo import Kangaroo
+from pronk.train.kangaroo import KangarooStudent
 from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions
 from pronk.train.teacher import Teacher
@@ -34,11 +34,13 @@ def options(adapter: str = "attention", **more: Any) -> StudentOptions:
     return StudentOptions(**_LOOP | {"context": 64, "shape": KangarooShape(1, adapter, 4, 48)} | more)
 
 
-def start(folder: Path, teacher: Teacher, settings: StudentOptions) -> Trainer[Kangaroo]:
-    return Trainer(folder, settings, Kangaroo(folder, settings, teacher))
+def start(folder: Path, teacher: Teacher, settings: StudentOptions) -> Trainer[KangarooStudent]:
+    return Trainer(folder, settings, KangarooStudent(folder, settings, teacher))
 
 
-def train(folder: Path, teacher: Teacher, settings: StudentOptions, stop_at: int | None = None) -> Trainer[Kangaroo]:
+def train(
+    folder: Path, teacher: Teacher, settings: StudentOptions, stop_at: int | None = None
+) -> Trainer[KangarooStudent]:
     trainer = start(folder, teacher, settings)
     trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
     return trainer

@@ -12,21 +12,21 @@ from train.tiny import TINY, TINY_DRAFT
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 0}, "steps: expected at least 1, found 0"),
-        ({"minutes": -1.0}, "minutes: expected more than 0, found -1.0"),
-        ({"length": 65}, "length: expected 1 to 64, found 65"),
-        ({"length": 0}, "length: expected 1 to 64, found 0"),
-        ({"micro": 0}, "micro: expected at least 1, found 0"),
-        ({"final_length": 128}, "final-length: expected 1 to 64, found 128"),
-        ({"final_share": 1.5}, "final-share: expected 0 to 1, found 1.5"),
+        ({"steps": 0}, "steps: expected an integer of at least 1, found 0"),
+        ({"minutes": -1.0}, "minutes: expected a finite number above 0, found -1.0"),
+        ({"length": 65}, "length: expected an integer in 1..64, found 65"),
+        ({"length": 0}, "length: expected an integer in 1..64, found 0"),
+        ({"micro": 0}, "micro: expected an integer of at least 1, found 0"),
+        ({"final_length": 128}, "final-length: expected an integer in 1..64, found 128"),
+        ({"final_share": 1.5}, "final-share: expected a number in 0..1, found 1.5"),
         ({"micro": 100}, "micro: expected a divisor of batch 256, found 100"),
         ({"micro": 32}, "micro: expected a multiple of final-length 64, found 32"),
         ({"optimizer": "sgd"}, "optimizer: expected one of muon, adamw, found 'sgd'"),
-        ({"rate": 0.0}, "lr: expected more than 0, found 0.0"),
-        ({"rate": float("nan")}, "lr: expected more than 0, found nan"),
-        ({"patience": 0}, "patience: expected at least 1, found 0"),
-        ({"threads": 0}, "threads: expected at least 1, found 0"),
-        ({"seed": -1}, "seed: expected at least 0, found -1"),
+        ({"rate": 0.0}, "lr: expected a finite number above 0, found 0.0"),
+        ({"rate": float("nan")}, "lr: expected a finite number above 0, found nan"),
+        ({"patience": 0}, "patience: expected an integer of at least 1, found 0"),
+        ({"threads": 0}, "threads: expected an integer of at least 1, found 0"),
+        ({"seed": -1}, "seed: expected an integer of at least 0, found -1"),
     ],
 )
 def test_options_out_of_range_are_named(change: dict[str, object], message: str) -> None:
@@ -38,7 +38,7 @@ def test_options_out_of_range_are_named(change: dict[str, object], message: str)
 def test_shapes_and_mixtures_out_of_range_are_named() -> None:
     with pytest.raises(OptionError, match="found hidden 30, heads 4, kv-heads 2"):
         Shape(hidden=30, heads=4, kv_heads=2)
-    with pytest.raises(OptionError, match="layers: expected at least 1, found 0"):
+    with pytest.raises(OptionError, match="layers: expected an integer of at least 1, found 0"):
         Shape(layers=0)
     with pytest.raises(OptionError, match="expected at least one source"):
         DataOptions(())
@@ -47,10 +47,10 @@ def test_shapes_and_mixtures_out_of_range_are_named() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"share": 1.5}, "share: expected 0 to 1, found 1.5"),
-        ({"hard": -0.1}, "hard: expected 0 to 1, found -0.1"),
-        ({"num_tokens": 65}, "num-tokens: expected 0 to 64, found 65"),
-        ({"length": 65}, "length: expected 1 to 64, found 65"),
+        ({"share": 1.5}, "share: expected a number in 0..1, found 1.5"),
+        ({"hard": -0.1}, "hard: expected a number in 0..1, found -0.1"),
+        ({"num_tokens": 65}, "num-tokens: expected an integer in 0..64, found 65"),
+        ({"length": 65}, "length: expected an integer in 1..64, found 65"),
     ],
 )
 def test_draft_options_out_of_range_are_named(change: dict[str, object], message: str) -> None:
@@ -62,9 +62,9 @@ def test_draft_options_out_of_range_are_named(change: dict[str, object], message
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": -1}, "on-policy: expected at least 0, found -1"),
-        ({"prompt": 7}, "prompt: expected at least 8, found 7"),
-        ({"batch": 0}, "batch: expected at least 1, found 0"),
+        ({"tokens": -1}, "on-policy: expected an integer of at least 0, found -1"),
+        ({"prompt": 7}, "prompt: expected an integer of at least 8, found 7"),
+        ({"batch": 0}, "batch: expected an integer of at least 1, found 0"),
     ],
 )
 def test_on_policy_options_out_of_range_are_named(change: dict[str, int], message: str) -> None:
@@ -75,7 +75,7 @@ def test_on_policy_options_out_of_range_are_named(change: dict[str, int], messag
 
 def test_loop_without_a_shape_has_no_longest_sequence() -> None:
     assert LoopOptions(length=512, final_length=4096).final_length == 4096
-    with pytest.raises(OptionError, match="final-length: expected at least 1, found 0"):
+    with pytest.raises(OptionError, match="final-length: expected an integer of at least 1, found 0"):
         LoopOptions(final_length=0)
 
 
@@ -126,11 +126,11 @@ def test_lengths_that_cannot_fit_are_named() -> None:
 def test_only_lengths_that_are_read_have_rules() -> None:
     assert replace(TINY, final_share=0.0, final_length=1000).last_length == 32
     assert replace(TINY, final_share=1.0, length=1000).first_length == 64
-    with pytest.raises(OptionError, match="length: expected 1 to 64, found 1000"):
+    with pytest.raises(OptionError, match=r"length: expected an integer in 1..64, found 1000"):
         replace(TINY, length=1000)
 
 
 def test_sequences_of_a_draft_fit_its_target_too() -> None:
     assert replace(TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), final_length=128).longest == 128
-    with pytest.raises(OptionError, match="final-length: expected 1 to 100, found 128"):
+    with pytest.raises(OptionError, match=r"final-length: expected an integer in 1..100, found 128"):
         replace(TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), context=100, final_length=128)

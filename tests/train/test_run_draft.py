@@ -19,7 +19,7 @@ from pronk import LLM, SamplingParams
 from pronk.commands.main import main
 from pronk.commands.train.main import app
 from pronk.errors import OptionError
-from pronk.train.draft import Draft
+from pronk.train.draft import DraftStudent
 from pronk.train.options import DataOptions, DraftOptions
 from pronk.train.run import run_student
 from pronk.train.teacher import Teacher
@@ -34,7 +34,7 @@ def _short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(data: DataOptions, teacher: Teacher, folder: Path, console: Console, options: DraftOptions = OPTIONS) -> bool:
-    return run_student(Draft, data, OWN, options, teacher, folder, "small", "pronk train draft", console)
+    return run_student(DraftStudent, data, OWN, options, teacher, folder, "small", "pronk train draft", console)
 
 
 def test_interrupted_run_ends_like_an_uninterrupted_one(
@@ -116,10 +116,13 @@ def test_mistakes_end_with_one_line(
             f"{common} {sizes} --source {tmp_path / 'short.txt'}=1",
             "text: expected at least 65 tokens, for one sequence",
         ),
-        (f"{common} {sizes} --source {source} --out {tmp_path / 'file'}", "Not a directory; choose an --out folder"),
-        (f"{common} {sizes} --source {source} --patience 0", "patience: expected at least 1, found 0"),
+        (f"{common} {sizes} --source {source} --out {tmp_path / 'file'}", "Not a directory; choose a folder"),
+        (f"{common} {sizes} --source {source} --patience 0", "patience: expected an integer of at least 1, found 0"),
         (f"{common} {sizes} --source {source} --target nowhere", "no such folder: 'nowhere'"),
-        (f"{common} {sizes} --source {source} --final-length 128", "final-length: expected 1 to 64, found 128"),
+        (
+            f"{common} {sizes} --source {source} --final-length 128",
+            "final-length: expected an integer in 1..64, found 128",
+        ),
         (f"{common} {sizes} --source {source} --share 0.999", "expected at least 33 tokens for sequences of 32, found"),
     ):
         with pytest.raises(SystemExit) as end:
@@ -134,7 +137,7 @@ def test_mistakes_end_with_one_line(
 def test_target_need_not_write(tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console) -> None:
     options = replace(OPTIONS, share=0.0)
     assert run_student(
-        Draft, data_options, replace(OWN, tokens=0), options, teacher, tmp_path, "small", "command", quiet
+        DraftStudent, data_options, replace(OWN, tokens=0), options, teacher, tmp_path, "small", "command", quiet
     )
     assert (tmp_path / "data" / "on-policy.bin").stat().st_size == 0
     card = (tmp_path / "export" / "README.md").read_text()
@@ -158,7 +161,7 @@ def test_help_shows_examples() -> None:
 def test_run_that_gets_no_better_says_so_and_is_exported(
     tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Draft, "judge", lambda self, figures: 0.5)
+    monkeypatch.setattr(DraftStudent, "judge", lambda self, figures: 0.5)
     options = replace(OPTIONS, evaluate_every=2, patience=2)
     for _ in range(2):  # the second time it is exported again
         assert run(data_options, teacher, tmp_path / "run", quiet, options)

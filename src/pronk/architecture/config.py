@@ -6,12 +6,12 @@ is. Keys that would change the computation are honoured or refused with an error
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pronk.architecture.rope import RopeConfig, parse_rope
+from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.errors import ConfigError
 
 __all__ = ["FAMILIES", "ModelConfig", "llama_config", "parse_config"]
@@ -170,56 +170,33 @@ class _Reader:
         value = self.raw.get(key)
         return default if value is None else value
 
-    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-            msg = f"config.json: expected an integer of at least {least} for {key!r}, found {value!r}"
-            raise ConfigError(msg)
-        return value
+    def integer(self, key: str, default: int | None = None, least: int = 1, most: int = 2**31 - 1) -> int:
+        return check_integer(f"config.json: {key}", self.get(key, default), least, most, error=ConfigError)
 
     def layers(self, key: str) -> int:
-        count = self.integer(key)
-        if count > _MAX_LAYERS:
-            msg = f"config.json: expected at most {_MAX_LAYERS} layers in {key!r}, found {count}"
-            raise ConfigError(msg)
-        return count
+        return self.integer(key, most=_MAX_LAYERS)
 
     def number(self, key: str, default: float) -> float:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            msg = f"config.json: expected a positive number for {key!r}, found {value!r}"
-            raise ConfigError(msg)
-        return float(value)
+        return check_number(f"config.json: {key}", self.get(key, default), 0, above=True, error=ConfigError)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            msg = f"config.json: expected true or false for {key!r}, found {value!r}"
-            raise ConfigError(msg)
-        return value
+        return check_flag(f"config.json: {key}", self.get(key, default), error=ConfigError)
 
     def activation(self, key: str, default: str) -> Activation:
-        name = str(self.get(key, default))
-        if name not in _ACTIVATIONS:
-            msg = f"config.json: {key} is {name!r}; supported are {', '.join(_ACTIVATIONS)}"
-            raise ConfigError(msg)
+        name = check_choice(f"config.json: {key}", self.get(key, default), tuple(_ACTIVATIONS), error=ConfigError)
         return _ACTIVATIONS[name]
 
     def dtype(self) -> str:
         name = str(self.get("dtype", self.get("torch_dtype", "float32"))).removeprefix("torch.")
-        if name not in ("float32", "float16", "bfloat16"):
-            msg = f"config.json: dtype is {name!r}; supported are float32, float16, bfloat16"
-            raise ConfigError(msg)
-        return name
+        return check_choice("config.json: dtype", name, ("float32", "float16", "bfloat16"), error=ConfigError)
 
     def special_ids(self) -> tuple[int | None, tuple[int, ...]]:
         bos, eos = self.raw.get("bos_token_id"), self.raw.get("eos_token_id")
         ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         bos = (bos or [None])[0] if isinstance(bos, list) else bos
-        for key, token in (("bos_token_id", bos), *(("eos_token_id", token) for token in ids)):
-            if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
-                msg = f"config.json: expected token ids for {key!r}, found {token!r}"
-                raise ConfigError(msg)
+        most = self.integer("vocab_size") - 1
+        for key, token in (("bos_token_id", 0 if bos is None else bos), *(("eos_token_id", token) for token in ids)):
+            check_integer(f"config.json: {key}", token, 0, most, error=ConfigError)
         return bos, ids
 
     def windows(self, span: int | None, first: int = 0) -> tuple[int | None, ...]:
@@ -346,7 +323,3 @@ def _check(config: ModelConfig) -> None:
     if config.norm == "layer" and config.hidden_size % config.num_heads:
         msg = f"config.json: {config.num_heads} heads do not divide the hidden size {config.hidden_size}"
         raise ConfigError(msg)
-    for token in (*config.eos_ids, *(() if config.bos_id is None else (config.bos_id,))):
-        if not 0 <= token < config.vocab_size:
-            msg = f"config.json: special token id {token} is outside the vocabulary of {config.vocab_size}"
-            raise ConfigError(msg)

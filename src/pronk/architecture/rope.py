@@ -19,11 +19,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from pronk.checks import check_number
 from pronk.errors import ConfigError
 
 __all__ = ["RopeConfig", "RopeTable", "RotaryEmbedding", "apply_rope", "parse_rope"]
 
-# Values from here on are damage; a float32 would overflow soon.
+# Larger values are damage; a float32 would overflow soon.
 _HUGE = 1e15
 # Positions of the first table; it doubles as texts grow.
 _FIRST_LINES = 1024
@@ -72,15 +73,10 @@ def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfi
 
     def number(key: str, default: Any = None) -> float:
         value = default if given.get(key) is None else given[key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _HUGE:
-            msg = f"config.json: expected a positive number for {key!r} ({kind} rotary embedding), found {value!r}"
-            raise ConfigError(msg)
-        return float(value)
+        return check_number(f"config.json: {key} ({kind} rope)", value, 0, _HUGE, above=True, error=ConfigError)
 
-    config = RopeConfig(head_dim, number("rope_theta", raw.get("rope_theta") or 10000.0))
-    if not config.theta > 1:
-        msg = f"config.json: expected rope_theta above 1, found {config.theta}"
-        raise ConfigError(msg)
+    theta = number("rope_theta", raw.get("rope_theta") or 10000.0)
+    config = RopeConfig(head_dim, check_number("config.json: rope_theta", theta, 1, above=True, error=ConfigError))
     if kind == "default":
         return config
     config = replace(config, kind=kind, factor=number("factor"), original=context)

@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pronk.bench.document import ALL, Figures, Range
-from pronk.bench.looks import Key, Look, key_of, shorten
+from pronk.bench.styles import Key, Style, key_of, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ RC: dict[Any, Any] = {
 class Bar:
     """A bar: whose, how long with its spread, and what is written behind it; ``None`` is not measured."""
 
-    look: Look
+    style: Style
     value: Range | None
     text: str
 
@@ -117,10 +117,10 @@ def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, fl
     axes.annotate(text, at, offset, textcoords="offset points", **{"fontsize": _SMALL, "color": INK, **style})
 
 
-def label(axes: Axes, y: float, look: Look) -> None:
+def label(axes: Axes, y: float, style: Style) -> None:
     """A method's name, left of its bar."""
     place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center_baseline"}
-    axes.text(-0.03, y, look.label, color=INK, fontsize=_SMALL, **place)
+    axes.text(-0.03, y, style.label, color=INK, fontsize=_SMALL, **place)
 
 
 def double(axes: Axes, least: float, most: float) -> None:
@@ -157,26 +157,28 @@ def draw_bars(
 
 
 def _draw_bar(axes: Axes, y: float, bar: Bar) -> None:
-    label(axes, y, bar.look)
+    label(axes, y, bar.style)
     value = bar.value
     if value is None:
         note(axes, bar.text, (0, y), (5, 0), color=MUTED, va="center_baseline")
         return
-    style: dict[str, Any] = {"facecolor": bar.look.color}
-    if bar.look.kind == "peer":
-        style |= {"facecolor": CARD, "edgecolor": bar.look.color, "hatch": "////"}
-    axes.barh(y, value.median, height=_PITCH - 6, **style)
+    fill: dict[str, Any] = {"facecolor": bar.style.color}
+    if bar.style.kind == "peer":
+        fill |= {"facecolor": CARD, "edgecolor": bar.style.color, "hatch": "////"}
+    axes.barh(y, value.median, height=_PITCH - 6, **fill)
     if value.spread:
         axes.errorbar(value.median, y, xerr=value.spread, color=INK, linewidth=1.2, capsize=2.5)
     note(axes, bar.text, (value.median + value.spread, y), (5, 0), va="center_baseline", bbox=_BACKGROUND, zorder=3)
 
 
-def scatter(axes: Axes, points: Sequence[Point], looks: dict[Key, Look]) -> list[Look]:
+def scatter(axes: Axes, points: Sequence[Point], styles: dict[Key, Style]) -> list[Style]:
     """Small and pale for a task, large for all tasks."""
     for f, x, y in sorted(points, key=lambda point: point[0].task == ALL):
-        look, whole = looks[key_of(f)], f.task == ALL
+        style, whole = styles[key_of(f)], f.task == ALL
         size, alpha = (10, 1) if whole else (6, 0.6)
         edge = CARD if whole else "none"
-        axes.plot(x, y, look.shape, color=look.color, markersize=size, alpha=alpha, markeredgecolor=edge, clip_on=False)
+        axes.plot(
+            x, y, style.shape, color=style.color, markersize=size, alpha=alpha, markeredgecolor=edge, clip_on=False
+        )
     drawn = {key_of(f) for f, _, _ in points}
-    return [look for key, look in looks.items() if key in drawn]
+    return [style for key, style in styles.items() if key in drawn]

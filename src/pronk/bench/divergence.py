@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from pronk.bench.methods import Item
-from pronk.bench.records import Divergence, Sample
+from pronk.bench.records import DivergenceRecord, Sample
 from pronk.llm import LLM
 from pronk.proof.plain import rounding, score_next
 
 __all__ = ["find_divergence"]
 
 
-def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Divergence | None:
+def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
     """Compare two outputs for a prompt, their lengths included; ``None`` if they are equal or one failed.
 
     A near tie is one that the rounding of both engines can turn: each may move every logit by what
@@ -25,13 +25,13 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
     where = (other.task, other.id, other.method, other.temperature, position)
     if position == shorter:
-        return Divergence(*where, gap=None, near_tie=False)
+        return DivergenceRecord(*where, gap=None, near_tie=False)
     ours, theirs = plain.tokens[position], other.tokens[position]
     if theirs >= llm.config.vocab_size:
-        return Divergence(*where, gap=None, near_tie=False)
+        return DivergenceRecord(*where, gap=None, near_tie=False)
     (judge,) = score_next(llm, item.ids, [plain.tokens[:position]], item.params)
     scores = judge.scores(judge.logits)
     gap = float(scores[ours] - scores[theirs])
     slack = 2 * rounding(llm, float(judge.logits.abs().max()))
     near = judge.could_choose(theirs, ours, slack)
-    return Divergence(*where, gap=gap if math.isfinite(gap) else None, near_tie=near)
+    return DivergenceRecord(*where, gap=gap if math.isfinite(gap) else None, near_tie=near)

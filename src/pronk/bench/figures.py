@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
+import numpy as np
+
 from pronk.bench.document import Failure, Figures, Latency, Range, Split
-from pronk.bench.metrics import (
-    acceptance_per_position,
-    ctar_curve,
-    expected_tokens,
-    inter_token_latencies,
-    median,
-    percentile,
-    repeated_ngrams,
-    spread,
-    step_compression,
-)
-from pronk.bench.records import PLAIN, Divergence, Model, Sample
-from pronk.engine.stats import Step
+from pronk.bench.metrics import ctar_curve, expected_tokens, inter_token_latencies, repeated_ngrams, spread
+from pronk.bench.records import PLAIN, DivergenceRecord, Model, Sample
+from pronk.engine.stats import Stats, Step
 
 __all__ = ["Yardstick", "figures_of"]
 
@@ -48,7 +41,11 @@ class _Pairs:
 
 
 def figures_of(
-    own: Sequence[Sample], plain: Sequence[Sample], divergences: Sequence[Divergence], yardstick: Yardstick, task: str
+    own: Sequence[Sample],
+    plain: Sequence[Sample],
+    divergences: Sequence[DivergenceRecord],
+    yardstick: Yardstick,
+    task: str,
 ) -> Figures:
     """The figures of one method at one temperature.
 
@@ -128,7 +125,7 @@ def _per_token_after_first(samples: Sequence[Sample]) -> float:
     return sum(s.total_seconds - (s.ttft or 0.0) for s in samples) / tokens if tokens > 0 else 0.0
 
 
-def _sameness(pairs: _Pairs, divergences: Sequence[Divergence]) -> dict[str, Any]:
+def _sameness(pairs: _Pairs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
     """Outputs equal to plain decoding's in every repeat, plain decoding's own to its first.
 
     A peer draws noise of its own: only its greedy outputs can be compared.
@@ -156,12 +153,11 @@ def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
     """
     numbered = [pair for sample in samples for pair in enumerate(sample.steps or ())]
     guessing = [step for number, step in numbered if number or step.depth]
-    depths, accepted = [step.depth for step in guessing], [step.accepted for step in guessing]
-    shares = acceptance_per_position(depths, accepted)
-    deepest = min(max(depths, default=0), _POSITIONS)
+    accepted, shares = [step.accepted for step in guessing], Stats(steps=guessing).acceptance
+    deepest = min(len(shares), _POSITIONS)
     return {
         "steps": len(numbered),
-        "S": step_compression(_tokens(samples), len(numbered)),
+        "S": _tokens(samples) / len(numbered),
         "drafted": sum(step.drafted for step in guessing),
         "accepted": sum(accepted),
         "alpha": shares[0] if shares else None,
@@ -184,7 +180,7 @@ def _times(pairs: _Pairs) -> dict[str, Any]:
         waits += inter_token_latencies([b.clock - a.clock for a, b in steps], [b.tokens for _, b in steps])
     values: dict[str, Any] = {}
     if waits:
-        values["itl"] = Latency(*(percentile(waits, q) for q in (50, 90, 99)))
+        values["itl"] = Latency(*np.percentile(waits, (50, 90, 99)).tolist())
     last = [sample.steps[-1] for samples in pairs.own for sample in samples if sample.steps]
     total, draft, target = (sum(getattr(s, name) for s in last) for name in ("clock", "draft_clock", "target_clock"))
     values["split"] = Split(draft / total, target / total, max(0.0, total - draft - target) / total)
@@ -204,10 +200,9 @@ def _costs(pairs: _Pairs, yardstick: Yardstick) -> dict[str, Any]:
     }
     if yardstick.bandwidth is not None:
         values["over_floor"] = _mean(own, lambda s: s.clock) / _floor(pairs.own[0], yardstick)
-    depths = [step.depth for _, step in own]
-    offered, taken = [step.depth for _, step in own], [step.accepted for _, step in own]
-    shares = acceptance_per_position(offered, taken)
+    shares = Stats(steps=[step for _, step in own]).acceptance
     if shares:
+        depths = [step.depth for _, step in own]
         cost = _mean(own, lambda s: s.draft_clock) * len(own) / sum(depths) / base
         tokens = sum(expected_tokens(shares[0], depth) for depth in depths)
         values["cost_coefficient"] = cost

@@ -34,7 +34,7 @@ from pronk.bench.canvas import (
     to_svg,
 )
 from pronk.bench.document import ALL, SOUND, Figures, ModelResult, Range
-from pronk.bench.looks import OWN, Key, Look, key_of, task_name, temperature_name
+from pronk.bench.styles import OWN, Key, Style, key_of, task_name, temperature_name
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ class Panel:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of the page: panels side by side, and the looks that the reader needs explained."""
+    """A figure of the page: panels side by side, and the styles that the reader needs explained."""
 
     name: str
     title: str
     panels: tuple[Panel, ...]
-    legend: tuple[Look, ...]
+    legend: tuple[Style, ...]
 
 
-_Drawn = tuple["Figure", str, Iterable[Look]] | None
+_Drawn = tuple["Figure", str, Iterable[Style]] | None
 
 
 def import_matplotlib() -> ModuleType:
@@ -81,12 +81,12 @@ def import_matplotlib() -> ModuleType:
     return mpl
 
 
-def draw_plots(model: ModelResult, looks: dict[Key, Look], prefix: str) -> tuple[Plot, ...]:
+def draw_plots(model: ModelResult, styles: dict[Key, Style], prefix: str) -> tuple[Plot, ...]:
     """All plots of a model for which there are figures.
 
     Args:
         model: what was measured.
-        looks: of :func:`make_looks`.
+        styles: of :func:`make_styles`.
         prefix: of every id in the SVGs, one per model, so that ids are unique in the page.
 
     Raises:
@@ -106,9 +106,9 @@ def draw_plots(model: ModelResult, looks: dict[Key, Look], prefix: str) -> tuple
         for name, title, draw in _PLOTS:
             parts = by_temperature if draw is not _draw_pass_cost else [("", [])]
             panels: list[Panel] = []
-            legend: dict[Look, None] = {}
+            legend: dict[Style, None] = {}
             for i, (part, figures) in enumerate(parts):
-                drawn = draw(figures, looks, model)
+                drawn = draw(figures, styles, model)
                 if drawn is not None:
                     alt = f"{title}{part and ', '}{part}. {drawn[1]}"
                     panels.append(Panel(part, to_svg(drawn[0], f"{prefix}-{name}-{i}", alt)))
@@ -123,38 +123,38 @@ def _most(values: Iterable[float], ranges: Iterable[Range | None]) -> float:
     return max([*values, *(each.median + each.spread for each in ranges if each)])
 
 
-def _draw_speedups(figures: Sequence[Figures], looks: dict[Key, Look], model: ModelResult) -> _Drawn:
+def _draw_speedups(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:
     groups: dict[str, list[Bar]] = {}
     tasks = sorted(dict.fromkeys(f.task for f in figures), key=lambda task: (task != ALL, task != SOUND))
     for task in tasks:
         mine = {key_of(f): f.speedup for f in figures if f.task == task}
-        for key, look in looks.items():
-            if key in mine and look.kind != "plain":
+        for key, style in styles.items():
+            if key in mine and style.kind != "plain":
                 speed = mine[key]
                 text = (
                     "no figure"
                     if speed is None
                     else f"{speed.median:.2f}×{' slower' * (speed.median + speed.spread < 1)}"
                 )
-                bar = Bar(look, speed, text)
+                bar = Bar(style, speed, text)
                 groups.setdefault(task_name(task), []).append(bar)
     if all(bar.value is None for bars in groups.values() for bar in bars):
         return None
-    alt = "; ".join(f"{bar.look.name} {bar.text}" for bar in next(iter(groups.values())))
+    alt = "; ".join(f"{bar.style.name} {bar.text}" for bar in next(iter(groups.values())))
     most = _most([1.0], (f.speedup for f in model.figures))
     return draw_bars(list(groups.items()), "times plain decoding’s speed", (1, "plain"), most), alt, ()
 
 
-def _draw_throughput(figures: Sequence[Figures], looks: dict[Key, Look], model: ModelResult) -> _Drawn:
+def _draw_throughput(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:
     bars = []
-    for look, f in _over_all(figures, looks):
+    for style, f in _over_all(figures, styles):
         if f.tokens_per_second:
             speed = f.tokens_per_second
-            bars.append(Bar(look, speed, f"{speed.median:,.{1 if speed.median < 100 else 0}f}"))
+            bars.append(Bar(style, speed, f"{speed.median:,.{1 if speed.median < 100 else 0}f}"))
     if not bars:
         return None
     floor = model.bandwidth.median / model.pass_bytes if model.bandwidth and model.pass_bytes else 0
-    alt = "; ".join(f"{bar.look.name} {bar.text} tokens/s" for bar in bars)
+    alt = "; ".join(f"{bar.style.name} {bar.text} tokens/s" for bar in bars)
     line = None
     if floor:
         line = (floor, f"memory floor {floor:,.0f}")
@@ -163,28 +163,28 @@ def _draw_throughput(figures: Sequence[Figures], looks: dict[Key, Look], model: 
     return draw_bars([("", bars)], "tokens per second", line, most), alt, ()
 
 
-def _draw_ctar(figures: Sequence[Figures], looks: dict[Key, Look], _model: ModelResult) -> _Drawn:
-    curves = [(look, f.ctar) for look, f in _over_all(figures, looks) if f.ctar]
+def _draw_ctar(figures: Sequence[Figures], styles: dict[Key, Style], _model: ModelResult) -> _Drawn:
+    curves = [(style, f.ctar) for style, f in _over_all(figures, styles) if f.ctar]
     if not curves:
         return None
     figure, axes = make_axes(230)
-    for look, shares in curves:
+    for style, shares in curves:
         x = range(1, len(shares) + 1)
         percent = [100 * share for share in shares]
-        axes.plot(x, percent, color=look.color, marker=look.shape, markersize=5.5, linewidth=2, clip_on=False)
+        axes.plot(x, percent, color=style.color, marker=style.shape, markersize=5.5, linewidth=2, clip_on=False)
     most = max(len(shares) for _, shares in curves)
     axes.set(ylim=(0, 100), xlim=(0.8, max(most, 2) + 0.2), xticks=range(1, most + 1, 1 + most // 12))
     name_axes(axes, "w: guesses in a row", "% of the steps")
-    alt = "; ".join(f"{look.name} {shares[0]:.0%} at w = 1" for look, shares in curves)
-    return figure, alt, [look for look, _ in curves]
+    alt = "; ".join(f"{style.name} {shares[0]:.0%} at w = 1" for style, shares in curves)
+    return figure, alt, [style for style, _ in curves]
 
 
-def _draw_rows(figures: Sequence[Figures], looks: dict[Key, Look], model: ModelResult) -> _Drawn:
+def _draw_rows(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:
     def points(figures: Sequence[Figures]) -> list[Point]:
         return [(f, f.rows_per_pass, f.S) for f in figures if f.rows_per_pass and f.S and f.task != SOUND]
 
     here, everywhere = points(figures), points(model.figures)
-    if all(looks[key_of(f)].kind == "plain" for f, _, _ in here):
+    if all(styles[key_of(f)].kind == "plain" for f, _, _ in here):
         return None
     figure, axes = make_axes(250)
     high = 1.12 * max(s for _, _, s in everywhere)
@@ -195,12 +195,12 @@ def _draw_rows(figures: Sequence[Figures], looks: dict[Key, Look], model: ModelR
     note(axes, "every row accepted", (high, high), (6, -4), va="top", color=MUTED)
     name_axes(axes, "rows per pass", "S: tokens per pass")
     alt = "; ".join(
-        f"{looks[key_of(f)].name} {s:.2f} tokens of {rows:.1f} rows" for f, rows, s in here if f.task == ALL
+        f"{styles[key_of(f)].name} {s:.2f} tokens of {rows:.1f} rows" for f, rows, s in here if f.task == ALL
     )
-    return figure, alt, scatter(axes, here, looks)
+    return figure, alt, scatter(axes, here, styles)
 
 
-def _draw_expected(figures: Sequence[Figures], looks: dict[Key, Look], model: ModelResult) -> _Drawn:
+def _draw_expected(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:
     def points(figures: Sequence[Figures]) -> list[Point]:
         # What is expected says nothing of the prompt's time, so it is held against the speed after the first token.
         return [
@@ -220,16 +220,16 @@ def _draw_expected(figures: Sequence[Figures], looks: dict[Key, Look], model: Mo
     axes.plot([low, high], [low, high], color=MUTED, dashes=(4, 3))
     axes.axhline(1, color=INK, linewidth=1.3)
     name_axes(axes, "expected speed-up", "measured speed-up")
-    alt = "; ".join(f"{looks[key_of(f)].name} {x:.2f} expected, {y:.2f} measured" for f, x, y in here if f.task == ALL)
-    return figure, alt, scatter(axes, here, looks)
+    alt = "; ".join(f"{styles[key_of(f)].name} {x:.2f} expected, {y:.2f} measured" for f, x, y in here if f.task == ALL)
+    return figure, alt, scatter(axes, here, styles)
 
 
-def _draw_split(figures: Sequence[Figures], looks: dict[Key, Look], _model: ModelResult) -> _Drawn:
-    rows = [(look, f.split) for look, f in _over_all(figures, looks) if f.split]
+def _draw_split(figures: Sequence[Figures], styles: dict[Key, Style], _model: ModelResult) -> _Drawn:
+    rows = [(style, f.split) for style, f in _over_all(figures, styles) if f.split]
     if not rows:
         return None
     figure, axes = make_axes(26 * len(rows), left=LABELS, top=6)
-    for y, (look, split) in enumerate(rows):
+    for y, (style, split) in enumerate(rows):
         start = 0.0
         for part, color, ink in _PARTS:
             share = 100 * getattr(split, part)
@@ -238,14 +238,14 @@ def _draw_split(figures: Sequence[Figures], looks: dict[Key, Look], _model: Mode
                 middle = start + share / 2
                 note(axes, f"{share:.0f}%", (middle, y), (0, 0), color=ink, ha="center", va="center_baseline")
             start += share
-        label(axes, y, look)
+        label(axes, y, style)
     axes.set(xlim=(0, 100), ylim=(len(rows) - 0.5, -0.5), yticks=[])
     name_axes(axes, "% of the time")
-    alt = "; ".join(f"{look.name} {s.target:.0%} target, {s.draft:.0%} draft, {s.host:.0%} host" for look, s in rows)
-    return figure, alt, [Look(name, name, "part", color, "■", "s") for name, color, _ in _PARTS]
+    alt = "; ".join(f"{style.name} {s.target:.0%} target, {s.draft:.0%} draft, {s.host:.0%} host" for style, s in rows)
+    return figure, alt, [Style(name, name, "part", color, "■", "s") for name, color, _ in _PARTS]
 
 
-def _draw_pass_cost(_figures: Sequence[Figures], _looks: dict[Key, Look], model: ModelResult) -> _Drawn:
+def _draw_pass_cost(_figures: Sequence[Figures], _styles: dict[Key, Style], model: ModelResult) -> _Drawn:
     costs = sorted((cost.rows, 1e3 * cost.seconds) for cost in model.pass_cost)
     if not costs:
         return None
@@ -264,9 +264,9 @@ def _draw_pass_cost(_figures: Sequence[Figures], _looks: dict[Key, Look], model:
     return figure, alt, ()
 
 
-def _over_all(figures: Sequence[Figures], looks: dict[Key, Look]) -> list[tuple[Look, Figures]]:
+def _over_all(figures: Sequence[Figures], styles: dict[Key, Style]) -> list[tuple[Style, Figures]]:
     mine = {key_of(f): f for f in figures if f.task == ALL}
-    return [(look, mine[key]) for key, look in looks.items() if key in mine]
+    return [(style, mine[key]) for key, style in styles.items() if key in mine]
 
 
 _PLOTS: tuple[tuple[str, str, Callable[..., _Drawn]], ...] = (

@@ -20,11 +20,11 @@ from pronk.files.json_lines import read_json_lines
 __all__ = [
     "PLAIN",
     "Bandwidth",
-    "Divergence",
+    "DivergenceRecord",
     "End",
     "Model",
     "PassTime",
-    "Peer",
+    "PeerRecord",
     "Record",
     "Sample",
     "Skip",
@@ -67,7 +67,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerRecord:
     """What a peer says of itself: versions and settings, or why it is missing."""
 
     method: str
@@ -137,7 +137,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class DivergenceRecord:
     """An output that parts from plain decoding's.
 
     Attributes:
@@ -165,11 +165,21 @@ class End:
     interrupted: bool
 
 
-Record = Start | Model | Peer | Bandwidth | PassTime | Skip | Sample | Divergence | End
+Record = Start | Model | PeerRecord | Bandwidth | PassTime | Skip | Sample | DivergenceRecord | End
 
+# What the lines of a trace call them.
 _KINDS: dict[str, type[Any]] = {
-    cls.__name__.lower(): cls for cls in (Start, Model, Peer, Bandwidth, PassTime, Skip, Sample, Divergence, End)
+    "start": Start,
+    "model": Model,
+    "peer": PeerRecord,
+    "bandwidth": Bandwidth,
+    "passtime": PassTime,
+    "skip": Skip,
+    "sample": Sample,
+    "divergence": DivergenceRecord,
+    "end": End,
 }
+_NAMES = {cls: name for name, cls in _KINDS.items()}
 
 
 @dataclass
@@ -188,7 +198,7 @@ class Trace:
         """Keep a record; on disk at once, so that nothing is lost when the benchmark is killed."""
         self.records.append(record)
         if self.file is not None:
-            self.file.write(json.dumps({"kind": type(record).__name__.lower()} | asdict(record)) + "\n")
+            self.file.write(json.dumps({"kind": _NAMES[type(record)]} | asdict(record)) + "\n")
             self.file.flush()
 
 

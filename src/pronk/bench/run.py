@@ -18,8 +18,7 @@ from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
 from pronk.bench.peers import METHODS, Peer, PeerError
 from pronk.bench.prompts import Prompt
-from pronk.bench.records import PLAIN, Model, Start, Trace
-from pronk.bench.records import Peer as PeerRecord
+from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
@@ -154,7 +153,7 @@ def _model(name: str, llm: LLM, plan: Plan) -> Model:
         name=name,
         parameters=sum(math.prod(checkpoint.shape(tensor)) for tensor in checkpoint),
         pass_bytes=pass_bytes(llm.config, llm.dtype.itemsize),
-        kv_bytes_per_token=llm.config.kv_bytes_per_token(llm.dtype.itemsize),
+        kv_bytes_per_token=llm.config.kv_bytes_per_token(llm.engine.cache.dtype.itemsize),
         dtype=str(llm.dtype).removeprefix("torch."),
         context=llm.config.context,
         methods=plan.methods,

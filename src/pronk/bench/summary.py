@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TypeVar
 
 from pronk.bench.document import ALL, SOUND, Document, Failure, Figures, ModelResult, PassCost, Range
 from pronk.bench.figures import Yardstick, figures_of
-from pronk.bench.metrics import median, repeated_ngrams, spread
+from pronk.bench.metrics import repeated_ngrams, spread
 from pronk.bench.records import (
     PLAIN,
     Bandwidth,
-    Divergence,
+    DivergenceRecord,
     End,
     Model,
     PassTime,
-    Peer,
+    PeerRecord,
     Record,
     Sample,
     Skip,
@@ -84,7 +85,7 @@ def _model_result(section: _Section) -> ModelResult:
         inflated=model.inflated,
         bandwidth=bandwidth,
         pass_cost=_pass_costs(section.of(PassTime)),
-        peers={peer.method: peer.notes for peer in section.of(Peer)},
+        peers={peer.method: peer.notes for peer in section.of(PeerRecord)},
         skipped=tuple(Failure(*each) for each in {f"{s.task}/{s.id}": s.reason for s in section.of(Skip)}.items()),
         figures=tuple(_figures(section, bandwidth)),
     )
@@ -109,7 +110,7 @@ def _figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
                 own = [s for s in here if s.method == method]
                 if own:
                     yield figures_of(
-                        own, plain, section.of(Divergence), Yardstick(model, bandwidth, DEGENERATE_ABOVE), task
+                        own, plain, section.of(DivergenceRecord), Yardstick(model, bandwidth, DEGENERATE_ABOVE), task
                     )
 
 

@@ -101,7 +101,8 @@ def info(path: Annotated[Path, typer.Argument(help="Folder of the datastore.", s
 
 def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None, status: Status) -> None:
     from pronk.drafters.from_text.datastore.builder import SORTING, require_sorter, write_datastore
-    from pronk.files.shards import check_target, write_folder
+    from pronk.files.atomic import new_folder, writing
+    from pronk.files.shards import check_target
     from pronk.model.loader import read_config, resolve_model
     from pronk.text.tokenizer import Tokenizer
 
@@ -119,7 +120,7 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
         else:
             status("tokenizing", *reader.progress(tokens))
 
-    def fill(partial: Path) -> None:
+    with writing(out, "the datastore"), new_folder(out) as partial:
         write_datastore(
             partial,
             reader.documents(),
@@ -129,8 +130,6 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
             sources=[path.resolve().name for path in text],
             say=say,
         )
-
-    write_folder(out, fill)
 
 
 def _source(path: Path) -> SourceSpec:

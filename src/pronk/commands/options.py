@@ -8,6 +8,7 @@ the real types of the options: no postponed annotations here.
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
@@ -36,34 +37,48 @@ def shares(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the keyword options of each builder, except those in ``without``.
 
-    The command's parameter of a builder's name receives that builder with the user's values filled in. One that has
-    the name of an option in ``without`` is shown in that one's place.
+    The command's parameter of a builder's name receives that builder with the user's values filled in::
+
+        def bread(*, flour: str = "rye", grams: int = 500) -> Bread: ...
+        def oven(*, degrees: int = 220) -> Oven: ...
+
+
+        @shares(dough=bread, heat=oven, without=("grams",))
+        def bake(loaves: int, dough: Callable[[], Bread], heat: Callable[[], Oven], *, degrees: int = 250) -> None:
+            heat().bake(dough() for _ in range(loaves))
+
+    has the signature ``bake(loaves: int, *, flour: str = "rye", degrees: int = 250)``. An option that the command and
+    a builder have, or two builders, is one option: the first of them says how it looks, the last where it stands (the
+    command is before the builders), and all of them receive its value.
+
+    Args:
+        without: options that no builder receives. The command may have one of its own by that name.
+        builders: what makes the value, by the command's parameter that receives it.
     """
-    every = {
+    groups = {
         key: [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
         for key, build in builders.items()
     }
-    options = {key: [p for p in group if p.name not in without] for key, group in every.items()}
+    received = {key: [p.name for p in group if p.name not in without] for key, group in groups.items()}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command)
-        shared = [
-            own.parameters.get(p.name, p)
-            for group in every.values()
-            for p in group
-            if p.name in own.parameters or p.name not in without
-        ]
-        names = {*builders, *(p.name for p in shared)}
-        parameters = [*(p for p in own.parameters.values() if p.name not in names), *shared]
+        mine = {name: p for name, p in own.parameters.items() if name not in builders}
+        shown: dict[str, inspect.Parameter] = {}
+        for p in chain(mine.values(), *groups.values()):
+            if p.name in mine or p.name not in without:
+                shown[p.name] = shown.pop(p.name, p)
 
         @functools.wraps(command)
         def call(**given: Any) -> None:
-            for key, build in builders.items():
-                given[key] = functools.partial(build, **{p.name: given.pop(p.name) for p in options[key]})
-            command(**given)
+            built = {
+                key: functools.partial(build, **{name: given[name] for name in received[key]})
+                for key, build in builders.items()
+            }
+            command(**{name: given[name] for name in mine}, **built)
 
-        call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        call.__signature__ = own.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in shown.values()}
         return call
 
     return decorate

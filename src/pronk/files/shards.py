@@ -1,4 +1,4 @@
-"""Writing a checkpoint tensor by tensor: a folder that appears when it is complete, safetensors in shards.
+"""Writing a checkpoint tensor by tensor, as safetensors in shards.
 
 A tensor is built when its turn comes and is gone when it is written, so that memory stays small.
 """
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from pronk.errors import OptionError
+from pronk.files.atomic import write_json
 from pronk.model.checkpoint import INDEX, SINGLE
 from pronk.model.families import Piece
 
-__all__ = ["Entry", "Progress", "check_target", "write_folder", "write_json", "write_weights"]
+__all__ = ["Entry", "Progress", "check_target", "write_weights"]
 
 Progress = Callable[[int, int], None]
 
@@ -61,7 +62,7 @@ def write_weights(
                 done += entry.size
                 progress(done, total)
     if len(shards) > 1:
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
 
 
 def _header(shard: Iterable[Entry]) -> bytes:
@@ -86,25 +87,3 @@ def check_target(out: Path, size: int) -> None:
     if free < size:
         msg = f"out: expected {size / 1e9:.2f} GB of free disk space in {there}, found {free / 1e9:.2f} GB"
         raise OptionError(msg)
-
-
-def write_folder(out: Path, fill: Callable[[Path], None]) -> None:
-    """Let ``fill`` write into a folder beside ``out`` that becomes ``out`` at the end, or is removed."""
-    partial = out.with_name(f"{out.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        fill(partial)
-        if out.is_dir():
-            out.rmdir()
-        partial.rename(out)
-    except OSError as error:
-        msg = f"out: cannot write {out}: {error.strerror or error}"
-        raise OptionError(msg) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """A JSON document, for people to read."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -24,7 +24,6 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ import torch
 
 from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import ConfigError, OptionError
-from pronk.files.shards import Progress, check_target, write_folder, write_json, write_weights
+from pronk.files.atomic import new_folder, write_json, writing
+from pronk.files.shards import Progress, check_target, write_weights
 from pronk.inflate.drafter import DrafterInfo, large_drafters
 from pronk.inflate.padding import real_layers
 from pronk.inflate.weights import LargeWeights, count, pieces
@@ -120,7 +120,8 @@ def inflate(
 
     Raises:
         OptionError: a shape, dtype, drafter or folder that cannot be had, or too little disk space.
-        CheckpointError: the source or a drafter cannot be read, or is not of a supported family.
+        CheckpointError: the source or a drafter cannot be read, or is not of a supported family, or ``out`` cannot be
+            written.
     """
     small, raw = _read_source(source)
     document = _document(raw, small, _sizes(shape, small), parse_dtype(dtype or "auto", small))
@@ -135,20 +136,18 @@ def inflate(
     words = command or str(shape)
     card = _CARD.format(name=out.name, source=name, info=info, command=words)
 
-    def fill(folder: Path) -> None:
-        write_weights(folder, entries, builder.tensor, shard_bytes, progress or (lambda *_: None))
+    with writing(out, "the checkpoint"), new_folder(out) as partial:
+        write_weights(partial, entries, builder.tensor, shard_bytes, progress or (lambda *_: None))
         for file in _COPIED:
             if (source / file).is_file():
-                shutil.copyfile(source / file, folder / file)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        write_json(folder / "config.json", document)
-        target = {"name": out.name, **asdict(Fingerprint.of(folder))} if large else {}
+                shutil.copyfile(source / file, partial / file)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        write_json(partial / "config.json", document, indent=2)
+        target = {"name": out.name, **asdict(Fingerprint.of(partial))} if large else {}
         for drafter in large:
-            place = folder / _DRAFTERS / drafter.info.name
+            place = partial / _DRAFTERS / drafter.info.name
             place.mkdir(parents=True)
             drafter.write(place, target, name, words)
-
-    write_folder(out, fill)
     return info
 
 
@@ -196,7 +195,8 @@ def add_drafters(
     name = name or source.resolve().name
     for place, drafter in zip(places, large, strict=True):
         words = command or f"{drafter.info.name} for {target['name']}"
-        write_folder(place, partial(drafter.write, target=target, source=name, command=words))
+        with writing(place, "the drafter"), new_folder(place) as folder:
+            drafter.write(folder, target, name, words)
     return tuple(drafter.info for drafter in large)
 
 

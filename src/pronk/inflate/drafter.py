@@ -31,7 +31,8 @@ from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.errors import OptionError
-from pronk.files.shards import Entry, write_json, write_weights
+from pronk.files.atomic import write_json
+from pronk.files.shards import Entry, write_weights
 from pronk.inflate.padding import (
     Axis,
     blank,
@@ -178,7 +179,7 @@ class LargeDrafter:
         front = re.match(r"---\n.*?\n---\n\n?", text, re.DOTALL)
         start = front.end() if front else 0
         (folder / "README.md").write_text(f"{text[:start]}{card}\n{text[start:]}", encoding="utf-8")
-        write_json(folder / "drafter.json", document)
+        write_json(folder / "drafter.json", document, indent=2)
 
     @property
     def exact(self) -> str:

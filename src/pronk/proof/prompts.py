@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pronk.checks import check_integer
 from pronk.choosing.params import Rule, SamplingParams
 from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
@@ -53,15 +54,11 @@ class Settings:
     rule: Rule = "coupled"
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            msg = f"max_tokens: expected 1 or more, found {self.max_tokens}"
-            raise OptionError(msg)
+        check_integer("max_tokens", self.max_tokens, 1)
         if self.samples != 0 and self.samples < LEAST_SAMPLES:
             msg = f"samples: expected 0 or at least {LEAST_SAMPLES}, found {self.samples}"
             raise OptionError(msg)
-        if not 0 <= self.seed < 2**63:
-            msg = f"seed: expected an integer in 0..2^63-1, found {self.seed}"
-            raise OptionError(msg)
+        check_integer("seed", self.seed, 0, 2**63 - 1)
         SamplingParams(rule=self.rule)  # says what is wrong with another
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pronk.errors import CheckpointError
-from pronk.files.atomic import replace_file
+from pronk.files.atomic import replace_file, writing
 
 __all__ = ["load_checkpoint", "load_options", "save_checkpoint"]
 
@@ -22,7 +22,8 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         CheckpointError: it cannot be written, for want of room for example.
     """
     what = "a training checkpoint" + (" (the one before is intact)" if path.exists() else "")
-    with replace_file(path, what, RuntimeError) as file:  # torch has an error of its own for what a file refuses
+    # torch has an error of its own for what a file refuses.
+    with writing(path, what, RuntimeError), replace_file(path) as file:
         torch.save({"format": _FORMAT, **state}, file)
 
 

@@ -20,10 +20,10 @@ from pronk.train.features import Features
 from pronk.train.lm import model_config
 from pronk.train.student import Branch, Student
 
-__all__ = ["Draft"]
+__all__ = ["DraftStudent"]
 
 
-class Draft(Student[Decoder]):
+class DraftStudent(Student[Decoder]):
     """See :class:`~pronk.train.student.Student`; the vocabulary of its shape is the target's."""
 
     kind = "draft_model"

@@ -5,7 +5,6 @@ A drafter of another kind is a folder of its own layout (:mod:`pronk.drafters.fr
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
-from pronk.files.atomic import replace_folder
+from pronk.files.atomic import replace_folder, write_json, writing
 from pronk.model.decoder import Decoder
 
 __all__ = ["export_drafter", "export_model", "hugging_face_config", "hugging_face_tensors"]
@@ -50,17 +49,17 @@ def export_model(
         card: text of ``README.md``.
         documents: more JSON files, by name.
     """
-    with replace_folder(folder, "the model", SafetensorError) as partial:
+    with writing(folder, "the model", SafetensorError), replace_folder(folder) as partial:
         save_file(hugging_face_tensors(decoder), partial / "model.safetensors", metadata={"format": "pt"})
         config = hugging_face_config(decoder.config)
-        _write_json(partial / "config.json", config)
+        write_json(partial / "config.json", config, indent=2)
         special = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
-        _write_json(partial / "generation_config.json", {**special, "do_sample": False})
+        write_json(partial / "generation_config.json", {**special, "do_sample": False}, indent=2)
         for name in _TOKENIZER_FILES:
             if (tokenizer_folder / name).is_file():
                 shutil.copyfile(tokenizer_folder / name, partial / name)
         for name, document in (documents or {}).items():
-            _write_json(partial / name, document)
+            write_json(partial / name, document, indent=2)
         (partial / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -76,9 +75,9 @@ def export_drafter(folder: Path, module: nn.Module, document: Mapping[str, Any],
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in module.state_dict().items()
     }
-    with replace_folder(folder, "the model", SafetensorError) as partial:
+    with writing(folder, "the model", SafetensorError), replace_folder(folder) as partial:
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-        _write_json(partial / "drafter.json", document)
+        write_json(partial / "drafter.json", document, indent=2)
         (partial / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -127,7 +126,3 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
         "use_cache": True,
         "torch_dtype": "bfloat16",
     }
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
+from pronk.checks import check_choice, check_integer
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, UNEMBEDDINGS, HeadsShape, MultiTokenHeads
 from pronk.errors import OptionError
@@ -64,14 +65,11 @@ def future_shape(
     """
     if tokens == 1:
         return None
-    if not 1 <= tokens <= 64:
-        msg = f"future-tokens: expected 1 to 64, found {tokens}"
-        raise OptionError(msg)
-    _check_words(kind, order, unembeddings)
-    width = model.mlp if mlp is None else mlp
-    if width < 1:
-        msg = f"head-mlp: expected at least 1, found {mlp}"
-        raise OptionError(msg)
+    check_integer("future-tokens", tokens, 1, 64)
+    check_choice("head-kind", kind, KINDS)
+    check_choice("head-order", order, ORDERS)
+    check_choice("unembeddings", unembeddings, UNEMBEDDINGS)
+    width = check_integer("head-mlp", model.mlp if mlp is None else mlp, 1)
     inside = {"parallel": 1, "causal": 0, "anticausal": tokens}.get(order, 0) if kind == "transformer" else 0
     if order == "anticausal" and kind != "transformer":
         msg = f"head-order: expected parallel or causal for {kind} heads, found {order}"
@@ -83,16 +81,6 @@ def future_shape(
         msg = f"layers: expected more than {inside} for {order} heads of {tokens} tokens, found {model.layers}"
         raise OptionError(msg)
     return HeadsShape(tokens - 1, model.layers - inside, width, kind, order, unembeddings)
-
-
-def _check_words(kind: str, order: str, unembeddings: str) -> None:
-    """In the words of the command line, where a shape has others."""
-    for name, value, known in (
-        ("head-kind", kind, KINDS), ("head-order", order, ORDERS), ("unembeddings", unembeddings, UNEMBEDDINGS),
-    ):  # fmt: skip
-        if value not in known:
-            msg = f"{name}: expected one of {', '.join(known)}, found {value!r}"
-            raise OptionError(msg)
 
 
 class FutureModel(nn.Module):
@@ -160,7 +148,7 @@ class FutureTokens(TextModel[FutureModel]):
     def build(self) -> FutureModel:
         """The model and its heads."""
         shape: HeadsShape = self.options.heads
-        check_lengths(self.options, shape)
+        check_lengths(self.options, shape.num_heads)
         model = FutureModel(self.config, shape)
         model.initialize(self.options.seed)
         self._trunk = torch.compile(model.trunk) if self.options.compile else model.trunk

@@ -28,7 +28,7 @@ from pronk.train.attention import DenseAttention, dense_hidden
 from pronk.train.features import Features
 from pronk.train.student import Branch, Student
 
-__all__ = ["DelayedAttention", "Glide", "Vanilla", "block_mask"]
+__all__ = ["DelayedAttention", "GlideStudent", "VanillaStudent", "block_mask"]
 
 
 def block_mask(length: int, block: int, window: int | None = None) -> Tensor:
@@ -71,7 +71,7 @@ class DelayedAttention(DenseAttention):
         return out.transpose(1, 2).reshape(self.batch * self.length, -1).to(rotated.dtype)
 
 
-class Glide(Student[glide.GlideModule]):
+class GlideStudent(Student[glide.GlideModule]):
     """See ``Student``; its shape is a ``GlideShape``."""
 
     kind = "glide"
@@ -132,7 +132,7 @@ def _layers(numbers: Sequence[int]) -> str:
     return f"layer {numbers[0]}" if len(numbers) == 1 else f"layers {', '.join(map(str, numbers))}"
 
 
-class Vanilla(Glide):
+class VanillaStudent(GlideStudent):
     """The twin without cross-attention."""
 
     kind = "vanilla"

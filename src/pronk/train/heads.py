@@ -21,13 +21,22 @@ from pronk.train.features import Features
 from pronk.train.options import LoopOptions, option_name
 from pronk.train.student import Branch, Student
 
-__all__ = ["Heads", "Stage", "ahead", "check_guesses", "check_lengths", "describe", "head_by_head", "head_stages"]
+__all__ = [
+    "HeadsStudent",
+    "Stage",
+    "ahead",
+    "check_guesses",
+    "check_lengths",
+    "describe",
+    "head_by_head",
+    "head_stages",
+]
 
 # The number of a guess, and how what it reads ``[rows, hidden]`` becomes what its norm and unembedding read.
 Stage = tuple[int, Callable[[Tensor], Tensor]]
 
 
-class Heads(Student[MultiTokenHeads]):
+class HeadsStudent(Student[MultiTokenHeads]):
     """See :class:`~pronk.train.student.Student`; head ``i`` learns what the target says ``i`` places further on."""
 
     kind = "multi_token"
@@ -36,8 +45,8 @@ class Heads(Student[MultiTokenHeads]):
     def build(self, generator: torch.Generator) -> MultiTokenHeads:
         """Heads that hardly change what they read, below norms and unembeddings that are the target's."""
         shape = self.options.shape
-        check_lengths(self.options, shape)
-        check_guesses(self.options.num_tokens, shape)
+        check_lengths(self.options, shape.num_heads)
+        check_guesses(self.options.num_tokens, shape.num_heads)
         self.hidden = (shape.layer,)
         heads = MultiTokenHeads(shape, self.teacher.llm.config)
         heads.initialize(generator, self.teacher.decoder.norm, self.teacher.unembedding)
@@ -62,21 +71,18 @@ class Heads(Student[MultiTokenHeads]):
         return describe(self.options.shape)
 
 
-def check_lengths(options: LoopOptions, shape: HeadsShape) -> None:
+def check_lengths(options: LoopOptions, num_heads: int) -> None:
     """Raise :class:`~pronk.errors.OptionError` if sequences end before what the last head is to guess."""
     for name, length in options.lengths.items():
-        if length <= shape.num_heads:
-            msg = (
-                f"{option_name(name)}: expected at least {shape.num_heads + 1} for {shape.num_heads} heads, "
-                f"found {length}"
-            )
+        if length <= num_heads:
+            msg = f"{option_name(name)}: expected at least {num_heads + 1} for {num_heads} heads, found {length}"
             raise OptionError(msg)
 
 
-def check_guesses(num_tokens: int, shape: HeadsShape) -> None:
+def check_guesses(num_tokens: int, num_heads: int) -> None:
     """Raise :class:`~pronk.errors.OptionError` if more is to be guessed than there are heads."""
-    if num_tokens > shape.num_heads:
-        msg = f"num-tokens: expected 0 to {shape.num_heads}, the heads, found {num_tokens}"
+    if num_tokens > num_heads:
+        msg = f"num-tokens: expected 0 to {num_heads}, the heads, found {num_tokens}"
         raise OptionError(msg)
 
 

@@ -20,7 +20,7 @@ from pronk.train.attention import DenseAttention
 from pronk.train.features import Features
 from pronk.train.student import Branch, Student
 
-__all__ = ["Kangaroo", "dense_adapter"]
+__all__ = ["KangarooStudent", "dense_adapter"]
 
 _WORDS = {
     "attention": "one multi-head attention and two norms",
@@ -30,7 +30,7 @@ _WORDS = {
 }
 
 
-class Kangaroo(Student[Adapter]):
+class KangarooStudent(Student[Adapter]):
     """See ``Student``; the shape is a ``KangarooShape``."""
 
     kind = "kangaroo"

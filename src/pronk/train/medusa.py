@@ -16,12 +16,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pronk.checks import check_integer
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.drafters.shared.rank_tree import MAX_NODES, best_paths
 from pronk.errors import OptionError
 from pronk.train.batches import Sequences, token_dtype
 from pronk.train.distill import chunk_rows
 from pronk.train.features import Features
+from pronk.train.heads import check_guesses, check_lengths
 from pronk.train.lm import held_out_sets
 from pronk.train.loop import Passed
 from pronk.train.on_policy import held_out_halves, held_out_prompts
@@ -49,17 +51,11 @@ class MedusaOptions(StudentOptions):
     shape: MedusaShape = field(default_factory=MedusaShape)
     tree_size: int = 15
 
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        least = self.shape.num_heads + 1
-        return [
-            *super()._rules(),
-            ("tree_size", 1 <= self.tree_size <= MAX_NODES, f"1 to {MAX_NODES}"),
-            *(
-                (name, value >= least, f"at least {least}, one more than the heads")
-                for name, value in self.lengths.items()
-            ),
-            ("num_tokens", self.num_tokens < least, f"0 to {least - 1}, the heads"),
-        ]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("tree-size", self.tree_size, 1, MAX_NODES)
+        check_lengths(self, self.shape.num_heads)
+        check_guesses(self.num_tokens, self.shape.num_heads)
 
 
 class MedusaStudent(Student[MedusaHeads]):

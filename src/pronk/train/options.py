@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pronk.checks import check_choice, check_integer, check_number
 from pronk.errors import OptionError
 from pronk.train.sources import SourceSpec
 
@@ -44,10 +45,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 1:
-                option = "positions" if name == "context" else option_name(name)
-                msg = f"{option}: expected at least 1, found {value}"
-                raise OptionError(msg)
+            check_integer("positions" if name == "context" else option_name(name), value, 1)
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             msg = (
                 "expected heads to divide hidden into even parts, and kv-heads to divide heads; "
@@ -129,10 +127,31 @@ class LoopOptions:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        for name, valid, expected in self._rules():
-            if not valid:
-                msg = f"{option_name(name)}: expected {expected}, found {getattr(self, name)!r}"
+        names = ("steps", "batch", "micro", "evaluate_every", "save_every", "log_every")
+        self._check(check_integer, (*names, *self._given("patience", "threads")), 1)
+        self._check(check_integer, ("warmup", "seed"), 0)
+        self._check(check_number, ("rate", "clip", *self._given("minutes")), 0, above=True)
+        self._check(check_number, ("weight_decay",), 0)
+        self._check(check_number, ("floor", "final_share"), 0, 1)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        self._check(check_integer, self.lengths, 1, self._longest())
+        self._check(check_integer, ("length", "final_length"), 1)
+        if self.batch % self.micro:
+            msg = f"micro: expected a divisor of batch {self.batch}, found {self.micro}"
+            raise OptionError(msg)
+        for name, value in self.lengths.items():
+            if self.micro % value:
+                msg = f"micro: expected a multiple of {option_name(name)} {value}, found {self.micro}"
                 raise OptionError(msg)
+
+    def _given(self, *names: str) -> list[str]:
+        """Those of the options that have a value."""
+        return [name for name in names if getattr(self, name) is not None]
+
+    def _check(self, check: Callable[..., object], names: Iterable[str], *limits: float | None, **how: bool) -> None:
+        """Check each of the options, by its name on the command line."""
+        for name in names:
+            check(option_name(name), getattr(self, name), *limits, **how)
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -158,33 +177,6 @@ class LoopOptions:
     def defining(self) -> dict[str, Any]:
         """The options that a resumed run must have as before."""
         return {name: value for name, value in asdict(self).items() if name not in self.FREE}
-
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        return [
-            *((name, getattr(self, name) >= 1, "at least 1") for name in ("steps", "batch", "micro")),
-            *((name, getattr(self, name) >= 1, "at least 1") for name in ("evaluate_every", "save_every", "log_every")),
-            *((name, getattr(self, name) > 0, "more than 0") for name in ("rate", "clip")),
-            *((name, getattr(self, name) >= 0, "at least 0") for name in ("warmup", "weight_decay", "seed")),
-            *((name, 0 <= getattr(self, name) <= 1, "0 to 1") for name in ("floor", "final_share")),
-            ("micro", _divides(self.micro, self.batch), f"a divisor of batch {self.batch}"),
-            *self._length_rules(),
-            ("minutes", self.minutes is None or self.minutes > 0, "more than 0"),
-            ("patience", self.patience is None or self.patience >= 1, "at least 1"),
-            ("threads", self.threads is None or self.threads >= 1, "at least 1"),
-            ("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
-        ]
-
-    def _length_rules(self) -> list[tuple[str, bool, str]]:
-        read, most = self.lengths, self._longest()
-        expected = "at least 1" if most is None else f"1 to {most}"
-        return [
-            *((name, value >= 1 and (most is None or value <= most), expected) for name, value in read.items()),
-            *(
-                ("micro", _divides(value, self.micro), f"a multiple of {option_name(name)} {value}")
-                for name, value in read.items()
-            ),
-            *((name, getattr(self, name) >= 1, "at least 1") for name in ("length", "final_length")),
-        ]
 
     def _longest(self) -> int | None:
         """Positions that no sequence may exceed."""
@@ -223,12 +215,10 @@ class StudentOptions(LoopOptions):
     hard: float = 0.0
     num_tokens: int = 4
 
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        return [
-            *super()._rules(),
-            *((name, 0 <= getattr(self, name) <= 1, "0 to 1") for name in ("share", "hard")),
-            ("num_tokens", 0 <= self.num_tokens <= 64, "0 to 64"),
-        ]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check(check_number, ("share", "hard"), 0, 1)
+        self._check(check_integer, ("num_tokens",), 0, 64)
 
     def _longest(self) -> int | None:
         return self.context
@@ -266,10 +256,7 @@ class OnPolicyOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("tokens", 0), ("prompt", 8), ("length", 1), ("batch", 1), ("held_out", 0)):
-            if getattr(self, name) < least:
-                option = "on-policy" if name == "tokens" else option_name(name)
-                msg = f"{option}: expected at least {least}, found {getattr(self, name)}"
-                raise OptionError(msg)
+            check_integer("on-policy" if name == "tokens" else option_name(name), getattr(self, name), least)
 
 
 def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
@@ -295,11 +282,6 @@ def fit_lengths(settings: Mapping[str, Any], context: int) -> dict[str, Any]:
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to ``most`` and above its half that fits, or else ``most``."""
     return next((n for n in range(most, most // 2, -1) if fits(n)), most)
-
-
-def _divides(part: int, whole: int) -> bool:
-    """A ``part`` below 1 has a rule of its own, but all rules are looked at."""
-    return part < 1 or whole % part == 0
 
 
 def option_name(field_name: str) -> str:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pronk.bench.metrics import acceptance_rate, ctar_curve, step_compression
+from pronk.bench.metrics import ctar_curve
 from pronk.choosing.noise import derive_seed
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import make_drafter
+from pronk.engine.stats import Stats
 from pronk.llm import LLM
 from pronk.train.batches import token_dtype
 
@@ -44,15 +45,15 @@ def measure(llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int) 
             for number, prompt in enumerate(prompts)
         ]
         stats = [each.stats for each in llm.generate(list(prompts), params, drafter=drafter)]
-        steps = [step for each in stats for step in each.steps]
-        accepted = [step.accepted for step in steps]
-        rate = acceptance_rate([step.depth for step in steps], accepted)
-        tokens = sum(each.generated_tokens for each in stats)
-        figures[f"{name} alpha"] = rate or 0.0
-        deepest = max((step.depth for step in steps), default=0)
-        for w, share in enumerate(ctar_curve(accepted, max(1, deepest)), 1):
+        all_ = Stats(
+            generated_tokens=sum(each.generated_tokens for each in stats),
+            steps=[step for each in stats for step in each.steps],
+        )
+        shares, accepted = all_.acceptance, [step.accepted for step in all_.steps]
+        figures[f"{name} alpha"] = shares[0] if shares else 0.0
+        for w, share in enumerate(ctar_curve(accepted, max(1, len(shares))), 1):
             figures[f"{name} CTAR({w})"] = share
-        figures[f"{name} S"] = step_compression(tokens, len(steps))
+        figures[f"{name} S"] = all_.step_compression
     return figures
 
 

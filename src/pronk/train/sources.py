@@ -19,13 +19,13 @@ from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
 from pronk.train.python_source import read_python
 
-__all__ = ["Document", "SourceSpec", "parse_source", "read_source"]
+__all__ = ["SourceSpec", "SourceText", "parse_source", "read_source"]
 
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 
 
 @dataclass(frozen=True)
-class Document:
+class SourceText:
     """One text; ``origin`` and ``license`` are what the model card says about it."""
 
     text: str
@@ -78,11 +78,11 @@ def _existing(path: str, text: str) -> Path:
     return found
 
 
-def read_source(spec: SourceSpec) -> Iterator[Document]:
+def read_source(spec: SourceSpec) -> Iterator[SourceText]:
     """All documents of a source, in a fixed order."""
     if spec.kind == "python":
         for text, origin, license_name in read_python(spec.path):
-            yield Document(text, origin, license_name)
+            yield SourceText(text, origin, license_name)
     elif spec.kind == "jsonl" and spec.path is not None:
         for _, row in read_json_lines(spec.path):
             yield _document(row, spec.path)
@@ -90,21 +90,21 @@ def read_source(spec: SourceSpec) -> Iterator[Document]:
         yield from _read_text(spec.path, spec.name)
 
 
-def _document(row: dict[str, Any], path: Path) -> Document:
+def _document(row: dict[str, Any], path: Path) -> SourceText:
     text = row.get("text")
     if not isinstance(text, str):
         msg = f"{path}: expected a string under 'text', found {type(text).__name__}"
         raise OptionError(msg)
     # 'owner/name@commit:path' is summed up as 'owner/name@commit'.
     origin = str(row.get("source", path.name)).split(":", 1)[0]
-    return Document(text, origin, str(row.get("license", "not stated")))
+    return SourceText(text, origin, str(row.get("license", "not stated")))
 
 
-def _read_text(path: Path, name: str) -> Iterator[Document]:
+def _read_text(path: Path, name: str) -> Iterator[SourceText]:
     files = sorted(f for f in path.rglob("*") if f.suffix in _TEXT_SUFFIXES) if path.is_dir() else [path]
     for file in files:
         try:
-            yield Document(file.read_text(encoding="utf-8"), name, "not stated")
+            yield SourceText(file.read_text(encoding="utf-8"), name, "not stated")
         except (OSError, UnicodeDecodeError) as error:
             msg = f"{file}: expected UTF-8 text, found {error}"
             raise OptionError(msg) from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from pronk.checks import check_integer
 from pronk.errors import OptionError, TokenizerError
+from pronk.files.atomic import write_json
 from pronk.train.chat import ASSISTANT, CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS, USER
 
 __all__ = ["BYTE_VOCAB", "load_tokenizer", "save_tokenizer", "train_tokenizer"]
@@ -24,9 +25,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         OptionError: ``vocab_size`` has no room for bytes and special tokens, is more than the text yields, or
             exceeds what 16 bits can index.
     """
-    if not BYTE_VOCAB <= vocab_size <= 65536:
-        msg = f"vocabulary size: expected {BYTE_VOCAB} to 65536, found {vocab_size}"
-        raise OptionError(msg)
+    check_integer("vocabulary size", vocab_size, BYTE_VOCAB, 65536)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -64,8 +63,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "chat_template": CHAT_TEMPLATE,
         **names,
     }
-    _write_json(folder / "tokenizer_config.json", config)
-    _write_json(folder / "special_tokens_map.json", {**names, "additional_special_tokens": extra})
+    write_json(folder / "tokenizer_config.json", config, indent=2)
+    write_json(folder / "special_tokens_map.json", {**names, "additional_special_tokens": extra}, indent=2)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -82,7 +81,3 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise TokenizerError(msg) from error
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -154,7 +154,9 @@ def test_what_fails_within_is_heard_of_and_leaves_no_trace(monkeypatch: pytest.M
     assert_no_blocks(draft)
 
 
-def test_what_fails_within_costs_the_guesses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_within_costs_the_guesses_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     engine, drafter = watched(SPECS["fair"])
     (request,) = [make_request(PROMPTS[2], SamplingParams(max_tokens=30), drafter)]
     engine.add(request)
@@ -166,6 +168,7 @@ def test_what_fails_within_costs_the_guesses_alone(monkeypatch: pytest.MonkeyPat
         fail(patch)
         engine.step()
     assert request.stats.draft_error == "ZeroDivisionError: "
+    caplog.clear()
     assert context_of(request.chooser) == request.tokens
     finish(engine)
     assert request.output == plain_output(request.prompt, request.params)

@@ -17,9 +17,10 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+from pronk.bench.peers.engines.contract import PeerRequest
 from pronk.bench.peers.process import PeerError, WorkerProcess
 
-__all__ = ["METHODS", "Method", "Peer", "PeerError", "PeerRequest", "PeerResult"]
+__all__ = ["METHODS", "Peer", "PeerError", "PeerMode", "PeerRequest", "PeerResult"]
 
 # How often a worker that died is started again.
 _RESTARTS = 2
@@ -28,7 +29,7 @@ _TYPES = {"bfloat16", "float16", "float32"}
 
 
 @dataclass(frozen=True)
-class Method:
+class PeerMode:
     """A peer's way to decode: the engine, its variant, and what it takes."""
 
     engine: str
@@ -37,33 +38,18 @@ class Method:
     converts: bool = False
 
 
-METHODS: Mapping[str, Method] = MappingProxyType(
+METHODS: Mapping[str, PeerMode] = MappingProxyType(
     {
-        "transformers": Method("transformers"),
-        "transformers_prompt_lookup": Method("transformers", "prompt_lookup"),
-        "transformers_assisted": Method("transformers", "assisted", needs_draft=True),
-        "openvino": Method("openvino", converts=True),
-        "openvino_prompt_lookup": Method("openvino", "prompt_lookup", converts=True),
-        "openvino_draft": Method("openvino", "draft", needs_draft=True, converts=True),
-        "llama_cpp": Method("llama_cpp", converts=True),
-        "llama_cpp_prompt_lookup": Method("llama_cpp", "prompt_lookup", converts=True),
+        "transformers": PeerMode("transformers"),
+        "transformers_prompt_lookup": PeerMode("transformers", "prompt_lookup"),
+        "transformers_assisted": PeerMode("transformers", "assisted", needs_draft=True),
+        "openvino": PeerMode("openvino", converts=True),
+        "openvino_prompt_lookup": PeerMode("openvino", "prompt_lookup", converts=True),
+        "openvino_draft": PeerMode("openvino", "draft", needs_draft=True, converts=True),
+        "llama_cpp": PeerMode("llama_cpp", converts=True),
+        "llama_cpp_prompt_lookup": PeerMode("llama_cpp", "prompt_lookup", converts=True),
     }
 )
-
-
-@dataclass(frozen=True)
-class PeerRequest:
-    """One prompt and how to continue it: greedily at temperature 0, else sampled from the whole distribution.
-
-    ``ends`` are the ids that end a text; ``ignore_eos`` goes on to ``max_tokens`` all the same.
-    """
-
-    prompt: list[int]
-    max_tokens: int
-    temperature: float
-    seed: int
-    ends: list[int]
-    ignore_eos: bool
 
 
 @dataclass(frozen=True)

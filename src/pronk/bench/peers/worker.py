@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING or __package__:
-    from pronk.bench.peers.engines.contract import Engine, Request, Unsupported, WorkerConfig
+    from pronk.bench.peers.engines.contract import PeerEngine, PeerRequest, Unsupported, WorkerConfig
 else:
     sys.path[0] = str(Path(__file__).resolve().parent)
-    from engines.contract import Engine, Request, Unsupported, WorkerConfig
+    from engines.contract import PeerEngine, PeerRequest, Unsupported, WorkerConfig
 
 __all__: list[str] = []
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 class _Worker:
     def __init__(self) -> None:
-        self.engine: Engine | None = None
+        self.engine: PeerEngine | None = None
 
     def answer(self, op: str, document: dict[str, Any]) -> dict[str, Any]:
         if op == "generate":
@@ -60,10 +60,10 @@ class _Worker:
             # So that the collector has no reason to run inside the measured time.
             gc.collect()
             _reset_peak()
-            return asdict(self.engine.generate(Request(**document))) | {"peak_memory": _peak_memory()}
+            return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": _peak_memory()}
         config = WorkerConfig.from_json(document)
         file, name = _ENGINES[config.engine]
-        engine: Engine = getattr(importlib.import_module(f"{_HOME}.{file}"), name)()
+        engine: PeerEngine = getattr(importlib.import_module(f"{_HOME}.{file}"), name)()
         if op == "prepare":
             engine.prepare(config)
             return {}

@@ -1,6 +1,8 @@
 """``pronk train``: train the models that pronk ships, or your own."""
 
 from collections.abc import Callable
+from functools import partial
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,14 +10,21 @@ import typer
 from rich.console import Console
 
 from pronk.commands.options import shares
-from pronk.commands.train.draft import draft
-from pronk.commands.train.glide import glide
-from pronk.commands.train.heads import HEAD_KIND, HEAD_ORDER, UNEMBEDDINGS
-from pronk.commands.train.heads import heads as train_heads
-from pronk.commands.train.kangaroo import kangaroo
-from pronk.commands.train.medusa import medusa
-from pronk.commands.train.options import INTERRUPTED, command_line, loop_options, model_option, refuse, text_options
-from pronk.train.options import DataOptions, Shape, TrainOptions, fit_lengths
+from pronk.commands.train.kinds import KINDS, Kind
+from pronk.commands.train.options import (
+    HEAD_KIND,
+    HEAD_ORDER,
+    INTERRUPTED,
+    UNEMBEDDINGS,
+    StudentRun,
+    command_line,
+    loop_options,
+    model_option,
+    refuse,
+    student_options,
+    text_options,
+)
+from pronk.train.options import DataOptions, OnPolicyOptions, Shape, TrainOptions, fit_lengths
 
 __all__ = ["app"]
 
@@ -85,13 +94,40 @@ def lm(
     future = future_shape(shape, future_tokens, *words, head_mlp)
     options = TrainOptions(**settings, shape=shape, heads=future)
     if future is not None:
-        check_lengths(options, future)
+        check_lengths(options, future.num_heads)
     if not run(data, options, out, name, command_line(context), Console()):
         raise typer.Exit(INTERRUPTED)
 
 
-app.command(no_args_is_help=True)(draft)
-app.command(no_args_is_help=True)(kangaroo)
-app.command(no_args_is_help=True)(glide)
-app.command(no_args_is_help=True)(medusa)
-app.command(no_args_is_help=True)(train_heads)
+def _command(kind: type[Kind]) -> Callable[..., None]:
+    """The command that trains drafters of one kind."""
+
+    @shares(kind=kind, text=text_options, student=student_options, loop=loop_options, without=kind.without)
+    def train(
+        context: typer.Context,
+        kind: Callable[[], Kind],
+        text: Callable[..., DataOptions],
+        student: Callable[[], StudentRun],
+        loop: Callable[[], dict[str, Any]],
+    ) -> None:
+        from pronk.train.run import run_student
+        from pronk.train.teacher import Teacher
+
+        own, run, settings = kind(), student(), loop()
+        data = text(seed=settings["seed"])
+        on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"])
+        teacher = Teacher(run.target, settings["device"], settings["threads"])
+        name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
+        config = teacher.llm.config
+        options = own.options(config, partial(run.settings, settings, config.context))
+        done = run_student(
+            own.objective(), data, on_policy, options, teacher, run.out, name, command_line(context), Console()
+        )
+        if not done:
+            raise typer.Exit(INTERRUPTED)
+
+    return train
+
+
+for _name, _kind in KINDS.items():
+    app.command(_name, help=getdoc(_kind), no_args_is_help=True)(_command(_kind))

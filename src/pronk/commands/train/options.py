@@ -4,24 +4,22 @@ typer wants the real types of the options: no postponed annotations here.
 """
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from pronk.errors import OptionError
 from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, StudentOptions, fit_lengths
 from pronk.train.sources import parse_source
 
-if TYPE_CHECKING:
-    from pronk.train.student import Student
-    from pronk.train.teacher import Teacher
-
 __all__ = [
+    "HEAD_KIND",
+    "HEAD_ORDER",
     "INTERRUPTED",
+    "UNEMBEDDINGS",
     "StudentRun",
     "command_line",
     "loop_option",
@@ -29,12 +27,15 @@ __all__ = [
     "model_option",
     "refuse",
     "student_options",
-    "student_settings",
     "text_options",
-    "train_student",
 ]
 
 INTERRUPTED = 130
+
+# Of the options that both a language model's heads and heads on a frozen target have.
+HEAD_KIND = "A head's layer: transformer or linear."
+HEAD_ORDER = "parallel; causal: each head reads the nearer one's output; anticausal: the further one's."
+UNEMBEDDINGS = "shared: the model's own; replicated: one for each head."
 
 
 def text_option(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
@@ -147,7 +148,7 @@ def loop_options(
 
 @dataclass(frozen=True)
 class StudentRun:
-    """What every drafter that learns from a target is trained with."""
+    """What every drafter that learns from a target is trained with; the kind decides a ``num_tokens`` of ``None``."""
 
     out: Path
     target: str | None
@@ -155,7 +156,23 @@ class StudentRun:
     on_policy: int
     share: float
     hard: float
-    num_tokens: int
+    num_tokens: int | None
+
+    def settings(self, loop: dict[str, Any], context: int, longest: int) -> dict[str, Any]:
+        """The fields of :class:`~pronk.train.options.StudentOptions` that do not depend on the kind of drafter.
+
+        Args:
+            loop: the loop's settings.
+            context: of the target, in tokens.
+            longest: text that the drafter can read, in tokens; sequences fit both.
+        """
+        return {
+            **fit_lengths(loop, min(context, longest)),
+            "share": self.share if self.on_policy else 0.0,
+            "hard": self.hard,
+            "num_tokens": self.num_tokens,
+            "context": context,
+        }
 
 
 def student_options(
@@ -176,57 +193,11 @@ def student_options(
         float, loop_option("Weight of the text's own next token in the loss; the rest is the target's distribution.")
     ] = StudentOptions.hard,
     num_tokens: Annotated[
-        int, loop_option("Guesses per step when the engine measures the drafter; 0 does not.")
+        int | None, loop_option("Guesses per step when the engine measures the drafter; 0 does not.")
     ] = StudentOptions.num_tokens,
 ) -> StudentRun:
     """What to guess for and what to learn from; the options of every command that trains a drafter."""
     return StudentRun(out, target, name, on_policy, share, hard, num_tokens)
-
-
-def train_student(
-    context: typer.Context,
-    text: Callable[..., DataOptions],
-    settings: dict[str, Any],
-    run: StudentRun,
-    kind: Callable[[], "type[Student[Any]]"],
-    options: Callable[["Teacher"], StudentOptions],
-) -> None:
-    """Train a drafter, as its command was given.
-
-    Args:
-        context: of the command.
-        text: what to read.
-        settings: the loop's.
-        run: what to guess for and what to learn from.
-        kind: gives the class of the objective.
-        options: gives the run's options, once the target is known.
-    """
-    from pronk.train.run import run_student
-    from pronk.train.teacher import Teacher
-
-    data = text(seed=settings["seed"])
-    own = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"])
-    teacher = Teacher(run.target, settings["device"], settings["threads"])
-    name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
-    if not run_student(kind(), data, own, options(teacher), teacher, run.out, name, command_line(context), Console()):
-        raise typer.Exit(INTERRUPTED)
-
-
-def student_settings(
-    settings: dict[str, Any], run: StudentRun, teacher: "Teacher", positions: int | None = None
-) -> dict[str, Any]:
-    """The fields of :class:`~pronk.train.options.StudentOptions` that do not depend on the kind.
-
-    Sequences fit the target, and a drafter that has ``positions`` of its own.
-    """
-    context = teacher.llm.config.context
-    return {
-        **fit_lengths(settings, context if positions is None else min(context, positions)),
-        "share": run.share if run.on_policy else 0.0,
-        "hard": run.hard,
-        "num_tokens": run.num_tokens,
-        "context": context,
-    }
 
 
 def refuse(options: Mapping[str, object], reason: str) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from pronk.errors import OptionError
+from pronk.files.atomic import replace_file
 
 __all__ = ["Successors", "load_successors", "save_successors"]
 
@@ -57,11 +58,11 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
     """
     rows = [[token, *after, *[-1] * (table.top_k - len(after))] for token, after in table.rows.items()]
     tensor = torch.tensor(rows, dtype=torch.int32).reshape(len(rows), 1 + table.top_k)
-    partial = path.with_name(path.name + ".partial")
+    content = save({"successors": tensor}, {"format": _FORMAT, "vocabulary": vocabulary or ""})
     try:
-        save_file({"successors": tensor}, partial, {"format": _FORMAT, "vocabulary": vocabulary or ""})
-        partial.replace(path)
-    except (OSError, SafetensorError) as error:
+        with replace_file(path) as file:
+            file.write(content)
+    except OSError as error:
         msg = f"{path}: expected a place to write the table to, found: {error}"
         raise OptionError(msg) from error
 

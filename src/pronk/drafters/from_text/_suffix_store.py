@@ -32,6 +32,7 @@ from typing import BinaryIO
 
 from pronk.drafters.from_text._automaton import SuffixAutomaton
 from pronk.errors import OptionError
+from pronk.files.atomic import replace_file
 
 __all__ = ["SuffixStore"]
 
@@ -161,9 +162,8 @@ def _read(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: int) 
             file.truncate(whole)
     if dropped:
         lines = (json.dumps(output).encode() + b"\n" for output in outputs)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_bytes(b"".join((header, *lines)))
-        partial.replace(path)
+        with replace_file(path, shared=True) as cut:
+            cut.writelines((header, *lines))
     return outputs
 
 

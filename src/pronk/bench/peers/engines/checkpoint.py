@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from .contract import Unsupported
 
-__all__ = ["Checkpoint", "Shape", "cached", "convert_type"]
+__all__ = ["ArrayCheckpoint", "Shape", "cached", "convert_type"]
 
 # Changes whenever what the converters write does, so that no model of an older version is taken from the cache.
 _CACHE_FORMAT = 1
@@ -52,7 +52,7 @@ class Shape:
     tied: bool
 
 
-class Checkpoint:
+class ArrayCheckpoint:
     """The folder of a Llama, Mistral, Qwen2 or Qwen3 model."""
 
     def __init__(self, folder: Path) -> None:

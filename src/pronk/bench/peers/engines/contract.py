@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Engine", "Generated", "Loaded", "Request", "Unsupported", "WorkerConfig"]
+__all__ = ["Generated", "Loaded", "PeerEngine", "PeerRequest", "Unsupported", "WorkerConfig"]
 
 
 class Unsupported(Exception):  # noqa: N818 - it says what the engine cannot do, and is shown as such
@@ -41,8 +41,11 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True)
-class Request:
-    """One prompt, as token ids, and how to continue it."""
+class PeerRequest:
+    """One prompt, as token ids, and how to continue it: greedily at temperature 0, else from the whole distribution.
+
+    ``ends`` are the ids that end a text; ``ignore_eos`` goes on to ``max_tokens`` all the same.
+    """
 
     prompt: list[int]
     max_tokens: int
@@ -69,7 +72,7 @@ class Loaded:
     settings: dict[str, str] = field(default_factory=dict)
 
 
-class Engine(Protocol):
+class PeerEngine(Protocol):
     """Another library, behind three verbs."""
 
     def prepare(self, config: WorkerConfig) -> None:
@@ -80,6 +83,6 @@ class Engine(Protocol):
         """Load the model, ready to generate."""
         ...
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: PeerRequest) -> Generated:
         """Continue one prompt from an empty cache."""
         ...

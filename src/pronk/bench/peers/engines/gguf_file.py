@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint import Checkpoint, Shape
+from .checkpoint import ArrayCheckpoint, Shape
 
 __all__ = ["write_gguf"]
 
@@ -35,7 +35,7 @@ _LAYER = {
 }
 
 
-def write_gguf(checkpoint: Checkpoint, path: Path, dtype: str) -> None:
+def write_gguf(checkpoint: ArrayCheckpoint, path: Path, dtype: str) -> None:
     """Convert a checkpoint; matrices in ``dtype``, vectors in float32 as llama.cpp wants them."""
     s = checkpoint.shape
     # Mistral is a Llama to llama.cpp.

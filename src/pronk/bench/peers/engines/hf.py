@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from .contract import Generated, Loaded, Request, Unsupported, WorkerConfig
+from .contract import Generated, Loaded, PeerRequest, Unsupported, WorkerConfig
 
 __all__ = ["HuggingFace"]
 
@@ -56,7 +56,7 @@ class HuggingFace:
             settings["lookup"] = f"{_LOOKUP_TOKENS} tokens"
         return Loaded(versions, settings)
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: PeerRequest) -> Generated:
         """Continue one prompt; every call makes its own cache."""
         torch.manual_seed(request.seed)
         clock = _Clock()
@@ -81,7 +81,7 @@ class HuggingFace:
         return model
 
 
-def _options(request: Request) -> GenerationConfig:
+def _options(request: PeerRequest) -> GenerationConfig:
     ends = None if request.ignore_eos or not request.ends else request.ends
     sampling: dict[str, Any] = {"do_sample": False}
     if request.temperature > 0:

@@ -9,8 +9,8 @@ from time import perf_counter
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from .checkpoint import Checkpoint, cached
-from .contract import Generated, Loaded, Request, WorkerConfig
+from .checkpoint import ArrayCheckpoint, cached
+from .contract import Generated, Loaded, PeerRequest, WorkerConfig
 
 __all__ = ["LlamaCpp"]
 
@@ -45,7 +45,7 @@ class LlamaCpp:
             settings["lookup"] = f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"
         return Loaded(versions, settings)
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: PeerRequest) -> Generated:
         """Continue one prompt from an empty cache."""
         needed = len(request.prompt) + request.max_tokens + _LOOKUP_TOKENS + 1
         if needed > self.llama.n_ctx():
@@ -89,6 +89,6 @@ def _convert(config: WorkerConfig) -> Path:
     def write(folder: Path) -> None:
         from .gguf_file import write_gguf  # noqa: PLC0415 - needed once per checkpoint
 
-        write_gguf(Checkpoint(config.checkpoint), folder / "model.gguf", config.dtype)
+        write_gguf(ArrayCheckpoint(config.checkpoint), folder / "model.gguf", config.dtype)
 
     return cached(config.cache, config.checkpoint, f"gguf-{config.dtype}", write) / "model.gguf"

@@ -11,8 +11,8 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from .checkpoint import Checkpoint, cached
-from .contract import Generated, Loaded, Request, Unsupported, WorkerConfig
+from .checkpoint import ArrayCheckpoint, cached
+from .contract import Generated, Loaded, PeerRequest, Unsupported, WorkerConfig
 
 __all__ = ["OpenVino"]
 
@@ -59,7 +59,7 @@ class OpenVino:
             settings["draft"] = f"{_DRAFT_TOKENS} tokens"
         return Loaded(versions, settings)
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: PeerRequest) -> Generated:
         """Continue one prompt; without chat mode and prefix caching nothing is kept between calls."""
         options = self._options(request)
         ids = ov.Tensor(np.array([request.prompt], np.int64))
@@ -70,7 +70,7 @@ class OpenVino:
         ttft = out.perf_metrics.get_ttft().mean / 1e3
         return Generated([int(token) for token in out.tokens[0]], seconds, ttft if ttft > 0 else None)
 
-    def _options(self, request: Request) -> Any:
+    def _options(self, request: PeerRequest) -> Any:
         options = genai.GenerationConfig()
         options.max_new_tokens = request.max_tokens
         ends = set() if request.ignore_eos else set(request.ends)
@@ -106,7 +106,7 @@ def _convert(config: WorkerConfig, source: Path) -> Path:
     def write(folder: Path) -> None:
         from .ov_graph import write_openvino  # noqa: PLC0415 - needed once per checkpoint
 
-        write_openvino(Checkpoint(source), folder, config.dtype)
+        write_openvino(ArrayCheckpoint(source), folder, config.dtype)
         raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps({"model_type": raw["model_type"]}), encoding="utf-8")
         if config.draft is not None:

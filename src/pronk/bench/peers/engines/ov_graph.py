@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino.op.util import Variable, VariableInfo
 
-from .checkpoint import Checkpoint, Shape
+from .checkpoint import ArrayCheckpoint, Shape
 
 __all__ = ["write_openvino"]
 
 _TYPES = {"bfloat16": ov.Type.bf16, "float16": ov.Type.f16, "float32": ov.Type.f32}
 
 
-def write_openvino(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
+def write_openvino(checkpoint: ArrayCheckpoint, folder: Path, dtype: str) -> None:
     """Write ``openvino_model.xml`` and ``.bin``."""
     model = _Graph(checkpoint, dtype).build()
     ov.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
@@ -32,7 +32,7 @@ def write_openvino(checkpoint: Checkpoint, folder: Path, dtype: str) -> None:
 class _Graph:
     """Shapes: ``B`` batch, ``T`` new tokens, ``H`` heads, ``D`` head dimension."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str) -> None:
+    def __init__(self, checkpoint: ArrayCheckpoint, dtype: str) -> None:
         self.checkpoint = checkpoint
         self.shape = checkpoint.shape
         self.dtype = dtype
@@ -142,7 +142,7 @@ def _parameter(name: str, kind: ov.Type, rank: int) -> Any:
     return parameter
 
 
-def _vector(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
+def _vector(checkpoint: ArrayCheckpoint, name: str) -> NDArray[np.float32]:
     return checkpoint.tensor(name, "float32")
 
 

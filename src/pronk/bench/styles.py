@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pronk.bench.document import ALL, SOUND, Figures
 from pronk.bench.records import PLAIN
 
-__all__ = ["OWN", "Key", "Look", "key_of", "make_looks", "shorten", "task_name", "temperature_name"]
+__all__ = ["OWN", "Key", "Style", "key_of", "make_styles", "shorten", "task_name", "temperature_name"]
 
 Key = tuple[str, str]
 # Okabe and Ito's colours, then Tol's, each told from its neighbours with any kind of colour blindness; peers are muted.
@@ -20,7 +20,7 @@ _FILLED, _OPEN = "●■▲◆▼", "○□△◇▽"
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How a method looks, throughout the page."""
 
     name: str
@@ -46,24 +46,24 @@ def task_name(task: str) -> str:
     return {ALL: "all tasks", SOUND: "all tasks, without outputs that loop"}.get(task, task)
 
 
-def make_looks(figures: Iterable[Figures]) -> dict[Key, Look]:
-    """One look per method, in the order of plain decoding, drafters, peers."""
+def make_styles(figures: Iterable[Figures]) -> dict[Key, Style]:
+    """One style per method, in the order of plain decoding, drafters, peers."""
     keys = sorted(dict.fromkeys(map(key_of, figures)), key=lambda key: (key[0] != "pronk", key[1] != PLAIN))
     seen = {"own": 0, "peer": 0}
-    looks = {}
+    styles = {}
     for engine, method in keys:
         kind = "peer" if engine != "pronk" else "plain" if method == PLAIN else "own"
         named = method if engine == "pronk" or method.startswith(engine) else f"{engine} {method}"
         if kind == "plain":
-            looks[engine, method] = Look(named, "plain", kind, _GREY, "●", "o")
+            styles[engine, method] = Style(named, "plain", kind, _GREY, "●", "o")
             continue
         i = seen[kind]
         seen[kind] += 1
         colors, glyphs = (_PEERS, _OPEN) if kind == "peer" else (OWN, _FILLED)
         # Shape and colour take different turns, so that a colour that comes again has another shape.
         j = (i + i // len(colors)) % len(_SHAPES)
-        looks[engine, method] = Look(named, shorten(named), kind, colors[i % len(colors)], glyphs[j], _SHAPES[j])
-    return looks
+        styles[engine, method] = Style(named, shorten(named), kind, colors[i % len(colors)], glyphs[j], _SHAPES[j])
+    return styles
 
 
 def shorten(name: str, most: int = 15) -> str:
