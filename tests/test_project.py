@@ -65,7 +65,7 @@ def relative(path: Path) -> str:
 
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
-        "LLM", "Completion", "Drafter", "Piece", "SamplingParams", "TokenTree",
+        "LLM", "Completion", "Drafter", "Guesser", "Piece", "SamplingParams", "TokenTree",
         "PronkError", "CacheFullError", "CheckpointError", "ConfigError", "OptionError", "PromptError",
         "TokenizerError", "__version__", *class_names(),
     }  # fmt: skip

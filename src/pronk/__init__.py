@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 
 # Loaded at first use, so that `pronk --help` does not wait for torch.
 _HOMES = {
-    "pronk.drafters": ("Drafter",),
+    "pronk.drafters": ("Drafter", "Guesser"),
     "pronk.errors": (
         "CacheFullError",
         "CheckpointError",

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast, overload
 import torch
 
 from pronk.cache.budget import KVBudget
+from pronk.checks import check_choice, check_integer
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, Guesser, Target, make_drafter
 from pronk.engine.engine import Engine
@@ -89,12 +90,12 @@ class LLM:
             CheckpointError: the model cannot be loaded.
             OptionError: an option out of its range.
         """
-        _check_range("max_batch", max_batch, 1, 1024)
-        _check_range("prefill_chunk", prefill_chunk, 16, 8192)
+        check_integer("max_batch", max_batch, 1, 1024)
+        check_integer("prefill_chunk", prefill_chunk, 16, 8192)
         if threads is not None:
-            _check_range("threads", threads, 1, 4096)
+            check_integer("threads", threads, 1, 4096)
             torch.set_num_threads(threads)
-        _check_choice("budget", budget, ("auto", "all"))
+        check_choice("budget", budget, ("auto", "all"))
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(_bundled() if model is None else model)
         self.config = read_config(self.path)
@@ -272,18 +273,6 @@ def _device(name: str) -> torch.device:
         msg = f'device: expected "cpu" or an accelerator that torch has here, found {name!r}'
         raise OptionError(msg) from error
     return device
-
-
-def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        msg = f"{name}: expected {', '.join(known)}; found {value!r}"
-        raise OptionError(msg)
-
-
-def _check_range(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        msg = f"{name}: expected an integer in {low}..{high}, found {value!r}"
-        raise OptionError(msg)
 
 
 def _completion(group: Sequence[Request]) -> Completion:

@@ -19,10 +19,10 @@ INTEGER = (1.5, "8", True)
 NUMBER = (math.nan, math.inf, -math.inf, "0.5", True, None)
 
 BAD: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "max_tokens": ("1 or more", (0, -1, None, *INTEGER)),
-    "min_tokens": ("0 or more", (-1, None, *INTEGER)),
+    "max_tokens": ("of at least 1", (0, -1, None, *INTEGER)),
+    "min_tokens": ("of at least 0", (-1, None, *INTEGER)),
     "temperature": ("0..100", (-0.1, -1e-9, 100.5, *NUMBER)),
-    "top_k": ("0 or more", (-1, None, *INTEGER)),
+    "top_k": ("of at least 0", (-1, None, *INTEGER)),
     "top_p": ("above 0 and at most 1", (0.0, 0, -0.1, 1.0001, *NUMBER)),
     "min_p": ("0..1", (-0.1, 1.0001, *NUMBER)),
     "repetition_penalty": ("above 0 and at most 100", (0.0, -1.0, 101, *NUMBER)),
@@ -51,16 +51,16 @@ def test_values_out_of_range(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        ("logit_bias", {3: 101.0}, "-100..100; found 101.0"),
-        ("logit_bias", {3: math.nan}, "-100..100; found nan"),
-        ("logit_bias", {3: "1"}, "-100..100; found '1'"),
-        ("logit_bias", {-3: 1.0}, "0 or more; found -3"),
-        ("logit_bias", {"3": 1.0}, "0 or more; found '3'"),
+        ("logit_bias", {3: 101.0}, "-100..100, found 101.0"),
+        ("logit_bias", {3: math.nan}, "-100..100, found nan"),
+        ("logit_bias", {3: "1"}, "-100..100, found '1'"),
+        ("logit_bias", {-3: 1.0}, "of at least 0, found -3"),
+        ("logit_bias", {"3": 1.0}, "of at least 0, found '3'"),
         ("logit_bias", [(3, 1.0)], "found [(3, 1.0)]"),
         ("logit_bias", 3, "found 3"),
-        ("stop_token_ids", [5, -1], "0 or more; found -1"),
-        ("stop_token_ids", ["5"], "0 or more; found '5'"),
-        ("stop_token_ids", [True], "0 or more; found True"),
+        ("stop_token_ids", [5, -1], "of at least 0, found -1"),
+        ("stop_token_ids", ["5"], "of at least 0, found '5'"),
+        ("stop_token_ids", [True], "of at least 0, found True"),
         ("stop_token_ids", 5, "found 5"),
         ("stop_token_ids", None, "found None"),
         ("stop", "", "not empty, found ''"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from pronk.checks import check_choice, check_flag, check_integer, check_number
 from pronk.errors import OptionError
 
 __all__ = ["MAX_SEED", "Rule", "SamplingParams"]
@@ -71,19 +71,18 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
-            _check_integer(name, getattr(self, name), low, high)
-        for name, least, most, rule in _NUMBERS:
-            _check_number(name, getattr(self, name), least, most, rule)
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                check_integer(name, getattr(self, name), low, high)
+        for name, least, most, above in _NUMBERS:
+            check_number(name, getattr(self, name), least, most, above=above)
         if self.min_tokens > self.max_tokens:
             msg = f"min_tokens: expected at most max_tokens = {self.max_tokens}, found {self.min_tokens}"
             raise OptionError(msg)
-        _check_flag("ignore_eos", self.ignore_eos)
-        if self.rule not in get_args(Rule):
-            msg = f'rule: expected "coupled", "rejection" or "block", found {self.rule!r}'
-            raise OptionError(msg)
+        check_flag("ignore_eos", self.ignore_eos)
+        check_choice("rule", self.rule, get_args(Rule))
         _check_bias(self.logit_bias)
         for token in _items("stop_token_ids", self.stop_token_ids):
-            _check_integer("stop_token_ids", token, 0, None)
+            check_integer("stop_token_ids", token, 0)
         _items("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         for name, texts in (("stop", self.stops), ("bad_words", _items("bad_words", self.bad_words))):
             if not all(isinstance(text, str) and text for text in texts):
@@ -130,36 +129,15 @@ _INTEGERS: tuple[tuple[str, int, int | None], ...] = (
 )
 _OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
 
-_NUMBERS: tuple[tuple[str, float, float, str], ...] = (
-    ("temperature", 0.0, 100.0, "0..100"),
-    ("top_p", math.ulp(0.0), 1.0, "above 0 and at most 1"),
-    ("min_p", 0.0, 1.0, "0..1"),
-    ("repetition_penalty", math.ulp(0.0), 100.0, "above 0 and at most 100"),
-    ("presence_penalty", -2.0, 2.0, "-2..2"),
-    ("frequency_penalty", -2.0, 2.0, "-2..2"),
+# The last says whether the least value itself is out.
+_NUMBERS: tuple[tuple[str, float, float, bool], ...] = (
+    ("temperature", 0.0, 100.0, False),
+    ("top_p", 0.0, 1.0, True),
+    ("min_p", 0.0, 1.0, False),
+    ("repetition_penalty", 0.0, 100.0, True),
+    ("presence_penalty", -2.0, 2.0, False),
+    ("frequency_penalty", -2.0, 2.0, False),
 )
-
-
-def _check_integer(name: str, value: object, low: int, high: int | None) -> None:
-    if value is None and name in _OPTIONAL:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        wanted = f"{low} or more" if high is None else f"{low}..{high}"
-        msg = f"{name}: expected an integer, {wanted}; found {value!r}"
-        raise OptionError(msg)
-
-
-def _check_number(name: str, value: object, low: float, high: float, rule: str) -> None:
-    # NaN fails both comparisons, hence the form of the test.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        msg = f"{name}: expected a number, {rule}; found {value!r}"
-        raise OptionError(msg)
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        msg = f"{name}: expected true or false, found {value!r}"
-        raise OptionError(msg)
 
 
 def _check_bias(bias: object) -> None:
@@ -169,8 +147,8 @@ def _check_bias(bias: object) -> None:
         msg = f"logit_bias: expected token ids with a value each, found {bias!r}"
         raise OptionError(msg)
     for token, value in bias.items():
-        _check_integer("logit_bias", token, 0, None)
-        _check_number("logit_bias", value, -100.0, 100.0, "-100..100")
+        check_integer("logit_bias", token, 0)
+        check_number("logit_bias", value, -100.0, 100.0)
 
 
 def _items(name: str, value: object) -> tuple[Any, ...]:
