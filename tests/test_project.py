@@ -39,7 +39,7 @@ FLOORS = (
     {"engine"},
     {"outputs"},
     {"llm"},
-    {"proof"},
+    {"proof", "testing"},
     {"bench", "inflate"},
     {"train"},
     {"commands"},

@@ -357,7 +357,7 @@ def test_usage_errors_are_one_line_with_a_hint(run: Run, args: list[str], expect
         (["--stop", ""], ["stop", "empty"]),
         (["--stop-token-ids", "-1"], ["stop_token_ids", "-1"]),
         (["--seed", "-1"], ["seed", "-1"]),
-        (["--rule", "luck"], ["rule", 'one of coupled, rejection, block', "luck"]),
+        (["--rule", "luck"], ["rule", "one of coupled, rejection, block", "luck"]),
         (["--n", "0"], ["n: ", "0"]),
         (["--logprobs", "65"], ["logprobs", "64", "65"]),
         (["--prompt-logprobs", "-1"], ["prompt_logprobs", "-1"]),

@@ -406,7 +406,7 @@ def test_options_in_a_name() -> None:
         ("prompt_lookup(max_ngram=many)", "max_ngram"),
         ("prompt_lookup(max_ngram=__import__('os'))", "max_ngram"),
         ("prompt_lookup(max_ngram={[]: 1})", "max_ngram"),
-        ("prompt_lookup(max_ngram='3')", "max_ngram must be an integer in 1..16, found '3'"),
+        ("prompt_lookup(max_ngram='3')", "max_ngram: expected an integer in 1..16, found '3'"),
         ("prompt_lookup(max_ngram=2, min_ngram=3)", "min_ngram"),
     ],
     ids=lambda value: value[:30],

@@ -120,19 +120,23 @@ class Chooser:
 
     def advance(self, token: int) -> None:
         """``token`` is tried after the context."""
-        self.context.ahead.append(token)
-        if self.processors:
+        if not self.processors:
+            self.context.ahead.append(token)
+            return
+        with uninterrupted():
+            self.context.ahead.append(token)
             self._tell(lambda processor: processor.advance(token))
 
     def rollback(self, count: int) -> None:
         """Take the last ``count`` tokens back that were tried."""
-        if not count:
+        if not count or not self.processors:
+            del self.context.ahead[len(self.context.ahead) - count :]
             return
-        try:
-            if self.processors:
+        with uninterrupted():
+            try:
                 self._tell(lambda processor: processor.rollback(count))
-        finally:
-            del self.context.ahead[-count:]
+            finally:
+                del self.context.ahead[-count:]
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
@@ -158,13 +162,12 @@ class Chooser:
     def _tell(self, what: Callable[[Processor], None]) -> None:
         """Tell every processor, or none ever again: those that were told half of a text are of no more use."""
         if self._failure is None:
-            with uninterrupted():
-                try:
-                    for processor in self.processors:
-                        what(processor)
-                except Exception as error:
-                    self._failure = error
-                    raise
+            try:
+                for processor in self.processors:
+                    what(processor)
+            except Exception as error:
+                self._failure = error
+                raise
 
     def choose(self, logits: Tensor) -> int:
         """The target's token after the context by the coupled rule.

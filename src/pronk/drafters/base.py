@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
 from pronk.drafters.target import Target
+from pronk.errors import OptionError
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
@@ -132,12 +133,21 @@ class Guesser(Drafter, Generic[State]):
 
     Attributes:
         needs: what it reads of the target's passes.
+        target: the model that it was bound to; ``None`` if it goes with any.
     """
 
     needs: Needs = Needs()
+    target: Target | None = None
 
-    def bind(self, target: Target) -> Guesser[Any]:  # noqa: ARG002 - most go with any target
-        """Itself."""
+    def bind(self, target: Target) -> Self:
+        """Itself.
+
+        Raises:
+            OptionError: it was bound to another model.
+        """
+        if self.target is not None and self.target is not target:
+            msg = f"{self.name}: expected the model that it was bound to, found another; bind its options to that one"
+            raise OptionError(msg)
         return self
 
     @abstractmethod

@@ -297,9 +297,9 @@ def test_meeting_a_target() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("num_tokens=0", "num_tokens must be an integer in 1..64, found 0"),
-        ("eta=1.5", "eta must be a number in 0..1, found 1.5"),
-        ("model=3", "model must be a path, found 3"),
+        ("num_tokens=0", "num_tokens: expected an integer in 1..64, found 0"),
+        ("eta=1.5", "eta: expected a number in 0..1, found 1.5"),
+        ("model=3", "model: expected a path, found 3"),
     ],
 )
 def test_options_out_of_their_range_are_named(options: str, message: str) -> None:

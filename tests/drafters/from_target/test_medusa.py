@@ -266,12 +266,12 @@ def test_trees_of_one_s_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tree": 0}, r"medusa: tree must be an integer in 1\.\.127, found 0"),
-        ({"tree": True}, r"medusa: tree must be an integer in 1\.\.127, found True"),
-        ({"tree": "0 1"}, r"medusa: tree must be 1\.\.127 paths of ranks, .* found '0 1'"),
-        ({"tree": ((0,), (1, 0))}, r"medusa: tree must have each path once .* found \(1, 0\) without \(1,\) before it"),
-        ({"num_tokens": 17}, r"medusa: num_tokens must be an integer in 1\.\.16, found 17"),
-        ({"model": 3}, "medusa: model must be a path, found 3"),
+        ({"tree": 0}, r"medusa: tree: expected an integer in 1\.\.127, found 0"),
+        ({"tree": True}, r"medusa: tree: expected an integer in 1\.\.127, found True"),
+        ({"tree": "0 1"}, r"medusa: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),
+        ({"tree": ((0,), (1, 0))}, r"medusa: tree expected each path once .* found \(1, 0\) without \(1,\) before it"),
+        ({"num_tokens": 17}, r"medusa: num_tokens: expected an integer in 1\.\.16, found 17"),
+        ({"model": 3}, "medusa: model: expected a path, found 3"),
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
@@ -281,7 +281,7 @@ def test_options_that_are_refused(options: dict[str, Any], message: str) -> None
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"tree must have paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"):
+    with pytest.raises(OptionError, match=r"tree expected paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"):
         bound(with_heads(tree=((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))))
 
 
@@ -293,9 +293,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 
     folder = tmp_path / "heads"
     write_heads(folder, replace(SHAPE, tree=((0, 1),)))
-    refused(folder, r"drafter\.json: medusa: tree must have each path once .* found \(0, 1\) without")
+    refused(folder, r"drafter\.json: medusa: tree expected each path once .* found \(0, 1\) without")
     write_heads(folder, replace(SHAPE, tree=()))
-    refused(folder, r"drafter\.json: medusa: tree must be 1\.\.127 paths of ranks")
+    refused(folder, r"drafter\.json: medusa: tree: expected 1\.\.127 paths of ranks")
     write_heads(folder)
     document = json.loads((folder / "drafter.json").read_text())
     (folder / "drafter.json").write_text(json.dumps(document | {"shape": document["shape"] | {"blocks": 0}}))

@@ -229,7 +229,7 @@ def test_more_heads_than_there_are_is_an_error() -> None:
     drafter = make_drafter(f"multi_token(model={heads_folder()!r}, num_tokens=4)")
     with pytest.raises(OptionError, match="expected num_tokens of at most 3, the heads, found 4"):
         drafter.bind(make_engine(tiny_decoder()).target)
-    with pytest.raises(OptionError, match=r"num_tokens must be an integer in 1\.\.63, found 0"):
+    with pytest.raises(OptionError, match=r"num_tokens: expected an integer in 1\.\.63, found 0"):
         make_drafter("multi_token(num_tokens=0)")
 
 

@@ -200,7 +200,8 @@ def test_the_wrong_datastore_is_refused(folder: Path) -> None:
 def test_it_is_opened_once(folder: Path) -> None:
     drafter = bound(folder)
     (folder / SUFFIXES).rename(folder / "away")
-    assert met(drafter) is drafter
+    assert drafter.target is not None
+    assert drafter.bind(drafter.target) is drafter
     assert len(propose(drafter, [RETURN, SELF])) == 6
     with pytest.raises(CheckpointError, match=r"suffixes\.bin: expected a readable file"):
         bound(folder)
@@ -209,13 +210,13 @@ def test_it_is_opened_once(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_nodes": 0}, "num_nodes must be an integer in 1..128, found 0"),
-        ({"num_nodes": 129}, "num_nodes must be an integer in 1..128"),
-        ({"max_match": 65}, "max_match must be an integer in 1..64"),
-        ({"min_match": True}, "min_match must be an integer in 1..64, found True"),
-        ({"max_depth": 65}, "max_depth must be an integer in 1..64"),
-        ({"datastore": 3}, "datastore must be .*found 3"),
-        ({"datastore": ""}, "datastore must be .*found ''"),
+        ({"num_nodes": 0}, "num_nodes: expected an integer in 1..128, found 0"),
+        ({"num_nodes": 129}, "num_nodes: expected an integer in 1..128"),
+        ({"max_match": 65}, "max_match: expected an integer in 1..64"),
+        ({"min_match": True}, "min_match: expected an integer in 1..64, found True"),
+        ({"max_depth": 65}, "max_depth: expected an integer in 1..64"),
+        ({"datastore": 3}, "datastore: expected .*found 3"),
+        ({"datastore": ""}, "datastore: expected .*found ''"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:

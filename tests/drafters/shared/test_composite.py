@@ -173,7 +173,7 @@ def test_bad_parts_in_a_name(spec: str, message: str) -> None:
 
 @pytest.mark.parametrize("parts", [(), [PromptLookup()], ("recycling",), PromptLookup()], ids=str)
 def test_bad_parts(parts: Any) -> None:
-    with pytest.raises(OptionError, match="first_of: parts must be a tuple of drafters"):
+    with pytest.raises(OptionError, match="first_of: parts: expected a tuple of drafters"):
         FirstOf(parts)
 
 

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pronk.checks import check_integer
 from pronk.drafters.base import DraftContext, Drafter, Guesser
 from pronk.drafters.combined._parts import default_parts
 from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
-from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.trie import Trie
 from pronk.drafters.target import Target
 from pronk.tree import TokenTree
@@ -43,7 +43,7 @@ class Merged(Composite):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(self.name, "num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
 
     def bind(self, target: Target) -> MergedGuesser:
         """What guesses for the parts, in one tree."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pronk.drafters.base import DraftContext, Outcome
 from pronk.drafters.from_draft.draft_model import DraftModel
 from pronk.drafters.shared.chain import ChainDrafter, ChainGuesser
+from pronk.drafters.target import Target
 from pronk.errors import OptionError
 
 __all__ = ["Wrapped", "Wrapper", "WrapperGuesser"]
@@ -64,6 +65,11 @@ class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
     def __init__(self, inner: ChainGuesser[Any]) -> None:
         self.inner = inner
         self.needs = inner.needs
+
+    def bind(self, target: Target) -> Self:
+        """Itself; errors are those of the guesser within."""
+        self.inner.bind(target)
+        return self
 
     @abstractmethod
     def fresh(self) -> Own:

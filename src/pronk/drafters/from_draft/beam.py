@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pronk.checks import check_integer
 from pronk.drafters.base import DraftContext, Drafter
 from pronk.drafters.from_draft._branches import Branches, compute, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter, ModelGuesser
 from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
-from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.trie import Trie
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
@@ -56,8 +56,8 @@ class Beam(Composite):
             found = ", ".join(part.name for part in self.parts)
             msg = f"{self.name}: expected draft_model, glide or vanilla alone, found {found}"
             raise OptionError(msg)
-        check_integer(self.name, "width", self.width, 1, 16)
-        check_integer(self.name, "num_tokens", self.num_tokens, 1, 64)
+        check_integer(f"{self.name}: width", self.width, 1, 16)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
 
     def bind(self, target: Target) -> BeamGuesser:
         """What searches with the model, loaded beside the target."""

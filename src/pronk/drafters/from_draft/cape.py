@@ -25,12 +25,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pronk.checks import check_choice, check_integer
 from pronk.choosing.chooser import Guess
 from pronk.drafters.base import DraftContext, Outcome
 from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper, WrapperGuesser
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, ChainGuesser, Stop
-from pronk.drafters.shared.options import check_choice, check_integer
 from pronk.drafters.target import Target
 from pronk.tree import TokenTree
 
@@ -68,8 +68,8 @@ class Cape(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.name, "sizes", self.sizes, tuple(_SIZES))
-        check_integer(self.name, "max_nodes", self.max_nodes, 1, 127)
+        check_choice(f"{self.name}: sizes", self.sizes, tuple(_SIZES))
+        check_integer(f"{self.name}: max_nodes", self.max_nodes, 1, 127)
 
     @property
     def expands(self) -> bool:

@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from pronk.checks import check_choice, check_number
 from pronk.drafters.base import DraftContext
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, Stop, grow
 from pronk.drafters.shared.draft import Draft, DraftLane
-from pronk.drafters.shared.options import check_choice, check_number
 from pronk.drafters.shared.pace import Pace, Prices
 from pronk.drafters.shared.paced import PacedDrafter, PacedGuesser, PacedState
 from pronk.drafters.target import Target
@@ -45,7 +45,7 @@ class ModelDrafter(PacedDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(self.name, "min_confidence", self.min_confidence, 0, 1)
+        check_number(f"{self.name}: min_confidence", self.min_confidence, 0, 1)
 
     @abstractmethod
     def open(self, target: Target) -> Draft:
@@ -58,7 +58,7 @@ class ModelDrafter(PacedDrafter):
 
     def bind(self, target: Target) -> ModelGuesser:
         """What guesses with the model, loaded beside the target; errors are those of :meth:`open`."""
-        return ModelGuesser(self, self.open(target))
+        return ModelGuesser(self, self.open(target), target)
 
 
 class ModelGuesser(PacedGuesser[DraftLane]):
@@ -71,9 +71,9 @@ class ModelGuesser(PacedGuesser[DraftLane]):
 
     options: ModelDrafter
 
-    def __init__(self, options: ModelDrafter, draft: Draft) -> None:
+    def __init__(self, options: ModelDrafter, draft: Draft, target: Target) -> None:
         super().__init__(options)
-        self.draft = draft
+        self.draft, self.target = draft, target
 
     def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
@@ -128,8 +128,8 @@ class DraftModel(ModelDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.name, "dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        check_choice(self.name, "weights", self.weights, ("plain", "int8"))
+        check_choice(f"{self.name}: dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        check_choice(f"{self.name}: weights", self.weights, ("plain", "int8"))
 
     def open(self, target: Target) -> Draft:
         """See :class:`ModelDrafter`; a draft with another vocabulary is translated, where that is possible."""

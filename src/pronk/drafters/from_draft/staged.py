@@ -24,13 +24,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pronk.checks import check_integer
 from pronk.drafters.base import DraftContext, Drafter, Guesser
 from pronk.drafters.from_draft._branches import Branches, compute, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelGuesser
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
-from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
@@ -169,7 +169,7 @@ class Staged(Composite):
             ("width", 1, 32),
             ("lead", 0, 32),
         ):
-            check_integer(self.name, option, getattr(self, option), low, high)
+            check_integer(f"{self.name}: {option}", getattr(self, option), low, high)
 
     def bind(self, target: Target) -> StagedGuesser:
         """What grows trees with the draft model, loaded beside the target."""

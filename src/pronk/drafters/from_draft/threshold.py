@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pronk.checks import check_choice, check_integer, check_number
 from pronk.drafters.base import DraftContext, Outcome
 from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper, WrapperGuesser
 from pronk.drafters.shared.chain import Chain, ChainGuesser, Stop
-from pronk.drafters.shared.options import check_choice, check_integer, check_number
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
 
@@ -76,14 +76,14 @@ class Threshold(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer(self.name, "max_tokens", self.max_tokens, 1, 64)
+        check_integer(f"{self.name}: max_tokens", self.max_tokens, 1, 64)
         for option in ("boost", "lowest", "highest"):
-            check_number(self.name, option, getattr(self, option), 0, 1)
+            check_number(f"{self.name}: {option}", getattr(self, option), 0, 1)
         if self.lowest > self.highest:
-            msg = f"{self.name}: lowest must be at most highest = {self.highest}, found {self.lowest}"
+            msg = f"{self.name}: lowest: expected at most highest = {self.highest}, found {self.lowest}"
             raise OptionError(msg)
-        check_number(self.name, "threshold", self.threshold, self.lowest, self.highest)
-        check_choice(self.name, "toward", self.toward, ("accepted", "rejected"))
+        check_number(f"{self.name}: threshold", self.threshold, self.lowest, self.highest)
+        check_choice(f"{self.name}: toward", self.toward, ("accepted", "rejected"))
 
     def bind(self, target: Target) -> ThresholdGuesser:
         """What guesses for the drafter within, by a threshold."""

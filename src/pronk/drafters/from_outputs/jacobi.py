@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pronk.checks import check_integer
 from pronk.drafters.base import DraftContext, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest, unknown
-from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Trie
 from pronk.tree import TokenTree
@@ -68,7 +68,7 @@ class Jacobi(Guesser[Iterate]):
     num_tokens: int = 7
 
     def __post_init__(self) -> None:
-        check_integer(self.name, "num_tokens", self.num_tokens, 1, 128)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
 
     def start(self, prompt: Sequence[int]) -> Iterate:
         """An iterate that is all first guesses."""

@@ -26,12 +26,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from pronk.checks import check_flag, check_integer
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest
 from pronk.drafters.from_outputs._window import NO_WINDOW, Experience, NgramPool, Window, WindowShape
-from pronk.drafters.shared.options import check_flag, check_integer
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Trie
 from pronk.drafters.target import Target
@@ -61,6 +61,13 @@ class LookaheadState:
     tail: tuple[int, ...] = ()
 
 
+class _Heard(NamedTuple):
+    """A verified tree, and its accepted nodes."""
+
+    tree: TokenTree
+    path: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Lookahead(Drafter):
     """Options of lookahead decoding.
@@ -87,22 +94,22 @@ class Lookahead(Drafter):
     def __post_init__(self) -> None:
         for option, value, low, high in (("ngram", self.ngram, 2, 16), ("guesses", self.guesses, 0, 64)):
             if value is not None:
-                check_integer(self.name, option, value, low, high)
+                check_integer(f"{self.name}: {option}", value, low, high)
                 if self.window == "auto":
                     msg = f'{self.name}: expected no {option} with window="auto", which chooses it; found {value}'
                     raise OptionError(msg)
         if isinstance(self.window, str) and self.window != "auto":
-            msg = f'{self.name}: window must be "auto" or an integer in 1..64, found {self.window!r}'
+            msg = f'{self.name}: window: expected "auto" or an integer in 1..64, found {self.window!r}'
             raise OptionError(msg)
         if self.window != "auto":
-            check_integer(self.name, "window", self.window, 1, 64)
-        check_flag(self.name, "use_prompt", self.use_prompt)
-        check_flag(self.name, "shared", self.shared)
-        check_integer(self.name, "max_ngrams", self.max_ngrams, 1, 1048576)
+            check_integer(f"{self.name}: window", self.window, 1, 64)
+        check_flag(f"{self.name}: use_prompt", self.use_prompt)
+        check_flag(f"{self.name}: shared", self.shared)
+        check_integer(f"{self.name}: max_ngrams", self.max_ngrams, 1, 1048576)
 
-    def bind(self, target: Target) -> LookaheadGuesser:  # noqa: ARG002 - it goes with any target
+    def bind(self, target: Target) -> LookaheadGuesser:
         """What guesses by these options."""
-        return LookaheadGuesser(self)
+        return LookaheadGuesser(self, target)
 
 
 class LookaheadGuesser(Guesser[LookaheadState]):
@@ -115,13 +122,13 @@ class LookaheadGuesser(Guesser[LookaheadState]):
 
     name = Lookahead.name
 
-    def __init__(self, options: Lookahead) -> None:
-        self.options = options
+    def __init__(self, options: Lookahead, target: Target) -> None:
+        self.options, self.target = options, target
         self.needs = Needs(logits=True, costs=options.window == "auto")
         self._pool = NgramPool(options.max_ngrams) if options.shared else None
         self._experience = Experience()
         self._costs: PassCosts | None = None
-        self._heard: list[Outcome[LookaheadState]] = []
+        self._heard: list[_Heard] = []
 
     @property
     def shape(self) -> WindowShape:
@@ -150,8 +157,8 @@ class LookaheadGuesser(Guesser[LookaheadState]):
         if not self._is_private(outcome):
             self._read(outcome.state, outcome.committed)
         self._explore(outcome, self.shape)
-        if self.options.window == "auto" and self._costs is not None:
-            self._heard.append(outcome)
+        if self.options.window == "auto" and not outcome.params.rejects:
+            self._heard.append(_Heard(outcome.tree, outcome.path))
 
     def _read(self, state: LookaheadState, tokens: Sequence[int]) -> None:
         """The text goes on: its n-grams are candidates, too."""
@@ -210,18 +217,16 @@ class LookaheadGuesser(Guesser[LookaheadState]):
     def _judge(self) -> None:
         """Give the window the size that the last step's worth speaks for, if the window was there."""
         shape, costs = self.shape, self._costs
-        heard = [
-            o for o in self._heard if not o.params.rejects and (not shape.window or _explored(o.tree, shape.window))
-        ]
+        heard = [each for each in self._heard if not shape.window or _explored(each.tree, shape.window)]
         self._heard.clear()
         if not heard or costs is None:
             return
-        accepted = [o.tree.origin[node] for o in heard if o.tree.origin is not None for node in o.path]
+        accepted = [tree.origin[node] for tree, path in heard if tree.origin is not None for node in path]
         found = sum(name == self.name and way >= _EXPLORED for name, way in accepted)
         self._experience.learn(
             requests=len(heard),
-            rows=sum(sum(o.tree.acceptable) for o in heard),
-            plain=sum(1 + len(o.path) for o in heard) - found,
+            rows=sum(sum(each.tree.acceptable) for each in heard),
+            plain=sum(1 + len(each.path) for each in heard) - found,
             harvest=found,
             costs=costs,
         )

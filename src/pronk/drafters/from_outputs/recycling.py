@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from pronk.checks import check_flag, check_integer, check_path
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest
 from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
-from pronk.drafters.shared.options import check_flag, check_integer, check_path
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
@@ -69,11 +69,11 @@ class Recycling(Drafter):
     table: str | None = None
 
     def __post_init__(self) -> None:
-        check_integer(self.name, "num_nodes", self.num_nodes, 1, 127)
-        check_integer(self.name, "top_k", self.top_k, 1, 32)
-        check_integer(self.name, "max_tokens", self.max_tokens, 16, 1048576)
-        check_flag(self.name, "shared", self.shared)
-        check_path(self.name, "table", self.table)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+        check_integer(f"{self.name}: top_k", self.top_k, 1, 32)
+        check_integer(f"{self.name}: max_tokens", self.max_tokens, 16, 1048576)
+        check_flag(f"{self.name}: shared", self.shared)
+        check_path(f"{self.name}: table", self.table)
 
     def bind(self, target: Target) -> RecyclingGuesser:
         """What guesses by these options, its table loaded.
@@ -84,7 +84,7 @@ class Recycling(Drafter):
         known = Successors(self.top_k, self.max_tokens)
         if self.table is not None:
             load_successors(Path(self.table), known, target.vocabulary)
-        return RecyclingGuesser(self, known, target.vocabulary)
+        return RecyclingGuesser(self, known, target)
 
 
 class RecyclingGuesser(Guesser[Recycled]):
@@ -97,10 +97,10 @@ class RecyclingGuesser(Guesser[Recycled]):
     name = Recycling.name
     needs = Needs(logits=True)
 
-    def __init__(self, options: Recycling, known: Successors, vocabulary: str | None) -> None:
-        """``known`` is the table; ``vocabulary`` the fingerprint of the tokenizer whose ids are in it."""
-        self.options = options
-        self._known, self._vocabulary = known, vocabulary
+    def __init__(self, options: Recycling, known: Successors, target: Target) -> None:
+        """``known`` is the table."""
+        self.options, self.target = options, target
+        self._known, self._vocabulary = known, target.vocabulary
 
     def save(self, path: str | Path) -> None:
         """Write the shared table to a safetensors file.

@@ -19,12 +19,12 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from pronk.checks import check_number
 from pronk.drafters.base import DraftContext
 from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.files import open_trained
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, Stop, grow
-from pronk.drafters.shared.options import check_number
 from pronk.drafters.shared.pace import Pace, Prices
 from pronk.drafters.shared.paced import PacedDrafter, PacedGuesser, PacedState
 from pronk.drafters.shared.side_cache import SideLane
@@ -54,7 +54,7 @@ class Kangaroo(PacedDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(self.name, "eta", self.eta, 0, 1)
+        check_number(f"{self.name}: eta", self.eta, 0, 1)
 
     def bind(self, target: Target) -> KangarooGuesser:
         """What guesses with the adapter in the target.
@@ -81,7 +81,7 @@ class KangarooGuesser(PacedGuesser[SideLane]):
 
     def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
         super().__init__(options)
-        self.exit = early_exit
+        self.exit, self.target = early_exit, early_exit.target
 
     def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""

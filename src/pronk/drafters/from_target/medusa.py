@@ -23,12 +23,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from pronk.checks import check_integer, check_path
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_target._ranked_heads import guess_tree
 from pronk.drafters.from_target.modules.files import Trained, open_trained
 from pronk.drafters.from_target.modules.medusa import Head, MedusaHeads, MedusaShape
 from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.options import check_integer, check_path
 from pronk.drafters.shared.pace import Backoff
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
 from pronk.drafters.target import Target
@@ -123,10 +123,10 @@ class Medusa(Drafter):
     num_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        check_path(self.name, "model", self.model)
+        check_path(f"{self.name}: model", self.model)
         object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))  # lists as tuples
         if self.num_tokens is not None:
-            check_integer(self.name, "num_tokens", self.num_tokens, 1, _MOST_HEADS)
+            check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MOST_HEADS)
 
     def bind(self, target: Target) -> MedusaGuesser:
         """What guesses with the heads, loaded beside the target.
@@ -144,7 +144,7 @@ class Medusa(Drafter):
             return trained.load(heads, target.cache)
 
         heads = target.share(trained.folder, self.name, make=make)
-        return MedusaGuesser(self, _Loaded(heads, decoder, paths))
+        return MedusaGuesser(self, _Loaded(heads, decoder, paths), target)
 
     def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
         """The tree by the options, or else by the file."""
@@ -170,8 +170,8 @@ class MedusaGuesser(Guesser[MedusaState]):
 
     name = Medusa.name
 
-    def __init__(self, options: Medusa, loaded: _Loaded) -> None:
-        self.options, self.loaded = options, loaded
+    def __init__(self, options: Medusa, loaded: _Loaded, target: Target) -> None:
+        self.options, self.loaded, self.target = options, loaded, target
         self.needs = Needs(hidden=(loaded.decoder.config.num_layers,))
 
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - its last hidden state comes with its pass

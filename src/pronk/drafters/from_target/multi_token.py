@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pronk.checks import check_integer, check_path
 from pronk.drafters.base import DraftContext, Outcome
 from pronk.drafters.from_target._ranked_heads import guess_tree
 from pronk.drafters.from_target.modules.files import open_trained
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainGuesser, Stop, grow
-from pronk.drafters.shared.options import check_integer, check_path
 from pronk.drafters.shared.pace import Backoff
 from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree
@@ -135,9 +135,9 @@ class MultiToken(ChainDrafter):
     tree: int | tuple[Ranks, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_path(self.name, "model", self.model)
+        check_path(f"{self.name}: model", self.model)
         if self.num_tokens is not None:
-            check_integer(self.name, "num_tokens", self.num_tokens, 1, _MOST_HEADS)
+            check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MOST_HEADS)
         object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))  # lists as tuples
 
     def bind(self, target: Target) -> MultiTokenGuesser:
@@ -184,7 +184,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
     name = MultiToken.name
 
     def __init__(self, options: MultiToken, loaded: _Heads) -> None:
-        self.options, self.loaded = options, loaded
+        self.options, self.loaded, self.target = options, loaded, loaded.target
 
     @property
     def source(self) -> str:

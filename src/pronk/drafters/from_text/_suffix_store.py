@@ -1,4 +1,4 @@
-"""What was said before: a bounded store of outputs that the requests of one drafter share, and its file.
+"""What was said before: a bounded store of outputs that the requests of one guesser share, and its file.
 
 The store is two automata. Outputs go into the young one; when that holds half of what the store may, it becomes the
 old one, and the old one is forgotten with all that is in it ::
@@ -53,8 +53,7 @@ class SuffixStore:
     max_tokens: int
     path: Path | None = None
     _generations: list[SuffixAutomaton] = field(default_factory=list, repr=False)
-    # The vocabularies it was opened for: none or one.
-    _opened: list[str | None] = field(default_factory=list, repr=False)
+    _vocabulary: str | None = field(default=None, repr=False)
     # Where outputs are appended, once the file was opened, and how many tokens were since it was last read.
     _file: Path | None = field(default=None, repr=False)
     _appended: int = field(default=0, repr=False)
@@ -76,14 +75,12 @@ class SuffixStore:
         return sum(each.nbytes for each in self._generations)
 
     def open(self, vocabulary: str | None, vocab_size: int) -> None:
-        """Outputs are ids of this vocabulary from now on: read the file, or make it. Opening twice changes nothing.
+        """Outputs are ids of this vocabulary: read the file, or make it.
 
         Raises:
             OptionError: the file cannot be read or written, is damaged, or of another vocabulary. Nothing of it is
                 kept then.
         """
-        if self._opened == [vocabulary]:
-            return
         outputs: Sequence[list[int]] = ()
         if self.path is not None:
             try:
@@ -91,10 +88,7 @@ class SuffixStore:
             except OSError as error:
                 msg = f"suffix: expected a file of past outputs, or a place for one, found: {error}; change store"
                 raise OptionError(msg) from error
-        # Ids of another vocabulary mean nothing in this one.
-        held = () if self._opened else self._generations
-        self._opened, self._generations, self._file = [vocabulary], [*held], self.path
-        self._vocab_size = vocab_size
+        self._vocabulary, self._vocab_size, self._file = vocabulary, vocab_size, self.path
         for output in outputs:
             self._keep(output)
 
@@ -113,7 +107,7 @@ class SuffixStore:
             self._appended += len(output)
             if self._appended > self.max_tokens:
                 self._appended = 0
-                _read(self._file, self._opened[0], self._vocab_size, self.max_tokens)
+                _read(self._file, self._vocabulary, self._vocab_size, self.max_tokens)
         except (OSError, OptionError) as error:
             warnings.warn(f"{self._file}: past outputs are no longer saved: {error}", RuntimeWarning, stacklevel=2)
             self._file = None

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from pronk.checks import check_integer
 from pronk.drafters.base import DraftContext, Guesser, Outcome
-from pronk.drafters.shared.options import check_integer
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Trie
 from pronk.errors import OptionError
@@ -98,10 +98,10 @@ class PromptLookup(Guesser[Lookup]):
     num_chains: int = 2
 
     def __post_init__(self) -> None:
-        check_integer(self.name, "max_ngram", self.max_ngram, 1, 16)
-        check_integer(self.name, "min_ngram", self.min_ngram, 1, 16)
-        check_integer(self.name, "num_tokens", self.num_tokens, 1, 127)
-        check_integer(self.name, "num_chains", self.num_chains, 1, 16)
+        check_integer(f"{self.name}: max_ngram", self.max_ngram, 1, 16)
+        check_integer(f"{self.name}: min_ngram", self.min_ngram, 1, 16)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 127)
+        check_integer(f"{self.name}: num_chains", self.num_chains, 1, 16)
         if self.min_ngram > self.max_ngram:
             msg = f"{self.name}: expected min_ngram at most max_ngram = {self.max_ngram}, found {self.min_ngram}"
             raise OptionError(msg)

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from pronk.checks import check_integer, check_path
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Outcome
 from pronk.drafters.from_text.datastore.reader import Child, Datastore
-from pronk.drafters.shared.options import check_integer, check_path
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
@@ -78,11 +78,11 @@ class Retrieval(Drafter):
     max_depth: int = 10
 
     def __post_init__(self) -> None:
-        check_path(self.name, "datastore", self.datastore)
-        check_integer(self.name, "num_nodes", self.num_nodes, 1, 128)
-        check_integer(self.name, "max_match", self.max_match, 1, 64)
-        check_integer(self.name, "min_match", self.min_match, 1, 64)
-        check_integer(self.name, "max_depth", self.max_depth, 1, 64)
+        check_path(f"{self.name}: datastore", self.datastore)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 128)
+        check_integer(f"{self.name}: max_match", self.max_match, 1, 64)
+        check_integer(f"{self.name}: min_match", self.min_match, 1, 64)
+        check_integer(f"{self.name}: max_depth", self.max_depth, 1, 64)
         if self.min_match > self.max_match:
             msg = f"{self.name}: expected min_match at most max_match = {self.max_match}, found {self.min_match}"
             raise OptionError(msg)
@@ -103,7 +103,7 @@ class Retrieval(Drafter):
                 "one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
             )
             raise OptionError(msg)
-        return RetrievalGuesser(self, store)
+        return RetrievalGuesser(self, store, target)
 
 
 class RetrievalGuesser(Guesser[Rates]):
@@ -116,8 +116,8 @@ class RetrievalGuesser(Guesser[Rates]):
 
     name = Retrieval.name
 
-    def __init__(self, options: Retrieval, store: Datastore) -> None:
-        self.options, self.store = options, store
+    def __init__(self, options: Retrieval, store: Datastore, target: Target) -> None:
+        self.options, self.store, self.target = options, store, target
 
     def start(self, prompt: Sequence[int]) -> Rates:  # noqa: ARG002 - the text is the context's
         """What is believed of guesses before any was verified."""

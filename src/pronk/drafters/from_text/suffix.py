@@ -30,10 +30,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from pronk.checks import check_integer, check_number, check_path
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Outcome
 from pronk.drafters.from_text._automaton import Continuation, SuffixAutomaton
 from pronk.drafters.from_text._suffix_store import SuffixStore
-from pronk.drafters.shared.options import check_integer, check_number, check_path
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
@@ -111,12 +111,12 @@ class Suffix(Drafter):
     store: str | None = None
 
     def __post_init__(self) -> None:
-        check_integer(self.name, "num_nodes", self.num_nodes, 1, 128)
-        check_integer(self.name, "max_match", self.max_match, 2, 64)
-        check_integer(self.name, "min_match", self.min_match, 1, 64)
-        check_number(self.name, "depth_factor", self.depth_factor, 0.25, 64)
-        check_integer(self.name, "store_tokens", self.store_tokens, 0, 2**24)
-        check_path(self.name, "store", self.store)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 128)
+        check_integer(f"{self.name}: max_match", self.max_match, 2, 64)
+        check_integer(f"{self.name}: min_match", self.min_match, 1, 64)
+        check_number(f"{self.name}: depth_factor", self.depth_factor, 0.25, 64)
+        check_integer(f"{self.name}: store_tokens", self.store_tokens, 0, 2**24)
+        check_path(f"{self.name}: store", self.store)
         if self.min_match > self.max_match:
             msg = f"{self.name}: expected min_match at most max_match = {self.max_match}, found {self.min_match}"
             raise OptionError(msg)
@@ -128,7 +128,7 @@ class Suffix(Drafter):
         """What guesses by these options; reads the store's file."""
         past = SuffixStore(self.max_match, self.store_tokens, None if self.store is None else Path(self.store))
         past.open(target.vocabulary, target.decoder.config.vocab_size)
-        return SuffixGuesser(self, past)
+        return SuffixGuesser(self, past, target)
 
 
 class SuffixGuesser(Guesser[SuffixState]):
@@ -141,8 +141,8 @@ class SuffixGuesser(Guesser[SuffixState]):
 
     name = Suffix.name
 
-    def __init__(self, options: Suffix, past: SuffixStore) -> None:
-        self.options, self.past = options, past
+    def __init__(self, options: Suffix, past: SuffixStore, target: Target) -> None:
+        self.options, self.past, self.target = options, past, target
 
     def start(self, prompt: Sequence[int]) -> SuffixState:
         """An automaton of the prompt."""

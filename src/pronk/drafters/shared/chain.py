@@ -122,10 +122,6 @@ class ChainDrafter(Drafter):
 class ChainGuesser(Guesser[State], ChainDrafter):
     """Guesses token after token."""
 
-    def bind(self, target: Target) -> ChainGuesser[Any]:  # noqa: ARG002 - as of any guesser
-        """Itself."""
-        return self
-
     @abstractmethod
     def chains(self, contexts: Sequence[DraftContext[State]], stop: Stop | None = None) -> list[Chain]:
         """A chain for each context.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.target import Target
@@ -29,7 +29,7 @@ class Composite(Drafter):
 
     def __post_init__(self) -> None:
         if not isinstance(self.parts, tuple) or not self.parts or not all(isinstance(p, Drafter) for p in self.parts):
-            msg = f"{self.name}: parts must be a tuple of drafters, found {self.parts!r}"
+            msg = f"{self.name}: parts: expected a tuple of drafters, found {self.parts!r}"
             raise OptionError(msg)
 
     def bind_parts(self, target: Target) -> tuple[Guesser[Any], ...]:
@@ -50,6 +50,12 @@ class CompositeGuesser(Guesser[Parts]):
         wants = [part.needs for part in self.parts]
         hidden = tuple(sorted({layer for want in wants for layer in want.hidden}))
         self.needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
+
+    def bind(self, target: Target) -> Self:
+        """Itself; errors are those of its parts."""
+        for part in self.parts:
+            part.bind(target)
+        return self
 
     def start(self, prompt: Sequence[int]) -> Parts:
         """Every part's state."""

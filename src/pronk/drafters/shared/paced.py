@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from pronk.checks import check_integer, check_path
 from pronk.drafters.base import DraftContext, Needs, Outcome
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainGuesser, Stop
-from pronk.drafters.shared.options import check_integer, check_path
 from pronk.drafters.shared.pace import Pace, Prices
 from pronk.passes.costs import PassCosts
 
@@ -51,8 +51,8 @@ class PacedDrafter(ChainDrafter):
     num_tokens: int = 7
 
     def __post_init__(self) -> None:
-        check_path(self.name, "model", self.model)
-        check_integer(self.name, "num_tokens", self.num_tokens, 1, 64)
+        check_path(f"{self.name}: model", self.model)
+        check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
 
     @property
     def source(self) -> str:

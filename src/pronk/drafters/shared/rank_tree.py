@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from pronk.drafters.shared.options import check_integer
+from pronk.checks import check_integer
 from pronk.drafters.shared.trie import Frontier
 from pronk.errors import OptionError
 
@@ -72,18 +72,18 @@ def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[P
         OptionError: it is not a tree of ranks of so many heads.
     """
     if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_NODES:
-        msg = f"{drafter}: {option} must be 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
+        msg = f"{drafter}: {option}: expected 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
         raise OptionError(msg)
     found = list[Path]()
     for path in paths:
         ranks = isinstance(path, tuple | list) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in path)
         if not ranks or not 1 <= len(path) <= depth:
-            msg = f"{drafter}: {option} must have paths of 1..{depth} ranks in 0..{MAX_RANKS - 1}, found {path!r}"
+            msg = f"{drafter}: {option}: expected paths of 1..{depth} ranks in 0..{MAX_RANKS - 1}, found {path!r}"
             raise OptionError(msg)
         whole = tuple(path)
         if whole in found or (len(whole) > 1 and whole[:-1] not in found):
             wrong = "twice" if whole in found else f"without {whole[:-1]} before it"
-            msg = f"{drafter}: {option} must have each path once and behind its parent's, found {whole} {wrong}"
+            msg = f"{drafter}: {option}: expected each path once and behind its parent's, found {whole} {wrong}"
             raise OptionError(msg)
         found.append(whole)
     return tuple(found)
@@ -96,7 +96,7 @@ def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...]
         OptionError: too many nodes or none, or no tree of ranks of so many heads.
     """
     if isinstance(tree, int):
-        check_integer(drafter, "tree", tree, 1, MAX_NODES)
+        check_integer(f"{drafter}: tree", tree, 1, MAX_NODES)
     return (
         tree if tree is None or isinstance(tree, int) else main_chain_first(check_paths(drafter, "tree", tree, depth))
     )

@@ -1,0 +1,94 @@
+"""The fakes that users get: they work, and the check of a drafter can fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import transformers_logits
+from pronk import LLM, SamplingParams, TokenTree
+from pronk.testing import ScriptedGuesser, assert_lossless, tiny_checkpoint
+
+PROMPTS = ["def add(a, b):", "the quick brown fox", "1 2 3 1 2 3 1 2 3"]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(tiny_checkpoint(tmp_path_factory.mktemp("tiny")), budget="all")
+
+
+def scripted(llm: LLM) -> ScriptedGuesser:
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    done = llm.generate(PROMPTS, params, drafter="autoregressive")
+    return ScriptedGuesser({tuple(each.prompt_token_ids): each.token_ids for each in done})
+
+
+def test_the_model_is_the_one_that_transformers_reads(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode(PROMPTS[0])
+    logits = transformers_logits(llm.path, tokens)
+    got = llm.generate(tokens, SamplingParams(max_tokens=1, logprobs=5)).logprobs
+    assert got is not None
+    want = logits[-1].log_softmax(0)
+    for token, logprob in got[0].items():
+        assert logprob == pytest.approx(float(want[token]), abs=1e-4)
+    assert 0.05 < float(want.exp().max()) < 0.999
+
+
+def test_its_greedy_text_does_not_loop(llm: LLM) -> None:
+    (tokens,) = (llm.generate(PROMPTS[1], SamplingParams(max_tokens=100, ignore_eos=True)).token_ids,)
+    grams = Counter(zip(*(tokens[start:] for start in range(4)), strict=False))
+    assert grams.most_common(1)[0][1] < 5
+
+
+def test_a_seed_is_a_model(tmp_path: Path) -> None:
+    folders = [tiny_checkpoint(tmp_path / str(number), seed=seed) for number, seed in enumerate((1, 1, 2))]
+    one, same, other = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert one == same != other
+
+
+def test_scripted_guesses_are_right_and_wrong(llm: LLM) -> None:
+    guesser = scripted(llm)
+    done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=48, ignore_eos=True), drafter=guesser)
+    assert done.stats.accepted > 24
+    assert any(step.accepted < step.depth for step in done.stats.steps)
+    assert_lossless(llm, guesser, PROMPTS)
+
+
+@pytest.mark.parametrize("spec", ["suffix", "recycling", "merged(prompt_lookup, jacobi)"])
+def test_drafters_are_lossless(llm: LLM, spec: str) -> None:
+    assert_lossless(llm, spec, PROMPTS)
+
+
+def test_no_guesses_show_nothing(llm: LLM) -> None:
+    with pytest.raises(AssertionError, match="expected guesses, found none"):
+        assert_lossless(llm, "autoregressive", PROMPTS)
+    assert_lossless(llm, "autoregressive", PROMPTS, guesses=False)
+
+
+def test_a_drafter_that_raises_is_found(llm: LLM) -> None:
+    class Raising(ScriptedGuesser):
+        def propose(self, contexts: Sequence[Any]) -> list[TokenTree]:
+            if len(contexts[0].tokens) > 30:
+                raise ArithmeticError("by design")
+            return super().propose(contexts)
+
+    with pytest.raises(AssertionError, match="the drafter raised ArithmeticError: by design"):
+        assert_lossless(llm, Raising(scripted(llm).texts), PROMPTS)
+
+
+def test_another_text_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pronk.choosing import rules
+
+    def shifted(chooser: Any, tree: TokenTree, logits: torch.Tensor) -> Any:
+        rows = torch.cat((logits[1:], logits[-1:])) if len(tree) > 3 else logits
+        return rules.choices(chooser, tree, rows)
+
+    guesser = scripted(llm)
+    monkeypatch.setattr("pronk.engine.settling.choices", shifted)
+    with pytest.raises(AssertionError, match=r"expected the tokens of plain decoding, found others from number \d+ on"):
+        assert_lossless(llm, guesser, PROMPTS)
