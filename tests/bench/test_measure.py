@@ -333,7 +333,10 @@ def test_nobody_remembers_a_prompt_that_it_has_answered_before() -> None:
         return [SimpleNamespace(token_ids=[1], stats=Stats()) for _ in prompts]
 
     peak = SimpleNamespace(reset=lambda: None, read=lambda: None)
-    method = Drafting(SimpleNamespace(generate=generate), "suffix", peak)  # type: ignore[arg-type]
+    decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
+    target = SimpleNamespace(vocabulary=None, decoder=decoder)
+    llm = SimpleNamespace(generate=generate, engine=SimpleNamespace(target=target))
+    method = Drafting(llm, "suffix", peak)  # type: ignore[arg-type]
     for temperature, repeat in ((0.0, -1), (0.0, 0), (0.0, 1), (0.8, 0), (0.0, 0)):
         method.run([Item([1], SamplingParams(), Sample("", "", "suffix", "pronk", temperature, 0, repeat))])
     assert len({id(drafter) for drafter in seen}) == 4

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
 from pronk.commands.train.main import app
-from pronk.drafters.from_target.multi_token import MultiToken
+from pronk.drafters.from_target.multi_token import MultiTokenGuesser
 from pronk.drafters.shared.chain import Chain
 from pronk.errors import OptionError
 from pronk.model.fingerprint import Fingerprint
@@ -155,14 +155,14 @@ def test_exported_heads_guess_what_the_trained_ones_say(
     with torch.no_grad():
         assert torch.allclose(theirs(prompt).logits[0], dense_logits(model.decoder, prompt), rtol=1e-3, atol=1e-3)
     drafted: list[tuple[list[int], list[int]]] = []
-    chains = MultiToken.chains
+    chains = MultiTokenGuesser.chains
 
-    def watched(self: MultiToken, contexts: Any, stop: Any = None) -> list[Chain]:
+    def watched(self: MultiTokenGuesser, contexts: Any, stop: Any = None) -> list[Chain]:
         made = chains(self, contexts, stop)
         drafted.extend((list(each.context.tokens), each.tokens) for each in made)
         return made
 
-    monkeypatch.setattr(MultiToken, "chains", watched)
+    monkeypatch.setattr(MultiTokenGuesser, "chains", watched)
     llm = LLM(tmp_path / "export", drafter="multi_token", dtype="float32", budget="all")
     out = llm.generate(prompt[0].tolist(), SamplingParams(max_tokens=24, ignore_eos=True))
     text = [*prompt[0].tolist(), *out.token_ids]

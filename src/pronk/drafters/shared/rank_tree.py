@@ -72,7 +72,9 @@ def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[P
         OptionError: it is not a tree of ranks of so many heads.
     """
     if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_NODES:
-        msg = f"{drafter}: {option}: expected 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
+        msg = (
+            f"{drafter}: {option}: expected 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
+        )
         raise OptionError(msg)
     found = list[Path]()
     for path in paths:
