@@ -67,7 +67,7 @@ def make_styles(figures: Iterable[Figures]) -> dict[Key, Style]:
 
 
 def shorten(name: str, most: int = 15) -> str:
-    """At most so many characters of a name."""
+    """A name, cut to at most the given number of characters."""
     # The middle goes: names differ in their first word, and in the options at their end.
     clean = "".join(c if c.isprintable() else " " for c in name)
     return clean if len(clean) <= most else f"{clean[: most // 2]}…{clean[-(most // 2) :]}"

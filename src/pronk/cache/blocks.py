@@ -130,7 +130,7 @@ class BlockAllocator:
         return old, new
 
     def release_before(self, table: BlockTable, token: int) -> list[int]:
-        """Give back the blocks that hold only tokens before ``token``; returns those that are free now."""
+        """Give back the blocks that hold only tokens before ``token``; returns the blocks that are free now."""
         count = max(0, token // self.block_size - table.released)
         gone, table.blocks = table.blocks[:count], table.blocks[count:]
         table.released += len(gone)
@@ -139,7 +139,7 @@ class BlockAllocator:
         return self._drop(gone)
 
     def release(self, table: BlockTable) -> list[int]:
-        """Give all blocks back; returns those that are free now."""
+        """Give all blocks back; returns the blocks that are free now."""
         gone, table.blocks = table.blocks, []
         table.length = table.released = 0
         table.started = None

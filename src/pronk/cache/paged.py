@@ -79,7 +79,7 @@ class PagedCache:
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
-        """Begin anew with so many blocks; no table may be in use."""
+        """Begin anew with ``num_blocks`` blocks; no table may be in use."""
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
         kept = tuple(self.hidden)

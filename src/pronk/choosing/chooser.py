@@ -160,7 +160,7 @@ class Chooser:
             self.rollback(len(self.context.ahead))
 
     def _tell(self, what: Callable[[Processor], None]) -> None:
-        """Tell every processor, or none ever again: those that were told half of a text are of no more use."""
+        """Tell every processor. If one raises, none is asked again: some have been told of a token, and others not."""
         if self._failure is None:
             try:
                 for processor in self.processors:

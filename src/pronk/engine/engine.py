@@ -176,7 +176,7 @@ class Engine:
         return result
 
     def _dismiss(self) -> None:
-        """Requests that have ended leave: those of this step, and those of one that was interrupted."""
+        """Let requests leave that have ended, in this step or in one that was interrupted."""
         for request in [request for request in self.scheduler.running if request.ended]:
             self._leave(request)
 

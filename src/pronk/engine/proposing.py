@@ -41,7 +41,7 @@ class Proposing:
         self.costs: PassCosts | None = None
 
     def start(self, turns: Sequence[Turn]) -> None:
-        """Begin the states of requests in their first pass; those that wait in the queue cost nothing."""
+        """Start the guessers' states of requests in their first pass; a request that waits in the queue has none."""
         for request in (turn.request for turn in turns):
             if request.drafting or request.guesser is None:
                 continue

@@ -115,7 +115,7 @@ class Request:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether the request has finished or failed."""
         return self.finish_reason is not None or self.error is not None
 
     @property

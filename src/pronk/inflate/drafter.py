@@ -257,7 +257,7 @@ def _axes(shape: object, modules: tuple[nn.Module, nn.Module], small: ModelConfi
 
 
 def _stacked(parts: Sequence[Axis], old: Sequence[int], new: Sequence[int]) -> Axis:
-    """The rows of matrices on top of each other, which have so many each."""
+    """The rows of stacked matrices with the given numbers of rows."""
     starts = [(sum(old[:i]), sum(new[:i])) for i in range(len(parts))]
     there = [(part[0] + start[0], part[1] + start[1]) for part, start in zip(parts, starts, strict=True)]
     return torch.cat([part[0] for part in there]), torch.cat([part[1] for part in there])

@@ -32,7 +32,7 @@ Axis = tuple[Tensor, Tensor]
 
 
 def real_layers(small: int, big: int) -> list[tuple[int, bool]]:
-    """For every layer of the large model, the last real one up to there, and whether it is this very one.
+    """For each layer of the large model the small model's layer at or below it, and whether it is that layer itself.
 
     The first and the last layer are real, and the added ones are spread evenly: 2 in 4 gives 0, (0), (0), 1.
     """
@@ -41,7 +41,7 @@ def real_layers(small: int, big: int) -> list[tuple[int, bool]]:
 
 
 def same(count: int) -> Axis:
-    """What stays where it is."""
+    """An axis that is copied as it is."""
     return torch.arange(count), torch.arange(count)
 
 

@@ -116,7 +116,7 @@ class LargeWeights:
         return True
 
     def _real(self, piece: Piece) -> tuple[Tensor, Axis, Axis] | None:
-        """What the source has of a tensor, and where its rows and columns go; ``None`` for those of added layers."""
+        """The source's tensor and the places of its rows and columns; ``None`` for a tensor of an added layer."""
         layer, module = _module(piece.name)
         index, real = (0, True) if layer is None else self.layers[layer]
         if not real:

@@ -31,7 +31,7 @@ def num_threads() -> int:
 
 
 def lend_threads() -> None:
-    """Torch has one thread from now on, and the kernels have those that it had.
+    """Give the kernels the threads that torch had; torch has one from now on.
 
     A thread that meets torch while another one has lent its setting begins with one, which nobody asked for; it takes
     the other's setting.

@@ -27,7 +27,7 @@ _TABLE = 1024
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Seconds of a pass over so many rows, at some of their numbers, with a short context and a quiet machine.
+    """Measured seconds of a pass by its number of rows, with a short context on a quiet machine.
 
     Only their ratios decide how much is guessed, and those change little with the context: its keys and values are read
     once per pass, whatever the rows.

@@ -54,7 +54,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Equality:
-    """What came of one drafter's texts.
+    """One drafter's texts, compared with plain decoding's.
 
     Attributes:
         exact: whether the device promises equality to the bit, so that near ties count as well.

@@ -1,4 +1,4 @@
-"""What to verify on, and how much of it."""
+"""The prompts that a verification uses, its settings, and how far it has got."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Meter:
     label: str = field(default="", init=False)
 
     def begin(self, label: str) -> None:
-        """What is being done from now on."""
+        """Name the part of the work that begins."""
         self.label = label
         self.add(0)
 
     def add(self, tokens: int) -> None:
-        """So much more is done."""
+        """Report ``tokens`` more as done."""
         self.done += tokens
         if self.tell is not None:
             self.tell(self.label, self.done, self.total)

@@ -123,7 +123,7 @@ class Comparison:
         self.same = 0
 
     def add(self, log_q: Tensor, log_p: Tensor, divergence: Tensor) -> None:
-        """Count rows of log-probabilities ``[rows, vocab]``, the student's and the teacher's; they diverge so much."""
+        """Add the divergence of rows of log-probabilities ``[rows, vocab]``, the student's from the teacher's."""
         self.rows += len(log_q)
         self.divergence += float(divergence)
         self.same += int((log_q.argmax(-1) == log_p.argmax(-1)).sum())

@@ -50,7 +50,7 @@ __all__ = ["FutureModel", "FutureTokens", "future_shape"]
 def future_shape(
     model: Shape, tokens: int, kind: str, order: str, unembeddings: str, mlp: int | None = None
 ) -> HeadsShape | None:
-    """The heads of a model that predicts so many ``tokens``, beside its own; ``None`` for one.
+    """The extra heads of a model that predicts ``tokens`` tokens at a time; ``None`` for one token.
 
     Args:
         model: the model, its own head included.

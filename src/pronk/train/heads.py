@@ -136,7 +136,7 @@ def head_by_head(stages: Sequence[Stage], z: Tensor, *, chained: bool) -> Iterat
 
 
 def ahead(batch: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which rows of a batch of sequences have another row so many places further on, and which rows those are.
+    """Row numbers of all tokens that have a successor ``places`` tokens later in their sequence, and of the successors.
 
     For two sequences of 3 rows and 1 place: ``0 1 3 4`` and ``1 2 4 5``.
     """

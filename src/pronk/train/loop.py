@@ -56,12 +56,12 @@ class Objective(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """Its parameters are trained; the large matrices among them are those of ``module.layers``."""
+        """The module whose parameters are trained; its large matrices are in ``module.layers``."""
         ...
 
     @property
     def phases(self) -> tuple[Batches, Batches]:
-        """The sequences of the first part of the run, and those of the last."""
+        """The sequences of the first part of the run, and the sequences of the last."""
         ...
 
     @property

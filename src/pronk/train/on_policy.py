@@ -90,7 +90,7 @@ def _prompts(pools: Sequence[Pool], encoder: Encoder, seed: int, count: int, lon
 
 
 def _prompt(text: str, encoder: Encoder, longest: int, draw: random.Random) -> list[int]:
-    """A conversation up to an answer; or so many tokens, of any order of magnitude, from the start or from a line."""
+    """A prompt: a conversation up to an answer, or the beginning of a text or of one of its lines, of varied length."""
     turns = parse_dialogue(text)
     if turns is not None:
         asked: Turns = turns[: 1 + 2 * draw.randrange(len(turns) // 2)]

@@ -90,7 +90,7 @@ def run_student(  # noqa: PLR0917 - as run, with a target and what it is to writ
 
 
 def _check_resumed(folder: Path, options: LoopOptions, identity: dict[str, Any]) -> None:
-    """Compare with the checkpoint, if there is one, before the text, whose recipe follows from the options."""
+    """Refuse other options than those of the checkpoint to be resumed, before any text is written by them."""
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         check_run(folder, load_options(checkpoint), options.defining() | identity)
@@ -117,7 +117,7 @@ def _together(options: LoopOptions, console: Console) -> Iterator[Processes]:
 
 
 def _train(trainer: Trainer[Any], export: Callable[[str, dict[str, float], int], None], console: Console) -> bool:
-    """Train with progress on the terminal, and export what comes of it: the model of the last step."""
+    """Train with progress on the terminal, and export the model of the last step."""
     options = trainer.options
     with _interrupt_flag() as interrupted, TrainingDisplay(console) as display:
         trainer.train(

@@ -101,7 +101,7 @@ class _Growth:
         return self.trie.tree(self.most)
 
     def expected(self) -> tuple[int, float, float]:
-        """Nodes that :meth:`tree` has now, tokens expected of it, and those that another pass may add."""
+        """Nodes of the present tree, tokens expected of it, and tokens that another pass of the draft may add."""
         known = self._frontier.best(self.most + 1 - len(self.trie))
         gains = [self._gain(parent, self.calibration.origin(share)) for parent, _, share in known]
         waiting = 0.0 if self.waiting is None else self.trie.gains[self.waiting]

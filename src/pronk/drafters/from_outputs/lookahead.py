@@ -238,6 +238,6 @@ def _mark(width: int) -> Origin:
 
 
 def _explored(tree: TokenTree, width: int) -> list[int]:
-    """The nodes of a window of so many columns, row by row; none if the tree is another drafter's."""
+    """The nodes of a window of ``width`` columns, row by row; none if the tree is another drafter's."""
     mark = _mark(width)
     return [] if tree.origin is None else [node for node, origin in enumerate(tree.origin) if origin == mark]

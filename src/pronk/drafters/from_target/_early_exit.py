@@ -81,7 +81,7 @@ class EarlyExit:
     """
 
     def __init__(self, target: Target, adapter: KangarooAdapter) -> None:
-        """Let the target's cache keep what is read of it.
+        """Let the target's cache keep the outputs of the exit layer.
 
         Raises:
             OptionError: there is no memory for it, or requests are being decoded that would have to give some up.

@@ -55,7 +55,7 @@ def guess_tree(
 
 
 def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """For each depth its so many likeliest tokens, with their shares, as far as there are any."""
+    """For each depth the ``counts[depth]`` likeliest tokens with their shares, fewer where fewer are possible."""
     chooser, ranked = context.chooser, list[list[tuple[int, float]]]()
     with chooser.after():
         for row, count in zip(logits, counts, strict=False):

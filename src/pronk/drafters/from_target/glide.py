@@ -93,7 +93,7 @@ class _GlideDraft(Draft):
 
 @dataclass(frozen=True)
 class Glide(ModelDrafter):
-    """Options are those of ``ModelDrafter``; weights are in the target's dtype."""
+    """Options of GLIDE, the same as of ``ModelDrafter``; its weights are in the target's dtype."""
 
     name = "glide"
     bundled: ClassVar[str] = "pronk-tiny-glide"

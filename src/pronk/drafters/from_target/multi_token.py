@@ -256,7 +256,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
 
 
 def _forget(lane: SideLane, length: int) -> None:
-    """The lane's text ends after so many tokens, if it is longer."""
+    """Cut a lane's text to its first ``length`` tokens."""
     del lane.tokens[length:]
     lane.table.length = min(lane.table.length, length)
 

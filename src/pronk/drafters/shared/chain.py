@@ -54,7 +54,7 @@ class Chain:
 
     @property
     def most(self) -> int:
-        """Guesses beyond so many would be of no use."""
+        """The largest useful number of guesses: by depth and by nodes."""
         return min(self.context.max_depth, self.context.max_nodes)
 
     @property

@@ -239,7 +239,7 @@ class Draft:
         return Job(Segment(lane.table, tree, computed), wanted, len(lane.tokens) or wanted.start + 1)
 
     def cut(self, lane: DraftLane, length: int) -> None:
-        """Forget what a lane holds beyond so many tokens of its text."""
+        """Forget what a lane holds beyond the first ``length`` tokens of its text."""
         if lane.tree is not None or len(lane.tokens) > length:
             _settle(lane, (), min(len(lane.tokens), length))
             lane.tree = None
@@ -283,7 +283,7 @@ class Draft:
 
 
 def _settle(lane: DraftLane, new: Sequence[int], keep: int | None = None) -> None:
-    """The text is what it was, or ``keep`` tokens of it, and ``new``."""
+    """Set a lane's text to its first ``keep`` tokens (``None``: all), followed by ``new``."""
     lane.tokens[len(lane.tokens) if keep is None else keep :] = new
     lane.table.length = len(lane.tokens)
 

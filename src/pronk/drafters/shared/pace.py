@@ -48,7 +48,7 @@ class Prices:
     requests: int
 
     def seconds(self, drafted: int, passes: int | None = None) -> float:
-        """A step with so many drafted tokens, in as many passes of the draft unless said otherwise."""
+        """Seconds of a step that drafts ``drafted`` tokens in ``passes`` passes of the draft: one a token by default."""
         passes = drafted if passes is None else passes
         return (self.target.at(self.requests * (1 + drafted)) + passes * self.draft.at(self.requests)) / self.requests
 
@@ -75,7 +75,7 @@ class Pace:
         return (self.taken + _PRIOR * _WEIGHT) / (self.offered + _WEIGHT)
 
     def goes_on(self, gains: Sequence[float], most: int, prices: Prices) -> bool:
-        """Whether more tokens are to be drafted below those with these gains, of ``most`` in all."""
+        """Whether a chain whose tokens have ``gains`` is worth going on with, up to ``most`` tokens in all."""
         drafted = len(gains)
         expected, gain = 1.0 + sum(gains), gains[-1] if gains else 1.0
         now = expected / prices.seconds(drafted)

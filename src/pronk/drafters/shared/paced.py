@@ -81,7 +81,7 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
 
     @abstractmethod
     def measured(self, target: PassCosts, requests: int) -> Prices | None:
-        """What passes cost where so many requests guess together; ``None`` while that is not known.
+        """Measured prices of passes that ``requests`` requests share; ``None`` while they are not known.
 
         ``target`` are the costs of whole passes of the target.
         """
@@ -89,7 +89,7 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
     def begin(
         self, contexts: Sequence[DraftContext[PacedState[Lane]]], stop: Stop | None
     ) -> tuple[list[Chain], list[int]]:
-        """Empty chains, as ``chains`` has to return, and the numbers of those that are to grow."""
+        """An empty chain for each context, and the numbers of the contexts whose chains are to grow."""
         if stop is None:
             contexts = [replace(each, max_depth=min(each.max_depth, self.options.num_tokens)) for each in contexts]
         chains = [Chain(context, context.state.calibration) for context in contexts]
@@ -109,7 +109,7 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
         return self.measured(context.costs, requests)
 
     def begins(self, context: DraftContext[PacedState[Lane]], requests: int) -> bool:
-        """Whether to guess at all for one of so many requests."""
+        """Whether to guess at all for a request that shares its passes with ``requests - 1`` others."""
         most = _most(context)
         if not most:
             return False
@@ -117,7 +117,7 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
         return prices is None or pace.tries or pace.goes_on((), most, prices)
 
     def pays(self, chain: Chain, requests: int) -> bool:
-        """Whether to go on with the chain of one of so many requests."""
+        """Whether the next token of a chain pays, where ``requests`` chains grow together."""
         prices = self.prices(chain.context, requests)
         return prices is None or chain.context.state.pace.goes_on(chain.gains, _most(chain.context), prices)
 

@@ -57,7 +57,7 @@ class PeerRequest:
 
 @dataclass(frozen=True)
 class Generated:
-    """The new tokens, the seconds for all of them with the prompt, and those until the first if the engine tells."""
+    """New token ids, seconds of prompt and tokens together, and seconds to the first token where the engine tells."""
 
     token_ids: list[int]
     seconds: float

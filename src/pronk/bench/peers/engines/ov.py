@@ -90,7 +90,7 @@ class OpenVino:
 
 
 def _properties(config: WorkerConfig) -> dict[str, Any]:
-    """Where the CPU cannot compute in a type: float32 arithmetic, on weights and a cache of 16 bits all the same."""
+    """OpenVINO's settings: arithmetic in the config's dtype, or in float32 where the CPU lacks it; 16-bit weights."""
     kept, capability = _TYPES[config.dtype]
     computed = kept if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
     return {
