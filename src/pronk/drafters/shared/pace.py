@@ -48,7 +48,7 @@ class Prices:
     requests: int
 
     def seconds(self, drafted: int, passes: int | None = None) -> float:
-        """Seconds of a step that drafts ``drafted`` tokens in ``passes`` passes of the draft: one a token by default."""
+        """Seconds of a step with ``drafted`` drafted tokens, in ``passes`` passes of the draft (by default as many)."""
         passes = drafted if passes is None else passes
         return (self.target.at(self.requests * (1 + drafted)) + passes * self.draft.at(self.requests)) / self.requests
 
