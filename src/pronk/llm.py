@@ -131,6 +131,11 @@ class LLM:
         return self.engine.runner.device
 
     @property
+    def target(self) -> Target:
+        """What a drafter binds to, for a guesser with a memory of its own: ``Suffix().bind(llm.target)``."""
+        return self.engine.target
+
+    @property
     def kernels(self) -> str:
         """What computes: the name of an instruction set of pronk's kernels, or ``"torch"``."""
         used = self.engine.runner.decoder.kernels

@@ -61,7 +61,7 @@ class Drafting(Method):
         """Time the whole call; a batch's time is shared by its prompts."""
         memory = (items[0].sample.temperature, items[0].sample.repeat)
         if memory not in self._guessers:
-            self._guessers[memory] = make_drafter(self.name).bind(self._llm.engine.target)
+            self._guessers[memory] = make_drafter(self.name).bind(self._llm.target)
         prompts, params = [item.ids for item in items], [item.params for item in items]
         self._peak.reset()
         began = perf_counter()

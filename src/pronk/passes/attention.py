@@ -20,7 +20,7 @@ from pronk.cache.blocks import BlockTable, Started
 from pronk.cache.paged import PagedCache
 from pronk.tree import TokenTree
 
-__all__ = ["CrossAttention", "Early", "PagedAttention", "Segment", "Window"]
+__all__ = ["CrossAttention", "Early", "PagedAttention", "SeenKeys", "Segment"]
 
 
 class Early(NamedTuple):
@@ -65,7 +65,7 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class SeenKeys:
     """What one segment's rows read in the layers that share a window.
 
     Attributes:
@@ -102,7 +102,7 @@ class PagedAttention:
         self.cache = cache
         self.bounds: list[tuple[int, int]] = []
         slots: list[Tensor] = []
-        self.windows: list[dict[int | None, Window]] = []
+        self.windows: list[dict[int | None, SeenKeys]] = []
         start = 0
         for segment in segments:
             stop = start + segment.rows
@@ -124,13 +124,13 @@ class PagedAttention:
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _window(self, segment: Segment, span: int | None) -> Window:
+    def _window(self, segment: Segment, span: int | None) -> SeenKeys:
         table, tree = segment.table, segment.tree
         # A drafter's lane may begin later than its first rows look back.
         start = max(0 if span is None else table.length - span + 1, table.released * self.cache.block_size)
         stop = table.length + len(tree)
         seen = _visible(tree, table.length, span, start)[segment.computed :]
-        return Window(self.cache.where(table, start, stop), seen.to(self.cache.device))
+        return SeenKeys(self.cache.where(table, start, stop), seen.to(self.cache.device))
 
 
 class CrossAttention(PagedAttention):
@@ -178,11 +178,11 @@ class CrossAttention(PagedAttention):
                 outputs.append(own.new_zeros(len(own), own.shape[1] * own.shape[2]))
                 continue
             # A row that sees nothing looks at everything and forgets it: a softmax over nothing is not a number.
-            everything = Window(view.where, view.seen | ~some)
+            everything = SeenKeys(view.where, view.seen | ~some)
             outputs.append(everything.attend(self.target, own, keys, values) * some)
         return torch.cat(outputs).to(q.dtype)
 
-    def _view(self, segment: Segment, table: BlockTable, span: int | None) -> Window:
+    def _view(self, segment: Segment, table: BlockTable, span: int | None) -> SeenKeys:
         places = torch.tensor(segment.tree.depths[segment.computed :]) + segment.table.length
         start = table.released * self.beside.block_size
         if span is not None:
@@ -191,7 +191,7 @@ class CrossAttention(PagedAttention):
         seen = tokens < places[:, None]
         seen = seen if span is None else seen & (tokens > places[:, None] - span)
         where = self.beside.where(table, start, table.length) if seen.numel() else slice(0, 0)
-        return Window(where, seen.to(self.beside.device))
+        return SeenKeys(where, seen.to(self.beside.device))
 
 
 def _visible(tree: TokenTree, length: int, span: int | None, start: int) -> Tensor:

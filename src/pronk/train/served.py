@@ -33,7 +33,7 @@ def measure(llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int) 
         prompts: what to continue, at least one, and each shorter than the context.
         max_tokens: tokens after each prompt.
     """
-    drafter = make_drafter(spec).bind(llm.engine.target)  # its files anew: they may have been written again
+    drafter = make_drafter(spec).bind(llm.target)  # its files anew: they may have been written again
     figures: dict[str, float] = {}
     for name, temperature in zip(_NAMES, (0.0, _TEMPERATURE), strict=True):
         params = [
