@@ -67,7 +67,7 @@ class Penalties(_OfContext):
             self.counts[token] += 1
 
     def mask(self, logits: Tensor) -> Tensor:
-        """See :class:`Processor`."""
+        """Logits less the penalties of the tokens so far."""
         p, counts = self.params, self.counts
         if p.repetition_penalty != 1.0:
             penalized = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
@@ -93,7 +93,7 @@ class Bias(_OfContext):
         self.values = torch.tensor(list(bias.values()), dtype=torch.float32)
 
     def mask(self, logits: Tensor) -> Tensor:
-        """See :class:`Processor`."""
+        """Logits plus the bias."""
         return logits.index_add(0, self.ids, self.values)
 
 
@@ -106,7 +106,7 @@ class BadWords(_OfContext):
         self.longest = max(map(len, self.words))
 
     def mask(self, logits: Tensor) -> Tensor:
-        """See :class:`Processor`."""
+        """Logits without the tokens that would complete a bad word."""
         last = self.context.last(self.longest)
         banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
         return logits.index_fill(0, torch.tensor(banned, dtype=torch.int64), -math.inf) if banned else logits
@@ -121,7 +121,7 @@ class MinTokens(_OfContext):
         self.ends = torch.tensor(list(ends), dtype=torch.int64)
 
     def mask(self, logits: Tensor) -> Tensor:
-        """See :class:`Processor`."""
+        """Logits without the ends, while there are too few tokens."""
         return logits.index_fill(0, self.ends, -math.inf) if self.context.num_chosen < self.least else logits
 
 

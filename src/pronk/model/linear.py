@@ -84,7 +84,7 @@ class KernelLinear(Linear):
         self._programs: dict[torch.dtype, Program] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """See :class:`Linear`; only for a layout in which all outputs are one unit."""
+        """``x`` ``[rows, in]`` to ``[rows, out]``; only for a layout in which all outputs are one unit."""
         return self.logits(x).to(x.dtype)
 
     def logits(self, x: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class PagedAttention:
         self.slots = torch.cat(slots).to(cache.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See :class:`~pronk.model.decoder.Attend`; stores ``k`` and ``v`` in the cache on the way."""
+        """Attention of the rows ``[rows, heads, dim]``; stores ``k`` and ``v`` in the cache on the way."""
         self.cache.write(layer, self.slots, k, v)
         span = self.config.windows[layer]
         keys, values = self.cache.keys[layer], self.cache.values[layer]

@@ -36,7 +36,7 @@ class KernelPasses:
         return self._rope.dynamic or (self._cross_rope is not None and self._cross_rope.dynamic)
 
     def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """See :class:`Passes`."""
+        """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings."""
         program, packed = self._program(stage), self._pack(stage, embedded=rows is not None)
         count, size = packed.count, self.decoder.config.hidden_size
         x = torch.empty(count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
@@ -50,7 +50,7 @@ class KernelPasses:
         return x, made, logits
 
     def grow(self, job: Job, chooser: Chooser, steps: int, hear: Callable[[Guess], bool]) -> int:
-        """See :class:`Runner`."""
+        """Run a chain, a guess after it, a pass over that, and so on; returns the number of passes."""
         c, jobs = self.decoder.config, [(job, job.segment)]
         stage = Stage(jobs, 0, len(self.decoder.layers), (), Stage.wanted_of(jobs))
         packed = self._pack(stage, more=steps)

@@ -22,7 +22,7 @@ class TorchPasses:
 
     @torch.inference_mode()
     def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """See :class:`Passes`."""
+        """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings."""
         decoder, cache = self.decoder, self.cache
         tokens, positions, spans = torch.tensor(stage.places(), dtype=torch.int64, device=cache.device)
         segments = [segment for _, segment in stage.jobs]

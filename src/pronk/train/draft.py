@@ -45,7 +45,7 @@ class DraftStudent(Student[Decoder]):
 
     @property
     def description(self) -> str:
-        """See :class:`~pronk.train.student.Student`."""
+        """Its shape, in words, for the card."""
         c = self.module.config
         return (
             f"Llama architecture, {c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of "

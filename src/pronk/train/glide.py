@@ -113,7 +113,7 @@ class GlideStudent(Student[glide.GlideModule]):
 
     @property
     def description(self) -> str:
-        """See :class:`~pronk.train.student.Student`."""
+        """Its shape, in words, for the card."""
         c, target = self.module.config, self.teacher.llm.config
         cross = (
             f"{target.num_heads} query heads of {target.head_dim} into the target's cache of {_layers(self.cache)}, "

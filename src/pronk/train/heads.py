@@ -67,7 +67,7 @@ class HeadsStudent(Student[MultiTokenHeads]):
 
     @property
     def description(self) -> str:
-        """See :class:`~pronk.train.student.Student`."""
+        """Its shape, in words, for the card."""
         return describe(self.options.shape)
 
 

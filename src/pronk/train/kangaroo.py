@@ -53,7 +53,7 @@ class KangarooStudent(Student[Adapter]):
 
     @property
     def description(self) -> str:
-        """See :class:`~pronk.train.student.Student`."""
+        """Its shape, in words, for the card."""
         shape, layers = self.options.shape, self.teacher.llm.config.num_layers
         heads = f" {shape.heads} attention heads." if shape.attends else ""
         return f"Exit after layer {shape.exit_layer} of {layers}; adapter of {_WORDS[shape.adapter]}.{heads}"

@@ -100,7 +100,7 @@ class MedusaStudent(Student[MedusaHeads]):
         return replace(self.options.shape, tree=best_paths(accuracies, self.options.tree_size), accuracies=accuracies)
 
     def prompts(self) -> list[list[int]]:
-        """See :class:`~pronk.train.student.Student`; the half that the tree was not chosen by."""
+        """What the engine continues to measure the drafter; the half that the tree was not chosen by."""
         halves = held_out_halves(self.data, self.vocab_size)
         return held_out_prompts(self.data) if halves is None else halves[1]
 

@@ -80,7 +80,7 @@ class ModelGuesser(PacedGuesser[DraftLane]):
         return DraftState(Calibration(self.source), Pace(), self.draft.lane())
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
-        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`."""
+        """A chain for each context, of the draft's tokens."""
         chains, going = self.begin(contexts, stop)
         begun = [chains[number] for number in going]
         lanes = [chain.context.state.lane for chain in begun]
@@ -107,7 +107,7 @@ class ModelGuesser(PacedGuesser[DraftLane]):
         self.draft.release(state.lane)
 
     def measured(self, target: PassCosts, requests: int) -> Prices | None:
-        """See :class:`~pronk.drafters.shared.paced.PacedDrafter`."""
+        """Prices of the target's passes and of the draft's; ``None`` while the draft's cache is too full to measure."""
         draft = self.draft.costs
         return None if draft is None else Prices(target, draft, requests)
 
@@ -132,5 +132,5 @@ class DraftModel(ModelDrafter):
         check_choice(f"{self.name}: weights", self.weights, ("plain", "int8"))
 
     def open(self, target: Target) -> Draft:
-        """See :class:`ModelDrafter`; a draft with another vocabulary is translated, where that is possible."""
+        """The draft model; one of another vocabulary is translated, where that is possible."""
         return Draft.open(self.name, self.model, target, self.dtype, self.weights)

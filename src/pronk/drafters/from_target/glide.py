@@ -74,7 +74,7 @@ class _GlideDraft(Draft):
         return _GlideLane()
 
     def level(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """See ``Draft``; from here to the next time the target's cache stays as it is."""
+        """Bring the lanes up to their texts; from here to the next time the target's cache stays as it is."""
         again = len(self.runner.decoder.layers) > 1
         for lane, context in zip(lanes, contexts, strict=True):
             assert isinstance(lane, _GlideLane)
@@ -86,7 +86,7 @@ class _GlideDraft(Draft):
         return super().level(lanes, contexts)
 
     def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
-        """See :class:`~pronk.drafters.shared.draft.Draft`."""
+        """A lane's share of a pass, with the target's cache beside it."""
         assert isinstance(lane, _GlideLane)
         return Job(Segment(lane.table, tree, computed), wanted, lane.prompt, lane.beside)
 
@@ -99,7 +99,7 @@ class Glide(ModelDrafter):
     bundled: ClassVar[str] = "pronk-tiny-glide"
 
     def open(self, target: Target) -> Draft:
-        """See ``ModelDrafter``; it must have been trained on this target."""
+        """The model, loaded once for each target; it must have been trained on this target."""
         return _GlideDraft.load(self.name, self.model, self.bundled, target)
 
 

@@ -88,7 +88,7 @@ class KangarooGuesser(PacedGuesser[SideLane]):
         return KangarooState(Calibration(self.source), Pace(), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
-        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`."""
+        """A chain for each context, of the first layers' tokens."""
         chains, going = self.begin(contexts, stop)
         walks = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in going}
         walks = {number: walk for number, walk in walks.items() if self.exit.ready(walk)}
@@ -109,5 +109,5 @@ class KangarooGuesser(PacedGuesser[SideLane]):
         self.exit.release(state.lane)
 
     def measured(self, target: PassCosts, requests: int) -> Prices | None:
-        """See :class:`~pronk.drafters.shared.paced.PacedDrafter`."""
+        """Prices of the first layers with the adapter, and of the rest of the target."""
         return self.exit.prices(target, requests)

@@ -169,7 +169,7 @@ class MultiToken(ChainDrafter):
 
     @property
     def expands(self) -> bool:
-        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`: with a tree it does."""
+        """Whether it proposes a tree, which whoever wraps it would lose."""
         return self.tree is not None
 
 
@@ -201,7 +201,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
         return MultiTokenState(Calibration(self.source), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
-        """See ``ChainDrafter``; all guesses cost one pass, so all are made or none."""
+        """A chain for each context; all guesses cost one pass, so all are made or none."""
         heads = self.loaded.heads.shape.num_heads
         count = heads if stop is not None else self.options.num_tokens or heads
         chains = [Chain(context, context.state.calibration) for context in contexts]

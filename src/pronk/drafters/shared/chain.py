@@ -116,7 +116,7 @@ class ChainDrafter(Drafter):
 
     @abstractmethod
     def bind(self, target: Target) -> ChainGuesser[Any]:
-        """See :class:`~pronk.drafters.base.Drafter`."""
+        """What guesses for the target by these options."""
 
 
 class ChainGuesser(Guesser[State], ChainDrafter):
