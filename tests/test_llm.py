@@ -362,18 +362,46 @@ def test_chat_needs_a_template(llm: LLM) -> None:
         llm.chat([{"role": "user", "content": "Hello"}])
 
 
-def test_chat_answers_the_rendered_conversation(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, "llama")
-    template = (
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}bot:{% endif %}"
-    )
+def with_template(folder: Path, template: str) -> LLM:
+    folder = make_checkpoint(folder, "llama")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    llm = LLM(folder)
+    return LLM(folder)
+
+
+def test_chat_answers_the_rendered_conversation(tmp_path: Path) -> None:
+    llm = with_template(
+        tmp_path,
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}bot:{% endif %}",
+    )
     messages = [{"role": "user", "content": "Hello"}]
     done = llm.chat(messages, SamplingParams(max_tokens=10))
     assert llm.tokenizer.decode(done.prompt_token_ids) == "user: Hello\nbot:"
     assert [p.token_id for p in llm.stream_chat(messages, SamplingParams(max_tokens=10))] == done.token_ids
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "you"}]}]
+    assert llm.tokenizer.decode(llm.chat_ids(parts)) == "user: Hello\nyou\nbot:"
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (None, "messages: expected a list of objects with 'role' and 'content', found None"),
+        ("text", "messages: expected a list of objects with 'role' and 'content', found str 'text'"),
+        ([None], "messages[0]: expected an object with 'role' and 'content', found None"),
+        ([{"role": "user", "content": "nothing"}], "the model's chat template: expected a text made of these messages"),
+    ],
+)
+def test_conversations_that_cannot_be_answered(tmp_path: Path, messages: Any, message: str) -> None:
+    llm = with_template(tmp_path, "{{ messages[0].content if messages[0].content != 'nothing' }}")
+    for ask in (llm.chat, llm.stream_chat, llm.chat_ids):
+        with pytest.raises(PromptError) as caught:
+            ask(messages)
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
+
+
+def test_no_prompts_have_no_completions(llm: LLM) -> None:
+    assert llm.generate([]) == llm.generate([], []) == llm.generate([], SamplingParams(max_tokens=3)) == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -22,12 +22,12 @@ from pronk.errors import OptionError
 from pronk.model.kernels import choose_kernels
 from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Completion, Piece
+from pronk.text.chat.messages import Messages
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
 Prompt = str | list[int]
-Messages = Sequence[Mapping[str, str]]
 
 _GUESSERS = 64
 
@@ -178,7 +178,7 @@ class LLM:
             progress: called with the requests finished so far and in all.
 
         Returns:
-            One :class:`Completion` for one prompt, a list for a list.
+            One :class:`Completion` for one prompt, a list for a list: an empty one for no prompts.
 
         Raises:
             PromptError: a prompt that is empty, too long, or has ids outside the vocabulary.
@@ -208,18 +208,30 @@ class LLM:
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Completion:
-        """Answer a conversation: ``[{"role": "user", "content": "…"}, …]``, rendered with the model's chat template."""
+        """Answer a conversation: ``[{"role": "user", "content": "…"}, …]``, rendered with the model's chat template.
+
+        Args:
+            messages: each with a ``role``, and a ``content`` that is a text or a list of parts of the type ``text``
+                (see :mod:`pronk.text.chat.messages`).
+            params: options; by default those of :class:`SamplingParams`.
+            drafter: who guesses, if not the one given at loading.
+
+        Raises:
+            PromptError: malformed messages, parts other than text, or a conversation that the template refuses, does
+                not get through with, or makes nothing of; or see :meth:`generate`.
+            TokenizerError: the model has no chat template, or a damaged one.
+        """
         return self.generate(self.chat_ids(messages), params, drafter=drafter)
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Generator[Piece]:
-        """Answer a conversation, token by token."""
+        """Answer a conversation, token by token; see :meth:`chat`."""
         return self.stream(self.chat_ids(messages), params, drafter=drafter)
 
     def chat_ids(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation up to the point where the model answers."""
-        return self.tokenizer.encode(self.tokenizer.chat(messages), add_special_tokens=False)
+        """Token ids of a conversation up to the point where the model answers; see :meth:`chat` for the errors."""
+        return self.tokenizer.chat_ids(messages)
 
     def _pieces(self, requests: Sequence[Request]) -> Generator[Piece]:
         with closing(self.engine.stream(requests)) as tokens:

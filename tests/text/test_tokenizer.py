@@ -187,22 +187,6 @@ def templated(source: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        ([], r"expected at least one message with 'role' and 'content', found none"),
-        (["Hi"], r"messages\[0\]: expected an object with 'role' and 'content', found str"),
-        ([USER, {"role": "user"}], r"messages\[1\]: expected a string for 'content', found no such key"),
-        ([{"content": "Hi"}], r"messages\[0\]: expected a string for 'role', found no such key"),
-        ([{"role": "user", "content": None}], r"expected a string for 'content', found NoneType"),
-        ([{"role": 1, "content": "x"}], r"expected a string for 'role', found int"),
-    ],
-)
-def test_malformed_messages(messages: Any, message: str) -> None:
-    with pytest.raises(PromptError, match=message):
-        templated("x").chat(messages)
-
-
-@pytest.mark.parametrize(
     ("source", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),

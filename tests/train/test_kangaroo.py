@@ -147,7 +147,7 @@ def test_exit_layer_out_of_range_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_options_that_are_missing_or_unknown_are_named(tmp_path: Path, corpus: Path, teacher: Teacher) -> None:
+def test_exit_layer_and_adapter_have_their_say(tmp_path: Path, corpus: Path, teacher: Teacher) -> None:
     text = [
         "--source",
         f"{corpus / 'stories.jsonl'}=1",
@@ -156,6 +156,9 @@ def test_options_that_are_missing_or_unknown_are_named(tmp_path: Path, corpus: P
         "--target",
         str(teacher.folder),
     ]
-    assert "--exit-layer" in CliRunner().invoke(app, ["kangaroo", *text]).output
+    sizes = "--on-policy 0 --steps 4 --batch 128 --micro 64 --length 32 --final-length 32 --num-tokens 0 --threads 1"
+    result = CliRunner().invoke(app, ["kangaroo", *text, *sizes.split()])
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "run" / "export" / "drafter.json").read_text())["shape"]["exit_layer"] == 1
     result = CliRunner().invoke(app, ["kangaroo", "--exit-layer", "1", "--adapter", "linear", *text])
     assert "expected one of attention, head, transformer, mlp" in str(result.exception)

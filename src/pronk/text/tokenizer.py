@@ -18,7 +18,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from pronk.errors import PromptError, TokenizerError
 from pronk.model.checkpoint import read_json
-from pronk.text.chat_template import ChatTemplate
+from pronk.text.chat.messages import Messages
+from pronk.text.chat.template import ChatTemplate
 
 __all__ = ["Tokenizer"]
 
@@ -119,14 +120,30 @@ class Tokenizer:
         """Whether :meth:`chat` can work."""
         return self._chat_template is not None
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def chat(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
         """The text of a conversation, to be encoded with ``add_special_tokens=False``.
 
         Raises:
             TokenizerError: the model has no chat template, or a damaged one.
-            PromptError: malformed messages, or a conversation that the template refuses.
+            PromptError: malformed messages, a conversation that the template refuses, or a template without end.
         """
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def chat_ids(self, messages: Messages) -> list[int]:
+        """Token ids of a conversation up to the point where the model answers.
+
+        Raises:
+            TokenizerError: see :meth:`chat`.
+            PromptError: see :meth:`chat`; or the template makes nothing of the messages.
+        """
+        ids = self.encode(self.chat(messages), add_special_tokens=False)
+        if not ids:
+            msg = (
+                "the model's chat template: expected a text made of these messages, found one of no tokens; "
+                "use another template, or give the model a prompt of your own"
+            )
+            raise PromptError(msg)
+        return ids
 
     @cached_property
     def _template(self) -> ChatTemplate:

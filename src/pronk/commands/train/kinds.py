@@ -92,14 +92,18 @@ class KangarooKind(Kind):
 
     [bold]Examples[/]
 
-    pronk train kangaroo --exit-layer 2 --source python=0.6 --source prose.jsonl.gz=0.4 --out run
+    pronk train kangaroo --source python=0.6 --source prose.jsonl.gz=0.4 --out run
 
     pronk train kangaroo --exit-layer 3 --target ./checkpoint --source notes/=1 --on-policy 200000 --out run
     """
 
     exit_layer: Annotated[
-        int, model_option("The target's layer after which guesses leave it: 1 is the first; the last is too late.")
-    ]
+        int | None,
+        model_option(
+            "The target's layer after which guesses leave it: 1 is the first; the last is too late.",
+            show_default="an eighth of its layers",
+        ),
+    ] = None
     adapter: Annotated[
         str,
         model_option(

@@ -151,6 +151,14 @@ def test_values_out_of_their_range_are_named() -> None:
         KangarooShape.of_target(TARGET, 1, "attention", heads=0)
     with pytest.raises(OptionError, match="mlp: expected an integer of at least 1, found 0"):
         KangarooShape.of_target(TARGET, 1, "transformer", mlp=0)
-    with pytest.raises(OptionError, match="exit-layer: expected a target of at least 2 layers, found 1"):
-        KangarooShape.of_target(tiny_config(windows=(None,)), 1, "attention")
+    for exit_layer in (None, 1, 7):
+        with pytest.raises(OptionError, match="exit-layer: expected a target of at least 2 layers, found 1; train"):
+            KangarooShape.of_target(tiny_config(windows=(None,)), exit_layer, "attention")
     assert KangarooShape.of_target(TARGET, 2, "attention") == KangarooShape(2, "attention", 6, 112)
+
+
+@pytest.mark.parametrize(("layers", "exit_layer"), [(2, 1), (3, 1), (8, 1), (14, 2), (28, 4), (32, 4), (80, 10)])
+def test_exit_is_after_an_eighth_of_the_layers(layers: int, exit_layer: int) -> None:
+    target = tiny_config(windows=(None,) * layers)
+    assert KangarooShape.of_target(target, None, "attention").exit_layer == exit_layer
+    assert KangarooShape.of_target(target, 1, "attention").exit_layer == 1

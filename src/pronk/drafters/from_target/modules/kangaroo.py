@@ -28,6 +28,7 @@ from pronk.model.program import Program
 __all__ = ["ADAPTERS", "KangarooAdapter", "KangarooShape"]
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
+_SHARE = 8  # of the target's layers, one in so many guesses by default
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,15 @@ class KangarooShape:
 
     @classmethod
     def of_target(
-        cls, config: ModelConfig, exit_layer: int, adapter: str, heads: int | None = None, mlp: int | None = None
+        cls, config: ModelConfig, exit_layer: int | None, adapter: str, heads: int | None = None, mlp: int | None = None
     ) -> KangarooShape:
-        """A shape with the target's own number of heads and width, unless others are given.
+        """A shape with the target's own heads and width, after an eighth of its layers, unless others are given.
 
         Raises:
             OptionError: a value out of its range, or an exit layer that the target does not have.
         """
         made = cls(
-            exit_layer,
+            max(1, round(config.num_layers / _SHARE)) if exit_layer is None else exit_layer,
             adapter,
             config.num_heads if heads is None else heads,
             config.intermediate_size if mlp is None else mlp,
@@ -80,9 +81,11 @@ class KangarooShape:
     def check(self, config: ModelConfig) -> None:
         """Raise :class:`~pronk.errors.OptionError` if a target of this shape has no such exit layer."""
         most = config.num_layers - 1
+        if not most:
+            msg = "exit-layer: expected a target of at least 2 layers, found 1; train another drafter for it"
+            raise OptionError(msg)
         if self.exit_layer > most:
-            expected = f"1 to {most} for a target of {most + 1} layers" if most else "a target of at least 2 layers"
-            msg = f"exit-layer: expected {expected}, found {self.exit_layer}"
+            msg = f"exit-layer: expected 1 to {most} for a target of {most + 1} layers, found {self.exit_layer}"
             raise OptionError(msg)
 
     @property
