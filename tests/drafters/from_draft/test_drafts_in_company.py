@@ -182,7 +182,7 @@ def test_choosers_recover_from_an_interruption_between_two_lines(spec: str) -> N
     ("spec", "message"),
     [
         ("threshold(cape(draft_model))", r"threshold: expected a drafter of chains, found cape; write cape\(threshold"),
-        ("cape(cape(draft_model))", r"cape: expected a drafter of chains, found cape"),
+        ("cape(cape(draft_model))", r"cape: expected a drafter of chains, found cape; one cape is enough"),
         ("threshold(prompt_lookup)", "threshold: expected a drafter that guesses token after token"),
         ("cape(draft_model, draft_model)", "cape: expected a drafter that guesses token after token"),
         ("staged(prompt_lookup)", "staged: expected a draft_model and a smaller drafter, .* found prompt_lookup"),

@@ -43,8 +43,13 @@ class Wrapper(ChainDrafter):
             )
             raise OptionError(msg)
         if self.inner.expands:
-            outer, wraps = self.inner.name, isinstance(self.inner, Wrapper)
-            instead = f"write {outer}({self.name}(…)) instead" if wraps else "leave out its tree"
+            outer = self.inner.name
+            if outer == self.name:
+                instead = f"one {outer} is enough"
+            elif isinstance(self.inner, Wrapper):
+                instead = f"write {outer}({self.name}(…)) instead"
+            else:
+                instead = "leave out its tree"
             msg = f"{self.name}: expected a drafter of chains, found {outer}; {instead}"
             raise OptionError(msg)
 
