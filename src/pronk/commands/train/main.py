@@ -67,6 +67,11 @@ def lm(
 
     pronk train lm --source notes/=1 --out run --bytes --future-tokens 8
     """
+    from pronk.train.clock import Clock
+
+    settings = loop()
+    clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
+
     from pronk.train.future import future_shape
     from pronk.train.heads import check_lengths
     from pronk.train.run import run
@@ -77,7 +82,7 @@ def lm(
     if future_tokens == 1:
         given = {"head-kind": head_kind, "head-order": head_order, "unembeddings": unembeddings, "head-mlp": head_mlp}
         refuse(given, "without --future-tokens")
-    settings = fit_lengths(loop(), positions)
+    settings = fit_lengths(settings, positions)
     size = BYTE_VOCAB if bytes else Shape.vocab if vocab is None else vocab
     data = text(size, settings["seed"])
     shape = Shape(hidden, layers, heads, kv_heads, mlp, size, positions)
@@ -86,7 +91,7 @@ def lm(
     options = TrainOptions(**settings, shape=shape, heads=future)
     if future is not None:
         check_lengths(options, future)
-    if not run(data, options, out, name, command_line(context), Console()):
+    if not run(data, options, out, name, command_line(context), Console(), clock):
         raise typer.Exit(INTERRUPTED)
 
 

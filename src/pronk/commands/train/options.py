@@ -78,7 +78,10 @@ def text_options(
 def loop_options(
     *,
     steps: Annotated[int, loop_option("Optimizer steps at most.")] = LoopOptions.steps,
-    minutes: Annotated[float | None, loop_option("End after so many minutes, with the schedule intact.")] = None,
+    minutes: Annotated[
+        float | None,
+        loop_option("End after so many minutes from the command's start, text and evaluations and all, on schedule."),
+    ] = None,
     patience: Annotated[
         int | None,
         loop_option("End when so many validations in a row are no better than the best one.", show_default="never"),
@@ -169,7 +172,11 @@ def student_options(
         str | None, typer.Option(help="Name of the drafter in its card.", show_default="by target and kind")
     ] = None,
     on_policy: Annotated[
-        int, text_option("Tokens that the target writes itself, to learn from.")
+        int,
+        text_option(
+            "Tokens that the target writes itself, to learn from.",
+            show_default=f"{OnPolicyOptions.tokens}, or what a third of --minutes is enough for",
+        ),
     ] = OnPolicyOptions.tokens,
     share: Annotated[float, text_option("Share of the target's own text in the training text.")] = StudentOptions.share,
     hard: Annotated[
@@ -201,14 +208,21 @@ def train_student(
         kind: gives the class of the objective.
         options: gives the run's options, once the target is known.
     """
+    from pronk.train.clock import Clock
+
+    clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
+
     from pronk.train.run import run_student
     from pronk.train.teacher import Teacher
 
     data = text(seed=settings["seed"])
-    own = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"])
+    source = context.get_parameter_source("on_policy")
+    asked = source is not None and source.name == "COMMANDLINE"
+    own = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=not asked)
     teacher = Teacher(run.target, settings["device"], settings["threads"])
     name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
-    if not run_student(kind(), data, own, options(teacher), teacher, run.out, name, command_line(context), Console()):
+    command, console = command_line(context), Console()
+    if not run_student(kind(), data, own, options(teacher), teacher, run.out, name, command, console, clock):
         raise typer.Exit(INTERRUPTED)
 
 
