@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from pronk.commands.train.main import app
 from pronk.errors import OptionError
+from pronk.train.clock import Clock
+from pronk.train.options import OnPolicyOptions
 from pronk.train.teacher import Teacher
 
 
@@ -98,3 +101,22 @@ def test_lengths_follow_a_target_of_a_short_context(words: str, tmp_path: Path, 
 
 def test_list_of_commands_says_whose_heads_they_are() -> None:
     assert "multi_token" in CliRunner().invoke(app, ["--help"]).output
+
+
+@pytest.mark.parametrize(("words", "tokens", "at_most"), [("", 1_000_000, True), ("--on-policy 700", 700, False)])
+def test_default_text_of_the_target_may_shrink(
+    words: str, tokens: int, at_most: bool, tmp_path: Path, teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[OnPolicyOptions, Clock]] = []
+
+    def remember(kind: object, data: object, own: OnPolicyOptions, *rest: Any) -> bool:
+        given.append((own, rest[-1]))
+        return True
+
+    monkeypatch.setattr("pronk.train.run.run_student", remember)
+    command = f"kangaroo --target {teacher.folder} --source {tmp_path}=1 --out {tmp_path / 'run'} --minutes 7 {words}"
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    ((own, clock),) = given
+    assert (own.tokens, own.at_most, clock.limit) == (tokens, at_most, 420)
+    assert clock.seconds > 0

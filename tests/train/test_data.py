@@ -10,7 +10,7 @@ import pytest
 
 from pronk.errors import OptionError
 from pronk.train.chat import parse_dialogue
-from pronk.train.data import Pool, collect, mix, pack, prepare
+from pronk.train.data import Pool, _size, collect, mix, pack, prepare
 from pronk.train.encoder import Encoder
 from pronk.train.exclude import RUN, Exclusion
 from pronk.train.options import DataOptions
@@ -249,3 +249,38 @@ def test_text_shorter_than_a_sequence_is_named(prepared: Path, data_options: Dat
     assert not list((tmp_path / "data").iterdir())
     prepare(options, tmp_path / "data", 1000, 64, lambda _: None, encoder, least=found)
     assert (tmp_path / "data" / "train.bin").stat().st_size == 2000
+
+
+def test_text_may_be_shorter_for_want_of_time(
+    prepared: Path, data_options: DataOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pronk.train.data._CHUNK", 4)
+    said: list[str] = []
+    encoder = Encoder.own(load_tokenizer(prepared))
+    prepare(data_options, tmp_path / "whole", 3073, 64, said.append, encoder)
+    prepare(data_options, tmp_path / "short", 3073, 64, said.append, encoder, enough=lambda done: done >= 1000)
+    whole, short = (np.fromfile(tmp_path / name / "train.bin", dtype=np.uint16) for name in ("whole", "short"))
+    assert len(whole) == 3073 > len(short) >= 1000
+    assert whole[: len(short)].tolist() == short.tolist()
+    assert said[-1] == f"tokenized {len(short) / 1e6:.1f} M tokens, for want of time"
+    # The recipe is the same: the text stays as it is.
+    prepare(data_options, tmp_path / "short", 3073, 64, said.append, encoder)
+    assert (tmp_path / "short" / "train.bin").stat().st_size == 2 * len(short)
+
+
+@pytest.mark.parametrize(("tokens", "again"), [(2000, ", going through the text again and again"), (500, "")])
+def test_sizes_are_said_as_they_are(prepared: Path, tmp_path: Path, tokens: int, again: str) -> None:
+    text = "".join(f"{i:06} is the number of this line, which is of no use at all.\n" for i in range(9))
+    (tmp_path / "notes.txt").write_text(text)
+    said: list[str] = []
+    options = DataOptions((parse_source(f"{tmp_path / 'notes.txt'}=1"),))
+    prepare(options, tmp_path / "data", tokens, 64, said.append, Encoder.own(load_tokenizer(prepared)))
+    assert said[1] == "read 0.6 kB; dropped 0 copies, 0 excluded documents"
+    assert said[2] == f"tokenizing 0.0 M tokens{again}"
+    assert [_size(count) for count in (0, 361_838, 999_949, 1_234_567, 2 * 10**9)] == [
+        "0.0 kB",
+        "361.8 kB",
+        "999.9 kB",
+        "1.2 MB",
+        "2000.0 MB",
+    ]

@@ -12,8 +12,9 @@ import pytest
 from pronk import SamplingParams
 from pronk.choosing.noise import derive_seed
 from pronk.errors import OptionError
+from pronk.train.clock import Clock
 from pronk.train.data import Collection, Pool
-from pronk.train.on_policy import continue_prompts, held_out_prompts, write_prompts
+from pronk.train.on_policy import continue_prompts, held_out_halves, held_out_prompts, write_prompts
 from pronk.train.options import OnPolicyOptions
 from pronk.train.teacher import Teacher
 from train.tiny import OWN
@@ -74,6 +75,82 @@ def test_interrupted_text_is_the_uninterrupted_text(
     assert continue_prompts(teacher, folder, OWN, seen.append, lambda: True)
     assert (folder / "on-policy.bin").stat().st_size == json.loads((folder / "on-policy.json").read_text())["bytes"]
     assert (folder / "on-policy.bin").stat().st_mtime_ns >= before
+
+
+class Scripted(Clock):
+    """A clock of a minute that is asked the time so often until it is over."""
+
+    def __init__(self, asked: int, minutes: float | None = 1.0) -> None:
+        super().__init__(minutes)
+        self.asked = asked
+
+    @property
+    def seconds(self) -> float:
+        self.asked -= 1
+        return 0.0 if self.asked >= 0 else 1e6
+
+
+@pytest.mark.parametrize("asked", [0, 2, 8])
+def test_text_is_as_much_as_there_is_time_for(
+    draft_data: Path, teacher: Teacher, prompts: Callable[[str], Path], asked: int
+) -> None:
+    folder, options = prompts("short"), replace(OWN, at_most=True)
+    assert continue_prompts(teacher, folder, options, lambda _: None, clock=Scripted(asked), least=30)
+    state = json.loads((folder / "on-policy.json").read_text())
+    assert 30 <= state["tokens"] < OWN.tokens
+    text, whole = ((each / "on-policy.bin").read_bytes() for each in (folder, draft_data))
+    assert whole.startswith(text)
+    assert json.loads((folder / "clock.json").read_text()).keys() == {"seconds"}
+    # The held-out text is that of the prompts that are left.
+    held_out, all_of_it = ((each / "valid-on-policy.bin").read_bytes() for each in (folder, draft_data))
+    assert all_of_it.startswith(held_out)
+    given = json.loads((draft_data / "prompts.json").read_text())["held_out"]
+    assert held_out_prompts(folder) == given[: len(held_out_prompts(folder))]
+    # More time, or no limit, does not change a text that something may have learned from.
+    for clock in (Clock(1000.0), Clock(None)):
+        assert continue_prompts(teacher, folder, options, lambda _: None, clock=clock, least=30)
+        assert (folder / "on-policy.bin").read_bytes() == text
+
+
+def test_held_out_text_is_shortened_by_whole_prompts(
+    teacher: Teacher, prompts: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pronk.train.on_policy._FEW", 2)
+    folder, options = prompts("short"), replace(OWN, at_most=True)
+    assert continue_prompts(teacher, folder, options, lambda _: None, clock=Scripted(0), least=1)
+    left = held_out_prompts(folder)
+    assert len(left) == 2 < OWN.held_out
+    tokens = np.fromfile(folder / "valid-on-policy.bin", dtype=np.uint16).tolist()
+    assert tokens[: len(left[0])] == left[0]
+    assert str(left[1]).strip("[]") in str(tokens)
+    halves = held_out_halves(folder, teacher.llm.config.vocab_size)
+    assert halves is not None
+    assert halves[1] == [left[1]]
+    assert tokens[halves[0] : halves[0] + len(left[1])] == left[1]
+
+
+def test_text_that_was_asked_for_is_written_or_refused(
+    draft_data: Path, teacher: Teacher, prompts: Callable[[str], Path]
+) -> None:
+    folder = prompts("asked")
+    assert continue_prompts(teacher, folder, OWN, lambda _: None, clock=Clock(1e6))
+    assert read(folder) == read(draft_data)
+    folder = prompts("refused")
+    with pytest.raises(
+        OptionError, match=r"on-policy: expected at most about \d+ tokens, .* in 0\.9 minutes, found 400; "
+    ):
+        continue_prompts(teacher, folder, OWN, lambda _: None, clock=Scripted(0))
+    # What is written is kept, and more time finishes it.
+    assert continue_prompts(teacher, folder, OWN, lambda _: None, clock=Clock(1e6))
+    assert read(folder) == read(draft_data)
+
+
+def test_prompts_are_fewer_when_it_is_late(tmp_path: Path, teacher: Teacher) -> None:
+    pools = [Pool("words", 1.0, [f"word {i} " * 99 for i in range(400)])]
+    for late in (False, True):
+        write_prompts(Collection(pools, []), teacher, replace(OWN, batch=5), tmp_path, lambda late=late: late)  # type: ignore[misc]
+        chosen = json.loads((tmp_path / "prompts.json").read_text())["train"]
+        assert len(chosen) == (5 if late else 4 * OWN.tokens // OWN.length)
 
 
 def test_other_options_are_named(draft_data: Path, teacher: Teacher) -> None:

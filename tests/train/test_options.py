@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pronk.errors import OptionError
+from pronk.train.lm import two_phases
 from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, Shape, TrainOptions, fit_lengths
 from train.tiny import TINY, TINY_DRAFT
 
@@ -134,3 +136,21 @@ def test_sequences_of_a_draft_fit_its_target_too() -> None:
     assert replace(TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), final_length=128).longest == 128
     with pytest.raises(OptionError, match=r"final-length: expected an integer in 1..100, found 128"):
         replace(TINY_DRAFT, shape=replace(TINY_DRAFT.shape, context=128), context=100, final_length=128)
+
+
+@pytest.mark.parametrize(
+    ("length", "final_length", "final_share"), [(32, 64, 0.25), (32, 64, 0.0), (128, 16, 1.0), (64, 32, 0.9)]
+)
+def test_least_text_has_a_sequence_for_each_part(
+    tmp_path: Path, length: int, final_length: int, final_share: float
+) -> None:
+    options = replace(TINY, length=length, final_length=final_length, final_share=final_share, batch=256, micro=128)
+    least = options.least_text
+    for tokens in (least, least + 1, least + 7):
+        (tmp_path / "train.bin").write_bytes(bytes(2 * tokens))
+        phases = two_phases(tmp_path / "train.bin", options, 300)
+        shares = (1 - final_share, final_share)
+        assert all(len(phase) for phase, share in zip(phases, shares, strict=True) if share)
+    (tmp_path / "train.bin").write_bytes(bytes(2 * (8 * least // 10)))
+    with pytest.raises(OptionError, match="text: expected at least"):
+        two_phases(tmp_path / "train.bin", options, 300)

@@ -19,6 +19,7 @@ from pronk import LLM, SamplingParams
 from pronk.commands.main import main
 from pronk.commands.train.main import app
 from pronk.errors import OptionError
+from pronk.train.clock import Clock
 from pronk.train.draft import DraftStudent
 from pronk.train.options import DataOptions, DraftOptions
 from pronk.train.run import run_student
@@ -26,6 +27,7 @@ from pronk.train.teacher import Teacher
 from train.tiny import OWN, TINY_DRAFT, InterruptingConsole
 
 OPTIONS = replace(TINY_DRAFT, num_tokens=2)
+ASKED = "as long as the 400 tokens of --on-policy take"
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +190,46 @@ def test_latest_is_what_is_exported_in_the_end(
     last = quiet.file.getvalue().split("export, on sequences of 64 tokens\n")[1]
     names = ["code", "extra", "on-policy", "stories", "greedy", "T=0.8"]
     assert [line.split()[1] for line in last.splitlines()] == names
+
+
+@pytest.mark.parametrize(
+    ("at_most", "plan"),
+    [
+        (True, "minutes left of 60: 20.0 for text, 34.0 for training, 6.0 for evaluating\n"),
+        (False, f"minutes left of 60: {ASKED}, what that leaves of 54.0 for training, 6.0 for evaluating\n"),
+    ],
+)
+def test_time_is_shared_out_and_said(
+    tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, at_most: bool, plan: str
+) -> None:
+    own, options = replace(OWN, at_most=at_most), replace(OPTIONS, minutes=60.0)
+    interrupting = InterruptingConsole(quiet, "step 9 ")
+    for console, done in ((interrupting, False), (quiet, True)):
+        clock = Clock(60.0)
+        assert run_student(DraftStudent, data_options, own, options, teacher, tmp_path, "s", "c", console, clock) == done
+    assert isinstance(quiet.file, io.StringIO)
+    text = quiet.file.getvalue()
+    assert text.startswith(plan)
+    resumed = re.search(r"at step 9; the same command continues\n(minutes left of 60: 0.0 for text, .*)\n", text)
+    assert resumed is not None
+    assert re.fullmatch(r"minutes left .* text, 5\d\.\d for training, 6.0 for evaluating", resumed[1])
+    assert (tmp_path / "export" / "model.safetensors").exists()
+
+
+def test_time_that_is_over_makes_the_least_of_everything(
+    tmp_path: Path, data_options: DataOptions, teacher: Teacher, quiet: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 40 of 60 minutes there is time to train, and none for text; the target writes what one sequence takes."""
+    monkeypatch.setattr("pronk.train.data._CHUNK", 2)
+    clock = Clock(60.0)
+    (tmp_path / "data").mkdir()
+    clock.resume(2400.0)
+    clock.save(tmp_path / "data")
+    own, options = replace(OWN, at_most=True), replace(OPTIONS, minutes=60.0)
+    assert run_student(DraftStudent, data_options, own, options, teacher, tmp_path, "s", "c", quiet, Clock(60.0))
+    assert isinstance(quiet.file, io.StringIO)
+    assert "minutes left of 60: 0.0 for text, 14.0 for training, 6.0 for evaluating\n" in quiet.file.getvalue()
+    written = json.loads((tmp_path / "data" / "on-policy.json").read_text())["tokens"]
+    assert options.longest < written < OWN.tokens
+    tokenized = (tmp_path / "data" / "train.bin").stat().st_size // 2
+    assert options.least_text <= tokenized < options.steps * options.batch // 2

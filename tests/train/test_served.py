@@ -64,3 +64,16 @@ def test_figures_are_those_of_the_engine(
     assert {each: figures[f"{name} {each}"] for each in expected} == pytest.approx(expected)
     assert len(figures) == 2 * len(expected)
     assert 0 < expected["alpha"] < 1
+
+
+def test_where_time_is_short_a_few_prompts_are_continued(
+    trained: Trainer[LanguageModel], teacher: Teacher, draft_data: Path, tmp_path: Path
+) -> None:
+    export_model(trained.objective.module, teacher.folder, tmp_path / "draft", "")
+    prompts = held_out_prompts(draft_data)
+    assert len(prompts) > 4
+    few = measure(teacher.llm, spec(tmp_path / "draft", 2), prompts[:4], 20)
+    assert measure(teacher.llm, spec(tmp_path / "draft", 2), prompts, 20, seconds=0.0) == few
+    whole = measure(teacher.llm, spec(tmp_path / "draft", 2), prompts, 20)
+    # In pieces they are what they are together.
+    assert measure(teacher.llm, spec(tmp_path / "draft", 2), prompts, 20, seconds=1e6) == whole != few

@@ -103,7 +103,8 @@ class Chooser:
         kernels: Kernels | None = None,
         processors: Sequence[Processor] = (),
     ) -> None:
-        """``text`` is the request's certain tokens, a list that it appends to, ``num_prompt`` of them the prompt.
+        """``text`` is the request's own list of certain tokens, the first ``num_prompt`` of them the prompt: the request
+        appends to it, the chooser only reads it.
 
         ``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete.
         ``processors`` come after those of the options. ``kernels`` make the choice where it is one of logits and noise

@@ -30,7 +30,10 @@ class Processor(Protocol):
         ...
 
     def advance(self, token: int) -> None:
-        """``token`` follows the context."""
+        """``token`` follows the context: any of the vocabulary, as drafters try tokens that no mask has seen.
+
+        The walk goes on behind a token that ends the text if the tree does, so a mask leaves something there too.
+        """
         ...
 
     def rollback(self, count: int) -> None:

@@ -55,12 +55,12 @@ class Request:
 
     Attributes:
         prompt: token ids, as they were given.
-        tokens: the text.
+        tokens: ids of the prompt and of the output so far.
         params: what was asked for.
         seed: of its choices.
         guesser: who guesses; ``None`` once it has raised.
         chooser: who chooses its tokens, after ``tokens``.
-        text: turns its tokens into text.
+        text: what its tokens are read by.
         ends: token ids that end it.
         parent: an earlier request of the same prompt, whose cache it may start from.
         table: where its keys and values are.

@@ -10,7 +10,7 @@ import torch
 from pronk.errors import CheckpointError
 from pronk.files.atomic import replace_file, writing
 
-__all__ = ["load_checkpoint", "load_options", "save_checkpoint"]
+__all__ = ["load_checkpoint", "save_checkpoint"]
 
 _FORMAT = "pronk-train-1"
 
@@ -25,11 +25,6 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     # torch has an error of its own for what a file refuses.
     with writing(path, what, RuntimeError), replace_file(path) as file:
         torch.save({"format": _FORMAT, **state}, file)
-
-
-def load_options(path: Path) -> dict[str, Any]:
-    """What defines the run that is saved in ``path``; its tensors are not read. See :func:`load_checkpoint`."""
-    return dict(load_checkpoint(path, mapped=True)["options"])
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:

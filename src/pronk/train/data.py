@@ -165,6 +165,7 @@ def prepare(  # noqa: PLR0917 - three of them are for some runs alone
     encoder: Encoder | None = None,
     also: Callable[[Collection], None] = lambda _: None,
     least: int = 0,
+    enough: Callable[[int], bool] = lambda _: False,
 ) -> None:
     """Write the token files for a run of ``tokens`` training tokens into ``folder``, unless they are there already.
 
@@ -177,6 +178,7 @@ def prepare(  # noqa: PLR0917 - three of them are for some runs alone
         encoder: how text becomes tokens; by default a tokenizer is trained, and its files are written too.
         also: called with what was read, to take more from it.
         least: tokens that the sources must have: one sequence.
+        enough: asked now and then whether so many tokens will do.
 
     Raises:
         OptionError: ``folder`` was made with other options; the text is too short; or see :func:`collect` and
@@ -190,18 +192,26 @@ def prepare(  # noqa: PLR0917 - three of them are for some runs alone
     say("reading sources")
     collection = collect(options)
     read = sum(r.bytes for r in collection.origins)
-    say(f"read {read / 1e6:.0f} MB; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
+    say(f"read {_size(read)}; dropped {collection.duplicates} copies, {collection.excluded} excluded documents")
     with writing(folder, "the training text"):
         folder.mkdir(parents=True, exist_ok=True)
     if encoder is None:
         encoder = _train_encoder(collection, options, folder, context, min(options.tokenizer_bytes, read))
         say("trained the tokenizer")
     _check_length(collection, encoder, least)
-    say(f"tokenizing {tokens / 1e6:.1f} M tokens")
+    again = ", going through the text again and again" if tokens > read else ""
+    say(f"tokenizing {tokens / 1e6:.1f} M tokens{again}")
     _write_held_out(collection, options, encoder, folder)
-    write_tokens(folder / "train.bin", pack(encoder, mix(collection.pools, options.seed), tokens))
+    packed = pack(encoder, mix(collection.pools, options.seed), tokens, enough)
+    if len(packed) < tokens:
+        say(f"tokenized {len(packed) / 1e6:.1f} M tokens, for want of time")
+    write_tokens(folder / "train.bin", packed)
     also(collection)
     _write_summary(collection, recipe, folder / "sources.json")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
 
 
 def _check_length(collection: Collection, encoder: Encoder, least: int) -> None:
@@ -287,11 +297,13 @@ def _until(texts: Iterator[str], size: int) -> Iterator[str]:
         yield text
 
 
-def pack(encoder: Encoder, texts: Iterator[str], tokens: int) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
-    """At most ``tokens`` ids of ``texts``, each document followed by the end-of-text token."""
+def pack(
+    encoder: Encoder, texts: Iterator[str], tokens: int, enough: Callable[[int], bool] = lambda _: False
+) -> np.ndarray[tuple[int], np.dtype[np.integer[Any]]]:
+    """At most ``tokens`` ids of ``texts``, each document followed by the end-of-text token; fewer if those will do."""
     packed = np.empty(tokens, dtype=token_dtype(encoder.vocab_size))
     size = 0
-    while size < tokens:
+    while size < tokens and not enough(size):
         chunk = [text for text, _ in zip(texts, range(_CHUNK), strict=False)]
         if not chunk:
             break

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from pronk.train.clock import TEXT_BY, Clock
 from pronk.train.loop import Report
 
 __all__ = ["PLAIN", "TrainingDisplay", "WritingDisplay", "figure_lines"]
@@ -44,11 +46,18 @@ class _Bar:
 
 
 class WritingDisplay(_Bar):
-    """How much the target has written: a line for every twentieth, and a bar below them."""
+    """How much the target has written: a line for every twentieth, and a bar below them.
 
-    def __init__(self, console: Console, total: int) -> None:
-        super().__init__(console, "writing", total)
-        self._total, self._began = total, time.monotonic()
+    Args:
+        console: where it is shown.
+        total: tokens to write.
+        clock: that may end the writing before.
+    """
+
+    def __init__(self, console: Console, total: int, clock: Clock | None = None) -> None:
+        super().__init__(console, "writing", 1.0)
+        self._total, self._clock = total, clock
+        self._start = self._began = time.monotonic()
         self._first: int | None = None
         self._twentieths = 0
 
@@ -59,10 +68,15 @@ class WritingDisplay(_Bar):
             # What an earlier part of the run has written says nothing about the speed of this one.
             self._first, self._began = done, now
         speed = (done - self._first) / max(now - self._began, 1e-9)
-        left = f"{_duration((self._total - done) / speed)} left" if speed and done < self._total else ""
-        twentieths = done * 20 // max(1, self._total)
-        line = f"written {done} of {self._total} tokens" + (f"  {speed:.0f} tokens/s  {left}" if left else "")
-        self._show(done, [line] if twentieths > self._twentieths else [], left)
+        seconds = (self._total - done) / speed if speed else inf
+        share, of = done / max(1, self._total), f" of {self._total}"
+        if self._clock is not None and self._clock.limited:
+            seconds, of = min(seconds, max(0.0, self._clock.left(TEXT_BY))), ""
+            share = max(share, (now - self._start) / max(now - self._start + seconds, 1e-9))
+        left = f"{_duration(seconds)} left" if speed and 0 < seconds < inf else ""
+        line = f"written {done}{of} tokens" + (f"  {speed:.0f} tokens/s  {left}" if left else "")
+        twentieths = int(20 * share)
+        self._show(share, [line] if twentieths > self._twentieths else [], left)
         self._twentieths = twentieths
 
 

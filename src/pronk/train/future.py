@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -207,15 +208,15 @@ class FutureTokens(TextModel[FutureModel]):
             z = self._trunk(inputs)
         return [float(loss) for _, loss, _, _ in self._losses(inputs, targets, z)]
 
-    def evaluate(self, length: int) -> dict[str, float]:
+    def evaluate(self, length: int, seconds: float = inf) -> dict[str, float]:
         """See :class:`~pronk.train.lm.TextModel`; with alpha, CTAR and S, as the decoding engine measures them."""
-        return super().evaluate(length) | self._serve()
+        return super().evaluate(length, seconds / 2) | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
         """See :class:`~pronk.train.lm.TextModel`; what the engine measures is no loss."""
         return super().judge({name: value for name, value in figures.items() if not is_served(name)})
 
-    def _serve(self) -> dict[str, float]:
+    def _serve(self, seconds: float) -> dict[str, float]:
         """What the engine makes of the model and its heads as they are now, in ``RUN/latest``."""
         config, latest = self.config, self.folder / "latest"
         prompts = beginnings(self.data, config.vocab_size, config.eos_ids[0], config.context)
@@ -223,7 +224,7 @@ class FutureTokens(TextModel[FutureModel]):
             return {}
         self.export(latest, "", {})
         llm = LLM(latest, drafter="autoregressive", device=str(self.device), max_batch=len(prompts), budget="all")
-        return measure(llm, f"multi_token(model={str(latest / 'heads')!r})", prompts, SERVED_TOKENS)
+        return measure(llm, f"multi_token(model={str(latest / 'heads')!r})", prompts, SERVED_TOKENS, seconds)
 
     def export(self, folder: Path, card: str, facts: Mapping[str, Any]) -> None:
         """Replace ``folder`` by the model, and ``folder / "heads"`` by the other heads."""

@@ -20,6 +20,7 @@ from pronk.model.decoder import Decoder
 from pronk.train.attention import dense_logits
 from pronk.train.batches import Batches, Sequences, token_dtype
 from pronk.train.chat import special_ids
+from pronk.train.clock import within
 from pronk.train.export import export_model
 from pronk.train.loop import Passed, find_device
 from pronk.train.options import LoopOptions, Shape, TrainOptions
@@ -76,20 +77,24 @@ class TextModel(ABC, Generic[Module]):
         """Mean loss in nats per token of ``inputs`` and ``targets`` ``[count, length]``, for each token ahead."""
 
     @torch.no_grad()
-    def evaluate(self, length: int) -> dict[str, float]:
+    def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
         """Loss in nats per token of every held-out set, on sequences of (at most) ``length`` tokens.
+
+        Of a set as many sequences are read as its share of ``seconds`` allows, at least one batch.
 
         Where more tokens than the next are predicted, the others' are called after their places: ``prose 2``.
         """
         figures: dict[str, float] = {}
-        for name, sequences in held_out_sets(self.data, length, self.config.vocab_size):
-            count, totals = max(1, self.options.micro // sequences.length), list[float]()
-            for start in range(0, len(sequences), count):
+        sets = list(held_out_sets(self.data, length, self.config.vocab_size))
+        for name, sequences in sets:
+            count, totals, seen = max(1, self.options.micro // sequences.length), list[float](), 0
+            for start in within(seconds / len(sets), range(0, len(sequences), count)):
                 size = min(count, len(sequences) - start)
                 losses = self.measure(*sequences.batch(start, size))
                 totals = [a + size * b for a, b in zip(totals or [0.0] * len(losses), losses, strict=True)]
+                seen += size
             for place, total in enumerate(totals, 1):
-                figures[name if place == 1 else f"{name} {place}"] = total / len(sequences)
+                figures[name if place == 1 else f"{name} {place}"] = total / seen
         return figures
 
     def judge(self, figures: Mapping[str, float]) -> float:

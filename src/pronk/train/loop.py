@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from pronk.errors import OptionError, PronkError
 from pronk.train.batches import Batches
 from pronk.train.checkpoint import load_checkpoint, save_checkpoint
+from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
 from pronk.train.distributed import Processes, local_device
 from pronk.train.optim import Optimizers, clip_gradients
 from pronk.train.options import LoopOptions
@@ -73,8 +74,8 @@ class Objective(Protocol):
         """Add ``scale`` times the gradient of the mean loss over ``inputs`` and ``targets`` ``[count, length]``."""
         ...
 
-    def evaluate(self, length: int) -> dict[str, float]:
-        """Figures by name, on held-out sequences of (at most) ``length`` tokens."""
+    def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
+        """Figures by name, on held-out sequences of (at most) ``length`` tokens, as many as ``seconds`` allow."""
         ...
 
     def judge(self, figures: Mapping[str, float]) -> float:
@@ -113,30 +114,52 @@ class Trainer(Generic[Trained]):
         options: the loop's settings; those of a resumed run must agree with its checkpoint.
         objective: what is trained; a resumed one takes the checkpoint's weights.
         processes: that share the work.
+        clock: of the run, by which ``options.minutes`` end it; a resumed one goes on from the checkpoint's.
 
     Raises:
-        OptionError: options differ from the checkpoint's, or the passes of a step cannot be shared evenly.
+        OptionError: options differ from the checkpoint's, the passes of a step cannot be shared evenly, or there is no
+            time left.
         CheckpointError: the checkpoint is damaged.
     """
 
     def __init__(
-        self, folder: Path, options: LoopOptions, objective: Trained, processes: Processes | None = None
+        self,
+        folder: Path,
+        options: LoopOptions,
+        objective: Trained,
+        processes: Processes | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.folder, self.options, self.objective = folder, options, objective
-        self.processes = processes or Processes()
+        self.processes, self.clock = processes or Processes(), clock or Clock(options.minutes)
         _check_shares(options, self.processes.count)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
-        o = options
-        self.schedule = Schedule(o.steps, o.minutes, o.warmup, o.rate, o.floor)
-        self.seconds = 0.0  # on the first process's clock, over all parts of the run
-        self.step = 0
+        self.seconds = 0.0  # of training, on the first process's clock, over all parts of the run
+        self.step, self.pace = 0, 0.0  # seconds of the last step
         self.done = [0, 0]  # steps made in each phase
         self.passed: list[tuple[float, ...]] = []  # of each step since the last report: its loss, then ``same``
         self.history: list[dict[str, Any]] = []
         if self.checkpoint.exists():
             self._restore(load_checkpoint(self.checkpoint))
+        # What the text took, and starting again; a run ends in time whatever came before the training.
+        self.before = self.processes.agree(self.clock.seconds) - self.seconds
+        o = options
+        self.schedule = Schedule(o.steps, self._minutes(), o.warmup, o.rate, o.floor)
+
+    def _minutes(self) -> float | None:
+        """How long the training may take."""
+        if not self.clock.limited:
+            return None
+        left = TRAINED_BY * self.clock.limit - self.before
+        if left <= 0 and not self.step:
+            msg = (
+                f"minutes: expected more than the {self.before / 60:.1f} that the text took, found "
+                f"{self.clock.limit / 60:g}; the text is kept, and the same command with more --minutes goes on"
+            )
+            raise OptionError(msg)
+        return max(left, 1e-3) / 60
 
     @property
     def checkpoint(self) -> Path:
@@ -145,8 +168,8 @@ class Trainer(Generic[Trained]):
 
     @property
     def finished(self) -> bool:
-        """Whether the schedule has ended, or early stopping has ended it."""
-        return self.schedule.progress(self.step, self.seconds) >= 1.0 or self.stopped_early
+        """Whether the schedule has ended, or has no time for another step, or early stopping has ended it."""
+        return self.schedule.progress(self.step, self.seconds + self.pace) >= 1.0 or self.stopped_early
 
     @property
     def stopped_early(self) -> bool:
@@ -173,7 +196,9 @@ class Trainer(Generic[Trained]):
         self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["rng"])
         self.step, self.done = state["step"], list(state["done"])
+        self.pace = state.get("pace", 0.0)
         self.seconds = state["seconds"]
+        self.clock.resume(self.seconds + state.get("before", 0.0))
         self.passed, self.history = list(state.get("passed", [])), list(state["history"])
 
     def save(self) -> None:
@@ -192,8 +217,10 @@ class Trainer(Generic[Trained]):
                 "optimizers": self.optimizers.state_dict(),
                 "rng": torch.get_rng_state(),
                 "step": self.step,
+                "pace": self.pace,
                 "done": self.done,
                 "seconds": self.seconds,
+                "before": self.before,
                 "passed": self.passed,
                 "history": self.history,
             },
@@ -224,9 +251,11 @@ class Trainer(Generic[Trained]):
             end = time.monotonic()
             durations.append(end - begin)
             # Evaluations and the time a process was suspended count too: the time limit is a promise.
-            self.seconds, last = self.processes.agree(self.seconds + end - last), end
-            evaluate = self.finished or self.step % self.options.evaluate_every == 0
-            if evaluate or self.step % self.options.log_every == 0:
+            self.seconds, self.pace = self.processes.agree((self.seconds + end - last, end - begin))
+            last = end
+            # Where time is short, the finished model is measured, and not twice.
+            evaluate = self.step % self.options.evaluate_every == 0 or (self.finished and not self.clock.limited)
+            if evaluate or self.finished or self.step % self.options.log_every == 0:
                 news = self._news(rate, norm, median(durations))
                 news.valid = self._evaluate() if evaluate else {}
                 self.history.append(asdict(news))
@@ -234,6 +263,8 @@ class Trainer(Generic[Trained]):
                 durations.clear()
             if evaluate:
                 self.processes.from_main(partial(evaluated, news))
+                now = time.monotonic()
+                self.seconds, last = self.processes.agree(self.seconds + now - last), now
             if self.step % self.options.save_every == 0:
                 self.save()
         self.save()
@@ -246,7 +277,8 @@ class Trainer(Generic[Trained]):
         return Report(self.step, progress, loss, rate, norm, self.tokens, self.seconds, speed, tuple(same))
 
     def _evaluate(self) -> dict[str, float]:
-        figures = self.processes.from_main(lambda: self.objective.evaluate(self.options.first_length))
+        length, seconds = self.options.first_length, EVALUATION * self.clock.limit
+        figures = self.processes.from_main(lambda: self.objective.evaluate(length, seconds))
         if self.options.patience is not None and math.isnan(self.objective.judge(figures)):
             msg = "patience: expected held-out text to go by, found none; give more text or, with --valid, a file"
             raise OptionError(msg)

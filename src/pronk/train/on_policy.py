@@ -6,12 +6,15 @@ file always holds whole batches::
     prompts.json     token ids: what the target continues, and what is held out to measure on
     on-policy.bin    the continued prompts, each followed by the end-of-text token
     on-policy.json   how many there are, and how they were made
+
+A run with a time limit writes as much as its share of the time allows, unless the number of tokens was asked for.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +24,11 @@ import numpy as np
 
 from pronk.choosing.noise import derive_seed
 from pronk.choosing.params import SamplingParams
+from pronk.errors import OptionError
 from pronk.files.atomic import write_json, write_tokens, writing
 from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue
+from pronk.train.clock import TEXT_BY, TRAINED_BY, Clock
 from pronk.train.data import Collection, Pool, mix
 from pronk.train.encoder import Encoder, Turns
 from pronk.train.options import OnPolicyOptions
@@ -35,16 +40,28 @@ __all__ = ["continue_prompts", "held_out_halves", "held_out_prompts", "write_pro
 _SHORTEST = 8  # tokens of a prompt
 _CHARACTERS = 16  # per token, more than any text has: no need to encode a book for its first line
 _PER_PROMPT = 4  # as many prompts as if a quarter of the length were written after each
+_FEW = 8  # prompts that are continued together before the speed is known, or where there is time for less
+_SURE = 3  # batches after which the speed is known
+_HELD_OUT = 0.5  # share of the time that the held-out prompts may take, which come first
 
 
-def write_prompts(collection: Collection, teacher: Teacher, options: OnPolicyOptions, folder: Path) -> None:
-    """Choose prompts from what was read, in the proportions of its mixture, and short enough for the target."""
+def write_prompts(
+    collection: Collection,
+    teacher: Teacher,
+    options: OnPolicyOptions,
+    folder: Path,
+    late: Callable[[], bool] = lambda: False,
+) -> None:
+    """Choose prompts from what was read, in the proportions of its mixture, and short enough for the target.
+
+    Once it is ``late``, those for one batch will do.
+    """
     longest = min(options.prompt, teacher.llm.config.context // 2)
     count = max(options.batch, _PER_PROMPT * options.tokens // options.length) if options.tokens else 0
     held_out = [Pool(pool.name, pool.weight, pool.held_out) for pool in collection.pools if pool.held_out]
     prompts = {
         "recipe": _recipe(options),
-        "train": _prompts(collection.pools, teacher.encoder, options.seed, count, longest),
+        "train": _prompts(collection.pools, teacher.encoder, options.seed, count, longest, options.batch, late),
         "held_out": _prompts(held_out, teacher.encoder, options.seed, options.held_out, longest) if held_out else [],
     }
     write_json(folder / "prompts.json", prompts)
@@ -76,12 +93,20 @@ def held_out_halves(folder: Path, vocab_size: int) -> tuple[int, list[list[int]]
     return first + int((windows == prompts[middle]).all(1).argmax()), prompts[middle:]
 
 
-def _prompts(pools: Sequence[Pool], encoder: Encoder, seed: int, count: int, longest: int) -> list[list[int]]:
+def _prompts(  # noqa: PLR0917 - the last two for a run in a hurry
+    pools: Sequence[Pool],
+    encoder: Encoder,
+    seed: int,
+    count: int,
+    longest: int,
+    least: int = 0,
+    late: Callable[[], bool] = lambda: False,
+) -> list[list[int]]:
     draw = random.Random(f"{seed}/prompts")  # noqa: S311 - not for secrets
     found: list[list[int]] = []
     # So many documents at most: the text may have none that is long enough.
     for text, _ in zip(mix(pools, seed, size=lambda _: 1), range(8 * count), strict=False):
-        if len(found) == count:
+        if len(found) == count or (len(found) >= least and late()):
             break
         prompt = _prompt(text, encoder, longest, draw)
         if len(prompt) >= _SHORTEST:
@@ -109,8 +134,13 @@ def continue_prompts(
     options: OnPolicyOptions,
     progress: Callable[[int], None],
     stop: Callable[[], bool] = lambda: False,
+    *,
+    clock: Clock | None = None,
+    least: int = 0,
 ) -> bool:
     """Let the target write until there are ``options.tokens``; returns whether there are.
+
+    If these are the most, and ``clock`` has a limit, as many will do as its share of the time allows.
 
     Args:
         teacher: the target.
@@ -118,32 +148,112 @@ def continue_prompts(
         options: how much, and how.
         progress: told the number of tokens so far.
         stop: asked between batches.
+        clock: of the run.
+        least: tokens that it takes in any case.
 
     Raises:
-        OptionError: the folder's text was made with other options.
+        OptionError: the folder's text was made with other options; or the tokens asked for take too long.
     """
+    pace = _Pace(options, clock or Clock(None), least)
     prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
     check_unchanged(folder.parent, prompts["recipe"], _recipe(options))
-    held_out = folder / "valid-on-policy.bin"
-    if prompts["held_out"] and not held_out.exists():
-        write_tokens(held_out, _pack(_continue(teacher, prompts["held_out"], options, 0), teacher.encoder))
+    if prompts["held_out"] and not (folder / "valid-on-policy.bin").exists():
+        _write_held_out(teacher, folder, prompts, options, pace)
     state = _restore(folder, teacher)
-    while state["tokens"] < options.tokens and prompts["train"]:
+    while prompts["train"] and not pace.enough(state):
         if stop():
             return False
         missing = -(-(options.tokens - state["tokens"]) // options.length)
-        numbers = range(state["prompts"], state["prompts"] + min(options.batch, missing))
+        numbers = range(state["prompts"], state["prompts"] + pace.together(min(options.batch, missing)))
         rounds = [prompts["train"][number % len(prompts["train"])] for number in numbers]
-        texts = list(_continue(teacher, rounds, options, 1 + numbers[0]))
+        texts = pace.written(_continue(teacher, rounds, options, 1 + numbers[0]))
         text = folder / "on-policy.bin"
         with writing(text, "what the target says"), text.open("ab") as file:
             file.write(_pack(iter(texts), teacher.encoder).tobytes())
         state["prompts"] += len(numbers)
         state["tokens"] += sum(len(text) for _, text in texts)
         state["bytes"] = text.stat().st_size
+        # Whoever goes on with more time, or without a limit, goes on with the same text.
+        state["whole"] = pace.enough(state)
         write_json(folder / "on-policy.json", state)
+        pace.clock.save(folder)
         progress(state["tokens"])
+        pace.check(state["tokens"])
     return True
+
+
+class _Pace:
+    """How much to write, by the time that there is and the speed so far.
+
+    Args:
+        options: of the text.
+        clock: of the run.
+        least: tokens that it takes in any case.
+    """
+
+    def __init__(self, options: OnPolicyOptions, clock: Clock, least: int) -> None:
+        self.clock, self._options, self._least = clock, options, least
+        self._bounded = options.at_most and clock.limited
+        self._room = max(0.0, clock.left(TEXT_BY))
+        self._tokens, self._seconds, self._batches = 0, 0.0, 0
+
+    def written(self, texts: Iterator[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
+        """The texts, whose speed is measured."""
+        began = time.monotonic()
+        found = list(texts)
+        self._seconds += time.monotonic() - began
+        self._tokens += sum(len(text) for _, text in found)
+        self._batches += 1
+        return found
+
+    def enough(self, state: dict[str, Any]) -> bool:
+        """Whether there is enough text."""
+        if state["tokens"] >= self._options.tokens or (self._options.at_most and state.get("whole")):
+            return True
+        return self._bounded and state["tokens"] >= self._least and self.clock.left(TEXT_BY) <= 0
+
+    def late(self) -> bool:
+        """Whether the time for the held-out prompts is over."""
+        return self._bounded and self.clock.left(TEXT_BY) <= (1 - _HELD_OUT) * self._room
+
+    def together(self, most: int) -> int:
+        """Prompts to continue together, of ``most``: as many as there is time for."""
+        if not self._bounded:
+            return most
+        fit = int(self.clock.left(TEXT_BY) * self._speed / self._options.length)
+        return min(most, max(_FEW, fit))
+
+    def check(self, tokens: int) -> None:
+        """Raise :class:`~pronk.errors.OptionError` if the rest would leave no time for anything else."""
+        missing, left = self._options.tokens - tokens, self.clock.left(TRAINED_BY)
+        sure = 2.0 if self._batches < _SURE else 1.2  # the first batches may have been slow
+        if not self._bounded and missing > 0 and missing > sure * self._speed * left:
+            fit = max(tokens, tokens + int(self._speed * left))
+            msg = (
+                f"on-policy: expected at most about {fit} tokens, which the target writes in "
+                f"{TRAINED_BY * self.clock.limit / 60:g} minutes, found {self._options.tokens}; the same command with "
+                "more --minutes goes on, or with another --out leave --on-policy out"
+            )
+            raise OptionError(msg)
+
+    @property
+    def _speed(self) -> float:
+        """Tokens a second, 0 before the first."""
+        return self._tokens / max(self._seconds, 1e-9)
+
+
+def _write_held_out(
+    teacher: Teacher, folder: Path, prompts: dict[str, Any], options: OnPolicyOptions, pace: _Pace
+) -> None:
+    """Continue the held-out prompts, or as many as there is time for: the others are none any more."""
+    given, texts = prompts["held_out"], list[tuple[list[int], list[int]]]()
+    while len(texts) < len(given) and not (texts and pace.late()):
+        first = len(texts)
+        some = given[first : first + pace.together(len(given) - first)]
+        texts += pace.written(_continue(teacher, some, options, first))
+    if len(texts) < len(given):
+        write_json(folder / "prompts.json", prompts | {"held_out": given[: len(texts)]})
+    write_tokens(folder / "valid-on-policy.bin", _pack(iter(texts), teacher.encoder))
 
 
 def _continue(
@@ -173,6 +283,7 @@ def _pack(texts: Iterator[tuple[list[int], list[int]]], encoder: Encoder) -> np.
 
 def _recipe(options: OnPolicyOptions) -> dict[str, Any]:
     values = asdict(options)
+    del values["at_most"]  # says nothing of how the text is made
     return {"on-policy": values.pop("tokens"), **values, "temperatures": list(options.temperatures)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -91,9 +92,9 @@ class LoopOptions:
     ``batch`` is in tokens per step, ``micro`` in tokens per pass (gradients are accumulated over ``batch / micro``
     passes). The last ``final_share`` of the run reads sequences of ``final_length`` tokens instead of ``length``; a
     length that no part of the run reads may be any.
-    ``minutes`` on the clock end the run early, with its schedule intact; so do ``patience`` evaluations in a row that
-    are no better than the best one before them, wherever the schedule is. ``floor`` is the last learning rate as a
-    share of the peak ``rate``. ``warmup`` and the intervals are in steps.
+    ``minutes`` on the clock (see :mod:`pronk.train.clock`) end the run early, with its schedule intact; so do
+    ``patience`` evaluations in a row that are no better than the best one before them, wherever the schedule is.
+    ``floor`` is the last learning rate as a share of the peak ``rate``. ``warmup`` and the intervals are in steps.
 
     Raises:
         OptionError: an option out of its range.
@@ -174,6 +175,12 @@ class LoopOptions:
         """Tokens of the longest sequence that is read."""
         return max(self.lengths.values())
 
+    @property
+    def least_text(self) -> int:
+        """Tokens that a text must have for one sequence in each part of the run."""
+        shares = {"length": 1 - self.final_share, "final_length": self.final_share}
+        return 2 + max(math.ceil((value + 1) / shares[name]) for name, value in self.lengths.items())
+
     def defining(self) -> dict[str, Any]:
         """The options that a resumed run must have as before."""
         return {name: value for name, value in asdict(self).items() if name not in self.FREE}
@@ -240,7 +247,7 @@ class OnPolicyOptions:
 
     ``tokens`` in all, after prompts of up to ``prompt`` tokens from the text, up to ``length`` tokens after each, one
     third of them greedy and the rest sampled. ``batch`` prompts are continued together, and an interruption loses no
-    more. ``held_out`` prompts are kept to measure on.
+    more. ``held_out`` prompts are kept to measure on. ``at_most``: a run with a time limit may do with less of it all.
 
     Raises:
         OptionError: an option out of its range.
@@ -253,6 +260,7 @@ class OnPolicyOptions:
     held_out: int = 24
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     seed: int = 0
+    at_most: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("tokens", 0), ("prompt", 8), ("length", 1), ("batch", 1), ("held_out", 0)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from pronk.drafters import make_drafter
 from pronk.engine.stats import Stats
 from pronk.llm import LLM
 from pronk.train.batches import token_dtype
+from pronk.train.clock import within
 
 __all__ = ["SERVED_TOKENS", "beginnings", "is_served", "measure"]
 
@@ -21,10 +23,13 @@ SERVED_TOKENS = 96  # after each held-out prompt
 
 _TEMPERATURE = 0.8
 _NAMES = ("greedy", f"T={_TEMPERATURE}")
+_TOGETHER = 4  # prompts, where time is short
 _SHORTEST, _LONGEST, _PROMPTS = 8, 64, 24  # of a beginning, in tokens, and how many there are at most
 
 
-def measure(llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int) -> dict[str, float]:
+def measure(
+    llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int, seconds: float = inf
+) -> dict[str, float]:
     """Acceptance rate alpha, CTAR(1), CTAR(2) … and step compression S, greedy and sampled.
 
     Args:
@@ -32,6 +37,7 @@ def measure(llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int) 
         spec: the drafter.
         prompts: what to continue, at least one, and each shorter than the context.
         max_tokens: tokens after each prompt.
+        seconds: as many prompts are continued as they allow, at least a few.
     """
     drafter = make_drafter(spec).bind(llm.target)  # its files anew: they may have been written again
     figures: dict[str, float] = {}
@@ -44,7 +50,12 @@ def measure(llm: LLM, spec: str, prompts: Sequence[list[int]], max_tokens: int) 
             )
             for number, prompt in enumerate(prompts)
         ]
-        stats = [each.stats for each in llm.generate(list(prompts), params, drafter=drafter)]
+        size = len(prompts) if seconds == inf else _TOGETHER
+        stats = [
+            each.stats
+            for start in within(seconds / len(_NAMES), range(0, len(prompts), size))
+            for each in llm.generate(list(prompts[start : start + size]), params[start : start + size], drafter=drafter)
+        ]
         all_ = Stats(
             generated_tokens=sum(each.generated_tokens for each in stats),
             steps=[step for each in stats for step in each.steps],

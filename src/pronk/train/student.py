@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.train.batches import Batches, Mixture, Sequences, token_dtype
+from pronk.train.clock import within
 from pronk.train.distill import Comparison, TeacherLogits, compare, distillation_loss
 from pronk.train.export import export_drafter
 from pronk.train.features import Features, compute_features
@@ -148,16 +149,17 @@ class Student(ABC, Generic[Module]):
             yield branch, logits(every if branch.rows is None else branch.rows), Comparison()
 
     @torch.no_grad()
-    def evaluate(self, length: int) -> dict[str, float]:
+    def evaluate(self, length: int, seconds: float = math.inf) -> dict[str, float]:
         """Divergence from the target, and how often both have the same likeliest token, on every held-out set.
 
         For several branches, each of them. With them alpha, CTAR and S, as the decoding engine measures them on
-        held-out prompts.
+        held-out prompts. Half of ``seconds`` is for each of the two, which read as much as it allows.
         """
         figures: dict[str, float] = {}
-        for name, sequences in held_out_sets(self.data, length, self.vocab_size):
+        sets = list(held_out_sets(self.data, length, self.vocab_size))
+        for name, sequences in sets:
             count, sums = max(1, self.options.micro // sequences.length), list[Comparison]()
-            for start in range(0, len(sequences), count):
+            for start in within(seconds / 2 / len(sets), range(0, len(sequences), count)):
                 inputs, _ = sequences.batch(start, min(count, len(sequences) - start))
                 for i, (branch, teacher, fresh) in enumerate(self._pass(inputs)):
                     sums += [fresh] if i == len(sums) else []
@@ -168,14 +170,14 @@ class Student(ABC, Generic[Module]):
                     f"{name} KL{number}": each.divergence / each.rows,
                     f"{name} same{number}": each.same / each.rows,
                 }
-        return figures | self._serve()
+        return figures | self._serve(seconds / 2)
 
     def judge(self, figures: Mapping[str, float]) -> float:
         """The mean divergence from the target, over held-out sets and branches."""
         found = [value for name, value in figures.items() if " KL" in name]
         return fmean(found) if found else math.nan
 
-    def _serve(self) -> dict[str, float]:
+    def _serve(self, seconds: float) -> dict[str, float]:
         """What the decoding engine makes of the drafter as it is now in ``RUN/latest``."""
         prompts = self.prompts()
         if not self.options.num_tokens or not prompts:
@@ -183,7 +185,7 @@ class Student(ABC, Generic[Module]):
         latest = self.folder / "latest"
         self.export(latest, "", {})
         spec = self.spec.format(model=str(latest))
-        return measure(self.teacher.llm, spec, prompts, SERVED_TOKENS)
+        return measure(self.teacher.llm, spec, prompts, SERVED_TOKENS, seconds)
 
     def prompts(self) -> list[list[int]]:
         """What the engine continues to measure the drafter."""

@@ -76,6 +76,11 @@ def lm(
 
     pronk train lm --source notes/=1 --out run --bytes --future-tokens 8
     """
+    from pronk.train.clock import Clock
+
+    settings = loop()
+    clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
+
     from pronk.train.future import future_shape
     from pronk.train.heads import check_lengths
     from pronk.train.run import run
@@ -86,7 +91,7 @@ def lm(
     if future_tokens == 1:
         given = {"head-kind": head_kind, "head-order": head_order, "unembeddings": unembeddings, "head-mlp": head_mlp}
         refuse(given, "without --future-tokens")
-    settings = fit_lengths(loop(), positions)
+    settings = fit_lengths(settings, positions)
     size = BYTE_VOCAB if bytes else Shape.vocab if vocab is None else vocab
     data = text(size, settings["seed"])
     shape = Shape(hidden, layers, heads, kv_heads, mlp, size, positions)
@@ -95,7 +100,7 @@ def lm(
     options = TrainOptions(**settings, shape=shape, heads=future)
     if future is not None:
         check_lengths(options, future.num_heads)
-    if not run(data, options, out, name, command_line(context), Console()):
+    if not run(data, options, out, name, command_line(context), Console(), clock):
         raise typer.Exit(INTERRUPTED)
 
 
@@ -110,19 +115,24 @@ def _command(kind: type[Kind]) -> Callable[..., None]:
         student: Callable[[], StudentRun],
         loop: Callable[[], dict[str, Any]],
     ) -> None:
+        from pronk.train.clock import Clock
+
+        own, run, settings = kind(), student(), loop()
+        clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
+
         from pronk.train.run import run_student
         from pronk.train.teacher import Teacher
 
-        own, run, settings = kind(), student(), loop()
         data = text(seed=settings["seed"])
-        on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"])
+        source = context.get_parameter_source("on_policy")
+        asked = source is not None and source.name == "COMMANDLINE"
+        on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=not asked)
         teacher = Teacher(run.target, settings["device"], settings["threads"])
         name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
         config = teacher.llm.config
         options = own.options(config, partial(run.settings, settings, config.context))
-        done = run_student(
-            own.objective(), data, on_policy, options, teacher, run.out, name, command_line(context), Console()
-        )
+        command, console = command_line(context), Console()
+        done = run_student(own.objective(), data, on_policy, options, teacher, run.out, name, command, console, clock)
         if not done:
             raise typer.Exit(INTERRUPTED)
 

@@ -79,7 +79,10 @@ def text_options(
 def loop_options(
     *,
     steps: Annotated[int, loop_option("Optimizer steps at most.")] = LoopOptions.steps,
-    minutes: Annotated[float | None, loop_option("End after so many minutes, with the schedule intact.")] = None,
+    minutes: Annotated[
+        float | None,
+        loop_option("End after so many minutes from the command's start, text and evaluations and all, on schedule."),
+    ] = None,
     patience: Annotated[
         int | None,
         loop_option("End when so many validations in a row are no better than the best one.", show_default="never"),
@@ -186,7 +189,11 @@ def student_options(
         str | None, typer.Option(help="Name of the drafter in its card.", show_default="by target and kind")
     ] = None,
     on_policy: Annotated[
-        int, text_option("Tokens that the target writes itself, to learn from.")
+        int,
+        text_option(
+            "Tokens that the target writes itself, to learn from.",
+            show_default=f"{OnPolicyOptions.tokens}, or what a third of --minutes is enough for",
+        ),
     ] = OnPolicyOptions.tokens,
     share: Annotated[float, text_option("Share of the target's own text in the training text.")] = StudentOptions.share,
     hard: Annotated[

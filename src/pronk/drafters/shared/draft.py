@@ -50,7 +50,7 @@ class DraftLane:
         table: the places of the text, and of the tree's nodes behind it.
         tokens: the text, in the draft's ids.
         tree: the nodes, in the draft's ids, or ``None``; its root is the token after the text.
-        certain: so many tokens the request had when it was last asked about.
+        certain: number of leading tokens that were certain at the last proposal, and so are the same now.
         reencoder: for a draft that has other tokens than the target.
     """
 

@@ -65,7 +65,7 @@ class SideLane:
     Attributes:
         table: the places of the rows.
         tokens: the text that they belong to.
-        certain: so many tokens the request had when it was last asked about.
+        certain: number of leading tokens that were certain at the last proposal, and so are the same now.
     """
 
     table: BlockTable = field(default_factory=BlockTable)
