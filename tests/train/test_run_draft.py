@@ -206,7 +206,8 @@ def test_time_is_shared_out_and_said(
     interrupting = InterruptingConsole(quiet, "step 9 ")
     for console, done in ((interrupting, False), (quiet, True)):
         clock = Clock(60.0)
-        assert run_student(DraftStudent, data_options, own, options, teacher, tmp_path, "s", "c", console, clock) == done
+        given = (data_options, own, options, teacher, tmp_path)
+        assert run_student(DraftStudent, *given, "s", "c", console, clock) == done
     assert isinstance(quiet.file, io.StringIO)
     text = quiet.file.getvalue()
     assert text.startswith(plan)

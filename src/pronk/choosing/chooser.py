@@ -103,9 +103,9 @@ class Chooser:
         kernels: Kernels | None = None,
         processors: Sequence[Processor] = (),
     ) -> None:
-        """``text`` is the request's own list of certain tokens, the first ``num_prompt`` of them the prompt: the request
-        appends to it, the chooser only reads it.
+        """Stand at the end of ``text``, the request's own list of certain tokens: it appends to it, the chooser reads it.
 
+        The first ``num_prompt`` of these tokens are the prompt, all by default.
         ``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete.
         ``processors`` come after those of the options. ``kernels`` make the choice where it is one of logits and noise
         alone.
