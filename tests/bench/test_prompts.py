@@ -120,8 +120,11 @@ def test_a_file_may_not_be_called_as_the_sums_are(write: Write, name: str) -> No
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none.jsonl.gz", "none.txt"])
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OptionError, match=name):
+    with pytest.raises(OptionError) as caught:
         load_prompts(tmp_path / name)
+    assert str(caught.value) == f"prompts: expected a file at {tmp_path / name}, found none; check the path"
+    with pytest.raises(OptionError, match="found a folder; check the path"):
+        load_prompts(tmp_path)
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:

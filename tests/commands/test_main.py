@@ -370,8 +370,10 @@ def test_option_out_of_range_is_refused_before_loading(run: Run, args: list[str]
 def test_prompt_given_wrongly(run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
     assert_mistake(run("generate"), "PROMPT", "neither")
     assert_mistake(run("generate", "x", "--prompt-file", "y"), "PROMPT", "both")
-    assert_mistake(run("generate", "--prompt-file", str(tmp_path / "none")), "none")
-    assert_mistake(run("generate", "--prompt-file", str(tmp_path)), str(tmp_path))
+    missing, folder = str(tmp_path / "none"), str(tmp_path)
+    expected = "prompt-file: expected a file that can be read at"
+    assert_mistake(run("generate", "--prompt-file", missing), f"{expected} {missing}, found No such file or directory;")
+    assert_mistake(run("generate", "--prompt-file", folder), f"{expected} {folder}, found Is a directory;")
     assert_mistake(run("generate", "-", given=b"\xff"), "UTF-8")
 
 

@@ -8,6 +8,7 @@ import pytest
 from pronk.errors import OptionError
 from pronk.train.lm import two_phases
 from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, Shape, TrainOptions, fit_lengths
+from pronk.train.sources import parse_source
 from train.tiny import TINY, TINY_DRAFT
 
 
@@ -44,6 +45,16 @@ def test_shapes_and_mixtures_out_of_range_are_named() -> None:
         Shape(layers=0)
     with pytest.raises(OptionError, match="expected at least one source"):
         DataOptions(())
+
+
+@pytest.mark.parametrize("name", ["valid", "exclude"])
+def test_files_that_are_missing_are_named(tmp_path: Path, name: str) -> None:
+    sources = (parse_source("python=1"),)
+    with pytest.raises(OptionError) as caught:
+        DataOptions(sources, **{name: (tmp_path / "none.jsonl",)})
+    assert str(caught.value) == f"{name}: expected a file at {tmp_path / 'none.jsonl'}, found none; check the path"
+    with pytest.raises(OptionError, match=f"{name}: expected a file at .*, found a folder; check the path"):
+        DataOptions(sources, **{name: (tmp_path,)})
 
 
 @pytest.mark.parametrize(

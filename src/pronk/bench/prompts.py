@@ -104,6 +104,9 @@ def load_prompts(path: Path) -> list[Prompt]:
         OptionError: the file is missing, or a line is malformed; the message has its number.
         PromptError: there is no prompt in it.
     """
+    if not path.is_file():
+        msg = f"prompts: expected a file at {path}, found {'a folder' if path.is_dir() else 'none'}; check the path"
+        raise OptionError(msg)
     task = path.name.split(".")[0]
     if path.name.endswith(_SUFFIXES):
         prompts = [_parse(row, f"{path}, line {number}", task, number) for number, row in read_json_lines(path)]

@@ -216,7 +216,10 @@ def _read_prompt(prompt: str | None, file: str | None) -> str:
         return prompt
     try:
         return sys.stdin.buffer.read().decode() if file in {None, "-"} else Path(str(file)).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        msg = f"prompt-file: expected a file that can be read at {file or '-'}, found {error.strerror}; check the path"
+        raise PromptError(msg) from error
+    except UnicodeDecodeError as error:
         msg = f"prompt: expected text in UTF-8, found {error}"
         raise PromptError(msg) from error
 

@@ -64,7 +64,7 @@ class DataOptions:
     ``tokenizer_bytes`` and ``valid_tokens`` limit the text that the tokenizer and one validation look at.
 
     Raises:
-        OptionError: no sources, or the share of dialogues is out of range.
+        OptionError: no sources, no such file, or the share of dialogues is out of range.
     """
 
     sources: tuple[SourceSpec, ...]
@@ -83,6 +83,12 @@ class DataOptions:
         if not 0 <= self.dialogues < 1:
             msg = f"dialogues: expected a share from 0 to below 1, found {self.dialogues}"
             raise OptionError(msg)
+        for name in ("valid", "exclude"):
+            for file in getattr(self, name):
+                if not file.is_file():
+                    found = "a folder" if file.is_dir() else "none"
+                    msg = f"{name}: expected a file at {file}, found {found}; check the path"
+                    raise OptionError(msg)
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,9 @@ def _read_text(path: Path, name: str) -> Iterator[SourceText]:
     for file in files:
         try:
             yield SourceText(file.read_text(encoding="utf-8"), name, "not stated")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            msg = f"{file}: expected a file that can be read, found {error.strerror}"
+            raise OptionError(msg) from error
+        except UnicodeDecodeError as error:
             msg = f"{file}: expected UTF-8 text, found {error}"
             raise OptionError(msg) from error
