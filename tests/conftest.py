@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import models
+import quick_noise
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
+from pronk.choosing import chooser, noise
 from pronk.kernels import library
 from pronk.kernels.library import Kernels
 from pronk.model import kernels
@@ -71,3 +73,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def quickly_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same noise, sooner: for tests that draw with thousands of seeds from a small vocabulary."""
+    for module in (noise, chooser):
+        monkeypatch.setattr(module, "gumbel_noise", quick_noise.gumbel_noise)

@@ -21,6 +21,7 @@ from pronk.architecture.rope import RotaryEmbedding, parse_rope
 from pronk.bench.peers import METHODS, Peer, PeerError, PeerRequest, PeerResult
 from pronk.bench.peers.engines.checkpoint import ArrayCheckpoint, cached, convert_type
 from pronk.bench.peers.engines.contract import Unsupported
+from pronk.bench.peers.process import WorkerProcess
 
 TOKENS = 20
 
@@ -61,6 +62,33 @@ class FakePeer(Peer):
         return [sys.executable, "-I", "-S", "-c", FAKE]
 
 
+class Successor(Peer):
+    """A peer that loads in the worker of the one before, which has imported its engine, and leaves it to the next."""
+
+    def __init__(self, *args: Any, worker: WorkerProcess | None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._worker = worker
+
+    def close(self) -> None:
+        """Whoever has the worker closes it."""
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[dict[str, WorkerProcess]]:
+    """One worker for each engine; nothing is left running."""
+    made: dict[str, WorkerProcess] = {}
+    yield made
+    for worker in made.values():
+        worker.close()
+        assert not alive(worker.pid)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the bundled model is converted to, once for each engine."""
+    return tmp_path_factory.mktemp("converted")
+
+
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     torch.set_num_threads(1)
@@ -86,11 +114,13 @@ def alive(pid: int) -> bool:
     return True
 
 
-def check_method(method: str, llm: LLM, cache: Path) -> None:
-    """Greedy tokens are ours, an end token ends, a seed gives the same sample again, and nothing is left running."""
+def check_method(method: str, llm: LLM, cache: Path, workers: dict[str, WorkerProcess]) -> None:
+    """Greedy tokens are ours, an end token ends, and a sample is as long as it was asked to be."""
     plain = llm.generate("def fibonacci(n):\n", SamplingParams(max_tokens=TOKENS, ignore_eos=True))
     prompt, ours = plain.prompt_token_ids, plain.token_ids
-    with Peer(method, llm.path, draft=llm.path, dtype="float32", threads=1, cache=cache) as peer:
+    engine = METHODS[method].engine
+    models: dict[str, Any] = {"draft": llm.path, "dtype": "float32", "threads": 1, "cache": cache}
+    with Successor(method, llm.path, **models, worker=workers.get(engine)) as peer:
         peer.load()
         assert peer.versions
         assert peer.settings
@@ -103,27 +133,26 @@ def check_method(method: str, llm: LLM, cache: Path) -> None:
         assert stopped.token_ids == ours[: ours.index(end) + 1]
         sampled = peer.generate(request(prompt, TOKENS, temperature=0.9, seed=5))
         assert len(sampled.token_ids) == TOKENS
-        worker = peer._worker
-        assert worker is not None
-    assert not alive(worker.pid)
+        assert peer._worker is not None
+        workers[engine] = peer._worker
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("transformers")])
-def test_transformers_agrees_with_us(method: str, llm: LLM, tmp_path: Path) -> None:
-    check_method(method, llm, tmp_path)
+def test_transformers_agrees_with_us(method: str, llm: LLM, converted: Path, workers: dict[str, WorkerProcess]) -> None:
+    check_method(method, llm, converted, workers)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("openvino")])
-def test_openvino_agrees_with_us(method: str, llm: LLM, tmp_path: Path) -> None:
+def test_openvino_agrees_with_us(method: str, llm: LLM, converted: Path, workers: dict[str, WorkerProcess]) -> None:
     pytest.importorskip("openvino_genai")
-    check_method(method, llm, tmp_path)
+    check_method(method, llm, converted, workers)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("llama_cpp")])
-def test_llama_cpp_agrees_with_us(method: str, llm: LLM, tmp_path: Path) -> None:
+def test_llama_cpp_agrees_with_us(method: str, llm: LLM, converted: Path, workers: dict[str, WorkerProcess]) -> None:
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
-    check_method(method, llm, tmp_path)
+    check_method(method, llm, converted, workers)
 
 
 @pytest.mark.parametrize("method", ["openvino", "llama_cpp"])

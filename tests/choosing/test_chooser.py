@@ -20,6 +20,7 @@ from pronk.choosing.params import SamplingParams
 from pronk.choosing.processors import BadWords, Penalties
 from pronk.choosing.truncation import truncate
 from pronk.kernels.library import Kernels, candidates
+from quick_noise import noise_over
 
 VOCAB = 40
 ENDS = (3, 17)
@@ -114,8 +115,16 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "torch" if by is None else by.name)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def choosing() -> list[Any]:
+    """Options by who computes: all kernels where logits and noise are all there is to it, else one."""
+    return [
+        pytest.param(options, by, id=f"{options}-{'torch' if by is None else by.name}")
+        for options in OPTIONS
+        for by in (None, *candidates()[: 1 if set(options) - {"temperature"} else None])
+    ]
+
+
+@pytest.mark.parametrize(("options", "by"), choosing())
 def test_the_choice_equals_the_obvious_one(options: dict[str, Any], by: Kernels | None) -> None:
     """Along whole outputs, so that contexts of all lengths occur; the logits are left as they were."""
     generator, seen = torch.Generator().manual_seed(1), Counter[int]()
@@ -193,10 +202,23 @@ def test_logits_that_have_overflowed(number: float, by: Kernels | None) -> None:
                 chooser(kernels=by, **options).choose(logits)
 
 
+# Choices that are made one at a time, where thousands are made together.
+ALONE = 150
+
+
 def draws(logits: Tensor, count: int, **options: Any) -> Tensor:
-    """How often each token is chosen, over seeds."""
-    chosen = [chooser(seed=seed, vocab=len(logits), **options).choose(logits) for seed in range(count)]
-    return torch.bincount(torch.tensor(chosen), minlength=len(logits))
+    """How often each token is chosen, over seeds: all at once, and the first ones by their own choosers as well."""
+    vocab = len(logits)
+    made = chooser(vocab=vocab, **options)
+    chosen = chosen_by([(seed, 2) for seed in range(count)], logits, made)
+    alone = [chooser(seed=seed, vocab=vocab, **options).choose(logits) for seed in range(ALONE)]
+    assert chosen[:ALONE].tolist() == alone
+    return torch.bincount(chosen, minlength=vocab)
+
+
+def chosen_by(places: Sequence[tuple[int, int]], logits: Tensor, made: Chooser) -> Tensor:
+    """What is chosen with each seed at each position, in the context of ``made``."""
+    return (made.distribution(logits).log() + noise_over(places, len(logits))).argmax(1)
 
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 1.2])
@@ -228,13 +250,12 @@ def test_the_test_of_the_distribution_can_fail() -> None:
 
 
 def test_the_distribution_over_positions_of_one_seed() -> None:
-    counts = torch.zeros(8, dtype=torch.int64)
     made = chooser(seed=99, vocab=8, temperature=1.0)
-    for _ in range(4000):
-        token = made.choose(LOGITS)
-        counts[token] += 1
+    chosen = chosen_by([(99, 2 + i) for i in range(4000)], LOGITS, made)
+    for token in chosen[:ALONE].tolist():
+        assert made.choose(LOGITS) == token
         made.advance(token)
-    assert p_value(counts, LOGITS.double().softmax(0)) > 1e-4
+    assert p_value(torch.bincount(chosen, minlength=8), LOGITS.double().softmax(0)) > 1e-4
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
@@ -242,11 +263,20 @@ def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
     """Joint frequencies on a Markov table: the second draw does not depend on the first but through the table."""
     table = 1.2 * torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
     counts, exact = torch.zeros(5, 5), torch.zeros(5, 5, dtype=torch.float64)
-    for seed in range(6000):
-        made = chooser([0], seed, 5, **options)
-        for _ in range(2):
-            made.advance(made.choose(table[context_of(made)[-1]]))
-        counts[context_of(made)[1], context_of(made)[2]] += 1
+    made = chooser([0], vocab=5, **options)
+    firsts = chosen_by([(seed, 1) for seed in range(6000)], table[0], made)
+    seconds = torch.empty_like(firsts)
+    for first in range(5):
+        made.advance(first)
+        (seeds,) = (firsts == first).nonzero(as_tuple=True)
+        seconds[seeds] = chosen_by([(seed, 2) for seed in seeds.tolist()], table[first], made)
+        made.rollback(1)
+    for seed in range(ALONE):
+        alone = chooser([0], seed, 5, **options)
+        for token in (int(firsts[seed]), int(seconds[seed])):
+            assert alone.choose(table[context_of(alone)[-1]]) == token
+            alone.advance(token)
+    counts.index_put_((firsts, seconds), torch.ones(6000), accumulate=True)
     rows = [torch.tensor(scores_of(row, chooser(vocab=5, **options)), dtype=torch.float64).softmax(0) for row in table]
     for first in range(5):
         exact[first] = rows[0][first] * rows[first]
@@ -259,9 +289,12 @@ def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
 
 def test_two_seeds_choose_independently() -> None:
     pairs = torch.zeros(8, 8)
-    for seed in range(6000):
-        one, other = (chooser(seed=s, vocab=8, temperature=2.0).choose(LOGITS) for s in (seed, seed + 100_000))
-        pairs[one, other] += 1
+    made = chooser(vocab=8, temperature=2.0)
+    one, other = (chosen_by([(start + seed, 2) for seed in range(6000)], LOGITS, made) for start in (0, 100_000))
+    for start, chosen in ((0, one), (100_000, other)):
+        alone = [chooser(seed=start + seed, vocab=8, temperature=2.0).choose(LOGITS) for seed in range(ALONE)]
+        assert chosen[:ALONE].tolist() == alone
+    pairs.index_put_((one, other), torch.ones(6000), accumulate=True)
     exact = (LOGITS.double() / 2).softmax(0)
     assert p_value(pairs, exact[:, None] * exact[None]) > 1e-4
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import quick_noise
 from chi_square import p_value
 from pronk.choosing.chooser import Chooser, Guess
 from pronk.choosing.noise import gumbel_noise, rejection_noise, rejection_uniform
@@ -136,6 +137,7 @@ def draws(count: int, **options: Any) -> list[int]:
     return [made(chooser(seed=seed, **params).guess(logits, 1)).token for seed in range(count)]
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 @pytest.mark.parametrize(
     ("options", "law"),
     [
@@ -151,6 +153,7 @@ def test_draws_have_the_law_q(options: dict[str, Any], law: list[float]) -> None
     assert p_value(np.bincount(draws(3000, **options), minlength=4).tolist(), law) > 1e-3
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 def test_draws_of_different_places_and_steps_are_independent() -> None:
     """Of two positions in a step, and of two steps (roots) at the same position: all pairs occur by their products."""
     law = torch.tensor([0.5, 0.3, 0.2])
@@ -167,6 +170,7 @@ def test_draws_of_different_places_and_steps_are_independent() -> None:
         assert p_value(counts, law[:, None] * second) > 1e-3, name
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 def test_draws_are_independent_of_the_target_s_own() -> None:
     """Neither its draw after a rejection nor the coupled rule's noise says what was guessed."""
     law = torch.tensor([0.5, 0.3, 0.2])
@@ -174,7 +178,9 @@ def test_draws_are_independent_of_the_target_s_own() -> None:
     counts = [torch.zeros(3, 3), torch.zeros(3, 3)]
     for seed in range(3000):
         token = made(chooser(vocab=3, temperature=1.0, seed=seed, rule="rejection").guess(law.log(), 1)).token
-        for table, noise in zip(counts, (rejection_noise(seed, 2, ids), gumbel_noise(seed, 2, ids)), strict=True):
+        for table, noise in zip(
+            counts, (rejection_noise(seed, 2, ids), quick_noise.gumbel_noise(seed, 2, ids)), strict=True
+        ):
             table[token, int((law.log().double() + noise).argmax())] += 1
     for table in counts:
         assert p_value(table, law[:, None] * law) > 1e-3

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import pronk.choosing.chooser
 import pronk.choosing.walk
+import quick_noise
 from chi_square import p_value
 from choosing.test_chooser import LOGITS, OPTIONS, scores_of
 from laws import VOCAB, Law, Source, String, Table, outputs, wrong_by
@@ -165,6 +166,7 @@ def test_distribution_is_the_processed_softmax(options: dict[str, Any]) -> None:
         made.advance(token)
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 @pytest.mark.parametrize("guesses", [(), (6, 1), (1, 0, 7, 3, 2, 4, 5, 6)], ids=str)
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
 def test_draws_over_seeds(guesses: tuple[int, ...], options: dict[str, Any]) -> None:
@@ -175,7 +177,7 @@ def test_draws_over_seeds(guesses: tuple[int, ...], options: dict[str, Any]) -> 
 
 def drawn_by_noise(seed: int, position: int, share: float) -> int:
     """The guess of a draft model that samples with the target's noise, from a law that is not the target's."""
-    return int((share * LOGITS.flip(0) + gumbel_noise(seed, position, torch.arange(8))).argmax())
+    return int((share * LOGITS.flip(0) + quick_noise.gumbel_noise(seed, position, torch.arange(8))).argmax())
 
 
 def draws_with_guesses_by_noise() -> float:
@@ -185,16 +187,19 @@ def draws_with_guesses_by_noise() -> float:
     return p_value(counts, exact)
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 def test_guesses_drawn_with_the_coupled_noise() -> None:
     assert draws_with_guesses_by_noise() > 1e-4
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 def test_the_draw_must_not_share_the_noise_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pronk.choosing.chooser, "rejection_noise", gumbel_noise)
+    monkeypatch.setattr(pronk.choosing.chooser, "rejection_noise", quick_noise.gumbel_noise)
     monkeypatch.setattr(pronk.choosing.chooser, "trial_seed", lambda seed, _: seed)
     assert draws_with_guesses_by_noise() < 1e-6
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 @pytest.mark.parametrize("shared", ["trials", "trial and draw"])
 def test_numbers_used_twice_are_found(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
     if shared == "trials":

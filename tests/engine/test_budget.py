@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -58,6 +58,13 @@ def test_hopeless_guesses_go_and_free_ones_stay() -> None:
     assert keep_paying_nodes([hopeless], 1, PassCosts((1, 64), (1.0, 64.0)))[0].num_guesses == 0
     assert keep_paying_nodes([hopeless], 1, PassCosts((1, 64), (1.0, 1.0)))[0].num_guesses == 4
     assert keep_paying_nodes([hopeless], 1, STEPS)[0].num_guesses == 3  # up to the rows that cost no more than one
+
+
+def test_of_equal_gains_a_parent_s_comes_first() -> None:
+    """A certain child gains as much as its parent, without which it is nothing."""
+    chain = TokenTree.chain([1, 2, 3, 4], gain=[1.0, 0.5, 0.5, 0.5])
+    two_at_a_time = PassCosts((1, 2, 3, 64), (1.0, 1.0, 2.0, 63.0))
+    assert keep_paying_nodes([chain], 1, two_at_a_time) == [chain.keep([0, 1])]
 
 
 def test_what_has_no_gain_is_left_alone() -> None:
@@ -139,8 +146,18 @@ def test_without_a_budget_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -
     assert spy.calls == 0
 
 
-@pytest.mark.parametrize("options", ["greedy", "all"])
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "autoregressive"])
+# Greedy, the drafters of the registry are in ``drafters/test_conformance.py``; here they run with all options at once.
+GREEDY = ("prompt_lookup", "suffix", "merged with trained", "recycling")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(name, options, marks=() if options == "all" or name in GREEDY else pytest.mark.slow)
+        for name, options in product(DRAFTERS, ("greedy", "all"))
+        if name != "autoregressive"
+    ],
+)
 def test_trees_that_are_cut_in_part_give_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, name: str, options: str
 ) -> None:

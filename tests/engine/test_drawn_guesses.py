@@ -14,7 +14,7 @@ from torch import Tensor
 from drafters.trees import Guess, TreeDrafter, drawn_trees
 from engine.cases import assert_same, total
 from engine.test_budget import Spy
-from engine.test_rejection_law import OPTIONS, PROMPT, SMALL, bushy, law_of, p_value
+from engine.test_rejection_law import BATCH, OPTIONS, PROMPT, SMALL, bushy, law_of, p_value
 from laws import chain_shape
 from models import make_engine, make_request, run, tiny_decoder
 from pronk.choosing.chooser import Chooser
@@ -51,7 +51,7 @@ def draw(guesser: Guesser[Any] | str, options: str, rule: Rule, samples: int = S
     by = TreeDrafter(SHAPES[guesser], vocab=SMALL) if isinstance(guesser, str) else guesser
     given = replace(OPTIONS[options], rule=rule)
     asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
-    run(make_engine(tiny_decoder(vocab=SMALL), max_batch=samples, num_blocks=5 * samples), asked)
+    run(make_engine(tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH), asked)
     return asked
 
 
@@ -64,6 +64,7 @@ def assert_not_vacuous(shape: str, strings: Sequence[Request]) -> None:
     assert (total(strings, "moved") > 0) == (shape != "chain")
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 @pytest.mark.parametrize(
     ("shape", "options", "rule"),
     [
@@ -79,6 +80,7 @@ def test_strings_have_the_law_of_the_model(shape: str, options: str, rule: Rule)
     assert_not_vacuous(shape, strings)
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("options", ["temperature", "shaped"])
@@ -89,10 +91,12 @@ def test_more_strings_have_the_law_of_the_model(shape: str, options: str, rule: 
     assert_not_vacuous(shape, strings)
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 def test_guesses_of_another_law_than_they_claim_are_found() -> None:
     assert p_value(draw("dishonest", "temperature", "rejection"), law_of("temperature")) < 1e-5
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_that_belong_to_other_nodes_are_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess is compared with the logits after it."""
@@ -104,8 +108,9 @@ def test_rows_that_belong_to_other_nodes_are_found(rule: Rule, monkeypatch: pyte
     assert p_value(draw("chain", "temperature", rule), law_of("temperature")) < 1e-5
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 def test_the_block_accepts_more() -> None:
-    one, other = (total(draw("chain", "temperature", rule), "accepted") for rule in RULES)
+    one, other = (total(drawn("chain", "temperature", rule), "accepted") for rule in RULES)
     assert other > one
 
 

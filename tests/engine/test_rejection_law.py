@@ -72,7 +72,8 @@ def logits_of(decoder: Decoder, text: Sequence[int], prompt: int) -> Tensor:
     return engine.runner.forward([job]).logits[0]
 
 
-SMALL, SAMPLES = 5, 800
+# What admits a request looks at all that run, so thousands go through in small batches.
+SMALL, SAMPLES, BATCH = 5, 800, 25
 PROMPT = (0, 3, 1, 4, 3, 1, 2, 3, 1, 0, 3, 1)
 # The first token of a text comes with the prompt, after which nobody guesses; the last one has no guess below it.
 DRAW = SamplingParams(rule="rejection", temperature=2.0, max_tokens=4)
@@ -100,7 +101,7 @@ def law_of(name: str) -> Tensor:
 
 def draw(guesser: str, options: str, samples: int = SAMPLES) -> list[Request]:
     given = OPTIONS[options]
-    engine = make_engine(tiny_decoder(vocab=SMALL), max_batch=SAMPLES, num_blocks=4000)
+    engine = make_engine(tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH)
     by = guessers(SMALL)[guesser].bind(engine.target)
     asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
     run(engine, asked)
@@ -120,6 +121,7 @@ def p_value(strings: Sequence[Request], law: Tensor) -> float:
     return chi_square.p_value(*chi_square.chi_square(*merged))
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 @pytest.mark.parametrize(
     ("guesser", "options"),
     [
@@ -139,11 +141,13 @@ def test_strings_have_the_law_of_the_model(guesser: str, options: str) -> None:
     assert total(strings, "target_steps") < 0.95 * total(strings, "generated_tokens")
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 def test_the_law_is_not_that_of_other_options() -> None:
     """The test can fail."""
     assert p_value(drawn("bushy", "temperature"), law_of("colder")) < 1e-4
 
 
+@pytest.mark.usefixtures("quickly_drawn")
 def test_a_planted_defect_changes_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess compared with the logits after another token."""
 
