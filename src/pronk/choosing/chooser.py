@@ -103,7 +103,7 @@ class Chooser:
         kernels: Kernels | None = None,
         processors: Sequence[Processor] = (),
     ) -> None:
-        """Stand at the end of ``text``, the request's own list of certain tokens: the request appends, the chooser reads.
+        """Stand behind ``text``, the request's own list of certain tokens: the request appends, the chooser reads.
 
         The first ``num_prompt`` of these tokens are the prompt, all by default.
         ``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete.
