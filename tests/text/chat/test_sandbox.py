@@ -142,7 +142,7 @@ def test_repetition_is_paid_for_before_it_is_done(name: str) -> None:
         render(REPEATED[name], BUDGET)
 
 
-@pytest.mark.parametrize("name", set(REPEATED) - {"unique"})
+@pytest.mark.parametrize("name", sorted(set(REPEATED) - {"unique"}))
 def test_these_templates_do_repeat_themselves(name: str) -> None:
     """They are stopped for what they do, not by mistakes: with more to spend, each of them ends."""
     render(REPEATED[name], 10**12)
