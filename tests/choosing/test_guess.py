@@ -133,8 +133,8 @@ def test_where_guesses_are_drawn_q_is_the_law_of_the_draft(options: str, rule: s
 def draws(count: int, **options: Any) -> list[int]:
     """Guesses with as many seeds, at the same place of the same text."""
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    params: dict[str, Any] = {"vocab": 4, "temperature": 1.0, "rule": "rejection", **options}
-    return [made(chooser(seed=seed, **params).guess(logits, 1)).token for seed in range(count)]
+    params = SamplingParams(**{"temperature": 1.0, "rule": "rejection", **options})
+    return [made(Chooser(params, seed, (1, 2), 4).guess(logits, 1)).token for seed in range(count)]
 
 
 @pytest.mark.usefixtures("quickly_drawn")

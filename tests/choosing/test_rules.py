@@ -26,6 +26,7 @@ from pronk.proof import chi_square
 from pronk.tree import TokenTree
 
 RULES = ("rejection", "block")
+SAMPLED = {rule: SamplingParams(temperature=1.0, rule=rule) for rule in RULES}
 PROMPT = [0, 1, 2, 1]
 Noise = Callable[[int, int, int, Tensor], Tensor]
 
@@ -112,7 +113,7 @@ def drafted(seed: int, text: String, setting: Setting, noise: Noise = by_root) -
 def text_of(rule: Any, seed: int, setting: Setting, noise: Noise) -> String:
     """The tokens of as many steps as it takes."""
     text: String = ()
-    chooser = Chooser(SamplingParams(temperature=1.0, rule=rule), seed, PROMPT, setting.vocab)
+    chooser = Chooser(SAMPLED[rule], seed, PROMPT, setting.vocab)
     while len(text) < setting.length:
         tree = drafted(seed, text, setting, noise)
         paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]

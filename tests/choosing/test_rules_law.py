@@ -51,9 +51,13 @@ def test_chains(rule: str, length: int, drawn: float) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_every_small_tree(rule: str, size: int) -> None:
-    """With guesses that are drawn, that are point masses, and both; where all tokens are possible and where not."""
+    """With guesses that are drawn, that are point masses, and both; where all tokens are possible and where not.
+
+    The largest trees take turns with these.
+    """
+    kinds = [*product((0.0, 0.5, 1.0), (0.0, 1 / 3))]
     for seed, parents in enumerate(shapes(size)):
-        for drawn, zeros in product((0.0, 0.5, 1.0), (0.0, 1 / 3)):
+        for drawn, zeros in kinds if size < 5 else (kinds[seed % 6], kinds[(seed + 3) % 6]):
             p = Table(seed, zeros=zeros)
             assert wrong_by(outputs(rule, sampler(parents, seed, drawn, zeros), p), p) < EXACT
 
