@@ -269,7 +269,7 @@ def test_trees_of_one_s_own(tmp_path: Path) -> None:
         ({"tree": 0}, r"medusa: tree: expected an integer in 1\.\.127, found 0"),
         ({"tree": True}, r"medusa: tree: expected an integer in 1\.\.127, found True"),
         ({"tree": "0 1"}, r"medusa: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),
-        ({"tree": ((0,), (1, 0))}, r"medusa: tree expected each path once .* found \(1, 0\) without \(1,\) before it"),
+        ({"tree": ((0,), (1, 0))}, r"medusa: tree: expected each path once .* found \(1, 0\) without \(1,\) before it"),
         ({"num_tokens": 17}, r"medusa: num_tokens: expected an integer in 1\.\.16, found 17"),
         ({"model": 3}, "medusa: model: expected a path, found 3"),
     ],
@@ -281,7 +281,7 @@ def test_options_that_are_refused(options: dict[str, Any], message: str) -> None
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"tree expected paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"):
+    with pytest.raises(OptionError, match=r"tree: expected paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"):
         bound(with_heads(tree=((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))))
 
 
@@ -293,7 +293,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 
     folder = tmp_path / "heads"
     write_heads(folder, replace(SHAPE, tree=((0, 1),)))
-    refused(folder, r"drafter\.json: medusa: tree expected each path once .* found \(0, 1\) without")
+    refused(folder, r"drafter\.json: medusa: tree: expected each path once .* found \(0, 1\) without")
     write_heads(folder, replace(SHAPE, tree=()))
     refused(folder, r"drafter\.json: medusa: tree: expected 1\.\.127 paths of ranks")
     write_heads(folder)

@@ -175,7 +175,7 @@ def test_wrappers_take_chains() -> None:
         (0, r"multi_token: tree: expected an integer in 1\.\.127, found 0"),
         (True, r"multi_token: tree: expected an integer in 1\.\.127, found True"),
         ("0 1", r"multi_token: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),
-        (((1, 0),), r"multi_token: tree expected each path once .* found \(1, 0\) without \(1,\) before it"),
+        (((1, 0),), r"multi_token: tree: expected each path once .* found \(1, 0\) without \(1,\) before it"),
     ],
 )
 def test_options_that_are_refused(tree: Any, message: str) -> None:
@@ -185,5 +185,5 @@ def test_options_that_are_refused(tree: Any, message: str) -> None:
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"tree expected paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"):
+    with pytest.raises(OptionError, match=r"tree: expected paths of 1\.\.3 ranks in 0\.\.63, found \(0, 0, 0, 0\)"):
         bound(spec(tree=((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))), make_engine(tiny_decoder()))
