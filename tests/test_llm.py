@@ -482,3 +482,12 @@ def test_a_cache_that_is_too_small_says_so(checkpoint: MakeCheckpoint) -> None:
 def test_no_such_model(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         LLM(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("drafter", ["recycling", "jacobi", "lookahead(window=3)"])
+def test_a_bias_may_be_a_whole_number(llm: LLM, drafter: str) -> None:
+    """As JSON has it: those that read the target's outputs shape them by it too."""
+    params = SamplingParams(max_tokens=8, ignore_eos=True, logit_bias={5: 3, 9: -2})
+    got = llm.generate(PROMPTS[0], params, drafter=drafter)
+    assert got.stats.draft_error is None
+    assert got.token_ids == llm.generate(PROMPTS[0], params, drafter="autoregressive").token_ids
