@@ -119,6 +119,7 @@ class Engine:
                         progress(ended)
                     self.step()
                     _raise_errors(requests)
+                _raise_errors(requests)  # another thread's step may have ended one
         finally:
             self._abort(requests)
 
@@ -144,6 +145,7 @@ class Engine:
                     for request in requests:
                         request.pieces.clear()
                 yield from tokens
+            _raise_errors(requests)  # another caller's step may have ended one
         finally:
             self._abort(requests)
 

@@ -33,7 +33,8 @@ def likeliest(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = N
         logits = logits[torch.tensor(nodes)]
     if outcome.params.logit_bias:
         ids, values = zip(*outcome.params.logit_bias.items(), strict=True)
-        logits = logits.float().index_add(1, torch.tensor(ids), torch.tensor(values, dtype=torch.float32).expand(len(logits), -1))
+        bias = torch.tensor(values, dtype=torch.float32).expand(len(logits), -1)
+        logits = logits.float().index_add(1, torch.tensor(ids), bias)
     count = min(count, logits.shape[-1])
     if count > _FEW:
         best: list[list[int]] = logits.topk(count, dim=-1).indices.tolist()
