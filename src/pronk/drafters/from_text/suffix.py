@@ -17,7 +17,7 @@ prompt lookup where requests resemble each other or the text branches. A proposa
 
 Memory: 30 to 150 bytes per token of text for a request while it runs, and as much per token of the store, which
 holds at most ``store_tokens``: 10 MB by default. Requests of one drafter object are faster for each other's outputs.
-Where users must not learn from response times what others were told, give each an object, or set ``store_tokens=0``.
+Where users must not learn from response times what others were told, bind one for each, or set ``store_tokens=0``.
 """
 
 from __future__ import annotations
