@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -26,10 +27,16 @@ def named(vocabulary: str | None) -> Any:
     return None if vocabulary is None else SimpleNamespace(fingerprint=vocabulary)
 
 
-def met(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> Any:
-    """A drafter that has met a model of which it is told nothing but the vocabulary, and its size."""
+@cache
+def stranger(vocabulary: str | None, size: int) -> Target:
+    """A model of which nothing is known but its vocabulary, and the size of it."""
     decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=size))
-    return drafter.bind(cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder)))
+    return cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder))
+
+
+def met(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> Any:
+    """What guesses for such a model."""
+    return drafter.bind(stranger(vocabulary, size))
 
 
 def within(drafter: Any, kind: type[Kind]) -> list[Kind]:

@@ -364,11 +364,18 @@ def test_a_name_makes_a_drafter(name: str) -> None:
 def test_a_drafter_is_a_value_that_meets_models(name: str) -> None:
     made, again = make(name), make(name)
     one, other = (make_engine(tiny_decoder()).target for _ in range(2))
-    guessers = [made.bind(one), made.bind(other), again.bind(one)]
-    for guesser in guessers:
+    guessers = []
+    for drafter, target, stranger in ((made, one, other), (made, other, one), (again, one, other)):
+        guesser = drafter.bind(target)
+        guessers.append(guesser)
         assert isinstance(guesser, Guesser)
         assert guesser.name == name
-        assert guesser.bind(one) is guesser
+        assert guesser.bind(target) is guesser
+        if isinstance(made, Guesser):  # neither a model nor a memory
+            assert guesser.bind(stranger) is guesser
+        else:
+            with pytest.raises(OptionError, match="bound to, found another"):
+                guesser.bind(stranger)
         assert made == again
         assert hash(made) == hash(again)
     assert len(set(map(id, guessers))) == (3 if not isinstance(made, Guesser) else 2)
