@@ -14,7 +14,7 @@ from torch import Tensor
 
 from chi_square import p_value
 from models import context_of
-from pronk.choosing.chooser import Chooser, token_logprobs
+from pronk.choosing.chooser import Chooser, NotFiniteError, token_logprobs
 from pronk.choosing.noise import gumbel_noise
 from pronk.choosing.params import SamplingParams
 from pronk.choosing.processors import BadWords, Penalties
@@ -198,7 +198,7 @@ def test_logits_that_have_overflowed(number: float, by: Kernels | None) -> None:
         for place in (0, 7, VOCAB - 1):
             logits = torch.zeros(VOCAB)
             logits[place] = number
-            with pytest.raises(OverflowError):
+            with pytest.raises(NotFiniteError):
                 chooser(kernels=by, **options).choose(logits)
 
 

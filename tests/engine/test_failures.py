@@ -1,193 +1,37 @@
 """A failure stays with its request: in a batch of eight something raises somewhere, and seven texts are what they were.
 
-What raises in a request's processors or its text ends that request with the very error. What raises in its guesser
-costs it the guesses, and not the text.
+What raises in a request's processors or its text ends that request with the very error. (Guessers that raise are in
+``test_proposing.py``.)
 """
 
 from __future__ import annotations
 
-import logging
 import random
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+import traceback
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.cases import params, text
+from engine.touchy import (
+    PROMPTS,
+    Fuse,
+    PlantedError,
+    Touchy,
+    TouchyProcessor,
+    TouchyText,
+    assert_as_plain,
+    assert_heard,
+    batch,
+    finish,
+    options,
+    plain,
+    touchy,
+)
 from models import NullText, assert_idle, make_engine, make_request, tiny_decoder
-from pronk.drafters import DraftContext, Guesser, Outcome
-from pronk.engine.engine import Engine
-from pronk.engine.request import Request
-from pronk.tree import TokenTree
-
-PROMPTS = tuple(tuple(text(50 + seed, length)) for seed, length in enumerate((1, 9, 16, 33, 64, 70, 5, 40)))
-
-
-class PlantedError(Exception):
-    """What goes wrong."""
-
-
-@dataclass
-class Fuse:
-    """Raises at its call number ``at``, and at each one after it if it is ``lasting``."""
-
-    at: int
-    lasting: bool = False
-    calls: int = 0
-    burnt: int = 0
-
-    def __call__(self) -> None:
-        self.calls += 1
-        if self.calls == self.at or (self.lasting and self.calls > self.at):
-            self.burnt += 1
-            raise PlantedError(self.at)
-
-
-@dataclass
-class Own:
-    """A request's draft state: its answer, and what was heard of it."""
-
-    prompt: tuple[int, ...]
-    heard: int = 0
-
-
-@dataclass(eq=False)
-class Touchy(Guesser[Own]):
-    """Knows most of the answers; raises in one verb, for one prompt or (``None``) whoever's turn it is."""
-
-    texts: dict[tuple[int, ...], Sequence[int]]
-    verb: str = ""
-    victim: tuple[int, ...] | None = None
-    fuse: Fuse = field(default_factory=lambda: Fuse(0))
-    states: list[Own] = field(default_factory=list)
-    stopped: list[Own] = field(default_factory=list)
-
-    name = "touchy"
-
-    def start(self, prompt: Sequence[int]) -> Own:
-        self._burn("start", tuple(prompt))
-        self.states.append(Own(tuple(prompt)))
-        return self.states[-1]
-
-    def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
-        trees = []
-        for context in contexts:
-            # It borrows the chooser as drafters do, and leaves it where it stands when it raises.
-            with context.chooser.after(context.tokens[:1]):
-                self._burn("propose", context.state.prompt)
-            answer = self.texts[context.state.prompt][len(context.tokens) :][: min(4, context.max_depth)]
-            wrong = (answer[0] + 1) % 7 if answer and answer[0] != 6 else 0
-            chain = [context.tokens[-1], *answer]
-            trees.append(TokenTree((*chain, wrong), (*range(-1, len(answer)), 0)) if answer else TokenTree.chain(chain))
-        return trees
-
-    def observe(self, outcome: Outcome[Own]) -> None:
-        self._burn("observe", outcome.state.prompt)
-        outcome.state.heard += 1
-
-    def stop(self, state: Own) -> None:
-        self.stopped.append(state)
-        self._burn("stop", state.prompt)
-
-    def _burn(self, verb: str, prompt: tuple[int, ...]) -> None:
-        if verb == self.verb and self.victim in (None, prompt):
-            self.fuse()
-
-
-@dataclass
-class TouchyProcessor:
-    """Changes nothing; raises in one verb."""
-
-    verb: str
-    fuse: Fuse
-
-    def mask(self, logits: Tensor) -> Tensor:
-        self._burn("mask")
-        return logits
-
-    def advance(self, token: int) -> None:
-        self._burn("advance")
-
-    def rollback(self, count: int) -> None:
-        self._burn("rollback")
-
-    def _burn(self, verb: str) -> None:
-        if verb == self.verb:
-            self.fuse()
-
-
-@dataclass
-class TouchyText(NullText):
-    """Raises in ``push`` or in ``flush``."""
-
-    verb: str
-    fuse: Fuse
-
-    def push(self, token: int) -> tuple[str, str | None]:
-        if self.verb == "push":
-            self.fuse()
-        return super().push(token)
-
-    def flush(self) -> tuple[str, str | None]:
-        if self.verb == "flush":
-            self.fuse()
-        return super().flush()
-
-
-def options(index: int) -> Any:
-    return params("all" if index % 2 else "temperature", index, max_tokens=22 + index)
-
-
-@cache
-def plain() -> tuple[Request, ...]:
-    """Each prompt on its own, without guesses."""
-    made = tuple(make_request(prompt, options(index)) for index, prompt in enumerate(PROMPTS))
-    for request in made:
-        finish(make_engine(tiny_decoder()), [request])
-    return made
-
-
-def finish(engine: Engine, requests: Sequence[Request]) -> None:
-    """Run to the end, whatever it is."""
-    for request in requests:
-        engine.add(request)
-    for _ in range(500):
-        engine.step()
-        if all(request.ended for request in requests):
-            assert_idle(engine)
-            return
-    raise AssertionError("the requests do not end")
-
-
-def batch(guesser: Touchy) -> list[Request]:
-    return [make_request(prompt, options(index), guesser) for index, prompt in enumerate(PROMPTS)]
-
-
-def touchy(**given: Any) -> Touchy:
-    return Touchy({tuple(request.prompt): request.tokens for request in plain()}, **given)
-
-
-def assert_as_plain(requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:
-    for index, (request, want) in enumerate(zip(requests, plain(), strict=True)):
-        if index not in but:
-            assert request.error is None
-            assert (request.output, request.finish_reason) == (want.output, want.finish_reason)
-            assert request.logprobs == want.logprobs
-
-
-def assert_heard(guesser: Touchy, requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:
-    """Of every step of a neighbour its guesser has heard, and every state was given back once."""
-    heard = {state.prompt: state.heard for state in guesser.states}
-    for index, request in enumerate(requests):
-        if index not in but:
-            assert heard[tuple(request.prompt)] == len(request.stats.steps)
-    counts = Counter(id(state) for state in guesser.stopped)
-    assert counts == Counter(id(state) for state in guesser.states)
 
 
 def test_nothing_raises() -> None:
@@ -234,61 +78,74 @@ def test_texts_that_raise(verb: str) -> None:
         assert isinstance(requests[victim].error, PlantedError)
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
-@pytest.mark.parametrize("verb", ["start", "propose", "observe", "stop"])
-def test_guessers_that_raise_for_one_request(verb: str, *, lasting: bool, caplog: pytest.LogCaptureFixture) -> None:
-    dice, burnt = random.Random(verb), 0
-    for _ in range(6):
-        victim = dice.randrange(8)
-        fuse = Fuse(1 if verb in ("start", "stop") else dice.randrange(1, 9), lasting)
-        guesser = touchy(verb=verb, victim=PROMPTS[victim], fuse=fuse)
-        requests = batch(guesser)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            finish(make_engine(tiny_decoder()), requests)
-        assert_as_plain(requests)
-        # Asked alone after it has raised among others, it may have thought better of it.
-        recovered = verb == "propose" and not lasting
-        assert_heard(guesser, requests, but=[] if recovered else [victim])
-        burnt += bool(fuse.burnt)
-        said = requests[victim].stats.draft_error
-        assert (said is None) == (recovered or not fuse.burnt)
-        assert said is None or said.startswith("PlantedError: ")
-        assert [record.getMessage() for record in caplog.records] == (
-            [] if said is None else [f"touchy: {said}; the request goes on without guesses"]
-        )
-        assert all(each.stats.draft_error is None for each in requests if each is not requests[victim])
-        if said is not None and verb == "start":
-            assert requests[victim].stats.drafted == 0
-    assert burnt >= 4
+@pytest.mark.parametrize("verb", ["start", "propose", "observe"])
+def test_requests_that_are_aborted_within_a_step(verb: str) -> None:
+    """As when the garbage collector closes a stream there; one of them is still waiting for its turn."""
+    engine = make_engine(tiny_decoder(), max_batch=7)
 
+    class Closing(Touchy):
+        def _burn(self, at: str, prompt: tuple[int, ...]) -> None:
+            if at == verb and prompt == PROMPTS[1]:
+                engine.abort(requests[5])
+                engine.abort(requests[7])
 
-def test_a_guesser_that_raises_for_everybody() -> None:
-    guesser = touchy(verb="propose", fuse=Fuse(9, lasting=True))
+    guesser = Closing(touchy().texts)
     requests = batch(guesser)
-    finish(make_engine(tiny_decoder()), requests)
-    assert_as_plain(requests)
-    assert all(request.stats.draft_error for request in requests)
-    assert sum(request.stats.drafted for request in requests) > 0
+    for request in requests:
+        engine.add(request)
+    while not all(request.ended or request.aborted for request in requests):
+        engine.step()
+        for request in engine.scheduler.running:
+            assert not request.table.released
+    assert_idle(engine)
+    assert_as_plain(requests, but=[5, 7])
+    assert not requests[5].ended
+    assert not requests[7].output
+    assert len(guesser.stopped) == 7
 
 
-@pytest.mark.parametrize("wrong", ["root", "fewer", "none", "nothing"])
-def test_proposals_that_are_none(wrong: str) -> None:
-    class Wrong(Touchy):
-        def propose(self, contexts: Sequence[DraftContext[Own]]) -> Any:
-            trees = super().propose(contexts)
-            if wrong == "root":
-                return [TokenTree.chain([(tree.tokens[0] + 1) % 7, 3]) for tree in trees]
-            return {"fewer": trees[1:], "none": None, "nothing": [None] * len(trees)}[wrong]
+def test_an_error_keeps_no_pass_alive() -> None:
+    class Kept:
+        pass
 
-    guesser = Wrong(touchy().texts)
-    requests = batch(guesser)
-    finish(make_engine(tiny_decoder()), requests)
-    assert_as_plain(requests)
-    errors = [request.stats.draft_error for request in requests]
-    assert all(errors)
-    if wrong == "root":
-        assert all("drafter touchy: expected a tree below token " in str(error) for error in errors)
+    seen: list[weakref.ref[Kept]] = []
+
+    class Masking(TouchyProcessor):
+        def mask(self, logits: Tensor) -> Tensor:
+            local = Kept()
+            seen.append(weakref.ref(local))
+            return super().mask(logits)
+
+    request = make_request(PROMPTS[0], options(0))
+    request.chooser.processors, request.chooser.kernels = (Masking("mask", Fuse(3)),), None
+    finish(make_engine(tiny_decoder()), [request])
+    assert isinstance(request.error, PlantedError)
+    assert len(seen) == 3
+    assert seen[-1]() is None
+    assert any("mask" in line for line in traceback.format_exception(request.error))
+
+
+def test_a_request_ends_well_or_badly() -> None:
+    """The text raises at its last token, which has ended the request already."""
+    for end in ("push", "flush"):
+        request = make_request(PROMPTS[0], options(0))
+        request.text = TouchyText(end, Fuse(1 if end == "flush" else len(plain()[0].output)))
+        finish(make_engine(tiny_decoder()), [request])
+        assert isinstance(request.error, PlantedError)
+        assert request.finish_reason is None
+        assert request.stop_reason is None
+
+
+def test_an_overflow_of_somebody_else_s_is_not_the_model_s() -> None:
+    request = make_request(PROMPTS[0], options(0))
+
+    class Overflowing(NullText):
+        def push(self, token: int) -> tuple[str, str | None]:
+            raise OverflowError(token)
+
+    request.text = Overflowing()
+    finish(make_engine(tiny_decoder()), [request])
+    assert isinstance(request.error, OverflowError)
 
 
 def test_everything_at_once() -> None:

@@ -39,10 +39,14 @@ from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Growth, Kernels
 from pronk.tree import Drawn
 
-__all__ = ["Chooser", "Guess", "is_finite", "token_logprobs"]
+__all__ = ["Chooser", "Guess", "NotFiniteError", "is_finite", "token_logprobs"]
 
 # Below it logits divided by the temperature would leave float32; it is as greedy as can be.
 _COLDEST = 1e-30
+
+
+class NotFiniteError(ArithmeticError):
+    """Logits to choose from are infinite or no numbers."""
 
 
 @dataclass(frozen=True)
@@ -176,17 +180,17 @@ class Chooser:
         ``logits`` ``[vocab]``, any float dtype, are left as they are.
 
         Raises:
-            OverflowError: one of them is not finite.
+            NotFiniteError: one of them is not finite.
             OptionError: every token is banned.
         """
         logits = logits.float()
         if self.kernels is not None:
             token = self.kernels.choose(logits.contiguous(), self._temperature, self._key())
             if token < 0:
-                raise OverflowError
+                raise NotFiniteError
             return token
         if not is_finite(logits):
-            raise OverflowError
+            raise NotFiniteError
         if self.params.greedy:
             # NumPy's argmax is several times as fast as torch's, and takes the first of equals as well.
             return int(self._shape(logits).numpy().argmax())

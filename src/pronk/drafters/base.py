@@ -111,10 +111,10 @@ class Drafter(ABC):
     same to a model, so it has to be hashable, as a frozen dataclass is.
 
     Attributes:
-        name: what the registry and the command line call it.
+        name: what the registry, the command line and messages call it.
     """
 
-    name: str
+    name: str = "drafter"
 
     @abstractmethod
     def bind(self, target: Target) -> Guesser[Any]:
@@ -156,7 +156,11 @@ class Guesser(Drafter, Generic[State]):
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
-        """One tree per context, rooted at its last token."""
+        """One tree per context, rooted at its last token.
+
+        One that raises costs its requests the guesses. Where guesses are drawn at random, whether it raises must not
+        depend on what was drawn: a guess that its own token can take back has another law than its ``probs``.
+        """
 
     @abstractmethod
     def observe(self, outcome: Outcome[State]) -> None:

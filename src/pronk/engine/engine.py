@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
+from traceback import clear_frames
 
 from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache
@@ -19,6 +20,7 @@ from pronk.engine.proposing import Proposing
 from pronk.engine.request import Request, Token
 from pronk.engine.scheduler import Scheduler
 from pronk.engine.settling import Plan, Settling
+from pronk.errors import PronkError
 from pronk.interrupts import interruptible, uninterrupted
 from pronk.kernels.threads import lend_threads, return_threads
 from pronk.model.decoder import Decoder
@@ -64,6 +66,7 @@ class Engine:
         self.settling = Settling(cache)
         self.target = Target(decoder, cache, tokenizer, kv_budget, folder)
         self.lock = RLock()
+        self._stepping = False
 
     @property
     def exact(self) -> bool:
@@ -81,24 +84,40 @@ class Engine:
             self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """Stop a request and free what it holds; harmless if it has left."""
+        """Stop a request and free what it holds; harmless if it has left.
+
+        It may strike in the middle of a step, as a stream that the garbage collector closes does: the step has planned
+        with the request, which leaves at the end of it.
+        """
         with self.lock:
-            self._leave(request)
+            request.aborted = True
+            if not self._stepping:
+                self._leave(request)
 
     def step(self) -> None:
         """One pass for every request that takes part.
 
         What fails for one request ends that one, with its :attr:`~pronk.engine.request.Request.error`. What is raised
         here is of all of them.
+
+        Raises:
+            PronkError: it was called from within a step, by a guesser or a processor.
         """
         with self.lock, interruptible():
+            if self._stepping:
+                msg = "expected one step at a time, found one within another; give what guesses or masks its own model"
+                raise PronkError(msg)
             try:
+                self._stepping = True
                 if self.exact:
                     lend_threads()
                 self._step()
             finally:
-                if self.exact:
-                    return_threads()
+                with uninterrupted():
+                    self._stepping = False
+                    if self.exact:
+                        return_threads()
+                    self._dismiss()
 
     def run(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> None:
         """Run requests to their end, beside those that run already.
@@ -151,7 +170,6 @@ class Engine:
 
     def _step(self) -> None:
         with uninterrupted():
-            self._dismiss()
             turns = self.scheduler.schedule()
             self.proposing.start(turns)
         if not turns:
@@ -168,7 +186,6 @@ class Engine:
                 if outcome is not None:
                     outcomes[plan.request] = outcome
             self.proposing.observe(outcomes)
-            self._dismiss()
 
     def _forward(self, plans: Sequence[Plan]) -> PassResult:
         layers = frozenset(layer for plan in plans for layer in plan.request.needs.hidden)
@@ -178,21 +195,31 @@ class Engine:
         return result
 
     def _dismiss(self) -> None:
-        """Let requests leave that have ended, in this step or in one that was interrupted."""
-        for request in [request for request in self.scheduler.running if request.ended]:
-            self._leave(request)
+        """Let requests leave that have ended, or were aborted, in the step that is over."""
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            if request.ended or request.aborted:
+                self._leave(request)
 
     def _leave(self, request: Request) -> None:
         if self.scheduler.remove(request):
             request.stats.total_seconds = perf_counter() - request.began
             self.proposing.stop(request)
+            _forget_frames(request.error)
 
     def _abort(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self.abort(request)
+        with uninterrupted():
+            for request in requests:
+                self.abort(request)
 
 
 def _raise_errors(requests: Sequence[Request]) -> None:
     for request in requests:
         if request.error is not None:
             raise request.error
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """An error outlives its pass; the tensors in the frames that it came through need not."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__context__

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import index
 from time import perf_counter
 from typing import Any
+
+from torch import Tensor
 
 from pronk.drafters.base import DraftContext, Guesser, Outcome
 from pronk.engine.budget import keep_paying_nodes
@@ -22,6 +26,9 @@ from pronk.tree import TokenTree
 __all__ = ["Proposing"]
 
 _log = logging.getLogger(__name__)
+
+# How far the sum of a distribution may be from 1.
+_SLACK = 1e-3
 
 
 class Proposing:
@@ -86,23 +93,27 @@ class Proposing:
         """What one guesser proposes; if it raises, it is asked for each request alone, to learn whose fault it is."""
         began = perf_counter()
         try:
-            contexts = [self._context(request) for request in requests]
-            trees = zip(requests, contexts, guesser.propose(contexts), strict=True)
-            drafts = {request: self._accept(guesser, context, tree) for request, context, tree in trees}
+            drafts = self._proposals(guesser, requests)
         except Exception as error:  # noqa: BLE001 - whatever a guesser raises
             if len(requests) == 1:
                 self._give_up(requests[0], error)
                 return {}
             return {key: tree for request in requests for key, tree in self._ask(guesser, [request]).items()}
+        seconds = perf_counter() - began
+        for request in requests:
+            request.stats.draft_seconds += seconds
+        return drafts
+
+    def _proposals(self, guesser: Guesser[Any], requests: Sequence[Request]) -> dict[Request, TokenTree]:
+        try:
+            contexts = [self._context(request) for request in requests]
+            trees = zip(requests, contexts, guesser.propose(contexts), strict=True)
+            return {request: self._accept(guesser, context, tree) for request, context, tree in trees}
         finally:
             # Choosers were on loan; an error or an interruption may have left one ahead of its text.
             with uninterrupted():
                 for request in requests:
                     request.chooser.recover()
-        seconds = perf_counter() - began
-        for request in requests:
-            request.stats.draft_seconds += seconds
-        return drafts
 
     def _context(self, request: Request) -> DraftContext[Any]:
         return DraftContext(
@@ -119,6 +130,7 @@ class Proposing:
 
     def _accept(self, guesser: Guesser[Any], context: DraftContext[Any], tree: TokenTree) -> TokenTree:
         """The proposal within the limits; guesses that the target has no token for are left out."""
+        tree = _plain(tree)
         if tree.tokens[0] != context.tokens[-1]:
             msg = f"drafter {guesser.name}: expected a tree below token {context.tokens[-1]}, found {tree.tokens[0]}"
             raise OptionError(msg)
@@ -126,6 +138,9 @@ class Proposing:
             # Drawn from other tokens than the target's, some of which are left out: what is left has another law. And
             # it must not depend on the draw how a guess is tried, so all are point masses, which any guess may be.
             tree = replace(tree, probs=None)
+        if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
+            msg = f"drafter {guesser.name}: expected distributions [vocab] of a float type in probs, found others"
+            raise OptionError(msg)
         if min(tree.tokens) < 0 or max(tree.tokens) >= self.vocab_size:
             tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < self.vocab_size)
         return tree.limit(context.max_depth, context.max_nodes)
@@ -153,17 +168,54 @@ class Proposing:
 
     def _give_up(self, request: Request, error: Exception) -> None:
         """The request goes on without guesses."""
-        guesser, request.guesser = request.guesser, None
-        if guesser is None:
-            return
-        named = f"{type(error).__name__}: {error}"
-        request.stats.draft_error = str(error) if isinstance(error, PronkError) else named
-        _log.warning("%s: %s; the request goes on without guesses", guesser.name, request.stats.draft_error)
-        _log.debug("what %s raised", guesser.name, exc_info=error)
-        if request.drafting:
-            request.drafting = False
-            with suppress(Exception):
-                guesser.stop(request.draft_state)
+        with uninterrupted():
+            guesser, request.guesser = request.guesser, None
+            if guesser is None:
+                return
+            named = f"{type(error).__name__}: {error}"
+            request.stats.draft_error = str(error) if isinstance(error, PronkError) else named
+            _log.warning("%s: %s; the request goes on without guesses", guesser.name, request.stats.draft_error)
+            _log.debug("what %s raised", guesser.name, exc_info=error)
+            if request.drafting:
+                request.drafting = False
+                with suppress(Exception):
+                    guesser.stop(request.draft_state)
+
+
+def _plain(tree: TokenTree) -> TokenTree:
+    """The tree in Python's own numbers: those of other libraries would get into reports, and fail there.
+
+    Raises:
+        TypeError, ValueError: tokens or parents are not whole, or gains not finite, or origins no pairs of name and
+            number.
+    """
+    whole = set(map(type, tree.tokens)) | set(map(type, tree.parents)) == {int}
+    gain, origin, verify = tree.gain, tree.origin, tree.verify
+    if gain is not None and not math.isfinite(sum(gain)):
+        msg = f"expected finite gains, found {gain}"
+        raise ValueError(msg)
+    if (
+        whole
+        and all(type(each) is tuple for each in (tree.tokens, tree.parents))
+        and (
+            (gain is None or set(map(type, gain)) == {float})
+            and (verify is None or set(map(type, verify)) == {bool})
+            and (origin is None or {(type(name), type(way)) for name, way in origin} == {(str, int)})
+        )
+    ):
+        return tree
+    return TokenTree(
+        tuple(int(index(token)) for token in tree.tokens),
+        tuple(int(index(parent)) for parent in tree.parents),
+        None if verify is None else tuple(map(bool, verify)),
+        tree.probs,
+        None if gain is None else tuple(map(float, gain)),
+        None if origin is None else tuple((str(name), int(index(way))) for name, way in origin),
+    )
+
+
+def _is_distribution(q: Tensor) -> bool:
+    return q.ndim == 1 and q.is_floating_point() and bool(q.min() >= 0.0) and abs(float(q.sum()) - 1.0) < _SLACK
 
 
 def _by_guesser(requests: Iterable[Request]) -> list[tuple[Guesser[Any], list[Request]]]:

@@ -73,6 +73,7 @@ class Request:
         finish_reason: why it ended well, if it did.
         stop_reason: the token or text that ended it.
         error: why it ended badly, if it did.
+        aborted: whether nobody wants it any longer.
         stats: what it has cost.
         began: when it was added, by ``perf_counter``.
     """
@@ -97,6 +98,7 @@ class Request:
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: str | int | None = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
+    aborted: bool = field(default=False, init=False)
     stats: Stats = field(default_factory=Stats, init=False)
     began: float = field(default=0.0, init=False)
 
@@ -158,6 +160,10 @@ class Request:
         self.output_text += text
         self.pieces.append(Token(token, text, guessed))
         return self.finish_reason is None
+
+    def fail(self, error: Exception) -> None:
+        """It ends with an error, and not well besides."""
+        self.error, self.finish_reason, self.stop_reason = error, None, None
 
     def _finish(self, reason: FinishReason, cause: str | int | None) -> None:
         self.finish_reason, self.stop_reason = reason, cause

@@ -96,7 +96,7 @@ class Scheduler:
             request = self.waiting[0]
             if not self.running and self._bound(request) > self.cache.allocator.num_blocks:
                 # A drafter that has joined since has taken its share of the memory.
-                self.waiting.popleft().error = CacheFullError(self._too_small(request))
+                self.waiting.popleft().fail(CacheFullError(self._too_small(request)))
                 continue
             promised = sum(self._bound(other) for other in self.running)
             if promised + self._bound(request) > self.cache.allocator.num_blocks:

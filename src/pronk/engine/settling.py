@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pronk.cache.paged import PagedCache
-from pronk.choosing.chooser import is_finite, token_logprobs
+from pronk.choosing.chooser import NotFiniteError, is_finite, token_logprobs
 from pronk.choosing.rules import choices
 from pronk.choosing.walk import Walk, walk
 from pronk.drafters.base import Outcome
@@ -91,10 +91,10 @@ class Settling:
         """
         try:
             return self._settle(plan, logits, hidden)
-        except OverflowError:
-            plan.request.error = PronkError(_not_finite(self.cache.dtype))
+        except NotFiniteError:
+            plan.request.fail(PronkError(_not_finite(self.cache.dtype)))
         except Exception as error:  # noqa: BLE001 - of this request alone, whatever it is
-            plan.request.error = error
+            plan.request.fail(error)
         return None
 
     def _settle(self, plan: Plan, logits: Tensor, hidden: Mapping[int, Tensor]) -> Outcome[Any] | None:
@@ -174,7 +174,7 @@ class Settling:
 
 def _check(logits: Tensor) -> None:
     if len(logits) and not is_finite(logits):
-        raise OverflowError
+        raise NotFiniteError
 
 
 def _not_finite(dtype: torch.dtype) -> str:

@@ -134,6 +134,8 @@ class EarlyExit:
             Logits ``[drafts, vocab]`` of the tokens that follow.
         """
         jobs = [Job(draft.segment, range(0), draft.chain.context.chooser.context.num_prompt) for draft in drafts]
+        for draft in drafts:
+            draft.table.started = None  # should the pass raise, nobody knows what it has written
         made = self.runner.begin(jobs, self.layers)
         last = [rows[-1] for rows in made]
         for draft, job, rows in zip(drafts, jobs, made, strict=True):
