@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from pronk.interrupts import interruptible, uninterrupted
 
 
 def struck(reached: list[int]) -> None:
-    with interruptible(), uninterrupted():
+    with uninterrupted():
         signal.raise_signal(signal.SIGINT)
         reached.append(sum(range(1000)))
 
@@ -36,7 +37,7 @@ def test_the_guard_survives_an_interruption_of_its_own(call: int, monkeypatch: p
         return before
 
     monkeypatch.setattr(signal, "signal", interrupted_there)
-    with pytest.raises(KeyboardInterrupt), interruptible(), uninterrupted():
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
         sum(range(1000))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     reached: list[int] = []
@@ -46,11 +47,68 @@ def test_the_guard_survives_an_interruption_of_its_own(call: int, monkeypatch: p
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def struck_in_a_window(done: list[str]) -> None:
+    with uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        done.append("before")
+        try:
+            with interruptible():
+                done.append("never")
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            with uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+            done.append("after")
+
+
+def struck_in_a_window_s_window(done: list[str]) -> None:
+    with uninterrupted(), interruptible():
+        try:
+            with uninterrupted():
+                with interruptible():
+                    done.append("before")
+                signal.raise_signal(signal.SIGINT)
+                done.append("inner")
+            done.append("never")
+        finally:
+            done.append("after")
+
+
+@pytest.mark.parametrize(
+    ("work", "want"),
+    [(struck_in_a_window, ["before", "after"]), (struck_in_a_window_s_window, ["before", "inner", "after"])],
+)
+def test_a_window_closes_when_it_is_struck(work: Callable[[list[str]], None], want: list[str]) -> None:
+    """One signal strikes, in the window, and the ones after it wait until all is put in order."""
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        work(done)
+    assert done == want
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_that_only_takes_note() -> None:
+    """It raises nothing, so that the window stays open and what comes next strikes as well."""
+    noted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        with uninterrupted():
+            with interruptible():
+                for count in (1, 2):
+                    signal.raise_signal(signal.SIGINT)
+                    assert len(noted) == count
+            signal.raise_signal(signal.SIGINT)
+            assert len(noted) == 2
+        assert len(noted) == 3
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_handler_that_is_installed_meanwhile_stays() -> None:
     def other(*_: Any) -> None:
         pass
 
-    with interruptible():
+    with uninterrupted():
         signal.signal(signal.SIGINT, other)
     assert signal.getsignal(signal.SIGINT) is other
     signal.signal(signal.SIGINT, signal.default_int_handler)

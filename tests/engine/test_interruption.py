@@ -5,6 +5,7 @@ All that was started is stopped, all blocks are free, and what comes later is wh
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -195,6 +196,30 @@ def test_a_request_that_ended_in_an_interrupted_step_does_not_go_on() -> None:
     for request, other in ((first, want[0]), (second, want[1])):
         engine.abort(request)
         assert request.output == other.output
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_second_signal_while_all_is_given_up(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one strikes a pass; others come with every state that is given back."""
+    engine, guesser = make_engine(tiny_decoder()), Tabs(TreeDrafter(oracle_trees(1.0)))
+    requests = [ask(prompt, params("greedy", i), guesser) for i, prompt in enumerate(PROMPTS)]
+    forward, stop, passes = engine.runner.forward, Tabs.stop, count(1)
+
+    def struck(*args: Any) -> Any:
+        if next(passes) == at:
+            signal.raise_signal(signal.SIGINT)
+        return forward(*args)
+
+    def struck_again(self: Tabs, state: Tab) -> None:
+        signal.raise_signal(signal.SIGINT)
+        stop(self, state)
+
+    monkeypatch.setattr(engine.runner, "forward", struck)
+    monkeypatch.setattr(Tabs, "stop", struck_again)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(requests)
+    assert not guesser.open
     assert_idle(engine)
 
 

@@ -103,7 +103,7 @@ class Engine:
         Raises:
             PronkError: it was called from within a step, by a guesser or a processor.
         """
-        with self.lock, interruptible():
+        with self.lock, uninterrupted():
             if self._stepping:
                 msg = "expected one step at a time, found one within another; give what guesses or masks its own model"
                 raise PronkError(msg)
@@ -113,11 +113,10 @@ class Engine:
                     lend_threads()
                 self._step()
             finally:
-                with uninterrupted():
-                    self._stepping = False
-                    if self.exact:
-                        return_threads()
-                    self._dismiss()
+                self._stepping = False
+                if self.exact:
+                    return_threads()
+                self._dismiss()
 
     def run(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> None:
         """Run requests to their end, beside those that run already.
@@ -129,18 +128,19 @@ class Engine:
         Raises:
             Exception: what ended one of them; the others are stopped.
         """
-        try:
-            with interruptible():
+        with uninterrupted():  # but for what takes long
+            try:
                 for request in requests:
                     self.add(request)
                 while (ended := sum(request.ended for request in requests)) < len(requests):
-                    if progress is not None:
-                        progress(ended)
+                    with interruptible():
+                        if progress is not None:
+                            progress(ended)
                     self.step()
                     _raise_errors(requests)
                 _raise_errors(requests)  # another thread's step may have ended one
-        finally:
-            self._abort(requests)
+            finally:
+                self._abort(requests)
 
     def stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Token, bool]]:
         """Run requests, and give out their tokens as they come: the request's index, the token, whether it is its last.
@@ -169,27 +169,25 @@ class Engine:
             self._abort(requests)
 
     def _step(self) -> None:
-        with uninterrupted():
-            turns = self.scheduler.schedule()
-            self.proposing.start(turns)
+        turns = self.scheduler.schedule()
+        self.proposing.start(turns)
         if not turns:
             return
         drafts = self.proposing.propose(turns)
-        with uninterrupted():
-            plans = [self.settling.plan(turn, drafts.get(turn.request)) for turn in turns]
+        plans = [self.settling.plan(turn, drafts.get(turn.request)) for turn in turns]
         result = self._forward(plans)
-        with uninterrupted():
-            outcomes = {}
-            for number, plan in enumerate(plans):
-                hidden = {layer: rows[number] for layer, rows in result.hidden.items()}
-                outcome = self.settling.settle(plan, result.logits[number], hidden)
-                if outcome is not None:
-                    outcomes[plan.request] = outcome
-            self.proposing.observe(outcomes)
+        outcomes = {}
+        for number, plan in enumerate(plans):
+            hidden = {layer: rows[number] for layer, rows in result.hidden.items()}
+            outcome = self.settling.settle(plan, result.logits[number], hidden)
+            if outcome is not None:
+                outcomes[plan.request] = outcome
+        self.proposing.observe(outcomes)
 
     def _forward(self, plans: Sequence[Plan]) -> PassResult:
         layers = frozenset(layer for plan in plans for layer in plan.request.needs.hidden)
-        result = self.runner.forward([plan.job for plan in plans], layers)
+        with interruptible():
+            result = self.runner.forward([plan.job for plan in plans], layers)
         for plan in plans:
             plan.request.stats.target_seconds += result.seconds
         return result

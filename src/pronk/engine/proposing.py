@@ -18,7 +18,7 @@ from pronk.engine.budget import keep_paying_nodes
 from pronk.engine.request import Request
 from pronk.engine.scheduler import Turn
 from pronk.errors import OptionError, PronkError
-from pronk.interrupts import uninterrupted
+from pronk.interrupts import interruptible
 from pronk.passes.costs import PassCosts
 from pronk.passes.runner import Runner
 from pronk.tree import TokenTree
@@ -107,13 +107,14 @@ class Proposing:
     def _proposals(self, guesser: Guesser[Any], requests: Sequence[Request]) -> dict[Request, TokenTree]:
         try:
             contexts = [self._context(request) for request in requests]
-            trees = zip(requests, contexts, guesser.propose(contexts), strict=True)
+            with interruptible():
+                proposed = guesser.propose(contexts)
+            trees = zip(requests, contexts, proposed, strict=True)
             return {request: self._accept(guesser, context, tree) for request, context, tree in trees}
         finally:
             # Choosers were on loan; an error or an interruption may have left one ahead of its text.
-            with uninterrupted():
-                for request in requests:
-                    request.chooser.recover()
+            for request in requests:
+                request.chooser.recover()
 
     def _context(self, request: Request) -> DraftContext[Any]:
         return DraftContext(
@@ -163,23 +164,23 @@ class Proposing:
     def _costs(self) -> PassCosts | None:
         """What passes cost: measured when first asked for, as soon as the cache has room."""
         if self.costs is None:
-            self.costs = PassCosts.measure(self.runner)
+            with interruptible():
+                self.costs = PassCosts.measure(self.runner)
         return self.costs
 
     def _give_up(self, request: Request, error: Exception) -> None:
         """The request goes on without guesses."""
-        with uninterrupted():
-            guesser, request.guesser = request.guesser, None
-            if guesser is None:
-                return
-            named = f"{type(error).__name__}: {error}"
-            request.stats.draft_error = str(error) if isinstance(error, PronkError) else named
-            _log.warning("%s: %s; the request goes on without guesses", guesser.name, request.stats.draft_error)
-            _log.debug("what %s raised", guesser.name, exc_info=error)
-            if request.drafting:
-                request.drafting = False
-                with suppress(Exception):
-                    guesser.stop(request.draft_state)
+        guesser, request.guesser = request.guesser, None
+        if guesser is None:
+            return
+        named = f"{type(error).__name__}: {error}"
+        request.stats.draft_error = str(error) if isinstance(error, PronkError) else named
+        _log.warning("%s: %s; the request goes on without guesses", guesser.name, request.stats.draft_error)
+        _log.debug("what %s raised", guesser.name, exc_info=error)
+        if request.drafting:
+            request.drafting = False
+            with suppress(Exception):
+                guesser.stop(request.draft_state)
 
 
 def _plain(tree: TokenTree) -> TokenTree:
