@@ -65,11 +65,12 @@ class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
     Attributes:
         inner: that one.
         needs: what it reads.
+        models: of that one.
     """
 
     def __init__(self, inner: ChainGuesser[Any]) -> None:
         self.inner = inner
-        self.needs = inner.needs
+        self.needs, self.models = inner.needs, inner.models
 
     def bind(self, target: Target) -> Self:
         """Itself; errors are those of the guesser within."""

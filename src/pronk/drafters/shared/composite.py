@@ -43,6 +43,7 @@ class CompositeGuesser(Guesser[Parts]):
     Attributes:
         parts: in order of precedence.
         needs: what any of them reads.
+        models: of all of them.
     """
 
     def __init__(self, parts: Sequence[Guesser[Any]]) -> None:
@@ -50,6 +51,7 @@ class CompositeGuesser(Guesser[Parts]):
         wants = [part.needs for part in self.parts]
         hidden = tuple(sorted({layer for want in wants for layer in want.hidden}))
         self.needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
+        self.models = tuple(model for part in self.parts for model in part.models)
 
     def bind(self, target: Target) -> Self:
         """Itself; errors are those of its parts."""
