@@ -1,4 +1,4 @@
-"""Which guessers a model keeps, and what goes with those that it forgets."""
+"""Which guessers a model keeps, what goes with those that it forgets, and what is no drafter at all."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ import pytest
 from checkpoints import MakeCheckpoint
 from drafters.from_draft.drafts import write_checkpoint
 from models import make_engine, tiny_decoder
-from pronk import LLM, Cape, DraftModel, Merged, PromptLookup, SamplingParams, Suffix
+from pronk import LLM, Cape, DraftModel, Merged, OptionError, PromptLookup, SamplingParams, Staged, Suffix
 from pronk.drafters import REGISTRY, Drafter, Guesser, Target
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.drafters.guessers import Guessers
+from pronk.drafters.shared.chain import ChainDrafter
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -182,3 +183,79 @@ def test_a_draft_joins_between_two_steps_of_others(llm: LLM, folders: list[str])
         guesser = joining.result()
     assert llm.engine.cache.allocator.num_blocks < blocks
     assert llm.generate("def", PARAMS, drafter=guesser).token_ids == want
+
+
+@dataclass
+class Changing(Drafter):
+    """Equal to others, and so not to be hashed."""
+
+    name = "changing"
+    places: list[int] = field(default_factory=list)
+
+    def bind(self, target: Target) -> Guesser[Any]:
+        return Suffix().bind(target)
+
+
+@dataclass(frozen=True)
+class Frozen(Drafter):
+    """Can be hashed, but for what it has."""
+
+    name = "frozen"
+    places: list[int] = field(default_factory=list)
+
+    def bind(self, target: Target) -> Guesser[Any]:
+        return Suffix().bind(target)
+
+
+class Gives(Drafter):
+    """Gives something or other for a guesser."""
+
+    name = "gives"
+
+    def __init__(self, made: object) -> None:
+        self.made = made
+
+    def bind(self, target: Target) -> Any:
+        return self.made
+
+
+class GivesChains(Gives, ChainDrafter):
+    """The same, for a wrapper."""
+
+    name = "gives_chains"
+
+
+class Astray(Autoregressive):
+    """A guesser that is lost when it is met."""
+
+    def bind(self, target: Target) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        (5, "drafter: expected a name or a drafter, found 5"),
+        ([], r"expected a name or a drafter, found \[\]"),
+        (["a\nb"] * 99, r"expected a name or a drafter, found \['a"),
+        (Suffix, r"expected a name or a drafter, found the class Suffix; write .*Suffix\(\)"),
+        (Changing(), "drafter changing: expected what can be hashed, found an unhashable type: 'Changing'"),
+        (Frozen(), "drafter frozen: expected what can be hashed, found an unhashable type: 'list'"),
+        (Merged((Changing(), PromptLookup())), "drafter merged: expected what can be hashed"),
+        (Gives(None), "drafter gives: expected a Guesser of its bind, found NoneType"),
+        (Gives(Suffix()), "drafter gives: expected a Guesser of its bind, found Suffix"),
+        (Gives(Autoregressive), "drafter gives: expected a Guesser of its bind, found ABCMeta"),
+        (Merged((PromptLookup(), Gives(None))), "drafter gives: expected a Guesser of its bind, found NoneType"),
+        (Staged((DraftModel(), Gives(3))), "drafter gives: expected a Guesser of its bind, found int"),
+        (Cape((GivesChains(None),)), "drafter gives_chains: expected a Guesser of its bind, found NoneType"),
+        (Cape((GivesChains(PromptLookup()),)), "drafter gives_chains: expected a ChainGuesser of its bind"),
+        (Astray(), "drafter autoregressive: expected a Guesser of its bind, found NoneType"),
+    ],
+    ids=lambda value: value[:50] if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_drafter(drafter: Any, message: str) -> None:
+    llm = LLM()
+    for ask in (llm.meet, lambda drafter: llm.generate("x", drafter=drafter), lambda drafter: LLM(drafter=drafter)):
+        with pytest.raises(OptionError, match=message) as caught:
+            ask(drafter)
+        assert "\n" not in str(caught.value)

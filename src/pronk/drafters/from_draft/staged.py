@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pronk.checks import check_integer
-from pronk.drafters.base import DraftContext, Drafter, Guesser
+from pronk.drafters.base import DraftContext, Drafter, Guesser, guesser_of
 from pronk.drafters.from_draft._branches import Branches, compute, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelGuesser
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
@@ -176,7 +176,7 @@ class Staged(Composite):
         model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
         smaller = rest[0] if rest else PromptLookup()
-        return StagedGuesser(self, model.bind(target), smaller.bind(target))
+        return StagedGuesser(self, model.bind(target), guesser_of(smaller, target))
 
 
 class StagedGuesser(CompositeGuesser):

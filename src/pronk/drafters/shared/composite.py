@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
+from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome, guesser_of
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
@@ -34,7 +34,7 @@ class Composite(Drafter):
 
     def bind_parts(self, target: Target) -> tuple[Guesser[Any], ...]:
         """What guesses for each part."""
-        return tuple(part.bind(target) for part in self.parts)
+        return tuple(guesser_of(part, target) for part in self.parts)
 
 
 class CompositeGuesser(Guesser[Parts]):
