@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -37,6 +38,21 @@ class Composite(Drafter):
         return tuple(guesser_of(part, target) for part in self.parts)
 
 
+@dataclass(frozen=True)
+class _Stop:
+    """Stops a part at the end of a stack, where an error that is there already goes on."""
+
+    part: Guesser[Any]
+    state: Any
+
+    def __call__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            self.part.stop(self.state)
+        except Exception:
+            if error is None:
+                raise
+
+
 class CompositeGuesser(Guesser[Parts]):
     """Several guessers, each with its own state; all of them learn from every step.
 
@@ -60,8 +76,14 @@ class CompositeGuesser(Guesser[Parts]):
         return self
 
     def start(self, prompt: Sequence[int]) -> Parts:
-        """Every part's state."""
-        return tuple(part.start(prompt) for part in self.parts)
+        """Every part's state; if one part raises, those before it are stopped."""
+        with ExitStack() as started:
+            states: list[Any] = []
+            for part in self.parts:
+                states.append(part.start(prompt))
+                started.push(_Stop(part, states[-1]))
+            started.pop_all()
+        return tuple(states)
 
     def observe(self, outcome: Outcome[Parts]) -> None:
         """Every part hears what the target said, of the others' guesses too."""
@@ -69,9 +91,10 @@ class CompositeGuesser(Guesser[Parts]):
             part.observe(replace(outcome, state=own))
 
     def stop(self, state: Parts) -> None:
-        """Every part's state goes."""
-        for part, own in zip(self.parts, state, strict=True):
-            part.stop(own)
+        """Every part's state goes, whatever others raise; of several errors it is the first."""
+        with ExitStack() as stops:
+            for part, own in reversed([*zip(self.parts, state, strict=True)]):
+                stops.push(_Stop(part, own))
 
     def proposals(self, contexts: Sequence[DraftContext[Parts]]) -> Iterator[list[TokenTree]]:
         """What each part proposes for all contexts, one part after the other, as they are asked for."""
