@@ -31,6 +31,7 @@ from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, Mode
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
+from pronk.drafters.shared.longer import Longer
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
@@ -233,7 +234,7 @@ class StagedGuesser(CompositeGuesser):
             replace(
                 context,
                 state=context.state[1],
-                tokens=[*context.tokens, *path],
+                tokens=Longer(context.tokens, path),
                 max_depth=growth.depth - len(path) - 1,
                 max_nodes=self.options.lead,
                 thrifty=False,
