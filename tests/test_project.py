@@ -50,7 +50,7 @@ DRAFTER_FLOORS = (
     {"target"},
     {"base"},
     {"autoregressive", "registry", "shared"},
-    {"from_outputs", "from_text"},
+    {"from_outputs", "from_text", "guessers"},
     {"combined", "from_draft"},
     {"from_target"},
 )

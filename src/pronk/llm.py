@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast, overload
@@ -15,6 +14,7 @@ from pronk.cache.budget import KVBudget
 from pronk.checks import check_choice, check_integer
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, Guesser, Target, make_drafter
+from pronk.drafters.guessers import Guessers
 from pronk.engine.engine import Engine
 from pronk.engine.intake import Intake
 from pronk.engine.request import Request
@@ -28,8 +28,6 @@ from pronk.text.tokenizer import Tokenizer
 __all__ = ["LLM"]
 
 Prompt = str | list[int]
-
-_GUESSERS = 64
 
 
 class LLM:
@@ -116,9 +114,7 @@ class LLM:
             folder=self.path,
         )
         self.intake = Intake(self.config, self.tokenizer, decoder.kernels)
-        # Those asked for lately keep their models and what they remember; without the model, which a method would hold.
-        self._bind = lru_cache(_GUESSERS)(partial(_bind, self.engine.target))
-        self.meet(self.drafter)
+        self._guessers = Guessers(self.engine.target, self.drafter)
 
     @property
     def exact(self) -> bool:
@@ -254,28 +250,15 @@ class LLM:
         """The guesser of this model by a drafter's options: its own model loaded, if it has one.
 
         :meth:`generate` and its like do this by themselves; it is for those who ask a drafter directly, or want to hear
-        early of a mistake in its options. ``None`` is the drafter given at loading. Equal drafters have one guesser
-        and one memory; of more than 64 different ones those asked for longest ago are forgotten.
+        early of a mistake in its options. ``None`` is the drafter given at loading, whose guesser stays for as long as
+        the model. Equal drafters have one guesser and one memory, until the folder of a model of theirs is written
+        again; of more than 64 others, or 4 with models, those asked for longest ago are forgotten.
 
         Raises:
             OptionError: no such drafter or option, or it does not go with this model.
             CheckpointError: its own model cannot be loaded.
         """
-        drafter = self.drafter if spec is None else spec
-        if isinstance(drafter, Guesser):
-            return drafter.bind(self.engine.target)
-        if not isinstance(drafter, Hashable):
-            msg = f"drafter: expected one that can be hashed, as a frozen dataclass can, found {type(drafter).__name__}"
-            raise OptionError(msg)
-        with self.engine.lock:
-            return self._bind(_parse(drafter) if isinstance(drafter, str) else drafter)
-
-
-_parse = lru_cache(256)(make_drafter)
-
-
-def _bind(target: Target, drafter: Drafter) -> Guesser[Any]:
-    return drafter.bind(target)
+        return self._guessers.own if spec is None else self._guessers.of(spec)
 
 
 def _bundled() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -38,6 +38,7 @@ from pronk.bench.records import (
 from pronk.bench.run import PeerOptions, Plan
 from pronk.bench.summary import summarize
 from pronk.choosing.params import SamplingParams
+from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError, OptionError
 from pronk.llm import LLM
 
@@ -146,6 +147,19 @@ def test_the_time_of_a_batch_is_shared() -> None:
     assert max(s.total_seconds for s in done) <= whole
     assert max(s.total_seconds for s in done) > 0.5 * whole  # they ran side by side
     assert [list(s.tokens) for s in done] == [llm.generate(i.ids, i.params, drafter=PLAIN).token_ids for i in items]
+
+
+def test_a_drafter_that_raises_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests go on without guesses; their times would be taken for its own."""
+
+    def propose(self: PromptLookup, contexts: Sequence[Any]) -> None:
+        raise ValueError("no\nguess")
+
+    monkeypatch.setattr(PromptLookup, "propose", propose)
+    trace = measured(plan("prompt_lookup"))
+    errors = {(sample.method, sample.error) for sample in of(trace, Sample)}
+    found = "found that it raised (ValueError: no guess); nothing was measured"
+    assert errors == {(PLAIN, None), ("prompt_lookup", f"drafter: expected guesses to the end, {found}")}
 
 
 def test_a_batch_gives_the_same_tokens() -> None:

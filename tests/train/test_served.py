@@ -8,6 +8,8 @@ import pytest
 from pronk import LLM, SamplingParams
 from pronk.choosing.noise import derive_seed
 from pronk.drafters import make_drafter
+from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.errors import PronkError
 from pronk.train.export import export_model
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
@@ -64,6 +66,17 @@ def test_figures_are_those_of_the_engine(
     assert {each: figures[f"{name} {each}"] for each in expected} == pytest.approx(expected)
     assert len(figures) == 2 * len(expected)
     assert 0 < expected["alpha"] < 1
+
+
+def test_a_drafter_that_raises_has_no_figures(
+    teacher: Teacher, draft_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: ModelGuesser, contexts: object, stop: object = None) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(ModelGuesser, "chains", fail)
+    with pytest.raises(PronkError, match=r"to the end, found that it raised \(RuntimeError"):
+        measure(teacher.llm, spec(teacher.folder, 3), held_out_prompts(draft_data)[:2], 8)
 
 
 def test_where_time_is_short_a_few_prompts_are_continued(

@@ -58,7 +58,11 @@ class Drafting(Method):
         self._guessers: dict[tuple[float, int], Guesser[Any]] = {}
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Time the whole call; a batch's time is shared by its prompts."""
+        """Time the whole call; a batch's time is shared by its prompts.
+
+        Raises:
+            PronkError: the drafter has raised for one of them, which cost all of them time.
+        """
         memory = (items[0].sample.temperature, items[0].sample.repeat)
         if memory not in self._guessers:
             self._guessers[memory] = make_drafter(self.name).bind(self._llm.target)
@@ -68,6 +72,8 @@ class Drafting(Method):
         completions = self._llm.generate(prompts, params, drafter=self._guessers[memory])
         seconds = (perf_counter() - began) / len(items)
         peak = self._peak.read()
+        for out in completions:
+            out.stats.check_guesser()
         return [
             replace(
                 item.sample,

@@ -24,7 +24,7 @@ from pronk.errors import OptionError
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
-__all__ = ["DraftContext", "Drafter", "Guesser", "Needs", "Outcome"]
+__all__ = ["DraftContext", "Drafter", "Guesser", "Needs", "Outcome", "guesser_of"]
 
 State = TypeVar("State")
 
@@ -134,10 +134,12 @@ class Guesser(Drafter, Generic[State]):
     Attributes:
         needs: what it reads of the target's passes.
         target: the model that it was bound to; ``None`` if it goes with any.
+        models: what it holds of :meth:`~pronk.drafters.target.Target.share`, its parts' included.
     """
 
     needs: Needs = Needs()
     target: Target | None = None
+    models: tuple[object, ...] = ()
 
     def bind(self, target: Target) -> Self:
         """Itself.
@@ -168,3 +170,17 @@ class Guesser(Drafter, Generic[State]):
 
     def stop(self, state: State) -> None:
         """The request has ended; give back what its state holds."""
+
+
+def guesser_of(drafter: Drafter, target: Target) -> Guesser[Any]:
+    """What a drafter's ``bind`` gives, whoever wrote it.
+
+    Raises:
+        OptionError: it is no guesser; others are those of ``bind``.
+    """
+    found: object = drafter.bind(target)
+    if not isinstance(found, Guesser):
+        name = getattr(drafter, "name", type(drafter).__name__)
+        msg = f"drafter {name}: expected a Guesser of its bind, found {type(found).__name__}; return one there"
+        raise OptionError(msg)
+    return found

@@ -90,7 +90,8 @@ def _known(spec: Any) -> Drafter:
     from pronk.drafters.base import Drafter  # noqa: PLC0415 - it needs torch, and names do not
 
     if not isinstance(spec, Drafter):
-        msg = f"drafter: expected a name or a drafter, found {spec!r}"
+        found = f"the class {spec.__name__}" if isinstance(spec, type) else " ".join(repr(spec).split())[:60]
+        msg = f'drafter: expected a name or a drafter, found {found}; write "suffix" or Suffix(), say'
         raise OptionError(msg)
     return spec
 

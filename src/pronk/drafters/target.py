@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache
@@ -32,7 +34,9 @@ class Target:
         tokenizer: its tokenizer, or ``None`` where nobody knows what the ids mean.
         budget: the memory for keys and values, which draft models share, or ``None`` where nobody counts it.
         folder: its checkpoint, or ``None``.
+        lock: held while its cache is changed, which is in use while requests are decoded.
         drafts: the draft models and trained drafters at work beside it, by folder and kind; see :meth:`share`.
+        written: where each of these is from, and when that was written.
     """
 
     decoder: Decoder
@@ -40,8 +44,12 @@ class Target:
     tokenizer: Tokenizer | None = None
     budget: KVBudget | None = None
     folder: Path | None = None
+    lock: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
     drafts: WeakValueDictionary[tuple[str, ...], Any] = field(
         default_factory=WeakValueDictionary, repr=False, compare=False
+    )
+    written: WeakKeyDictionary[Any, tuple[Path, int]] = field(
+        default_factory=WeakKeyDictionary, repr=False, compare=False
     )
 
     @property
@@ -57,14 +65,21 @@ class Target:
     def share(self, folder: Path, *kind: str, make: Callable[[], Model]) -> Model:
         """What is at work beside the target from this folder: made once, for all drafters that name it.
 
-        ``kind`` tells apart what can be made of one folder. A folder that was written again is another one.
+        ``kind`` tells apart what can be made of one folder. A folder that was written again is another one. Nothing is
+        held here: it is gone when all of them are (see :class:`~pronk.drafters.guessers.Guessers`).
         """
-        stamp = max((file.stat().st_mtime_ns for file in folder.glob("*.safetensors")), default=0)
+        stamp = _stamp(folder)
         key = (f"{folder}@{stamp}", *kind)
         found: Model | None = self.drafts.get(key)
         if found is None:
             found = self.drafts[key] = make()
+            self.written[found] = folder, stamp
         return found
+
+    def current(self, model: object) -> bool:
+        """Whether :meth:`share` would give this again; where its folder is gone, there is nothing newer."""
+        folder, stamp = self.written.get(model, (None, 0))
+        return folder is None or _stamp(folder) in {0, stamp}
 
     def keep_hidden(self, layer: int, owner: object) -> None:
         """Let ``cache`` keep the output of layer number ``layer`` (1 is the first) for every token from now on.
@@ -74,7 +89,13 @@ class Target:
         Raises:
             OptionError: there is no memory for it, or requests are being decoded that would have to give some up.
         """
-        if self.budget is None:
-            self.cache.keep_hidden(layer, owner)
-        else:
-            self.budget.keep_hidden(self.cache, layer, owner)
+        with self.lock:
+            if self.budget is None:
+                self.cache.keep_hidden(layer, owner)
+            else:
+                self.budget.keep_hidden(self.cache, layer, owner)
+
+
+def _stamp(folder: Path) -> int:
+    """When weights were last written there; 0 if there are none."""
+    return max((file.stat().st_mtime_ns for file in folder.glob("*.safetensors")), default=0)

@@ -64,8 +64,8 @@ class Engine:
         self.scheduler = Scheduler(cache, decoder.config.window, max_batch, prefill_chunk, max_tree)
         self.proposing = Proposing(self.runner, max_tree, budget=budget)
         self.settling = Settling(cache)
-        self.target = Target(decoder, cache, tokenizer, kv_budget, folder)
         self.lock = RLock()
+        self.target = Target(decoder, cache, tokenizer, kv_budget, folder, self.lock)
         self._stepping = False
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pronk.architecture.config import ModelConfig
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.noise import derive_seed, fresh_seed
 from pronk.choosing.params import SamplingParams
+from pronk.choosing.processors import Processor
 from pronk.drafters.base import Guesser
 from pronk.engine.request import Request
 from pronk.errors import OptionError, PromptError
@@ -56,16 +57,25 @@ class Intake:
             raise PromptError(msg)
         return ids
 
-    def samples(self, prompt: Sequence[int], params: SamplingParams, guesser: Guesser[Any]) -> list[Request]:
+    def samples(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        guesser: Guesser[Any],
+        *,
+        processors: Callable[[], Sequence[Processor]] = tuple,
+    ) -> list[Request]:
         """The ``params.n`` samples of one prompt; the later ones start from the first one's cache.
+
+        ``processors`` makes those of one sample (see :meth:`request`), as each follows its own text.
 
         Raises:
             OptionError: an option that does not fit the model or the prompt.
         """
         seed = fresh_seed() if params.seed is None else params.seed
-        first = self.request(prompt, params, guesser, seed=seed)
+        first = self.request(prompt, params, guesser, seed=seed, processors=processors())
         rest = [
-            self.request(prompt, params, guesser, seed=derive_seed(seed, sample), parent=first)
+            self.request(prompt, params, guesser, seed=derive_seed(seed, sample), parent=first, processors=processors())
             for sample in range(1, params.n)
         ]
         return [first, *rest]
@@ -80,6 +90,7 @@ class Intake:
         output: Sequence[int] = (),
         parent: Request | None = None,
         chooser: type[Chooser] = Chooser,
+        processors: Sequence[Processor] = (),
     ) -> Request:
         """One request.
 
@@ -91,6 +102,8 @@ class Intake:
             output: tokens after the prompt that are certain already.
             parent: a request of the same prompt, whose cache this one may start from while it runs.
             chooser: who chooses.
+            processors: what changes the logits after the options have; of this request alone, and told of the tokens
+                after ``prompt`` and ``output``.
 
         Raises:
             OptionError: an option that does not fit the model or the prompt.
@@ -106,6 +119,7 @@ class Intake:
             ends=sorted(ends),
             bad_words=self._bad_words(params),
             kernels=self.kernels,
+            processors=processors,
         )
         text = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
         return Request(prompt, tokens, params, seed, guesser, own, text, ends, parent)

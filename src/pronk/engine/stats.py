@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pronk.errors import PronkError
 from pronk.tree import TokenTree
 
 __all__ = ["Source", "Stats", "Step"]
@@ -83,6 +84,17 @@ class Stats:
                 name = tree.origin[node][0]
                 drafted, taken = self.sources.get(name, Source(0, 0))
                 self.sources[name] = Source(drafted + 1, taken + (node in accepted))
+
+    def check_guesser(self) -> None:
+        """For whoever measures guesses: those of a request that went on without them say nothing of the drafter.
+
+        Raises:
+            PronkError: it has raised.
+        """
+        if self.draft_error is not None:
+            found = " ".join(self.draft_error.split())
+            msg = f"drafter: expected guesses to the end, found that it raised ({found}); nothing was measured"
+            raise PronkError(msg)
 
     @property
     def target_steps(self) -> int:

@@ -38,6 +38,9 @@ def measure(
         prompts: what to continue, at least one, and each shorter than the context.
         max_tokens: tokens after each prompt.
         seconds: as many prompts are continued as they allow, at least a few.
+
+    Raises:
+        PronkError: the drafter cannot be loaded, or has raised.
     """
     drafter = make_drafter(spec).bind(llm.target)  # its files anew: they may have been written again
     figures: dict[str, float] = {}
@@ -56,6 +59,8 @@ def measure(
             for start in within(seconds / len(_NAMES), range(0, len(prompts), size))
             for each in llm.generate(list(prompts[start : start + size]), params[start : start + size], drafter=drafter)
         ]
+        for each in stats:
+            each.check_guesser()
         all_ = Stats(
             generated_tokens=sum(each.generated_tokens for each in stats),
             steps=[step for each in stats for step in each.steps],

@@ -17,7 +17,7 @@ from models import make_engine, tiny_decoder
 from pronk.cache.paged import PagedCache
 from pronk.choosing.params import SamplingParams
 from pronk.commands.main import main
-from pronk.drafters import Guesser, Suffix, make_drafter
+from pronk.drafters import Guesser, make_drafter
 from pronk.drafters.from_draft.draft_model import ModelGuesser
 from pronk.errors import CheckpointError, OptionError
 from pronk.llm import LLM
@@ -149,19 +149,6 @@ def test_a_draft_s_memory_serves_another_one_when_it_has_gone(model: str, checkp
         del drafter, live
         gc.collect()
     assert not llm.engine.target.drafts
-
-
-def test_a_model_forgets_the_drafts_that_were_asked_for_longest_ago(model: str, draft: str) -> None:
-    llm = LLM(model, drafter="autoregressive", threads=1)
-    want = llm.generate(PROMPT, PARAMS).token_ids
-    for _ in range(2):
-        assert llm.generate(PROMPT, PARAMS, drafter=draft).token_ids == want
-        assert len(llm.engine.target.drafts) == 1
-        for num_nodes in range(1, 65):
-            assert len(llm.engine.target.drafts) == 1
-            llm.meet(Suffix(num_nodes=num_nodes))
-        gc.collect()
-        assert not llm.engine.target.drafts
 
 
 def test_what_is_no_model_is_refused(model: str, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import chain as joined
 from typing import Any
@@ -164,6 +165,36 @@ def test_a_smaller_drafter_that_is_right_saves_passes() -> None:
     wide = {"width": 1, "num_nodes": 16, "breadth": 4}
     assert passes_with(TWIN, **wide) < 0.8 * passes_with("autoregressive", **wide)
     assert passes_with("autoregressive", width=8) < 0.8 * passes_with("autoregressive", width=1)
+
+
+class Counted(list[int]):
+    """A text that counts the tokens that are read of it."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.read += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.read += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER)
+def test_of_a_long_text_the_end_is_read(smaller: str) -> None:
+    """However many passes of the draft a tree takes, each of which asks the smaller drafter about a longer text."""
+    drafter, tokens = bound(f"staged({MODEL}, {smaller}, width=1, num_nodes=12)"), [*range(20)] * 120
+    state = drafter.start(tokens)
+    drafter.propose([context(drafter, tokens, state=state)])
+    tokens += [5]
+    asked = context(drafter, tokens, state=state)
+    text = Counted(tokens)
+    (tree,) = drafter.propose([replace(asked, tokens=text)])
+    assert 0 < text.read < len(text)
+    (want,) = bound(f"staged({MODEL}, autoregressive, num_nodes=12)").propose([context(drafter, tokens)])
+    assert paths(tree) == paths(want)
 
 
 def test_what_was_accepted_is_not_run_again() -> None:

@@ -121,6 +121,45 @@ def test_all_parts_meet_the_target_hear_and_stop(kind: type[FirstOf | Merged]) -
         assert part.calls[-1] == f"stop {request.tokens}"
 
 
+@dataclass(frozen=True)
+class Fails(Says):
+    """Raises in a verb, each time with its own words."""
+
+    name = "fails"
+
+    verb: str = ""
+    words: str = ""
+
+    def start(self, prompt: Sequence[int]) -> list[int]:
+        if self.verb == "start":
+            raise RuntimeError(self.words)
+        return super().start(prompt)
+
+    def stop(self, state: list[int]) -> None:
+        super().stop(state)
+        if self.verb != "start":
+            raise RuntimeError(self.words)
+
+
+@pytest.mark.parametrize("kind", [FirstOf, Merged])
+def test_every_part_stops_whatever_others_raise(kind: type[FirstOf | Merged]) -> None:
+    parts = (Says(), Fails(words="first"), Says(), Fails(words="second"), Says())
+    drafter = met(kind(parts))
+    with pytest.raises(RuntimeError, match="first"):
+        drafter.stop(drafter.start([9]))
+    assert all(part.calls == ["bind", "stop [9]"] for part in parts)
+
+
+@pytest.mark.parametrize("kind", [FirstOf, Merged])
+def test_parts_that_have_started_stop_where_another_one_cannot(kind: type[FirstOf | Merged]) -> None:
+    begun, inner = (Says(), Fails(words="stop")), (Says(), Fails(verb="start", words="start"), Says())
+    drafter = met(kind((*begun, FirstOf(inner), Says())))
+    with pytest.raises(RuntimeError, match="start"):
+        drafter.start([9])
+    assert all(part.calls == ["bind", "stop [9]"] for part in (*begun, inner[0]))
+    assert all(part.calls == ["bind"] for part in (*inner[1:], drafter.parts[-1]))
+
+
 def test_needs_are_those_of_all_parts() -> None:
     @dataclass(frozen=True)
     class Hidden(Says):

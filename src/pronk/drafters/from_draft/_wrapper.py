@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
-from pronk.drafters.base import DraftContext, Outcome
+from pronk.drafters.base import DraftContext, Outcome, guesser_of
 from pronk.drafters.from_draft.draft_model import DraftModel
 from pronk.drafters.shared.chain import ChainDrafter, ChainGuesser
 from pronk.drafters.target import Target
@@ -58,6 +58,21 @@ class Wrapper(ChainDrafter):
         """The drafter within."""
         return self.parts[0]
 
+    def bind_inner(self, target: Target) -> ChainGuesser[Any]:
+        """What guesses within.
+
+        Raises:
+            OptionError: it does not guess token after token; others are those of its ``bind``.
+        """
+        found = guesser_of(self.inner, target)
+        if not isinstance(found, ChainGuesser):
+            msg = (
+                f"drafter {self.inner.name}: expected a ChainGuesser of its bind, found {type(found).__name__}; "
+                f"return one there, or leave out {self.name}"
+            )
+            raise OptionError(msg)
+        return found
+
 
 class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
     """A guesser around one that guesses token after token.
@@ -65,11 +80,12 @@ class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
     Attributes:
         inner: that one.
         needs: what it reads.
+        models: of that one.
     """
 
     def __init__(self, inner: ChainGuesser[Any]) -> None:
         self.inner = inner
-        self.needs = inner.needs
+        self.needs, self.models = inner.needs, inner.models
 
     def bind(self, target: Target) -> Self:
         """Itself; errors are those of the guesser within."""

@@ -83,7 +83,7 @@ class Cape(Wrapper):
 
     def bind(self, target: Target) -> CapeGuesser:
         """What expands the chains of the drafter within."""
-        return CapeGuesser(self, self.inner.bind(target))
+        return CapeGuesser(self, self.bind_inner(target))
 
 
 class CapeGuesser(WrapperGuesser[Calibration]):

@@ -73,7 +73,7 @@ class ModelGuesser(PacedGuesser[DraftLane]):
 
     def __init__(self, options: ModelDrafter, draft: Draft, target: Target) -> None:
         super().__init__(options)
-        self.draft, self.target = draft, target
+        self.draft, self.target, self.models = draft, target, (draft,)
 
     def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""

@@ -25,12 +25,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pronk.checks import check_integer
-from pronk.drafters.base import DraftContext, Drafter, Guesser
+from pronk.drafters.base import DraftContext, Drafter, Guesser, guesser_of
 from pronk.drafters.from_draft._branches import Branches, compute, model_context
 from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelGuesser
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
+from pronk.drafters.shared.longer import Longer
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
@@ -176,7 +177,7 @@ class Staged(Composite):
         model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
         smaller = rest[0] if rest else PromptLookup()
-        return StagedGuesser(self, model.bind(target), smaller.bind(target))
+        return StagedGuesser(self, model.bind(target), guesser_of(smaller, target))
 
 
 class StagedGuesser(CompositeGuesser):
@@ -233,7 +234,7 @@ class StagedGuesser(CompositeGuesser):
             replace(
                 context,
                 state=context.state[1],
-                tokens=[*context.tokens, *path],
+                tokens=Longer(context.tokens, path),
                 max_depth=growth.depth - len(path) - 1,
                 max_nodes=self.options.lead,
                 thrifty=False,

@@ -87,7 +87,7 @@ class Threshold(Wrapper):
 
     def bind(self, target: Target) -> ThresholdGuesser:
         """What guesses for the drafter within, by a threshold."""
-        return ThresholdGuesser(self, self.inner.bind(target))
+        return ThresholdGuesser(self, self.bind_inner(target))
 
 
 class ThresholdGuesser(WrapperGuesser[_Limit]):

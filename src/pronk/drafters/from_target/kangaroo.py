@@ -81,7 +81,7 @@ class KangarooGuesser(PacedGuesser[SideLane]):
 
     def __init__(self, options: Kangaroo, early_exit: EarlyExit) -> None:
         super().__init__(options)
-        self.exit, self.target = early_exit, early_exit.target
+        self.exit, self.target, self.models = early_exit, early_exit.target, (early_exit,)
 
     def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""

@@ -171,7 +171,7 @@ class MedusaGuesser(Guesser[MedusaState]):
     name = Medusa.name
 
     def __init__(self, options: Medusa, loaded: _Loaded, target: Target) -> None:
-        self.options, self.loaded, self.target = options, loaded, target
+        self.options, self.loaded, self.target, self.models = options, loaded, target, (loaded.heads,)
         self.needs = Needs(hidden=(loaded.decoder.config.num_layers,))
 
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - its last hidden state comes with its pass

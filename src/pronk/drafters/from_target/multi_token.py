@@ -184,7 +184,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
     name = MultiToken.name
 
     def __init__(self, options: MultiToken, loaded: _Heads) -> None:
-        self.options, self.loaded, self.target = options, loaded, loaded.target
+        self.options, self.loaded, self.target, self.models = options, loaded, loaded.target, (loaded,)
 
     @property
     def source(self) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
+from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome, guesser_of
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
@@ -34,7 +35,22 @@ class Composite(Drafter):
 
     def bind_parts(self, target: Target) -> tuple[Guesser[Any], ...]:
         """What guesses for each part."""
-        return tuple(part.bind(target) for part in self.parts)
+        return tuple(guesser_of(part, target) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Stops a part at the end of a stack, where an error that is there already goes on."""
+
+    part: Guesser[Any]
+    state: Any
+
+    def __call__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            self.part.stop(self.state)
+        except Exception:
+            if error is None:
+                raise
 
 
 class CompositeGuesser(Guesser[Parts]):
@@ -43,6 +59,7 @@ class CompositeGuesser(Guesser[Parts]):
     Attributes:
         parts: in order of precedence.
         needs: what any of them reads.
+        models: of all of them.
     """
 
     def __init__(self, parts: Sequence[Guesser[Any]]) -> None:
@@ -50,6 +67,7 @@ class CompositeGuesser(Guesser[Parts]):
         wants = [part.needs for part in self.parts]
         hidden = tuple(sorted({layer for want in wants for layer in want.hidden}))
         self.needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
+        self.models = tuple(model for part in self.parts for model in part.models)
 
     def bind(self, target: Target) -> Self:
         """Itself; errors are those of its parts."""
@@ -58,8 +76,14 @@ class CompositeGuesser(Guesser[Parts]):
         return self
 
     def start(self, prompt: Sequence[int]) -> Parts:
-        """Every part's state."""
-        return tuple(part.start(prompt) for part in self.parts)
+        """Every part's state; if one part raises, those before it are stopped."""
+        with ExitStack() as started:
+            states: list[Any] = []
+            for part in self.parts:
+                states.append(part.start(prompt))
+                started.push(_Stop(part, states[-1]))
+            started.pop_all()
+        return tuple(states)
 
     def observe(self, outcome: Outcome[Parts]) -> None:
         """Every part hears what the target said, of the others' guesses too."""
@@ -67,9 +91,10 @@ class CompositeGuesser(Guesser[Parts]):
             part.observe(replace(outcome, state=own))
 
     def stop(self, state: Parts) -> None:
-        """Every part's state goes."""
-        for part, own in zip(self.parts, state, strict=True):
-            part.stop(own)
+        """Every part's state goes, whatever others raise; of several errors it is the first."""
+        with ExitStack() as stops:
+            for part, own in reversed([*zip(self.parts, state, strict=True)]):
+                stops.push(_Stop(part, own))
 
     def proposals(self, contexts: Sequence[DraftContext[Parts]]) -> Iterator[list[TokenTree]]:
         """What each part proposes for all contexts, one part after the other, as they are asked for."""

@@ -209,7 +209,8 @@ def open_pool(
     if dtype is None:
         dtype, kernels = beside.dtype, beside.kernels
     if target.budget is not None:
-        return target.budget.add(config, dtype, kernels)
+        with target.lock:  # the others shrink
+            return target.budget.add(config, dtype, kernels)
     return PagedCache(
         config,
         num_blocks=beside.allocator.num_blocks,
