@@ -35,6 +35,7 @@ _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf1
 _X86 = {
     "isa_avx2": ["-mavx2", "-mfma", "-mf16c"],
     "isa_avx512": _AVX512,
+    "isa_vnni": [*_AVX512, "-mavx512vnni"],
     "isa_avx512_bf16": [*_AVX512, "-mavx512bf16"],
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }

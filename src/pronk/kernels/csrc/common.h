@@ -44,11 +44,14 @@ struct Segment {
   int32_t first_row, rows;
 };
 
+struct Coded;
+
 struct State {
   const pronk_op* ops;
   int64_t count;
   const pronk_pass* pass;
   bool narrow;            // activations between operations are bf16
+  const Coded* coded;     // products of weights of 8 and 4 bits
   Row* row;
   Segment* segment;
   int32_t* path;
@@ -76,6 +79,28 @@ struct Tiles {
   TileFunction by_rows[MOST_TILE_ROWS + 1][3];
 };
 
+// A tile of rows for weights of 8 or 4 bits, and one or several blocks of these; see quantized.inc.
+struct CodedTile {
+  const uint8_t* weights;
+  int64_t block, line, group;   // bytes of a block and of a group's line, weights of a group
+  const int32_t* codes;         // [k / 4][rows]: four codes of a row
+  const float* scale;           // [groups][rows]
+  const float* total;           // with minima, [groups][rows]: scale times the sum of the codes
+  const int32_t* start;         // without, [groups][rows]: minus the sum of the codes times what weights are counted from
+};
+
+// Over groups `from` to `to`; see TileFunction.
+typedef void (*CodedFunction)(const CodedTile* tile, float* c, int64_t ldc, int64_t from, int64_t to, bool more);
+
+struct CodedTiles {
+  CodedFunction by_rows[MOST_TILE_ROWS + 1][3];
+};
+
+struct Coded {
+  int sums;                     // rows times blocks of a tile
+  CodedTiles tiles[2][2];       // of 8 and 4 bits, without and with minima
+};
+
 struct Choices {
   int32_t (*choose)(const float* logits, int64_t n, float temperature, uint64_t key);
   int32_t (*guess)(const float* logits, int64_t n, float temperature, const uint64_t* key, float* scores,
@@ -84,6 +109,7 @@ struct Choices {
 
 struct Table {
   void (*execute)(State* state, int thread, int threads);
+  const Coded* coded;
   const Choices* choices;
   bool narrow;            // whether bf16 products take bf16 activations
 };
@@ -92,16 +118,25 @@ extern const Table table_portable;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const Table table_avx2, table_avx512, table_avx512_bf16, table_amx;
 // By the type of the weights; the sets above AVX-512 use them for all types but bf16.
-extern const Tiles tiles_avx512[4];
+extern const Tiles tiles_avx512[3];
+extern const Coded coded_avx512, coded_vnni;
 extern const Choices choices_avx512;
 #endif
 
-// Bytes of a key panel or a row of a pool.
-inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
+// Bytes of a number of a pool, or of weights.
+inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : 2; }
+inline bool is_coded(const pronk_weights* w) { return w->type == PRONK_Q8 || w->type == PRONK_Q4; }
+// Bytes of a group of 16 outputs, and of a row of its input.
+inline int64_t coded_line(const pronk_weights* w) {
+  return (w->minima ? 128 : 64) + (int64_t)w->group * (w->type == PRONK_Q4 ? 8 : 16);
+}
+inline int64_t coded_row(const pronk_weights* w) { return w->kp + w->kp / w->group * 8; }
 // Elements of 16 keys.
 inline int64_t panel_size(int type, int64_t head_dim) {
   return type == PRONK_F32 ? head_dim * 16 : (head_dim + 1) / 2 * 32;
 }
+// One output's weights.
+void unpack_row(const pronk_weights* w, int64_t row, float* out);
 // Bytes of scratch that a thread needs.
 int64_t scratch_size(const pronk_op* ops, int64_t count, const pronk_pass* pass, int64_t input, int64_t nodes);
 

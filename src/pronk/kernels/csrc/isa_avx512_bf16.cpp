@@ -13,8 +13,9 @@
 namespace pronk {
 namespace {
 const bool NARROW = true;
+constexpr int CODED_SUMS = 12;
 constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, QUERIES = FEW_TILES(12);
 #include "kernels.inc"
 }  // namespace
-const Table table_avx512_bf16 = {execute, &choices_avx512, NARROW};
+const Table table_avx512_bf16 = {execute, &coded_avx512, &choices_avx512, NARROW};
 }  // namespace pronk

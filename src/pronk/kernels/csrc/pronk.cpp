@@ -51,8 +51,16 @@ int detect() {
   if (!(r[0] >> 5 & 1)) return PRONK_AVX512;
   return tiles && amx_allowed() ? PRONK_AMX : PRONK_AVX512_BF16;
 }
+
+// Whether a processor with AVX-512 has its 8-bit dot product.
+bool has_vnni() {
+  uint32_t r[4];
+  cpuid(7, 0, r);
+  return r[2] >> 11 & 1;
+}
 #else
 int detect() { return PRONK_PORTABLE; }
+bool has_vnni() { return false; }
 #endif
 
 const Table* table(int isa) {
@@ -65,6 +73,14 @@ const Table* table(int isa) {
 #endif
     default: return &table_portable;
   }
+}
+
+const Coded* coded(int isa) {
+#if defined(__x86_64__) || defined(_M_X64)
+  static const bool vnni = has_vnni();
+  if (isa >= PRONK_AVX512 && vnni) return &coded_vnni;
+#endif
+  return table(isa)->coded;
 }
 
 // Memory that is kept between passes and only grows.
@@ -107,11 +123,11 @@ int64_t widest(const pronk_op* ops, int64_t count, int buffer) {
 }
 
 // Of the longest row that is multiplied.
-int64_t widest_input(const pronk_op* ops, int64_t count) {
+int64_t widest_input(const pronk_op* ops, int64_t count, int64_t hidden) {
   int64_t width = 0;
   for (int64_t i = 0; i < count; i++)
     if (ops[i].w && ops[i].w->k > width) width = ops[i].w->k;
-  return row_stride(width);
+  return row_stride(width > hidden ? width : hidden);
 }
 
 int64_t query_width(const pronk_op* ops, int64_t count) {
@@ -177,6 +193,16 @@ bool beside_is_held(const pronk_pass* pass, const pronk_op* op) {
   return true;
 }
 
+float coded_weight(const pronk_weights* w, int64_t block, int64_t lane, int64_t k) {
+  const char* line = (const char*)w->data + (block * (w->kp / w->group) + k / w->group) * coded_line(w);
+  const uint8_t* codes = (const uint8_t*)line + (w->minima ? 128 : 64) + lane * 4;
+  float scale = ((const float*)line)[lane];
+  k %= w->group;
+  int32_t code = w->type == PRONK_Q8 ? codes[k / 4 * 64 + k % 4] : codes[k / 8 * 64 + k % 4] >> (k & 4) & 15;
+  if (!w->minima) return scale * (float)(code - (w->type == PRONK_Q8 ? 128 : 8));
+  return scale * (float)code + ((const float*)line)[16 + lane];
+}
+
 struct Job {
   State* state;
   const Table* table;
@@ -218,7 +244,7 @@ int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted;
   if (rows > CHUNK_ROWS + MOST_TILE_ROWS) rows = CHUNK_ROWS + MOST_TILE_ROWS;
-  int64_t products = 2 * width + MOST_TILE_ROWS * (width + input) + rows * heads * 16;
+  int64_t products = 2 * width + input + MOST_TILE_ROWS * 2 * input + rows * heads * 16;
   int64_t attention = MOST_QUERIES * (2 * dims + 2 * KEYS + round_up(nodes + KEYS, KEYS) + KEYS);
   return round_up((products > attention ? products : attention) * 4, 256) + 256;
 }
@@ -246,7 +272,7 @@ struct Pack {
   const void* source;
   int64_t stride;
   void* data;
-  float* scale;
+  const float *scale, *minimum;
 };
 
 // The first source row of a block, and how many rows it has.
@@ -265,20 +291,11 @@ int64_t block_rows(const pronk_weights* w, int64_t block, int64_t* count) {
   return first;
 }
 
-float largest(const pronk_weights* w, const float* row) {
-  float most = 1e-30f;
-  for (int64_t k = 0; k < w->k; k++) most = __builtin_fabsf(row[k]) > most ? __builtin_fabsf(row[k]) : most;
-  return most;
-}
-
 void pack_part(void* argument, int thread, int threads) {
   const Pack* p = (const Pack*)argument;
   const pronk_weights* w = p->w;
   for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
     int64_t count, first = block_rows(w, b, &count);
-    if (w->type == PRONK_I8)
-      for (int64_t i = 0; i < count; i++)
-        p->scale[b * 16 + i] = largest(w, (const float*)p->source + (first + i) * p->stride) / 127.0f;
     for (int64_t k0 = 0; k0 < w->k; k0 += 64) {
       int64_t k1 = k0 + 64 < w->k ? k0 + 64 : w->k;
       for (int64_t i = 0; i < count; i++) {
@@ -291,30 +308,59 @@ void pack_part(void* argument, int thread, int threads) {
           const uint16_t* from = (const uint16_t*)p->source + at;
           uint16_t* to = (uint16_t*)p->data + b * w->k * 16;
           for (int64_t k = k0; k < k1; k++) to[k * 16 + i] = from[k];
-        } else if (w->type == PRONK_F32) {
+        } else {
           const float* from = (const float*)p->source + at;
           float* to = (float*)p->data + b * w->k * 16;
           for (int64_t k = k0; k < k1; k++) to[k * 16 + i] = from[k];
-        } else {
-          const float* from = (const float*)p->source + at;
-          int8_t* to = (int8_t*)p->data + b * w->k * 16;
-          float scale = p->scale[b * 16 + i];
-          for (int64_t k = k0; k < k1; k++) to[k * 16 + i] = (int8_t)__builtin_rintf(from[k] / scale);
         }
+      }
+    }
+  }
+}
+
+void pack_codes_part(void* argument, int thread, int threads) {
+  const Pack* p = (const Pack*)argument;
+  const pronk_weights* w = p->w;
+  int64_t line = coded_line(w), groups = w->kp / w->group, head = w->minima ? 128 : 64;
+  for (int64_t b = w->blocks * thread / threads; b < w->blocks * (thread + 1) / threads; b++) {
+    int64_t count, first = block_rows(w, b, &count);
+    for (int64_t g = 0; g < groups; g++) {
+      char* to = (char*)p->data + (b * groups + g) * line;
+      for (int64_t i = 0; i < count; i++) {
+        ((float*)to)[i] = p->scale[(first + i) * groups + g];
+        if (w->minima) ((float*)to)[16 + i] = p->minimum[(first + i) * groups + g];
+        const uint8_t* from = (const uint8_t*)p->source + (first + i) * p->stride + g * w->group;
+        uint8_t* q = (uint8_t*)to + head + i * 4;
+        if (w->type == PRONK_Q8)
+          for (int64_t k = 0; k < w->group; k++) q[k / 4 * 64 + k % 4] = from[k];
+        else
+          for (int64_t k = 0; k < w->group; k++)
+            q[k / 8 * 64 + k % 4] = (uint8_t)(q[k / 8 * 64 + k % 4] | (from[k] & 15) << (k & 4));
       }
     }
   }
 }
 }  // namespace
 
-void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, float* scale,
-                int32_t threads) {
-  Pack pack = {w, source, stride, data, scale};
+int64_t pronk_packed_size(const pronk_weights* w) {
+  if (is_coded(w)) return w->blocks * (w->kp / w->group) * coded_line(w);
+  return w->blocks * (w->type == PRONK_BF16 ? w->kp : w->k) * 16 * type_size(w->type);
+}
+
+void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, int32_t threads) {
+  Pack pack = {w, source, stride, data, nullptr, nullptr};
   Entered entered;
   team_run(threads, pack_part, &pack);
 }
 
-void pronk_unpack(const pronk_weights* w, int64_t row, float* out) {
+void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum, void* data,
+                      int32_t threads) {
+  Pack pack = {w, codes, w->kp, data, scale, minimum};
+  Entered entered;
+  team_run(threads, pack_codes_part, &pack);
+}
+
+void pronk::unpack_row(const pronk_weights* w, int64_t row, float* out) {
   int64_t block, lane;
   if (w->gated) {
     int64_t inside = row % w->n;
@@ -331,9 +377,11 @@ void pronk_unpack(const pronk_weights* w, int64_t row, float* out) {
     else if (w->type == PRONK_F32)
       out[k] = ((const float*)w->data)[(block * w->k + k) * 16 + lane];
     else
-      out[k] = (float)((const int8_t*)w->data)[(block * w->k + k) * 16 + lane] * w->scale[block * 16 + lane];
+      out[w->order ? w->order[k] : k] = coded_weight(w, block, lane, k);
   }
 }
+
+void pronk_unpack(const pronk_weights* w, int64_t row, float* out) { unpack_row(w, row, out); }
 
 int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   if (pass->isa < 0 || pass->isa > pronk_detect() || pass->threads < 1) return -2;
@@ -345,8 +393,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
     if (op->head_dim % 2 || op->head_dim > 512 || (op->block_size && op->block_size % 16)) return -2;
     if (op->keys && !op->collected && !(op->cross ? beside_is_held(pass, op) : is_held(pass, op))) return -2;
   }
-  bool narrow = isa->narrow && bf16;
-  if (narrow && other) return -2;
+  bool narrow = isa->narrow && bf16 && !other;
   int64_t nodes = 0, bent = 0;
   for (int64_t i = 0; i < pass->segments; i++) {
     const pronk_segment* g = pass->segment + i;
@@ -359,7 +406,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   }
   int64_t rows = pass->rows > pass->num_wanted ? pass->rows : pass->num_wanted, size = narrow ? 2 : 4;
   int64_t a = widest(ops, count, PRONK_A), b = widest(ops, count, PRONK_B), q = query_width(ops, count);
-  int64_t input = widest_input(ops, count), scratch = scratch_size(ops, count, pass, input, nodes);
+  int64_t input = widest_input(ops, count, pass->hidden), scratch = scratch_size(ops, count, pass, input, nodes);
   int64_t bytes = pass->rows * (int64_t)sizeof(Row) + pass->segments * (int64_t)sizeof(Segment) + count * 4 +
                   bent * 4 + nodes * 12 + rows * (a + b + input) * size + rows * q * 4 + scratch * pass->threads;
   Entered entered;  // the arena is one; passes of several callers take turns
@@ -369,6 +416,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   s.count = count;
   s.pass = pass;
   s.narrow = narrow;
+  s.coded = coded(pass->isa);
   s.row = (Row*)arena.take(pass->rows * (int64_t)sizeof(Row));
   s.segment = (Segment*)arena.take(pass->segments * (int64_t)sizeof(Segment));
   s.path = (int32_t*)arena.take(bent * 4);

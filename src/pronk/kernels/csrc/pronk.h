@@ -12,13 +12,13 @@
 #define PRONK_API extern "C" __attribute__((visibility("default")))
 #endif
 
-#define PRONK_VERSION 2
+#define PRONK_VERSION 3
 
-enum pronk_type { PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_I8 = 3 };
+enum pronk_type { PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_Q8 = 3, PRONK_Q4 = 4 };
 enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
 
 enum pronk_kind {
-  PRONK_EMBED = 0,   // stream = table[token] (+ positions[position])
+  PRONK_EMBED = 0,   // stream = table[token], or row `token` of w (+ positions[position])
   PRONK_LINEAR = 1,  // output = activate(norm(input) W + b), see pronk_op
   PRONK_QKV = 2,     // queries rotated and scaled; keys and values into the cache
   PRONK_ATTEND = 3,  // A = attention of the queries
@@ -30,17 +30,22 @@ enum pronk_norm_kind { PRONK_NO_NORM = 0, PRONK_RMS = 1, PRONK_LAYER = 2 };
 enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRONK_GELU_TANH = 3 };
 
 // A matrix [n, k] in blocks of 16 outputs, the last one of each unit padded with zeros:
-//   f32, f16, i8   [blocks][k][16]
-//   bf16           [blocks][kp / 2][16][2], kp = k rounded up to 32: 16 pairs of k are one AMX tile
+//   f32, f16   [blocks][k][16]
+//   bf16       [blocks][kp / 2][16][2], kp = k rounded up to 32: 16 pairs of k are one AMX tile
+//   q8, q4     [blocks][kp / group] lines, kp = k rounded up to `group`: 16 scales, 16 minima if there are any (float32), and
+//              codes, unsigned: q8 [group / 4][16][4], q4 [group / 8][16][4], k 0-3 in the low halves and 4-7 in the high ones
+// A weight of q8 or q4 is scale * code + minimum, or scale * (code - 128) and scale * (code - 8) without minima.
 typedef struct {
   int32_t type;
   int32_t gated;       // blocks alternate between the gate and what it gates
+  int32_t group;       // of q8, q4: weights that share a scale, a multiple of 8
+  int32_t minima;      // of q8, q4: whether groups have a minimum
   int64_t n, k, kp;    // outputs (of one half, if gated), inputs, padded inputs
   int64_t unit;        // outputs that are padded to whole blocks together (a head), or n
   int64_t blocks;
   const void* data;
-  const float* scale;  // [blocks * 16] for i8, else null
   const float* bias;   // [blocks * 16] or null
+  const int32_t* order;  // of q8, q4: [k] the input that each weight is multiplied with; null: its own
 } pronk_weights;
 
 typedef struct {
@@ -106,9 +111,13 @@ PRONK_API int32_t pronk_version(void);
 PRONK_API void pronk_sizes(int32_t sizes[5]);
 // The highest instruction set that this processor and system have.
 PRONK_API int32_t pronk_detect(void);
-// Pack rows of `source` [rows, k] (type f32, bf16, f16 as w->type; f32 for i8) into w->data, which is zeroed memory.
-PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, float* scale,
-                          int32_t threads);
+// Pack rows of `source` [rows, k] (f32, bf16, f16 as w->type) into `data`, which is zeroed memory.
+PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void* data, int32_t threads);
+// The same for q8, q4: one byte a code, `codes` [rows, kp]; `scale` and `minimum` (or null) [rows, kp / group].
+PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
+                                void* data, int32_t threads);
+// Bytes of packed data.
+PRONK_API int64_t pronk_packed_size(const pronk_weights* w);
 // The packed elements of one output, as float: for whoever wants to look at a weight again. `out` is [k].
 PRONK_API void pronk_unpack(const pronk_weights* w, int64_t row, float* out);
 // 0; -1: not enough memory, -2: a shape or an instruction set that is not covered, or rows without a place.

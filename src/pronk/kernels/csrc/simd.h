@@ -43,8 +43,8 @@ static inline vf vload_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 static inline vf vload_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-static inline vf vload_i8(const int8_t* p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+static inline void vstore_i8(int8_t* p, vf x) {  // whole numbers in -128 .. 127
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 static inline void vstore_bf16(uint16_t* p, vf x) {
   vi bits = _mm512_castps_si512(x);
@@ -101,10 +101,12 @@ static inline vf vload_bf16(const uint16_t* p) { return {bf16_8(p), bf16_8(p + 8
 static inline vf vload_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
-static inline __m256 i8_8(const int8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+static inline void vstore_i8(int8_t* p, vf x) {
+  __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
+  __m128i low = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  __m128i high = _mm_packs_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(low, high));
 }
-static inline vf vload_i8(const int8_t* p) { return {i8_8(p), i8_8(p + 8)}; }
 static inline __m128i round_bf16(__m256 x) {
   __m256i bits = _mm256_castps_si256(x);
   __m256i up = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
@@ -164,7 +166,7 @@ static inline vf veven(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_fl
 static inline vf vodd(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[2 * i + 1] << 16); return r; }
 static inline vf vload_bf16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[i] << 16); return r; }
 static inline vf vload_f16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = half_to_float(p[i]); return r; }
-static inline vf vload_i8(const int8_t* p) { vf r; PRONK_EACH r.x[i] = (float)p[i]; return r; }
+static inline void vstore_i8(int8_t* p, vf a) { PRONK_EACH p[i] = (int8_t)a.x[i]; }
 static inline void vstore_bf16(uint16_t* p, vf a) { PRONK_EACH p[i] = float_to_bf16(a.x[i]); }
 static inline vf vround(vf a) { PRONK_EACH a.x[i] = __builtin_rintf(a.x[i]); return a; }
 static inline vf vscale2(vf x, vf n) {
