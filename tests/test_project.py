@@ -33,7 +33,7 @@ FLOORS = (
     {"errors", "interrupts", "tree"},
     {"checks"},
     {"architecture", "kernels"},
-    {"cache", "choosing"},
+    {"cache", "choosing", "quantized"},
     {"model"},
     {"files", "passes", "text"},
     {"drafters"},
