@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.kernels.library import Kernels
+from pronk.kernels.weights import pages
 from pronk.model.checkpoint import Checkpoint, read_json
 from pronk.model.decoder import Decoder, Layer
 from pronk.model.families import Part, Piece, plan_tensors
@@ -239,20 +240,33 @@ class _Placer:
 
     def _weight(self, part: Part) -> Tensor | Quantized:
         """The matrix of a linear layer, quantized if all that it consists of is, and somebody computes with it so."""
-        tied = [self.decoder.embedding.detach()]
-        weights = [self.inventory.weight(piece) for piece in part.weight] or tied
-        codes = [weight for weight in weights if isinstance(weight, Quantized)]
-        if self.quantized and codes:
-            stacked = stack_alike(codes) if len(codes) == len(weights) else None
+        if not any(self.inventory.is_quantized(piece) for piece in part.weight):
+            tied = [self.decoder.embedding.detach()]
+            return self._stack([self.inventory.tensor(piece) for piece in part.weight] or tied, part.transposed)
+        shapes = [piece.shape[::-1] if part.transposed else piece.shape for piece in part.weight]
+        rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
+        # All of them have their codes in one allocation, which is given back as a whole.
+        codes = pages((sum(rows), inputs), torch.uint8)
+        weights = list(map(self._read, part.weight, codes.split(rows)))
+        parts = [weight for weight in weights if isinstance(weight, Quantized)]
+        if self.quantized and parts:
+            stacked = stack_alike(parts, codes) if len(parts) == len(weights) else None
             if stacked is not None:
                 return stacked
             self._unlike += 1
-        return self._stack(weights, transposed=part.transposed)
+        return self._stack(weights, part.transposed)
+
+    def _read(self, piece: Piece, codes: Tensor) -> Tensor | Quantized:
+        if not self.inventory.is_quantized(piece):
+            return self.inventory.tensor(piece)
+        weight = self.inventory.weight(piece, codes)
+        self.inventory.checkpoint.release()
+        return weight
 
     def _vector(self, pieces: tuple[Piece, ...]) -> Tensor | None:
         return self._stack([self.inventory.tensor(piece) for piece in pieces]) if pieces else None
 
-    def _stack(self, weights: Sequence[Tensor | Quantized], *, transposed: bool = False) -> Tensor:
+    def _stack(self, weights: Sequence[Tensor | Quantized], transposed: bool = False) -> Tensor:
         """The weights on top of each other, in the loaded dtype; a single tensor is not copied without need."""
         alone = weights[0] if len(weights) == 1 and not transposed else None
         if isinstance(alone, Tensor) and (self.device.type != "cpu" or alone.dtype == self.dtype):
