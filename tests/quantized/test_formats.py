@@ -62,6 +62,20 @@ def test_groups_need_not_divide_the_inputs() -> None:
     assert np.array_equal(numbers(weight_of(kind.config, 32, 96), tensors, 32, 96).numpy(), kind.rule(tensors))
 
 
+def test_blocks_beyond_the_matrix_cost_nothing() -> None:
+    """Nothing is allocated by the config's word."""
+    kind = FORMATS["fp8-tensor"]
+    tensors = kind.make(np.random.default_rng(0), 32, 64)
+    scale = tensors["weight_scale"].reshape(1, 1)
+    config = {"quant_method": "fp8", "weight_block_size": [10**12, 10**12]}
+    found = numbers(weight_of(config, 32, 64), {"weight": tensors["weight"], "weight_scale_inv": scale}, 32, 64)
+    assert np.array_equal(found.numpy(), kind.rule(tensors))
+    config = gptq(4, -1).config | {"group_size": 8 * 10**12}
+    tensors = gptq(4, -1).make(np.random.default_rng(0), 32, 64)
+    found = numbers(weight_of(config, 32, 64), tensors, 32, 64)
+    assert np.array_equal(found.numpy(), gptq(4, -1).rule(tensors))
+
+
 def test_zero_points_in_the_middle_need_no_minimum() -> None:
     for kind in (gptq(4), gptq(8), ints(4, "group"), ints(8, "channel", packed=False)):
         tensors = kind.make(np.random.default_rng(0), 32, 64)
@@ -137,6 +151,7 @@ def grouped(**values: Any) -> dict[str, Any]:
         (GPTQ | {"modules_in_block_to_quantize": [[1]]}, r"lists of names as modules_in_block_to_quantize"),
         (AWQ | {"version": "gemv"}, r"expected the version gemm, found 'gemv'; use an AWQ checkpoint"),
         (AWQ | {"version": "gemv_fast"}, r"found 'gemv_fast'"),
+        (AWQ | {"backend": "llm-awq"}, r"the backend autoawq, found 'llm-awq'"),
         (AWQ | {"bits": 8}, r"bits of 4, found 8"),
         (AWQ | {"zero_point": False}, r"zero_point true, found False"),
         (AWQ | {"group_size": 12}, r"a multiple of 8, or -1, found 12"),

@@ -56,6 +56,8 @@ class AWQ:
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
             refuse("the version gemm", version, _INSTEAD)
+        if config.get("backend", "autoawq") == "llm-awq":  # which packs along the inputs
+            refuse("the backend autoawq", "llm-awq", _INSTEAD)
         if config.get("zero_point", True) is not True:
             refuse("zero_point true", config["zero_point"], _INSTEAD)
         size = config.get("group_size", config.get("q_group_size", 128))

@@ -113,7 +113,7 @@ class FP8Weight:
 def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str) -> Tensor:
     """Some outputs at a time, so that float32 numbers are never many: bfloat16 ``[outputs, inputs]``."""
     outputs, inputs = weight.shape
-    high, wide = block
+    high, wide = min(block[0], outputs), min(block[1], inputs)
     if scale.dim() < 2 or scale.numel() == 1:
         scale = scale.reshape(-1, 1).expand(outputs, 1)
     out = torch.empty(outputs, inputs, dtype=torch.bfloat16)
