@@ -32,8 +32,9 @@ HANDS_ON_ENVIRONMENT = {"bench/peers/process.py", "kernels/build.py"}
 FLOORS = (
     {"errors", "interrupts", "tree"},
     {"checks"},
+    {"quantized"},
     {"architecture", "kernels"},
-    {"cache", "choosing", "quantized"},
+    {"cache", "choosing"},
     {"model"},
     {"files", "passes", "text"},
     {"drafters"},

@@ -170,14 +170,14 @@ def load_decoder(
         dtype: of the weights and the computation.
         device: where the weights go.
         kernels: who will compute with the weights; ``None`` is torch.
-        weights: ``"plain"``, or ``"int8"`` for half the memory where the outputs need not be exact.
+        weights: ``"plain"`` as they are stored; ``"int8"`` and ``"int4"`` round them as they are loaded.
         on_progress: called with the bytes read so far and in total.
 
     Raises:
         CheckpointError: tensors are missing, left over, wrongly shaped, of a wrong type or damaged.
         OptionError: ``weights`` is neither, or the device has no products for it.
     """
-    linear = choose_linear(kernels, device, weights)
+    linear = choose_linear(kernels, device, weights, dtype)
     checkpoint = Checkpoint(folder)
     parts = list(plan_tensors(config))
     inventory = Inventory(checkpoint, config, parts)
@@ -229,8 +229,8 @@ class _Placer:
             setattr(parent, name, nn.Parameter(table, requires_grad=False))
         elif part.kind == "linear":
             weight = self._weight(part)
-            layout = parent.layout(name) if isinstance(parent, Layer) else Layout()
-            setattr(parent, name, self.linear(weight, self._vector(part.bias), layout))  # type: ignore[arg-type]
+            layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=True)
+            setattr(parent, name, self.linear(weight, self._vector(part.bias), layout))
         else:
             for key, pieces in (("weight", part.weight), ("bias", part.bias)):
                 vector = self._vector(pieces)

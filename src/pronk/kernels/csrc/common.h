@@ -83,6 +83,7 @@ struct Tiles {
 struct CodedTile {
   const uint8_t* weights;
   int64_t block, line, group;   // bytes of a block and of a group's line, weights of a group
+  int64_t rows;                 // of the tile; a function takes some of them, from where these point on
   const int32_t* codes;         // [k / 4][rows]: four codes of a row
   const float* scale;           // [groups][rows]
   const float* total;           // with minima, [groups][rows]: scale times the sum of the codes
@@ -90,14 +91,14 @@ struct CodedTile {
 };
 
 // Over groups `from` to `to`; see TileFunction.
-typedef void (*CodedFunction)(const CodedTile* tile, float* c, int64_t ldc, int64_t from, int64_t to, bool more);
+typedef void (*CodedFunction)(const CodedTile* tile, float* c, int64_t ldc, int64_t from, int64_t to);
 
 struct CodedTiles {
   CodedFunction by_rows[MOST_TILE_ROWS + 1][3];
 };
 
 struct Coded {
-  int sums;                     // rows times blocks of a tile
+  int rows, sums;               // most that a function takes, and most rows times blocks
   CodedTiles tiles[2][2];       // of 8 and 4 bits, without and with minima
 };
 
