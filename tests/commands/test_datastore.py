@@ -19,6 +19,7 @@ from pronk.drafters.from_text.datastore.layout import HEADER, SUFFIXES, TOKENS
 from pronk.drafters.from_text.datastore.reader import Datastore
 from pronk.model.loader import read_config
 from pronk.text.tokenizer import Tokenizer
+from pronk.train.sources import spec_of
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -180,7 +181,7 @@ def test_an_interrupt_leaves_nothing(
 
 def test_progress(model: Path, text: Path) -> None:
     """It never goes back, ends at the end, and knows which of text and limit comes first."""
-    sources = [module._source(text / name) for name in ("code", "rows.jsonl.gz", "rows.jsonl")]
+    sources = [spec_of(text / name, "files") for name in ("code", "rows.jsonl.gz", "rows.jsonl")]
     reader = module._Reader(sources, Tokenizer.load(model), None)
     tokens, seen = 0, [reader.progress(0)]
     for document in reader.documents():

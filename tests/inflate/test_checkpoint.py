@@ -351,7 +351,7 @@ def test_refused_targets(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch
     refuse(source, out, OptionError, "new or empty folder")
     refuse(source, out / "config.json", OptionError, "new or empty folder")
     refuse(source, out / "config.json" / "below", CheckpointError, "expected to write the checkpoint")
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 4, 5))
+    monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 4, 5))
     refuse(source, tmp_path / "new", OptionError, r"expected 0\.00 GB of free disk space in .*, found 0\.00 GB")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

@@ -3,8 +3,7 @@
 typer wants the real types of the options: no postponed annotations here. torch is imported when a command runs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pronk.errors import OptionError
-from pronk.train.sources import SourceSpec, read_source
+from pronk.commands.progress import Status, status_bar
+from pronk.train.sources import SourceSpec, read_source, spec_of
 
 if TYPE_CHECKING:
     from pronk.text.tokenizer import Tokenizer
@@ -25,14 +24,10 @@ __all__ = ["app"]
 app = typer.Typer(help="Make datastores, which retrieval guesses from.", no_args_is_help=True, rich_markup_mode="rich")
 
 _INTERRUPTED = 130
-_JSON_LINES = (".jsonl", ".jsonl.gz")
 # A compressed file holds about so many times its size of text, which is all that the bar needs to know.
 _COMPRESSION = 3
 # Documents that are tokenized together, and characters: a longer text is cut at a line's end.
 _CHUNK, _PIECE = 64, 1 << 20
-
-# Told what is being done, how much of it is done, and how much there is: 0 if nobody knows.
-Status = Callable[[str, int, int], None]
 
 
 @app.command(no_args_is_help=True)
@@ -73,7 +68,7 @@ def build(
     """
     screen = Console(highlight=False, soft_wrap=True, stderr=True)
     try:
-        with _bar(screen) as status:
+        with status_bar(screen) as status:
             _build(out, text, model, limit_tokens, status)
     except KeyboardInterrupt:
         screen.print("interrupted; nothing was kept", style="yellow")
@@ -108,7 +103,7 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
 
     require_sorter()
     check_target(out, 0)
-    sources = [_source(path) for path in text]
+    sources = [spec_of(path, "files") for path in text]
     folder = resolve_model(Path(str(files("pronk"))) / "bundled" / "pronk-tiny" if model is None else model)
     vocab_size = read_config(folder).vocab_size
     tokenizer = Tokenizer.load(folder, vocab_size)
@@ -130,18 +125,6 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
             sources=[path.resolve().name for path in text],
             say=say,
         )
-
-
-def _source(path: Path) -> SourceSpec:
-    """A file or folder as training reads it.
-
-    Raises:
-        OptionError: there is none.
-    """
-    if not path.exists():
-        msg = f"files: expected text files, folders or JSON lines, found no {path}"
-        raise OptionError(msg)
-    return SourceSpec(path.name, "jsonl" if path.name.endswith(_JSON_LINES) else "text", path, 1.0)
 
 
 @dataclass
@@ -205,17 +188,3 @@ def _summary(folder: Path) -> str:
     header = Header.read(folder)
     size = sum(header.sizes().values())
     return f"{header.tokens:,} tokens of {header.documents:,} documents, {size:,} bytes"
-
-
-@contextmanager
-def _bar(screen: Console) -> Iterator[Status]:
-    """A bar on a terminal; nothing where nobody looks."""
-    if not screen.is_terminal:
-        yield lambda _what, _done, _total: None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)

@@ -3,7 +3,6 @@
 typer wants the real types of the options: no postponed annotations here. torch is imported when the command runs.
 """
 
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -12,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from pronk.commands.progress import command_line
 
 __all__ = ["inflate"]
 
@@ -89,11 +90,11 @@ def inflate(
             numbers = {"dtype": dtype, "seed": seed}
             options: dict[str, Any] = {"drafters": [_drafter(each) for each in drafter or ()], "name": name, **numbers}
             if drafter and work.is_inflated(out):
-                options["command"] = _command(out, {**shared, **sizes, **numbers})
+                options["command"] = command_line("inflate", out.name, **shared, **sizes, **numbers)
                 drafters = work.add_drafters(folder, out, shape=work.Shape(*sizes.values()), **options)
             else:
                 sizes |= {key: size for key, size in _SIZES.items() if sizes[key] is None}
-                options["command"] = _command(out, {**shared, **sizes, **numbers})
+                options["command"] = command_line("inflate", out.name, **shared, **sizes, **numbers)
                 made = work.inflate(folder, out, work.Shape(*sizes.values()), progress=progress, **options)
                 drafters = made.drafters
     except KeyboardInterrupt:
@@ -130,15 +131,6 @@ def _drafter(name: str) -> Path:
 
 def _bundled(name: str) -> Path:
     return Path(str(files("pronk"))) / "bundled" / name
-
-
-def _command(out: Path, options: dict[str, Any]) -> str:
-    """The command that makes this folder, defaults spelled out, without folders of the machine."""
-    words = ["pronk", "inflate", out.name]
-    for option, value in options.items():
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        words += [word for each in values for word in (f"--{option}", str(each))]
-    return shlex.join(words)
 
 
 @contextmanager

@@ -24,7 +24,13 @@ __all__ = ["Entry", "Progress", "check_target", "write_weights"]
 
 Progress = Callable[[int, int], None]
 
-_SAFETENSORS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_SAFETENSORS = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+}
 
 
 class Entry(NamedTuple):

@@ -21,7 +21,6 @@ further from float32's than its other roundings do.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ import torch
 from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import ConfigError, OptionError
 from pronk.files.atomic import new_folder, write_json, writing
+from pronk.files.companions import copy_companions
 from pronk.files.shards import Progress, check_target, write_weights
 from pronk.inflate.drafter import DrafterInfo, large_drafters
 from pronk.inflate.padding import real_layers
@@ -45,10 +45,6 @@ __all__ = ["InflatedInfo", "Shape", "add_drafters", "inflate", "is_inflated"]
 _MARK = "pronk_inflated"
 _DRAFTERS = "drafters"
 _MAX_SIZE = 1 << 20
-_COPIED = (
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.model vocab.json "
-    "merges.txt chat_template.jinja chat_template.json generation_config.json LICENSE LICENSE.txt LICENSE.md NOTICE"
-).split()
 
 _KEYS = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
 
@@ -138,9 +134,7 @@ def inflate(
 
     with writing(out, "the checkpoint"), new_folder(out) as partial:
         write_weights(partial, entries, builder.tensor, shard_bytes, progress or (lambda *_: None))
-        for file in _COPIED:
-            if (source / file).is_file():
-                shutil.copyfile(source / file, partial / file)
+        copy_companions(source, partial)
         (partial / "README.md").write_text(card, encoding="utf-8")
         write_json(partial / "config.json", document, indent=2)
         target = {"name": out.name, **asdict(Fingerprint.of(partial))} if large else {}

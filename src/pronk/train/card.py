@@ -21,7 +21,7 @@ from pronk.train.served import is_served
 from pronk.train.student import Student
 from pronk.train.tokenizer import BYTE_VOCAB
 
-__all__ = ["heads_card", "model_card", "student_card"]
+__all__ = ["heads_card", "model_card", "render", "student_card"]
 
 
 def model_card(
@@ -37,7 +37,7 @@ def model_card(
         length: tokens per sequence that they were measured on.
     """
     config, heads = trainer.objective.config, trainer.objective.options.heads
-    return _render(
+    return render(
         "model",
         **_run(trainer, name, command),
         library="transformers",
@@ -60,7 +60,7 @@ def student_card(
     # A drafter of several branches has the number of the branch behind the figure's name.
     pairs = [(each, each.replace(" KL", " same", 1)) for each in figures if " KL" in each]
     own = objective.data / "on-policy.json"
-    return _render(
+    return render(
         "student",
         **_run(trainer, name, command),
         library=objective.library,
@@ -90,7 +90,7 @@ def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Ma
             an evaluation has none.
     """
     figures = facts.get("figures", {})
-    return _render(
+    return render(
         "heads",
         name=name,
         what=what,
@@ -102,9 +102,10 @@ def heads_card(name: str, what: str, fingerprint: str, num_heads: int, facts: Ma
     )
 
 
-def _render(card: str, **facts: Any) -> str:
+def render(card: str, package: str = "pronk.train", **facts: Any) -> str:
+    """Fill in the template ``cards/NAME.md.j2`` of a package."""
     environment = Environment(  # noqa: S701 - Markdown, from files of the package
-        loader=PackageLoader("pronk.train", "cards"),
+        loader=PackageLoader(package, "cards"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

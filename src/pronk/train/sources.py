@@ -19,8 +19,9 @@ from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
 from pronk.train.python_source import read_python
 
-__all__ = ["SourceSpec", "SourceText", "parse_source", "read_source"]
+__all__ = ["SourceSpec", "SourceText", "parse_source", "read_source", "spec_of"]
 
+_JSON_LINES = (".jsonl", ".jsonl.gz")
 _TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 
 
@@ -62,12 +63,24 @@ def parse_source(text: str) -> SourceSpec:
     if what.startswith("python:"):
         return SourceSpec("python", "python", _existing(what.removeprefix("python:"), text), value)
     path = _existing(what, text)
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
+    if path.name.endswith(_JSON_LINES):
         return SourceSpec(path.name.removesuffix(".gz").removesuffix(".jsonl"), "jsonl", path, value)
     if path.is_file() and path.suffix not in _TEXT_SUFFIXES:
         msg = f"source {text!r}: expected a folder or a file ending in .jsonl, .jsonl.gz or {', '.join(_TEXT_SUFFIXES)}"
         raise OptionError(msg)
     return SourceSpec(path.stem, "text", path, value)
+
+
+def spec_of(path: Path, option: str) -> SourceSpec:
+    """A file or folder that ``option`` names, without a weight: JSON lines by its name, else text.
+
+    Raises:
+        OptionError: there is none.
+    """
+    if not path.exists():
+        msg = f"{option}: expected text files, folders or JSON lines, found no {path}"
+        raise OptionError(msg)
+    return SourceSpec(path.name, "jsonl" if path.name.endswith(_JSON_LINES) else "text", path, 1.0)
 
 
 def _existing(path: str, text: str) -> Path:

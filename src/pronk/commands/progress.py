@@ -1,0 +1,36 @@
+"""What commands that write files share: a bar, and the command's own line for the card of what it wrote."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+__all__ = ["Status", "command_line", "status_bar"]
+
+# Told what is being done, how much of it is done, and how much there is: 0 if nobody knows.
+Status = Callable[[str, int, int], None]
+
+
+def command_line(name: str, *words: str, **options: Any) -> str:
+    """``pronk NAME WORDS --option VALUE``: lists give an option for each value, ``None`` gives none."""
+    line = ["pronk", name, *words]
+    for option, value in options.items():
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        line += [word for each in values for word in (f"--{option.replace('_', '-')}", str(each))]
+    return shlex.join(line)
+
+
+@contextmanager
+def status_bar(screen: Console) -> Iterator[Status]:
+    """A bar on a terminal; nothing where nobody looks."""
+    if not screen.is_terminal:
+        yield lambda _what, _done, _total: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
