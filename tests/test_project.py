@@ -44,6 +44,7 @@ FLOORS = (
     {"proof", "testing"},
     {"bench", "inflate"},
     {"train"},
+    {"quantize"},
     {"commands"},
 )
 # The same inside the drafters.

@@ -17,6 +17,7 @@ from pronk.commands.bench import bench
 from pronk.commands.datastore import app as datastore_app
 from pronk.commands.inflate import inflate
 from pronk.commands.options import Progress, load_model, sampling_params, shares
+from pronk.commands.quantize import quantize
 from pronk.commands.verify import verify
 from pronk.errors import PromptError, PronkError
 
@@ -139,6 +140,7 @@ def chat(
 app.command()(bench)
 app.command()(verify)
 app.command()(inflate)
+app.command()(quantize)
 app.add_typer(datastore_app, name="datastore")
 
 

@@ -1,0 +1,1 @@
+"""Making quantized checkpoints: rounding, calibration, and the folder that other engines read."""

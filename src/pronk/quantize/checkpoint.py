@@ -1,0 +1,179 @@
+"""Write a checkpoint with weights of 8 or 4 bits, in the format of compressed-tensors.
+
+The matrices of the layers are quantized; embedding, head, gains and biases stay as they are. Every method that the
+texts allow is tried, and the one that predicts the text for measuring best is kept. No more than a layer is in memory,
+besides the states of the texts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from pronk.files.atomic import new_folder, write_json, writing
+from pronk.files.companions import copy_companions
+from pronk.files.shards import Entry, check_target, write_weights
+from pronk.model.families import Piece
+from pronk.quantize.card import quantized_card
+from pronk.quantize.methods import Texts, layer_file, measure, run
+from pronk.quantize.packing import layout, quantization_config
+from pronk.quantize.rounding import Rule, choose_group
+from pronk.quantize.source import Source
+
+__all__ = ["Made", "Status", "quantize"]
+
+# Told what is being done, how much of it is done, and how much there is.
+Status = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was written.
+
+    Attributes:
+        rule: how its matrices are quantized.
+        method: the one that was kept.
+        tried: perplexities, by method.
+        before: perplexity of the model as it was.
+        tokens: how many were predicted for these.
+        num_bytes: size of its weights.
+        source_bytes: size of the weights before.
+    """
+
+    rule: Rule
+    method: str
+    tried: Mapping[str, float]
+    before: float
+    tokens: int
+    num_bytes: int
+    source_bytes: int
+
+    @property
+    def after(self) -> float:
+        """Perplexity of what was written, in the same arithmetic."""
+        return self.tried[self.method]
+
+
+def quantize(
+    folder: Path,
+    out: Path,
+    bits: int,
+    group: int | None,
+    texts: Texts,
+    *,
+    name: str | None = None,
+    command: str = "",
+    text: str = "",
+    status: Status = lambda *_: None,
+    shard_bytes: int = 10**9,
+) -> Made:
+    """Write the checkpoint ``out``; it appears under this name when it is complete.
+
+    Args:
+        folder: of a checkpoint with plain weights.
+        out: a folder that does not exist or is empty.
+        bits: of a weight, 8 or 4.
+        group: inputs that share a scale; see :func:`~pronk.quantize.rounding.choose_group`.
+        texts: to measure with, and to calibrate with.
+        name: what to call the source; the name of its folder by default.
+        command: shown in the model card.
+        text: what the texts are, for the card.
+        status: told what is being done.
+        shard_bytes: a file with more than one tensor is no larger than this.
+
+    Raises:
+        OptionError: bits, a group or a folder that cannot be had, or too little disk space.
+        CheckpointError: the source cannot be read, is quantized already or of another family, or ``out`` cannot be
+            written.
+    """
+    source = Source(folder)
+    known, size = choose_group(source.config, bits, group)
+    rule = Rule(known, size, source.dtype)
+    entries = list(_entries(source, rule))
+    num_bytes = sum(entry.size for entry in entries)
+    # Until the best one is known, the layers of every method are there.
+    check_target(out, num_bytes * (1 + len(texts.methods)))
+    with writing(out, "the checkpoint"), new_folder(out) as partial:
+        before, tried = _try_all(source, rule, texts, partial, status)
+        made = Made(
+            rule,
+            min(tried, key=lambda method: tried[method]),
+            tried,
+            before,
+            texts.evaluation[:, 1:].numel(),
+            num_bytes,
+            source.num_bytes,
+        )
+        build = _Builder(source, partial / made.method)
+        write_weights(partial, entries, build.tensor, shard_bytes, lambda done, total: status("writing", done, total))
+        for method in texts.methods:
+            shutil.rmtree(partial / method)
+        copy_companions(folder, partial)
+        card = quantized_card(made, out.name, name or folder.resolve().name, command, text)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        document = {**source.document, "quantization_config": quantization_config(rule, source.names.head)}
+        write_json(partial / "config.json", document, indent=2)
+    return made
+
+
+def _try_all(source: Source, rule: Rule, texts: Texts, partial: Path, status: Status) -> tuple[float, dict[str, float]]:
+    """Perplexity before, and by each method, whose layers are in a folder of its name."""
+    total = source.config.num_layers * (1 + len(texts.methods))
+    done = 0
+
+    def tick(what: str) -> Callable[[], None]:
+        status(what, done, total)
+
+        def more() -> None:
+            nonlocal done
+            done += 1
+            status(what, done, total)
+
+        return more
+
+    before = measure(source, texts, tick("measuring"))
+    tried = {}
+    for method in texts.methods:
+        (partial / method).mkdir()
+        tried[method] = run(source, method, rule, texts, partial / method, tick(f"quantizing, {method}"))
+    return before, tried
+
+
+def _entries(source: Source, rule: Rule) -> Iterator[Entry]:
+    """The tensors of the checkpoint, in the order of the layers."""
+    for piece in source.beside():
+        yield Entry(piece, source.file_name(piece.name), source.inventory.tensor(piece).dtype)
+    for index in range(source.config.num_layers):
+        for part in source.of_layer(index):
+            for piece in part.pieces:
+                if part.kind == "linear" and piece in part.weight:
+                    shape = (piece.shape[0], piece.shape[1])
+                    for name, (own, dtype) in layout(piece.name.removesuffix("weight"), shape, rule).items():
+                        yield Entry(Piece(name, own), source.file_name(name), dtype)
+                else:
+                    yield Entry(piece, source.file_name(piece.name), source.inventory.tensor(piece).dtype)
+
+
+class _Builder:
+    """Finds the tensors of the checkpoint: those of layers in the files of a method, the others in the source."""
+
+    def __init__(self, source: Source, layers: Path) -> None:
+        self.source = source
+        self.files: dict[str, Path] = {}
+        for index in range(source.config.num_layers):
+            path = layer_file(layers, index)
+            with safe_open(path, framework="pt") as file:
+                self.files |= dict.fromkeys(file.keys(), path)
+
+    def tensor(self, piece: Piece) -> Tensor:
+        if piece.name in self.files:
+            with safe_open(self.files[piece.name], framework="pt") as file:
+                found: Tensor = file.get_tensor(piece.name)
+                return found
+        self.source.checkpoint.release()
+        return self.source.inventory.tensor(piece)

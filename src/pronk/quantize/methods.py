@@ -1,0 +1,134 @@
+"""The ways to choose codes, and the one that predicts held-out text best.
+
+Layers are quantized from the first to the last. The inputs of a layer are those that the quantized layers below give,
+so that it makes up for some of their errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pronk.errors import CheckpointError
+from pronk.model.decoder import Layer
+from pronk.model.linear import PlainLinear
+from pronk.quantize.gptq import gptq
+from pronk.quantize.layers import LINEARS, Stream, hessians
+from pronk.quantize.packing import packed
+from pronk.quantize.rounding import Rule
+from pronk.quantize.scaling import scale_layer
+from pronk.quantize.source import Source
+from pronk.quantized.form import Quantized
+
+__all__ = ["CALIBRATED", "NEAREST", "Texts", "layer_file", "measure", "run"]
+
+NEAREST = "nearest"
+# Those that look at the inputs of the matrices.
+CALIBRATED = ("scaled", "gptq")
+
+# Told that one more layer is done.
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids ``[sequences, length]``.
+
+    Attributes:
+        evaluation: what perplexity is measured on.
+        calibration: what else the matrices see, if anything.
+    """
+
+    evaluation: Tensor
+    calibration: Tensor | None = None
+
+    @property
+    def methods(self) -> Sequence[str]:
+        """The methods that can be tried."""
+        return (NEAREST,) if self.calibration is None else (NEAREST, *CALIBRATED)
+
+
+@torch.no_grad()
+def measure(source: Source, texts: Texts, tick: Tick) -> float:
+    """Perplexity of the model as it is, computed in float32."""
+    stream = Stream(source.frame(), texts.evaluation)
+    for index in range(source.config.num_layers):
+        stream.through(source.layer(index), index)
+        tick()
+    return stream.perplexity()
+
+
+@torch.no_grad()
+def run(source: Source, method: str, rule: Rule, texts: Texts, folder: Path, tick: Tick) -> float:
+    """Quantize every layer, write its tensors to its :func:`layer_file`, and measure.
+
+    Args:
+        source: what is quantized.
+        method: ``"nearest"``, ``"scaled"`` or ``"gptq"``; all but the first need a text to calibrate with.
+        rule: how matrices are quantized.
+        texts: to calibrate with, and to measure with.
+        folder: where the files go.
+        tick: told of each layer.
+
+    Returns:
+        Perplexity, with weights as they are written and everything else in float32.
+    """
+    frame = source.frame()
+    evaluation = Stream(frame, texts.evaluation)
+    calibration = None
+    if method != NEAREST:
+        assert texts.calibration is not None
+        calibration = Stream(frame, texts.calibration)
+    for index in range(source.config.num_layers):
+        layer = source.layer(index)
+        seen: Mapping[str, Tensor] = {}
+        if calibration is not None:
+            with hessians(layer) as seen:
+                calibration.through(layer, index, keep=False)
+        matrices = _quantize(layer, method, rule, seen, f"{source.folder}: layer {index}")
+        for stream in (evaluation, calibration):
+            if stream is not None:
+                stream.through(layer, index)
+        _write(source, index, layer, matrices, rule, folder)
+        tick()
+    return evaluation.perplexity()
+
+
+def layer_file(folder: Path, index: int) -> Path:
+    """Where the tensors of a layer are until the checkpoint is put together."""
+    return folder / f"layer-{index}.safetensors"
+
+
+def _quantize(layer: Layer, method: str, rule: Rule, seen: Mapping[str, Tensor], where: str) -> dict[str, Quantized]:
+    """The matrices of a layer, which computes with them from now on."""
+    made: dict[str, Quantized] = {}
+    try:
+        if method == "scaled":
+            scale_layer(layer, seen, rule)
+        for name in LINEARS:
+            linear = layer.get_submodule(name)
+            assert isinstance(linear, PlainLinear)
+            weight = linear.weight.data
+            made[name] = gptq(weight, seen[name], rule) if method == "gptq" else rule.nearest(weight)
+            linear.weight.data = made[name].dequantize()
+    except ValueError as error:  # numbers that are none
+        msg = f"{where}: {error}"
+        raise CheckpointError(msg) from error
+    return made
+
+
+def _write(
+    source: Source, index: int, layer: Layer, matrices: Mapping[str, Quantized], rule: Rule, folder: Path
+) -> None:
+    tensors: dict[str, Tensor] = {}
+    for name, value in source.tensors(index, layer, matrices):
+        if isinstance(value, Quantized):
+            tensors |= packed(name.removesuffix("weight"), value, rule.dtype)
+        else:
+            tensors[name] = value.contiguous()
+    save_file(tensors, layer_file(folder, index))
