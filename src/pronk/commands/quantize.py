@@ -42,7 +42,7 @@ def quantize(
             show_default="round to the nearest",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Most tokens of TEXT to calibrate with.", min=1)] = 32_768,
+    tokens: Annotated[int, typer.Option(help="Most tokens of TEXT to calibrate with.", min=128)] = 32_768,
     threads: Annotated[int | None, typer.Option(help="Threads to compute with.", min=1)] = None,
 ) -> None:
     """Write a checkpoint with weights of 4 or 8 bits.
@@ -66,13 +66,11 @@ def quantize(
 
             from pronk.model.loader import resolve_model
             from pronk.quantize.checkpoint import quantize as work
-            from pronk.quantize.source import Source
             from pronk.quantize.texts import read_texts
 
             if threads is not None:
                 torch.set_num_threads(threads)
             folder = resolve_model(model)
-            Source(folder)  # what cannot be quantized says so before the text is read
             name = folder.resolve().name if Path(model).expanduser().is_dir() else model
             words = {"calibrate": calibrate.resolve().name, "tokens": tokens} if calibrate else {}
             made = work(
@@ -80,7 +78,7 @@ def quantize(
                 out,
                 bits,
                 group,
-                read_texts(folder, calibrate, tokens),
+                lambda: read_texts(folder, calibrate, tokens),
                 name=name,
                 command=command_line("quantize", name, out.name, bits=bits, group=group, **words),
                 text=f"a held-out part of {calibrate.resolve().name}"

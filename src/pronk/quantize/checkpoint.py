@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pronk.files.atomic import new_folder, write_json, writing
@@ -64,7 +64,7 @@ def quantize(
     out: Path,
     bits: int,
     group: int | None,
-    texts: Texts,
+    read: Callable[[], Texts],
     *,
     name: str | None = None,
     command: str = "",
@@ -79,7 +79,7 @@ def quantize(
         out: a folder that does not exist or is empty.
         bits: of a weight, 8 or 4.
         group: inputs that share a scale; see :func:`~pronk.quantize.rounding.choose_group`.
-        texts: to measure with, and to calibrate with.
+        read: gives the texts to measure with, and to calibrate with, once all else has been checked.
         name: what to call the source; the name of its folder by default.
         command: shown in the model card.
         text: what the texts are, for the card.
@@ -87,7 +87,7 @@ def quantize(
         shard_bytes: a file with more than one tensor is no larger than this.
 
     Raises:
-        OptionError: bits, a group or a folder that cannot be had, or too little disk space.
+        OptionError: bits, a group or a folder that cannot be had, or too little disk space; or as of ``read``.
         CheckpointError: the source cannot be read, is quantized already or of another family, or ``out`` cannot be
             written.
     """
@@ -96,9 +96,11 @@ def quantize(
     rule = Rule(known, size, source.dtype)
     entries = list(_entries(source, rule))
     num_bytes = sum(entry.size for entry in entries)
+    check_target(out, num_bytes)
+    texts = read()
     # Until the best one is known, the layers of every method are there.
     check_target(out, num_bytes * (1 + len(texts.methods)))
-    with writing(out, "the checkpoint"), new_folder(out) as partial:
+    with writing(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
         before, tried = _try_all(source, rule, texts, partial, status)
         made = Made(
             rule,
