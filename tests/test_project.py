@@ -32,6 +32,7 @@ HANDS_ON_ENVIRONMENT = {"bench/peers/process.py", "kernels/build.py"}
 FLOORS = (
     {"errors", "interrupts", "tree"},
     {"checks"},
+    {"quantized"},
     {"architecture", "kernels"},
     {"cache", "choosing"},
     {"model"},
