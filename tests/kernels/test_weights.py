@@ -95,10 +95,8 @@ def test_codes_come_back(kind: tuple[Bits, bool, bool], group: int, layout: dict
 
 def test_fewer_bits_take_less_memory() -> None:
     weight = some_weight((512, 1024))
-    sizes = [
-        pack(KERNELS, each).data.nbytes
-        for each in (round_weights(KERNELS, weight, 4), round_weights(KERNELS, weight, 8), weight)
-    ]
+    every = (round_weights(KERNELS, weight, 4), round_weights(KERNELS, weight, 8), weight)
+    sizes = [pack(KERNELS, each).data.nbytes for each in every]
     assert [size / weight.numel() for size in sizes] == [0.625, 1 + 4 / 128, 4.0]
 
 

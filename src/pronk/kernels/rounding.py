@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.threads import num_threads
+from pronk.kernels.weights import pages
 from pronk.quantized.form import Bits, Quantized
 
 __all__ = ["DEFAULT_GROUPS", "round_weights"]
@@ -41,7 +42,7 @@ def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | Non
     outputs, inputs = weight.shape
     group = min(group or DEFAULT_GROUPS[bits], ceil(inputs / 32) * 32)
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    codes = torch.empty(outputs, inputs, dtype=torch.uint8)
+    codes = pages((outputs, inputs), torch.uint8)  # of their own, and given back when they are packed
     scale = torch.empty(outputs, ceil(inputs / group))
     kernels.library.pronk_round(
         *(weight.data_ptr(), TYPES[weight.dtype], outputs, inputs, weight.stride(0), bits, group),

@@ -44,7 +44,7 @@ int detect() {
 #if defined(PRONK_EMULATE)
   return PRONK_AMX;
 #endif
-  bool tiles = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (low >> 17 & 3) == 3;
+  bool tiles = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (low >> 17 & 3) == 3;
   uint32_t most = r[0];
   if (most < 1) return PRONK_AVX512;
   cpuid(7, 1, r);
