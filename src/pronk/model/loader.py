@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.gguf.checkpoint import GgufCheckpoint, is_gguf
+from pronk.gguf.config import parse_gguf
 from pronk.kernels.library import Kernels
 from pronk.model.checkpoint import Checkpoint, read_json
 from pronk.model.decoder import Decoder, Layer
@@ -39,19 +41,24 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 def resolve_model(name: str | Path, *, revision: str | None = None) -> Path:
     """The folder of a model: an existing one, or a model of the Hugging Face Hub (``owner/name``), downloaded.
 
+    A GGUF file is a model, too.
+
     Raises:
-        CheckpointError: no such folder, no such model, or it cannot be downloaded.
+        CheckpointError: no such folder or file, no such model, or it cannot be downloaded.
     """
     text = str(name)
     try:
         folder = Path(name).expanduser()
-        if folder.is_dir():
+        if folder.is_dir() or is_gguf(folder):
             return folder
     except (RuntimeError, OSError, ValueError) as error:
         msg = f"no such folder: {text[:80]!r}; expected a model folder, or owner/name of a model on the Hub"
         raise CheckpointError(msg) from error
     if folder.exists():
-        msg = f"{text}: expected a folder with config.json, *.safetensors and tokenizer.json, found a file"
+        msg = f"{text}: expected a folder with config.json, *.safetensors and tokenizer.json, or *.gguf, found a file"
+        raise CheckpointError(msg)
+    if folder.suffix.lower() == ".gguf":
+        msg = f"no such file: {text!r}; expected a GGUF file, or a model folder"
         raise CheckpointError(msg)
     if isinstance(name, Path) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
         msg = f"no such folder: {text!r}; expected a model folder, or owner/name of a model on the Hugging Face Hub"
@@ -83,9 +90,14 @@ def _download(repo: str, revision: str | None) -> Path:
 def read_config(folder: Path) -> ModelConfig:
     """``config.json`` of a model folder; the end-of-text ids of ``generation_config.json`` win, where it has some.
 
+    A GGUF file has the same in its metadata.
+
     Raises:
         ConfigError: no folder, no or damaged ``config.json``, or a model that is not supported.
+        CheckpointError: a damaged GGUF file.
     """
+    if is_gguf(folder):
+        return parse_gguf(GgufCheckpoint(folder))
     if not folder.is_dir():
         msg = f"no such folder: {str(folder)!r}; expected a folder with config.json, *.safetensors and tokenizer.json"
         raise ConfigError(msg)
