@@ -25,6 +25,7 @@ from pronk.kernels.threads import num_threads
 
 __all__ = [
     "CHOICES",
+    "CODED_TYPES",
     "INSTRUCTION_SETS",
     "TYPES",
     "Growth",
@@ -38,13 +39,15 @@ __all__ = [
     "candidates",
 ]
 
-VERSION = 2
+VERSION = 3
 
 # By their numbers in the library, each wider than the one before.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Of quantized weights, by their bits.
+CODED_TYPES: dict[int, int] = {8: 3, 4: 4}
 
 _MOST_HEAD_DIM = 512
 
@@ -59,14 +62,16 @@ class Weights(Structure):
     _fields_ = [
         ("type", c_int32),
         ("gated", c_int32),
+        ("group", c_int32),
+        ("minima", c_int32),
         ("n", c_int64),
         ("k", c_int64),
         ("kp", c_int64),
         ("unit", c_int64),
         ("blocks", c_int64),
         ("data", c_void_p),
-        ("scale", c_void_p),
         ("bias", c_void_p),
+        ("order", c_void_p),
     ]
 
 
@@ -253,8 +258,12 @@ def _declare(library: Any) -> None:
     library.pronk_run.restype = c_int32
     library.pronk_grow.argtypes = (c_void_p, c_int64, POINTER(Pass), POINTER(Growth))
     library.pronk_grow.restype = c_int32
-    library.pronk_pack.argtypes = (POINTER(Weights), c_void_p, c_int64, c_void_p, c_void_p, c_int32)
+    library.pronk_pack.argtypes = (POINTER(Weights), c_void_p, c_int64, c_void_p, c_int32)
     library.pronk_pack.restype = None
+    library.pronk_pack_codes.argtypes = (POINTER(Weights), c_void_p, c_void_p, c_void_p, c_void_p, c_int32)
+    library.pronk_pack_codes.restype = None
+    library.pronk_packed_size.argtypes = (POINTER(Weights),)
+    library.pronk_packed_size.restype = c_int64
     library.pronk_unpack.argtypes = (POINTER(Weights), c_int64, c_void_p)
     library.pronk_unpack.restype = None
     library.pronk_move.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int64)

@@ -10,9 +10,11 @@ from math import ceil, prod
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from pronk.kernels.library import TYPES, Kernels, Weights
+from pronk.kernels.library import CODED_TYPES, TYPES, Kernels, Weights
 from pronk.kernels.threads import num_threads
+from pronk.quantized.form import Quantized
 
 __all__ = ["Packed", "pack", "pages"]
 
@@ -39,16 +41,16 @@ class Packed:
     Attributes:
         kernels: who reads it.
         struct: what they are told of it.
-        data: the elements, in blocks of 16 outputs.
-        scale: of 8-bit elements, float32 ``[blocks * 16]``.
+        data: the elements, or lines of scales, minima and codes, in blocks of 16 outputs.
         bias: float32 ``[blocks * 16]`` in the order of the blocks, or ``None``.
+        order: of quantized weights, int32 ``[inputs]`` or ``None``; see :class:`~pronk.quantized.form.Quantized`.
     """
 
     kernels: Kernels = field(repr=False)
     struct: Weights
     data: Tensor = field(repr=False)
-    scale: Tensor | None = field(repr=False)
     bias: Tensor | None = field(repr=False)
+    order: Tensor | None = field(repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -65,42 +67,68 @@ class Packed:
 
 def pack(
     kernels: Kernels,
-    weight: Tensor,
+    weight: Tensor | Quantized,
     bias: Tensor | None = None,
     *,
     unit: int | None = None,
     gated: bool = False,
-    bits: int | None = None,
 ) -> Packed:
     """Reorder a matrix for the kernels.
 
     Args:
         kernels: who will read it.
-        weight: ``[outputs, inputs]``, float32, bfloat16 or float16; may be freed afterwards.
+        weight: ``[outputs, inputs]``, float32, bfloat16, float16 or quantized; may be freed afterwards.
         bias: ``[outputs]``.
         unit: outputs that are used together and begin a block of their own: the size of a head.
         gated: the first half of the outputs gates the second.
-        bits: 8 rounds to 8 bits with a scale for each output.
     """
     rows, k = weight.shape
-    kind = torch.int8 if bits == 8 else weight.dtype
     n = rows // 2 if gated else rows
     unit = unit or n
     blocks = rows // unit * ceil(unit / 16) if not gated else 2 * ceil(n / 16)
-    kp = ceil(k / 32) * 32
-    weight = weight.detach()
-    source = (weight.float() if bits else weight).contiguous()
-    data = pages((blocks, kp if kind == torch.bfloat16 else k, 16), kind)
-    scale = torch.zeros(blocks * 16) if bits else None
-    struct = Weights(TYPES[kind], int(gated), n, k, kp, unit, blocks, data.data_ptr())
-    if scale is not None:
-        struct.scale = scale.data_ptr()
-    kernels.library.pronk_pack(ctypes.byref(struct), source.data_ptr(), k, data.data_ptr(), struct.scale, num_threads())
+    struct = Weights(gated=int(gated), n=n, k=k, unit=unit, blocks=blocks)
+    order = None
+    if isinstance(weight, Quantized):
+        data, order = _pack_codes(kernels, struct, weight)
+    else:
+        data = _pack_numbers(kernels, struct, weight)
     placed = None
     if bias is not None:
         placed = _place(bias.detach().float(), unit, blocks, gated=gated)
         struct.bias = placed.data_ptr()
-    return Packed(kernels, struct, data, scale, placed)
+    return Packed(kernels, struct, data, placed, order)
+
+
+def _pack_numbers(kernels: Kernels, struct: Weights, weight: Tensor) -> Tensor:
+    struct.type, struct.kp = TYPES[weight.dtype], ceil(struct.k / 32) * 32
+    source = weight.detach().contiguous()
+    per_output = struct.kp if weight.dtype == torch.bfloat16 else struct.k
+    data = pages((struct.blocks, per_output, 16), weight.dtype)
+    struct.data = data.data_ptr()
+    kernels.library.pronk_pack(ctypes.byref(struct), source.data_ptr(), struct.k, struct.data, num_threads())
+    return data
+
+
+def _pack_codes(kernels: Kernels, struct: Weights, weight: Quantized) -> tuple[Tensor, Tensor | None]:
+    struct.type, struct.group, struct.minima = CODED_TYPES[weight.bits], weight.group, int(weight.minimum is not None)
+    struct.kp = ceil(struct.k / weight.group) * weight.group
+    # What follows the last input is multiplied with zeros.
+    codes = pad(weight.codes, (0, struct.kp - struct.k)).contiguous()
+    scale = weight.scale.contiguous()
+    minimum = None if weight.minimum is None else weight.minimum.contiguous()
+    data = pages((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
+    struct.data = data.data_ptr()
+    kernels.library.pronk_pack_codes(
+        ctypes.byref(struct),
+        codes.data_ptr(),
+        scale.data_ptr(),
+        None if minimum is None else minimum.data_ptr(),
+        struct.data,
+        num_threads(),
+    )
+    order = None if weight.order is None else weight.order.to(torch.int32).contiguous()
+    struct.order = None if order is None else order.data_ptr()
+    return data, order
 
 
 def _place(values: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:

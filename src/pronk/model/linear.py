@@ -1,4 +1,4 @@
-"""The one seam for matrix products: plain weights for torch, packed ones for the kernels.
+"""The one seam for matrix products: plain weights for torch, packed ones for the kernels, quantized or not.
 
 Whatever the implementation, ``forward`` maps ``[rows, in]`` to ``[rows, out]`` in the dtype of its input.
 """
@@ -16,10 +16,13 @@ from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.weights import pack
 from pronk.model.program import Program, Rows
+from pronk.quantized.form import Quantized
+from pronk.quantized.rounding import round_weights
 
 __all__ = ["WEIGHTS", "KernelLinear", "Layout", "Linear", "LinearFactory", "PlainLinear", "choose_linear"]
 
-WEIGHTS = ("plain", "int8")
+# How a model's weights are kept: as they were stored, or rounded as they are loaded.
+WEIGHTS = ("plain", "int8", "int4")
 
 
 class Layout(NamedTuple):
@@ -28,10 +31,12 @@ class Layout(NamedTuple):
     Attributes:
         unit: outputs that belong together, a head for example; ``None`` is all of them.
         gated: whether the first half of the outputs gates the second.
+        head: whether they are the logits of tokens, for which 4 bits are too few.
     """
 
     unit: int | None = None
     gated: bool = False
+    head: bool = False
 
 
 class Linear(nn.Module):
@@ -49,8 +54,9 @@ class Linear(nn.Module):
         return self(x).float()
 
 
-# Makes a linear layer of a weight ``[out, in]``, a bias ``[out]`` and the layout that its user expects.
-LinearFactory = Callable[[Tensor, Tensor | None, Layout], Linear]
+# Makes a linear layer of a weight ``[out, in]``, which may be quantized already, a bias ``[out]`` and the layout that
+# its user expects.
+LinearFactory = Callable[[Tensor | Quantized, Tensor | None, Layout], Linear]
 
 
 class PlainLinear(Linear):
@@ -74,13 +80,11 @@ class KernelLinear(Linear):
     Within a layer the kernels use them directly; ``forward`` is for a product by itself.
     """
 
-    def __init__(
-        self, kernels: Kernels, weight: Tensor, bias: Tensor | None, layout: Layout, bits: int | None = None
-    ) -> None:
+    def __init__(self, kernels: Kernels, weight: Tensor | Quantized, bias: Tensor | None, layout: Layout) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.layout = layout
-        self.packed = pack(kernels, weight, bias, unit=layout.unit, gated=layout.gated, bits=bits)
+        self.packed = pack(kernels, weight, bias, unit=layout.unit, gated=layout.gated)
         self._programs: dict[torch.dtype, Program] = {}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,7 +93,9 @@ class KernelLinear(Linear):
 
     def logits(self, x: Tensor) -> Tensor:
         """See :class:`Linear`."""
-        assert self.layout == Layout(), "expected a product by itself, found one whose outputs are used within a layer"
+        assert self.layout[:2] == Layout()[:2], (
+            "expected a product by itself, found one whose outputs are used within a layer"
+        )
         dtype = x.dtype if x.dtype == torch.bfloat16 else torch.float32
         if dtype not in self._programs:
             program = Program(self.packed.kernels, self.in_features, dtype)
@@ -101,25 +107,40 @@ class KernelLinear(Linear):
         return out
 
 
-def choose_linear(kernels: Kernels | None, device: torch.device, weights: str = "plain") -> LinearFactory:
+def choose_linear(
+    kernels: Kernels | None, device: torch.device, weights: str = "plain", dtype: torch.dtype | None = None
+) -> LinearFactory:
     """What makes the linear layers of a model.
 
     Args:
         kernels: who will read the weights; ``None`` is torch.
         device: where the weights are.
-        weights: ``"plain"``, or ``"int8"`` for a quarter to a half of the memory.
+        weights: ``"plain"`` leaves them as they are; ``"int8"`` and ``"int4"`` round those that are not quantized
+            yet, the head to 8 bits in both.
+        dtype: what torch computes with quantized weights in; ``None`` is float32.
 
     Raises:
-        OptionError: ``weights`` is neither, or there are no kernels for it.
+        OptionError: ``weights`` is none of these, or there are no kernels for it.
     """
     if weights not in WEIGHTS:
-        msg = f"weights: expected {' or '.join(WEIGHTS)}, found {weights!r}"
+        msg = f"weights: expected {', '.join(WEIGHTS)}; found {weights!r}"
         raise OptionError(msg)
-    bits = 8 if weights == "int8" else None
     if kernels is not None:
-        return lambda weight, bias, layout: KernelLinear(kernels, weight, bias, layout, bits)
-    if bits:
+        return lambda weight, bias, layout: KernelLinear(kernels, _rounded(weight, weights, layout), bias, layout)
+    if weights != "plain":
         found = "no kernels" if device.type == "cpu" else f"device {device}"
-        msg = f"weights: expected a CPU and pronk's kernels for int8, found {found}; use plain"
+        msg = f"weights: expected a CPU and pronk's kernels for {weights}, found {found}; use plain"
         raise OptionError(msg)
-    return lambda weight, bias, _: PlainLinear(weight, bias)
+
+    def plain(weight: Tensor | Quantized, bias: Tensor | None, _: Layout) -> Linear:
+        if isinstance(weight, Quantized):
+            weight = weight.dequantize().to(device, dtype)
+        return PlainLinear(weight, bias)
+
+    return plain
+
+
+def _rounded(weight: Tensor | Quantized, weights: str, layout: Layout) -> Tensor | Quantized:
+    if isinstance(weight, Quantized) or weights == "plain":
+        return weight
+    return round_weights(weight.detach(), 4 if weights == "int4" and not layout.head else 8)

@@ -159,14 +159,14 @@ def load_decoder(
         dtype: of the weights and the computation.
         device: where the weights go.
         kernels: who will compute with the weights; ``None`` is torch.
-        weights: ``"plain"``, or ``"int8"`` for half the memory where the outputs need not be exact.
+        weights: ``"plain"`` as they are stored; ``"int8"`` and ``"int4"`` round them as they are loaded.
         on_progress: called with the bytes read so far and in total.
 
     Raises:
         CheckpointError: tensors are missing, left over, wrongly shaped, not floating point or damaged.
         OptionError: ``weights`` is neither, or the device has no products for it.
     """
-    linear = choose_linear(kernels, device, weights)
+    linear = choose_linear(kernels, device, weights, dtype)
     checkpoint = Checkpoint(folder)
     names = FAMILY_NAMES[config.family]
     parts = list(plan_tensors(config))
@@ -209,7 +209,7 @@ class _Placer:
         elif part.kind == "linear":
             tied = [self.decoder.embedding.detach()]
             weight = self._stack([self._read(piece) for piece in part.weight] or tied, transposed=part.transposed)
-            layout = parent.layout(name) if isinstance(parent, Layer) else Layout()
+            layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=True)
             setattr(parent, name, self.linear(weight, self._vector(part.bias), layout))
         else:
             for key, pieces in (("weight", part.weight), ("bias", part.bias)):

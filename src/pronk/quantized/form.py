@@ -1,8 +1,8 @@
 """The one form of quantized weights, whatever file they came from.
 
 A weight is ``scale * code + minimum``, or ``scale * (code - zero)`` with a zero of 128 or 8 where there are no minima;
-scale and minimum belong to a group of codes beside each other along the inputs. What the kernels make of it is described
-in ``kernels/README.md``: inputs are rounded to 8 bits by the same groups, and each group is a sum of integers.
+scale and minimum belong to a group of codes beside each other along the inputs. What the kernels make of it is in
+``kernels/README.md``: inputs are rounded to 8 bits by the same groups, and each group is a sum of integers.
 """
 
 from __future__ import annotations

@@ -83,6 +83,7 @@ struct Tiles {
 struct CodedTile {
   const uint8_t* weights;
   int64_t block, line, group;   // bytes of a block and of a group's line, weights of a group
+  int64_t rows;                 // of the tile; a function takes some of them, from where these point on
   const int32_t* codes;         // [k / 4][rows]: four codes of a row
   const float* scale;           // [groups][rows]
   const float* total;           // with minima, [groups][rows]: scale times the sum of the codes
@@ -97,7 +98,7 @@ struct CodedTiles {
 };
 
 struct Coded {
-  int sums;                     // rows times blocks of a tile
+  int rows, sums;               // most that a function takes, and most rows times blocks
   CodedTiles tiles[2][2];       // of 8 and 4 bits, without and with minima
 };
 

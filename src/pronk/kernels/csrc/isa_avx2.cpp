@@ -11,12 +11,12 @@
 namespace pronk {
 namespace {
 const bool NARROW = false;
-constexpr int CODED_SUMS = 6;
+constexpr int CODED_ROWS = 3, CODED_SUMS = 3;
 constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, QUERIES = FEW_TILES(6);
 #include "kernels.inc"
 #include "choose.inc"
 }  // namespace
-static const Coded coded_avx2 = {CODED_SUMS, {{make_coded<8, false>(), make_coded<8, true>()}, {make_coded<4, false>(), make_coded<4, true>()}}};
+static const Coded coded_avx2 = make_coded();
 const Choices choices_avx2 = {choose, guess};
 const Table table_avx2 = {execute, &coded_avx2, &choices_avx2, NARROW};
 }  // namespace pronk

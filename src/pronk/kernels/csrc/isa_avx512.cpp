@@ -11,13 +11,13 @@
 namespace pronk {
 namespace {
 const bool NARROW = false;
-constexpr int CODED_SUMS = 12;
+constexpr int CODED_ROWS = 4, CODED_SUMS = 8;
 constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, QUERIES = FEW_TILES(12);
 #include "kernels.inc"
 #include "choose.inc"
 }  // namespace
 const Tiles tiles_avx512[3] = {TILES[0], TILES[1], TILES[2]};
-const Coded coded_avx512 = {CODED_SUMS, {{make_coded<8, false>(), make_coded<8, true>()}, {make_coded<4, false>(), make_coded<4, true>()}}};
+const Coded coded_avx512 = make_coded();
 const Choices choices_avx512 = {choose, guess};
 const Table table_avx512 = {execute, &coded_avx512, &choices_avx512, NARROW};
 }  // namespace pronk

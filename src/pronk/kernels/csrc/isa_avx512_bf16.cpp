@@ -13,7 +13,7 @@
 namespace pronk {
 namespace {
 const bool NARROW = true;
-constexpr int CODED_SUMS = 12;
+constexpr int CODED_ROWS = 1, CODED_SUMS = 1;
 constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, QUERIES = FEW_TILES(12);
 #include "kernels.inc"
 }  // namespace

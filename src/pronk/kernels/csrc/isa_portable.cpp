@@ -8,7 +8,7 @@
 namespace pronk {
 namespace {
 const bool NARROW = false;
-constexpr int CODED_SUMS = 6;
+constexpr int CODED_ROWS = 3, CODED_SUMS = 3;
 #if defined(__aarch64__)
 constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, QUERIES = FEW_TILES(6);
 #else
@@ -17,7 +17,7 @@ constexpr int TILE_ROWS = FEW_TILES(3), TILE_SUMS = 3, QUERIES = 3;
 #include "kernels.inc"
 #include "choose.inc"
 }  // namespace
-static const Coded coded_portable = {CODED_SUMS, {{make_coded<8, false>(), make_coded<8, true>()}, {make_coded<4, false>(), make_coded<4, true>()}}};
+static const Coded coded_portable = make_coded();
 const Choices choices_portable = {choose, guess};
 const Table table_portable = {execute, &coded_portable, &choices_portable, NARROW};
 }  // namespace pronk

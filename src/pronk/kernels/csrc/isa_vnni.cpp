@@ -8,10 +8,10 @@
 
 namespace pronk {
 namespace {
-constexpr int TILE_ROWS = FEW_TILES(12), CODED_SUMS = 12;
+constexpr int CODED_ROWS = FEW_TILES(12), CODED_SUMS = 12;
 #include "simd.h"
 
 #include "quantized.inc"
 }  // namespace
-const Coded coded_vnni = {CODED_SUMS, {{make_coded<8, false>(), make_coded<8, true>()}, {make_coded<4, false>(), make_coded<4, true>()}}};
+const Coded coded_vnni = make_coded();
 }  // namespace pronk
