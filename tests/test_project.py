@@ -31,7 +31,8 @@ HANDS_ON_ENVIRONMENT = {"bench/peers/process.py", "kernels/build.py"}
 # The floors of the house, lowest first: what a room needs lies below it. One name is a package or a module of the root.
 FLOORS = (
     {"errors", "interrupts", "tree"},
-    {"checks", "quantized"},
+    {"checks"},
+    {"quantized"},
     {"architecture", "kernels"},
     {"cache", "choosing", "gguf"},
     {"model"},

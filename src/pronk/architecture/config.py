@@ -7,7 +7,7 @@ is. Keys that would change the computation are honoured or refused with an error
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pronk.architecture.rope import RopeConfig, parse_rope
@@ -51,7 +51,8 @@ class ModelConfig:
 
     ``windows`` has one entry per layer: how many positions, itself included, a token of that layer sees
     (``None`` = all). ``rope`` is ``None`` for learned positions. ``context`` is the number of positions the
-    checkpoint was made for, scaling included. ``eos_ids`` are the token ids that end a text.
+    checkpoint was made for, scaling included. ``eos_ids`` are the token ids that end a text. ``quantization`` is what
+    ``quantization_config`` says, unread; ``None``: the weights are plain.
     """
 
     family: str
@@ -77,6 +78,7 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
+    quantization: Mapping[str, Any] | None = field(default=None, hash=False)
 
     @property
     def group(self) -> int:
@@ -145,10 +147,10 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         known = ", ".join(sorted(FAMILIES))
         msg = f"unknown architecture: config.json has model_type {family!r}; supported are {known}"
         raise ConfigError(msg)
-    quantization = raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        msg = f"the checkpoint is quantized ({method}); expected float32, float16 or bfloat16 weights"
+    # compressed-tensors called it by the second name first.
+    quantization = raw.get("quantization_config") or raw.get("compression_config")
+    if quantization and not isinstance(quantization, Mapping):
+        msg = f"config.json: expected an object as quantization_config, found {quantization!r:.80}"
         raise ConfigError(msg)
     refused = [key for key in _REFUSED if raw.get(key)] + ["is_causal"] * (raw.get("is_causal") is False)
     if refused:
@@ -156,7 +158,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError(msg)
     config = FAMILIES[family](_Reader({**_ABSENT.get(family, {}), **raw}, family))
     _check(config)
-    return config
+    return replace(config, quantization=quantization or None)
 
 
 class _Reader:

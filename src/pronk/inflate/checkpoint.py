@@ -228,6 +228,9 @@ def _read_source(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
             f"source: expected a llama, mistral, qwen2 or qwen3 model, found {small.family}; only RMSNorm can be padded"
         )
         raise ConfigError(msg)
+    if small.quantization is not None:
+        msg = f"source: expected plain weights, found {folder}, which is quantized; inflate what it was made from"
+        raise ConfigError(msg)
     if _MARK in raw:
         msg = f"source: expected a real model, found {folder}, which is inflated itself; inflate its source"
         raise ConfigError(msg)

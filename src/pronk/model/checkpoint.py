@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,18 @@ __all__ = ["Checkpoint", "read_json"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS = ("F32", "F16", "BF16")
+# The others are parts of quantized weights.
+_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 
 
 @dataclass(frozen=True)
@@ -70,15 +81,22 @@ class Checkpoint:
         """Size of a tensor in the file."""
         return self._entries[name].size
 
-    def check_dtype(self, name: str) -> None:
-        """Raise a :class:`CheckpointError` unless the tensor is float32, float16 or bfloat16."""
+    def check_dtype(self, name: str, dtypes: Sequence[str] = _FLOATS) -> None:
+        """Raise a :class:`CheckpointError` unless the tensor is of one of the types, as safetensors calls them."""
         found = self._entries[name].dtype
-        if found not in _DTYPES:
+        if found in dtypes:
+            return
+        if tuple(dtypes) == _FLOATS:
             msg = (
-                f"{self.folder}: tensor {name}: expected float32, float16 or bfloat16 ({', '.join(_DTYPES)}), "
+                f"{self.folder}: tensor {name}: expected float32, float16 or bfloat16 ({', '.join(_FLOATS)}), "
                 f"found {found}; convert the checkpoint to one of them"
             )
-            raise CheckpointError(msg)
+        else:
+            msg = (
+                f"{self.folder}: tensor {name}: expected the type {' or '.join(dtypes)}, found {found}; check that "
+                "quantization_config and the weights belong together"
+            )
+        raise CheckpointError(msg)
 
     def tensor(self, name: str) -> Tensor:
         """The tensor as a view of the mapped file, in the file's dtype; it keeps the file mapped."""

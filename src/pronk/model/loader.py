@@ -2,7 +2,8 @@
 
 Weights are placed part by part. At any moment the process owns what has been placed so far plus the copies that the
 current part needs, so a checkpoint costs its own size in the loaded dtype and little more. On a CPU the embedding
-is not copied at all: its rows are read from the mapped file.
+is not copied at all: its rows are read from the mapped file. Quantized weights stay so where there are kernels for
+them; torch gets what they stand for.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import math
 import mmap
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +26,12 @@ from pronk.gguf.config import parse_gguf
 from pronk.kernels.library import Kernels
 from pronk.model.checkpoint import Checkpoint, read_json
 from pronk.model.decoder import Decoder, Layer
-from pronk.model.families import FAMILY_NAMES, FamilyNames, Part, Piece, plan_tensors
+from pronk.model.families import Part, Piece, plan_tensors
+from pronk.model.inventory import Inventory
 from pronk.model.linear import Layout, LinearFactory, choose_linear
+from pronk.quantized.alike import stack_alike
+from pronk.quantized.form import Quantized
+from pronk.quantized.formats import scheme_of
 
 __all__ = ["computed_in", "covers", "load_decoder", "parse_dtype", "read_config", "resolve_model"]
 
@@ -32,6 +39,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 # Bytes from which a matrix is worth an allocation of its own.
 _OWN_PAGES = 1 << 20
+# Outputs of a quantized matrix that are dequantized at a time.
+_OUTPUTS = 1024
+# Where the formats said what they are before config.json did, and which format that is.
+_OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 # Everything a model needs, and nothing that could run. Mistral's repositories hold a second copy of the weights.
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
@@ -110,10 +121,21 @@ def read_config(folder: Path) -> ModelConfig:
         eos = read_json(generation, ConfigError).get("eos_token_id")
         raw = raw if eos is None else raw | {"eos_token_id": eos}
     try:
-        return parse_config(raw)
+        config = parse_config(raw | _older(folder, raw))
+        if config.quantization is not None:
+            scheme_of(config.quantization)  # what cannot be loaded is refused before anything else is done
+        return config
     except ConfigError as error:
         msg = f"{folder}: {error}"
         raise ConfigError(msg) from error
+
+
+def _older(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """The ``quantization_config`` of a folder that has it in a file of its own."""
+    for name, method in _OLDER.items():
+        if not (raw.get("quantization_config") or raw.get("compression_config")) and (folder / name).is_file():
+            return {"quantization_config": {"quant_method": method, **read_json(folder / name, ConfigError)}}
+    return {}
 
 
 def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
@@ -163,24 +185,26 @@ def load_decoder(
         on_progress: called with the bytes read so far and in total.
 
     Raises:
-        CheckpointError: tensors are missing, left over, wrongly shaped, not floating point or damaged.
+        CheckpointError: tensors are missing, left over, wrongly shaped, of a wrong type or damaged.
         OptionError: ``weights`` is neither, or the device has no products for it.
     """
     linear = choose_linear(kernels, device, weights, dtype)
     checkpoint = Checkpoint(folder)
-    names = FAMILY_NAMES[config.family]
     parts = list(plan_tensors(config))
-    stored = _match(checkpoint, names, config, [piece for part in parts for piece in part.pieces])
+    inventory = Inventory(checkpoint, config, parts)
     with torch.device("meta"):
         decoder = Decoder(config)
-    placer = _Placer(decoder, checkpoint, stored, dtype, device, linear)
-    sizes = [sum(checkpoint.nbytes(stored[piece.name]) for piece in part.pieces) for part in parts]
+    placer = _Placer(decoder, inventory, dtype, device, linear, quantized=kernels is not None)
+    sizes = [inventory.nbytes(part) for part in parts]
     done, total = 0, sum(sizes)
     for part, size in zip(parts, sizes, strict=True):
         placer.place(part)
         done += size
         if on_progress is not None and size:
             on_progress(done, total)
+    notes = [*inventory.notes, *placer.notes]
+    if notes:
+        warnings.warn(f"{folder.name}: {'; '.join(notes)}", stacklevel=2)
     return decoder.requires_grad_(False).eval()
 
 
@@ -190,25 +214,32 @@ class _Placer:
     def __init__(
         self,
         decoder: Decoder,
-        checkpoint: Checkpoint,
-        stored: dict[str, str],
+        inventory: Inventory,
         dtype: torch.dtype,
         device: torch.device,
         linear: LinearFactory,
+        *,
+        quantized: bool,
     ) -> None:
-        self.decoder, self.checkpoint, self.stored = decoder, checkpoint, stored
+        self.decoder, self.inventory, self.quantized = decoder, inventory, quantized
         self.dtype, self.device, self.linear = dtype, device, linear
+        self._unlike = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done otherwise than the checkpoint says."""
+        what = f"{self._unlike} matrices that share their inputs order or quantize them differently"
+        return [f"{what}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._unlike else []
 
     def place(self, part: Part) -> None:
         path, _, name = part.target.rpartition(".")
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
-            table = self._read(part.weight[0])
+            table = self.inventory.tensor(part.weight[0])
             table = table if self.device.type == "cpu" else table.to(self.device, self.dtype)
             setattr(parent, name, nn.Parameter(table, requires_grad=False))
         elif part.kind == "linear":
-            tied = [self.decoder.embedding.detach()]
-            weight = self._stack([self._read(piece) for piece in part.weight] or tied, transposed=part.transposed)
+            weight = self._weight(part)
             layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=True)
             setattr(parent, name, self.linear(weight, self._vector(part.bias), layout))
         else:
@@ -216,21 +247,35 @@ class _Placer:
                 vector = self._vector(pieces)
                 if vector is not None:
                     setattr(parent.get_submodule(name), key, nn.Parameter(vector, requires_grad=False))
-        self.checkpoint.release()
+        self.inventory.checkpoint.release()
+
+    def _weight(self, part: Part) -> Tensor | Quantized:
+        """The matrix of a linear layer, quantized if all that it consists of is, and somebody computes with it so."""
+        tied = [self.decoder.embedding.detach()]
+        weights = [self.inventory.weight(piece) for piece in part.weight] or tied
+        codes = [weight for weight in weights if isinstance(weight, Quantized)]
+        if self.quantized and codes:
+            stacked = stack_alike(codes) if len(codes) == len(weights) else None
+            if stacked is not None:
+                return stacked
+            self._unlike += 1
+        return self._stack(weights, transposed=part.transposed)
 
     def _vector(self, pieces: tuple[Piece, ...]) -> Tensor | None:
-        return self._stack([self._read(piece) for piece in pieces]) if pieces else None
+        return self._stack([self.inventory.tensor(piece) for piece in pieces]) if pieces else None
 
-    def _stack(self, tensors: list[Tensor], *, transposed: bool = False) -> Tensor:
-        """The tensors on top of each other, in the loaded dtype; a single one is not copied without need."""
-        if len(tensors) == 1 and not transposed and (self.device.type != "cpu" or tensors[0].dtype == self.dtype):
-            return tensors[0].to(self.device, self.dtype)
-        tensors = [tensor.t() if transposed else tensor for tensor in tensors]
-        rows = [tensor.shape[0] for tensor in tensors]
+    def _stack(self, weights: Sequence[Tensor | Quantized], *, transposed: bool = False) -> Tensor:
+        """The weights on top of each other, in the loaded dtype; a single tensor is not copied without need."""
+        alone = weights[0] if len(weights) == 1 and not transposed else None
+        if isinstance(alone, Tensor) and (self.device.type != "cpu" or alone.dtype == self.dtype):
+            return alone.to(self.device, self.dtype)
+        # Quantized ones are as their users want them, whatever way they are stored.
+        weights = [each.t() if transposed and isinstance(each, Tensor) else each for each in weights]
+        rows = [weight.shape[0] for weight in weights]
         # One allocation in which every piece is converted in place: the converted pieces never exist beside it.
-        stacked = self._empty(sum(rows), *tensors[0].shape[1:])
-        for target, tensor in zip(stacked.split(rows), tensors, strict=True):
-            target.copy_(tensor)
+        stacked = self._empty(sum(rows), *weights[0].shape[1:])
+        for target, weight in zip(stacked.split(rows), weights, strict=True):
+            _fill(target, weight)
         return stacked
 
     def _empty(self, *shape: int) -> Tensor:
@@ -240,57 +285,12 @@ class _Placer:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         return torch.frombuffer(mmap.mmap(-1, size), dtype=self.dtype).view(shape)
 
-    def _read(self, piece: Piece) -> Tensor:
-        return self.checkpoint.tensor(self.stored[piece.name])
 
-
-def _match(checkpoint: Checkpoint, names: FamilyNames, config: ModelConfig, pieces: list[Piece]) -> dict[str, str]:
-    """Name without prefix to name in the file, once every tensor is accounted for."""
-    stored: dict[str, str] = {}
-    for name in checkpoint:
-        plain = names.canonical(name)
-        if plain in stored:
-            msg = f"{checkpoint.folder}: expected one tensor {plain}, found two: {stored[plain]} and {name}"
-            raise CheckpointError(msg)
-        stored[plain] = name
-    if config.tied:
-        _check_tied(checkpoint, names, stored)
-    wanted = {piece.name: piece.shape for piece in pieces}
-    extra = [stored[name] for name in stored if name not in wanted and not names.ignored.fullmatch(name)]
-    missing = [name for name in wanted if name not in stored]
-    for kind, found in (("missing", missing), ("unexpected", extra)):
-        if found:
-            listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-            msg = (
-                f"{checkpoint.folder}: {kind} tensors: {listed}; expected the {len(wanted)} tensors that config.json "
-                f"asks for, found {len(checkpoint)}; check that the files are complete and belong together"
-            )
-            raise CheckpointError(msg)
-    for name, shape in wanted.items():
-        _check_shape(checkpoint, stored[name], shape)
-    return stored
-
-
-def _check_shape(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> None:
-    found = checkpoint.shape(name)
-    if found != shape:
-        msg = (
-            f"{checkpoint.folder}: tensor {name}: expected shape {list(shape)} from config.json, found {list(found)}; "
-            "check that config.json and the weights belong together"
-        )
-        raise CheckpointError(msg)
-    checkpoint.check_dtype(name)
-
-
-def _check_tied(checkpoint: Checkpoint, names: FamilyNames, stored: dict[str, str]) -> None:
-    """Drop a head that repeats the embedding; a head of its own contradicts the config."""
-    head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
-    if head is None or embedding is None:
+def _fill(target: Tensor, weight: Tensor | Quantized) -> None:
+    """Write a weight into ``target``, a quantized one some outputs at a time: in float32 it would be large."""
+    if isinstance(weight, Tensor):
+        target.copy_(weight)
         return
-    _check_shape(checkpoint, head, checkpoint.shape(embedding))
-    if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(embedding)):
-        msg = (
-            f"{checkpoint.folder}: expected {head} to equal {embedding}, as tie_word_embeddings in config.json says, "
-            "found different values; set tie_word_embeddings to false to use both"
-        )
-        raise CheckpointError(msg)
+    for start in range(0, len(target), _OUTPUTS):
+        rows = weight.rows(start, min(start + _OUTPUTS, len(target)))
+        target[start : start + _OUTPUTS].copy_(rows.dequantize())

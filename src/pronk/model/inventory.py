@@ -1,0 +1,170 @@
+"""The tensors of a checkpoint that a model needs, each of them accounted for.
+
+A matrix is one tensor, or, in a quantized checkpoint, those of which its format says that they make it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pronk.architecture.config import ModelConfig
+from pronk.errors import CheckpointError
+from pronk.model.checkpoint import Checkpoint
+from pronk.model.families import FAMILY_NAMES, FamilyNames, Part, Piece
+from pronk.quantized.form import Quantized
+from pronk.quantized.formats import scheme_of
+from pronk.quantized.scheme import Module, Scheme, Stored, Weight
+
+__all__ = ["Inventory"]
+
+
+class Inventory:
+    """What a checkpoint has, by what the model calls it.
+
+    Args:
+        checkpoint: whose tensors they are.
+        config: of the model.
+        parts: of the model, which need them.
+
+    Raises:
+        CheckpointError: tensors are missing, left over, of a wrong shape or type.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, parts: Sequence[Part]) -> None:
+        self.checkpoint = checkpoint
+        names = FAMILY_NAMES[config.family]
+        self._scheme = None if config.quantization is None else scheme_of(config.quantization)
+        self._stored = _index(checkpoint, names)
+        if config.tied:
+            _check_tied(checkpoint, names, self._stored)
+        plain = {piece.name: Stored((piece.shape,)) for part in parts for piece in part.pieces}
+        self._weights = {} if self._scheme is None else _weights(checkpoint, names, self._scheme, parts)
+        wanted = {name: stored for name, stored in plain.items() if name not in self._weights}
+        self._tensors: dict[str, dict[str, str]] = {}
+        for name, weight in self._weights.items():
+            # A bias that the model has is a piece of its own.
+            tensors = {f"{_module(name)}.{key}": (key, stored) for key, stored in weight.tensors.items()}
+            own = {full: pair for full, pair in tensors.items() if full not in wanted and self._needs(full, pair[1])}
+            wanted |= {full: stored for full, (_, stored) in own.items()}
+            self._tensors[name] = {key: full for full, (key, _) in own.items()}
+        self._account(wanted, names)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is done otherwise than the checkpoint says; one line each."""
+        return () if self._scheme is None else self._scheme.notes
+
+    def nbytes(self, part: Part) -> int:
+        """Size of a part in the file."""
+        names = [name for piece in part.pieces for name in self._tensors.get(piece.name, {"": piece.name}).values()]
+        return sum(self.checkpoint.nbytes(self._stored[name]) for name in names)
+
+    def tensor(self, piece: Piece) -> Tensor:
+        """A plain tensor, as it is in the file; mapped."""
+        return self.checkpoint.tensor(self._stored[piece.name])
+
+    def weight(self, piece: Piece) -> Tensor | Quantized:
+        """A matrix: as it is in the file, or what the tensors of a quantized one make.
+
+        Raises:
+            CheckpointError: the numbers of a quantized one cannot be.
+        """
+        weight = self._weights.get(piece.name)
+        if weight is None:
+            return self.tensor(piece)
+        stored = {key: self._stored[name] for key, name in self._tensors[piece.name].items()}
+        try:
+            return weight.read({key: self.checkpoint.tensor(name) for key, name in stored.items()})
+        except CheckpointError as error:
+            msg = f"{self.checkpoint.folder}: {_module(next(iter(stored.values())))}: {error}"
+            raise CheckpointError(msg) from error
+
+    def _needs(self, name: str, stored: Stored) -> bool:
+        return stored.required or name in self._stored
+
+    def _account(self, wanted: Mapping[str, Stored], names: FamilyNames) -> None:
+        """Raise a :class:`CheckpointError` unless the file has what is wanted, and nothing else."""
+        folder, stored = self.checkpoint.folder, self._stored
+        ignored = [names.ignored] + ([] if self._scheme is None else [self._scheme.ignored])
+        left = [name for name in stored if name not in wanted]
+        extra = [stored[name] for name in left if not any(pattern.fullmatch(name) for pattern in ignored)]
+        missing = [name for name in wanted if name not in stored]
+        for kind, found in (("missing", missing), ("unexpected", extra)):
+            if found:
+                listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+                msg = (
+                    f"{folder}: {kind} tensors: {listed}; expected the {len(wanted)} tensors that config.json "
+                    f"asks for, found {len(self.checkpoint)}; check that the files are complete and belong together"
+                )
+                raise CheckpointError(msg)
+        for name, each in wanted.items():
+            _check(self.checkpoint, stored[name], each)
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _index(checkpoint: Checkpoint, names: FamilyNames) -> dict[str, str]:
+    """Name without prefix to name in the file."""
+    stored: dict[str, str] = {}
+    for name in checkpoint:
+        plain = names.canonical(name)
+        if plain in stored:
+            msg = f"{checkpoint.folder}: expected one tensor {plain}, found two: {stored[plain]} and {name}"
+            raise CheckpointError(msg)
+        stored[plain] = name
+    return stored
+
+
+def _weights(checkpoint: Checkpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[Part]) -> dict[str, Weight]:
+    """By the names of their pieces, the weights that are quantized."""
+    # Patterns in a config are for names as the checkpoint has them.
+    prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
+    found = {}
+    for module, piece in _modules(names, parts, prefix):
+        try:
+            weight = scheme.weight(module)
+        except CheckpointError as error:
+            msg = f"{checkpoint.folder}: {error}"
+            raise CheckpointError(msg) from error
+        if weight is not None:
+            found[piece.name] = weight
+    return found
+
+
+def _modules(names: FamilyNames, parts: Sequence[Part], prefix: str) -> Iterator[tuple[Module, Piece]]:
+    for part in parts:
+        for piece in part.weight if part.kind == "linear" else ():
+            name, shape = _module(piece.name), piece.shape
+            outputs, inputs = shape[::-1] if part.transposed else shape
+            head = name == names.head
+            yield Module(name if head else prefix + name, outputs, inputs, head, part.transposed), piece
+
+
+def _check(checkpoint: Checkpoint, name: str, stored: Stored) -> None:
+    found = checkpoint.shape(name)
+    if stored.shapes is not None and found not in stored.shapes:
+        msg = (
+            f"{checkpoint.folder}: tensor {name}: expected shape {' or '.join(str(list(s)) for s in stored.shapes)} "
+            f"from config.json, found {list(found)}; check that config.json and the weights belong together"
+        )
+        raise CheckpointError(msg)
+    checkpoint.check_dtype(name, stored.dtypes)
+
+
+def _check_tied(checkpoint: Checkpoint, names: FamilyNames, stored: dict[str, str]) -> None:
+    """Drop a head that repeats the embedding; a head of its own contradicts the config."""
+    head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
+    if head is None or embedding is None:
+        return
+    _check(checkpoint, head, Stored((checkpoint.shape(embedding),)))
+    if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(embedding)):
+        msg = (
+            f"{checkpoint.folder}: expected {head} to equal {embedding}, as tie_word_embeddings in config.json says, "
+            "found different values; set tie_word_embeddings to false to use both"
+        )
+        raise CheckpointError(msg)

@@ -1,0 +1,104 @@
+"""AWQ checkpoints in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
+
+Codes of 4 bits and zero points are both packed along the outputs, ``qweight`` ``[inputs, outputs / 8]`` and ``qzeros``
+``[groups, outputs / 8]``. Within a word they are interleaved: its nibbles, the lowest first, are those of the outputs
+0, 2, 4, 6, 1, 3, 5, 7. A weight is ``scales[g] * (code - zero[g])`` with ``g = input / group``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pronk.checks import check_integer
+from pronk.errors import CheckpointError, ConfigError
+from pronk.quantized.form import Quantized
+from pronk.quantized.packing import affine, group_size, unpack
+from pronk.quantized.scheme import NOTHING, Module, Stored, listed, names, refuse
+
+__all__ = ["AWQ"]
+
+_INSTEAD = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
+# Where in a word the nibble of each of eight outputs is: the inverse of 0 2 4 6 1 3 5 7.
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+# Inputs that are unpacked at a time, before they are transposed.
+_INPUTS = 1024
+
+
+@dataclass(frozen=True)
+class AWQ:
+    """An AWQ checkpoint.
+
+    Attributes:
+        group: inputs of a group; -1 is all of them.
+        plain: components of the names of modules that are not quantized.
+    """
+
+    group: int
+    plain: tuple[str, ...] = ()
+
+    name = "AWQ"
+    notes = ()
+    ignored = NOTHING
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any]) -> AWQ:
+        """Read a ``quantization_config``, or a ``quant_config.json`` of older checkpoints.
+
+        Raises:
+            ConfigError: values that are missing, contradictory or not supported.
+        """
+        bits = config.get("bits", config.get("w_bit", 4))
+        if bits != 4:
+            refuse("bits of 4", bits, _INSTEAD)
+        version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
+        if str(version).lower() != "gemm":
+            refuse("the version gemm", version, _INSTEAD)
+        if config.get("zero_point", True) is not True:
+            refuse("zero_point true", config["zero_point"], _INSTEAD)
+        size = config.get("group_size", config.get("q_group_size", 128))
+        if size != -1 and check_integer("quantization_config: group_size", size, 8, error=ConfigError) % 8:
+            refuse("a group_size of a multiple of 8, or -1", size, _INSTEAD)
+        return cls(size, tuple(listed(config, "modules_to_not_convert")))
+
+    def weight(self, module: Module) -> _Weight | None:
+        """See :class:`~pronk.quantized.scheme.Scheme`."""
+        if module.head or module.transposed or any(names(module.name, pattern) for pattern in self.plain):
+            return None
+        if module.outputs % 8:
+            msg = f"{module.name}: expected a multiple of 8 outputs, found {module.outputs}; {_INSTEAD}"
+            raise CheckpointError(msg)
+        return _Weight(module, group_size(self.group, module.inputs))
+
+
+@dataclass(frozen=True)
+class _Weight:
+    module: Module
+    group: int
+
+    @property
+    def tensors(self) -> Mapping[str, Stored]:
+        _, outputs, inputs, *_ = self.module
+        groups = ceil(inputs / self.group)
+        return {
+            "qweight": Stored(((inputs, outputs // 8),), ("I32",)),
+            "qzeros": Stored(((groups, outputs // 8),), ("I32",)),
+            "scales": Stored(((groups, outputs),)),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Quantized:
+        _, outputs, inputs, *_ = self.module
+        codes = torch.empty(outputs, inputs, dtype=torch.uint8)
+        for start in range(0, inputs, _INPUTS):
+            codes[:, start : start + _INPUTS] = _unpack(tensors["qweight"][start : start + _INPUTS], outputs).t()
+        return affine(codes, _unpack(tensors["qzeros"], outputs).t(), tensors["scales"].t(), 4, self.group)
+
+
+def _unpack(packed: Tensor, outputs: int) -> Tensor:
+    """uint8 ``[rows, outputs]`` of int32 ``[rows, outputs / 8]``."""
+    return unpack(packed, 4, outputs).unflatten(1, (-1, 8))[..., _PLACES].flatten(1)
