@@ -38,10 +38,13 @@ class GgufCheckpoint:
     Attributes:
         folder: the file, the first one of several.
         header: the metadata.
+        says: what says which tensors there are.
 
     Raises:
         CheckpointError: see :class:`~pronk.gguf.reader.GgufFile`; or a part that is missing, or not the first.
     """
+
+    says = "its metadata"
 
     def __init__(self, path: Path) -> None:
         self.folder = path
@@ -94,19 +97,23 @@ class GgufCheckpoint:
         file, info = self._infos[name]
         return torch.frombuffer(file.buffer, dtype=torch.uint8, count=info.size, offset=info.start)
 
-    def tensor(self, name: str) -> Tensor | Quantized:
-        """A tensor, once :meth:`check_dtype` found its type fit: numbers as a view of the mapped file, blocks unpacked.
+    def tensor(self, name: str) -> Tensor:
+        """Numbers, as a view of the mapped file in the file's dtype, once :meth:`check_dtype` found them to be some."""
+        info = self._infos[name][1]
+        values, rows = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape), self._rows(name)
+        return values if rows is None else values[rows]
+
+    def weight(self, name: str) -> Tensor | Quantized:
+        """A matrix, of numbers or of blocks, once :meth:`check_dtype` found its type fit.
 
         Raises:
             CheckpointError: damaged blocks, or a matrix that the kernels do not take.
         """
         info = self._infos[name][1]
-        rows = self._rows(name)
         if info.type.name in _DTYPES:
-            values = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape)
-            return values if rows is None else values[rows]
+            return self.tensor(name)
         try:
-            return unpack(self.stored(name).view(info.shape[0], -1), info.type, rows)
+            return unpack(self.stored(name).view(info.shape[0], -1), info.type, self._rows(name))
         except ValueError as error:
             msg = f"{self.folder}: tensor {name} ({info.type.name}): {error}; download the file again"
             raise CheckpointError(msg) from error

@@ -12,13 +12,19 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import CheckpointError
-from pronk.model.checkpoint import Checkpoint
-from pronk.model.families import FAMILY_NAMES, FamilyNames, Part, Piece
+from pronk.gguf.checkpoint import GgufCheckpoint
+from pronk.model.checkpoint import AnyCheckpoint
+from pronk.model.families import FAMILY_NAMES, GGUF_NAMES, FamilyNames, Part, Piece
 from pronk.quantized.form import Quantized
 from pronk.quantized.formats import scheme_of
 from pronk.quantized.scheme import Module, Scheme, Stored, Weight
 
-__all__ = ["Inventory"]
+__all__ = ["Inventory", "names_of"]
+
+
+def names_of(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
+    """What a checkpoint calls its tensors: as its family does, or as all do in GGUF files."""
+    return GGUF_NAMES if isinstance(checkpoint, GgufCheckpoint) else FAMILY_NAMES[config.family]
 
 
 class Inventory:
@@ -33,9 +39,9 @@ class Inventory:
         CheckpointError: tensors are missing, left over, of a wrong shape or type.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, parts: Sequence[Part]) -> None:
+    def __init__(self, checkpoint: AnyCheckpoint, config: ModelConfig, parts: Sequence[Part]) -> None:
         self.checkpoint = checkpoint
-        names = FAMILY_NAMES[config.family]
+        names = names_of(checkpoint, config)
         self._scheme = None if config.quantization is None else scheme_of(config.quantization)
         self._stored = _index(checkpoint, names)
         if config.tied:
@@ -67,12 +73,14 @@ class Inventory:
         return self.checkpoint.tensor(self._stored[piece.name])
 
     def weight(self, piece: Piece) -> Tensor | Quantized:
-        """A matrix: as it is in the file, or what the tensors of a quantized one make.
+        """A matrix: as it is in the file, or what the blocks or tensors of a quantized one make.
 
         Raises:
             CheckpointError: the numbers of a quantized one cannot be.
         """
         weight = self._weights.get(piece.name)
+        if isinstance(self.checkpoint, GgufCheckpoint):
+            return self.checkpoint.weight(self._stored[piece.name])
         if weight is None:
             return self.tensor(piece)
         stored = {key: self._stored[name] for key, name in self._tensors[piece.name].items()}
@@ -96,8 +104,9 @@ class Inventory:
             if found:
                 listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
                 msg = (
-                    f"{folder}: {kind} tensors: {listed}; expected the {len(wanted)} tensors that config.json "
-                    f"asks for, found {len(self.checkpoint)}; check that the files are complete and belong together"
+                    f"{folder}: {kind} tensors: {listed}; expected the {len(wanted)} tensors that "
+                    f"{self.checkpoint.says} asks for, found {len(self.checkpoint)}; check that the files are complete "
+                    "and belong together"
                 )
                 raise CheckpointError(msg)
         for name, each in wanted.items():
@@ -108,7 +117,7 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _index(checkpoint: Checkpoint, names: FamilyNames) -> dict[str, str]:
+def _index(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
     """Name without prefix to name in the file."""
     stored: dict[str, str] = {}
     for name in checkpoint:
@@ -120,7 +129,7 @@ def _index(checkpoint: Checkpoint, names: FamilyNames) -> dict[str, str]:
     return stored
 
 
-def _weights(checkpoint: Checkpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[Part]) -> dict[str, Weight]:
+def _weights(checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[Part]) -> dict[str, Weight]:
     """By the names of their pieces, the weights that are quantized."""
     # Patterns in a config are for names as the checkpoint has them.
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
@@ -145,18 +154,18 @@ def _modules(names: FamilyNames, parts: Sequence[Part], prefix: str) -> Iterator
             yield Module(name if head else prefix + name, outputs, inputs, head, part.transposed), piece
 
 
-def _check(checkpoint: Checkpoint, name: str, stored: Stored) -> None:
+def _check(checkpoint: AnyCheckpoint, name: str, stored: Stored) -> None:
     found = checkpoint.shape(name)
     if stored.shapes is not None and found not in stored.shapes:
         msg = (
             f"{checkpoint.folder}: tensor {name}: expected shape {' or '.join(str(list(s)) for s in stored.shapes)} "
-            f"from config.json, found {list(found)}; check that config.json and the weights belong together"
+            f"from {checkpoint.says}, found {list(found)}; check that {checkpoint.says} and the weights belong together"
         )
         raise CheckpointError(msg)
     checkpoint.check_dtype(name, stored.dtypes)
 
 
-def _check_tied(checkpoint: Checkpoint, names: FamilyNames, stored: dict[str, str]) -> None:
+def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str, str]) -> None:
     """Drop a head that repeats the embedding; a head of its own contradicts the config."""
     head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
     if head is None or embedding is None:

@@ -24,10 +24,10 @@ from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.gguf.config import parse_gguf
 from pronk.kernels.library import Kernels
-from pronk.model.checkpoint import Checkpoint, read_json
+from pronk.model.checkpoint import open_checkpoint, read_json
 from pronk.model.decoder import Decoder, Layer
 from pronk.model.families import Part, Piece, plan_tensors
-from pronk.model.inventory import Inventory
+from pronk.model.inventory import Inventory, names_of
 from pronk.model.linear import Layout, LinearFactory, choose_linear
 from pronk.quantized.alike import stack_alike
 from pronk.quantized.form import Quantized
@@ -173,10 +173,10 @@ def load_decoder(
 ) -> Decoder:
     """A decoder with the weights of ``folder``, in ``dtype`` on ``device``.
 
-    On a CPU the embedding and learned positions stay in the file's dtype, mapped.
+    On a CPU the embedding and learned positions stay in the file's dtype, mapped; those in blocks are dequantized.
 
     Args:
-        folder: a model folder with safetensors files.
+        folder: a model folder with safetensors files, or a GGUF file.
         config: what :func:`read_config` says about it.
         dtype: of the weights and the computation.
         device: where the weights go.
@@ -189,8 +189,8 @@ def load_decoder(
         OptionError: ``weights`` is neither, or the device has no products for it.
     """
     linear = choose_linear(kernels, device, weights, dtype)
-    checkpoint = Checkpoint(folder)
-    parts = list(plan_tensors(config))
+    checkpoint = open_checkpoint(folder)
+    parts = list(plan_tensors(config, names_of(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
     with torch.device("meta"):
         decoder = Decoder(config)
@@ -224,6 +224,7 @@ class _Placer:
         self.decoder, self.inventory, self.quantized = decoder, inventory, quantized
         self.dtype, self.device, self.linear = dtype, device, linear
         self._unlike = 0
+        self._tied: list[Tensor | Quantized] = []
 
     @property
     def notes(self) -> list[str]:
@@ -235,9 +236,7 @@ class _Placer:
         path, _, name = part.target.rpartition(".")
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
-            table = self.inventory.tensor(part.weight[0])
-            table = table if self.device.type == "cpu" else table.to(self.device, self.dtype)
-            setattr(parent, name, nn.Parameter(table, requires_grad=False))
+            setattr(parent, name, nn.Parameter(self._table(part), requires_grad=False))
         elif part.kind == "linear":
             weight = self._weight(part)
             layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=True)
@@ -249,10 +248,18 @@ class _Placer:
                     setattr(parent.get_submodule(name), key, nn.Parameter(vector, requires_grad=False))
         self.inventory.checkpoint.release()
 
+    def _table(self, part: Part) -> Tensor:
+        """Rows to be looked up: as they are mapped, where they are numbers on a CPU."""
+        stored = self.inventory.weight(part.weight[0])
+        mapped = isinstance(stored, Tensor) and self.device.type == "cpu"
+        table = stored if isinstance(stored, Tensor) and mapped else self._stack([stored])
+        if self.decoder.config.tied and part.target == "embedding":
+            self._tied = [stored if self.quantized else table]
+        return table
+
     def _weight(self, part: Part) -> Tensor | Quantized:
         """The matrix of a linear layer, quantized if all that it consists of is, and somebody computes with it so."""
-        tied = [self.decoder.embedding.detach()]
-        weights = [self.inventory.weight(piece) for piece in part.weight] or tied
+        weights = [self.inventory.weight(piece) for piece in part.weight] or [self._tied.pop()]
         codes = [weight for weight in weights if isinstance(weight, Quantized)]
         if self.quantized and codes:
             stacked = stack_alike(codes) if len(codes) == len(weights) else None
