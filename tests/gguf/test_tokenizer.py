@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def pieces_vocabulary() -> dict[str, float]:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁]*"), "isolated")
-    trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=400, limit_alphabet=60, show_progress=False)
     tokenizer.train_from_iterator([*LLAMA_TEXTS * 3, *random_texts(200)], trainer)
     learned = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
     singles = [token for token in learned if len(token) == 1]
@@ -212,9 +213,7 @@ def by_sentencepiece(text: str, vocabulary: dict[str, float], *, prefix: bool = 
     ids = {token: i for i, token in enumerate(vocabulary)}
     symbols = list((" " * prefix + text).replace(" ", "▁"))
     while True:
-        pairs = [
-            (vocabulary[a + b], -i) for i, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False)) if a + b in ids
-        ]
+        pairs = [(vocabulary[a + b], -i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in ids]
         if not pairs:
             break
         at = -max(pairs)[1]
