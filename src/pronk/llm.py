@@ -54,6 +54,7 @@ class LLM:
         drafter: str | Drafter = "suffix(store_tokens=0)",
         device: str = "cpu",
         dtype: str = "auto",
+        weights: str = "plain",
         kv_memory: str | int | None = None,
         max_batch: int = 16,
         prefill_chunk: int = 512,
@@ -71,6 +72,9 @@ class LLM:
                 remembers nothing from one request to the next.
             device: ``"cpu"`` or an accelerator as torch names it.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the checkpoint's.
+            weights: ``"plain"`` leaves the matrices as the checkpoint has them; ``"int8"`` and ``"int4"`` round them to
+                8 or 4 bits as they are loaded (the head to 8), which changes what the model says, and makes its passes
+                faster. Guessing changes nothing, whichever it is.
             kv_memory: size of the KV cache in bytes or as text (``"2GiB"``); by default what ``max_batch`` full
                 contexts need, and at most a quarter of the memory.
             max_batch: most requests in one pass, 1..1024.
@@ -101,7 +105,15 @@ class LLM:
         target, kind = _device(device), parse_dtype(dtype, self.config)
         chosen = choose_kernels(kernels, target, self.config)
         self.dtype = kind
-        decoder = load_decoder(self.path, self.config, dtype=kind, device=target, kernels=chosen, on_progress=progress)
+        decoder = load_decoder(
+            self.path,
+            self.config,
+            dtype=kind,
+            device=target,
+            kernels=chosen,
+            weights=weights,
+            on_progress=progress,
+        )
         memory = KVBudget(kv_memory, max_batch, target)
         self.engine = Engine(
             decoder,

@@ -59,6 +59,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 OTHER_WEIGHTS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "float16": (torch.float16, {}),
     "int8": (torch.float32, {"weights": "int8"}),
+    "int4": (torch.float32, {"weights": "int4"}),
+    "int4, rows of bfloat16": (torch.bfloat16, {"weights": "int4", "qk_norm": True}),
     "int8, rows of bfloat16": (torch.bfloat16, {"weights": "int8", "classic": True}),
 }
 # The products' tiles are chosen by their sizes, so the tiny ones prove little about real ones.

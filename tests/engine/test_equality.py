@@ -167,6 +167,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "classic": {"heads": 4, "kv_heads": 4, "classic": True},
     "norms and a scaling": {"qk_norm": True, "dynamic": True},
     "int8": {"weights": "int8"},
+    "int4": {"weights": "int4"},
 }
 
 

@@ -13,12 +13,10 @@ from pronk.model.linear import KernelLinear, Layout
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 # Of weights, and of rows.
 TYPES = {
-    "float32": (torch.float32, torch.float32, None),
-    "bfloat16": (torch.bfloat16, torch.bfloat16, None),
-    "bfloat16, rows of float32": (torch.bfloat16, torch.float32, None),
-    "float16": (torch.float16, torch.float32, None),
-    "int8": (torch.float32, torch.float32, 8),
-    "int8, rows of bfloat16": (torch.bfloat16, torch.bfloat16, 8),
+    "float32": (torch.float32, torch.float32),
+    "bfloat16": (torch.bfloat16, torch.bfloat16),
+    "bfloat16, rows of float32": (torch.bfloat16, torch.float32),
+    "float16": (torch.float16, torch.float32),
 }
 ALL = pytest.mark.parametrize("name", TYPES)
 # Outputs and inputs: less than a block, more than one, more than a panel of inputs, and no multiples of anything.
@@ -32,10 +30,10 @@ def some_rows(count: int, size: int, dtype: torch.dtype = torch.float32, seed: i
 
 def linear(kernels: Kernels, name: str, shape: tuple[int, int], *, bias: bool = False) -> tuple[KernelLinear, Tensor]:
     """A product, and its weight."""
-    dtype, _, bits = TYPES[name]
+    dtype, _ = TYPES[name]
     weight = some_rows(*shape, dtype, 1)
     offset = some_rows(1, shape[0], dtype, 2)[0] if bias else None
-    return KernelLinear(kernels, weight, offset, Layout(), bits), weight
+    return KernelLinear(kernels, weight, offset, Layout()), weight
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -114,51 +112,3 @@ def test_float32_is_off_by_what_rounding_a_sum_costs(kernels: Kernels) -> None:
         walk = terms.cumsum(-1).square().sum(-1).sqrt() * 2.0**-24
         found = product(x).double() - terms.sum(-1)
         assert float(found.norm()) < 1.05 * float(walk.norm()), shape
-
-
-@pytest.mark.parametrize("name", ["int8", "int8, rows of bfloat16"])
-@EVERY
-def test_8_bits_are_close_to_the_float_product(kernels: Kernels, name: str) -> None:
-    """Rounding a weight costs half of its row's step at most; the rows are not rounded."""
-    dtype = TYPES[name][1]
-    weight = some_rows(300, 70, dtype, 1) * torch.logspace(-2, 1, 300)[:, None].to(dtype)
-    weight[5], weight[7, 3] = 0.0, 50.0
-    x = (some_rows(9, 70) * torch.logspace(-2, 1, 9)[:, None]).to(dtype)
-    x[4] = 0.0
-    offset = some_rows(1, 300, dtype, 2)[0]
-    product = KernelLinear(kernels, weight, offset, Layout(), 8)
-    exact = x.double() @ weight.double().t() + offset.double()
-    error = (product.logits(x).double() - exact).abs()
-    step = weight.double().abs().amax(1) / 127
-    bound = 0.5 * x.double().abs().sum(1, keepdim=True) * step
-    assert bool((error <= 1.001 * bound + 1e-5 * exact.abs() + 1e-6).all())
-    assert float(error.norm() / exact.norm()) < 0.01
-    assert torch.equal(product.logits(x)[4], offset.float())
-    # It is the product with the rounded weights.
-    rounded = product.packed.unpack().double()
-    torch.testing.assert_close(
-        product.logits(x).double(), x.double() @ rounded.t() + offset.double(), rtol=1e-4, atol=1e-4
-    )
-
-
-@ALL
-@EVERY
-def test_bias_and_types(kernels: Kernels, name: str) -> None:
-    dtype, rows, _ = TYPES[name]
-    product, _ = linear(kernels, name, (97, 52), bias=True)
-    bare, _ = linear(kernels, name, (97, 52))
-    x = some_rows(7, 52, rows)
-    assert (product.in_features, product.out_features) == (52, 97)
-    assert product.logits(x).dtype == torch.float32
-    assert product(x).dtype == rows
-    assert torch.equal(product(x), product.logits(x).to(rows))
-    offset = some_rows(1, 97, dtype, 2)[0].float()
-    assert torch.equal(product.logits(x), bare.logits(x) + offset)
-    assert product.logits(x[:0]).shape == (0, 97)
-
-
-@EVERY
-def test_a_part_of_a_layer_is_no_product_by_itself(kernels: Kernels) -> None:
-    for layout in (Layout(unit=16), Layout(gated=True)):
-        with pytest.raises(AssertionError, match="expected a product by itself"):
-            KernelLinear(kernels, torch.zeros(32, 8), None, layout)(torch.zeros(1, 8))

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from pronk.kernels.library import candidates
 from pronk.kernels.weights import Packed, pack, pages
+from pronk.quantized.form import Bits
+from pronk.quantized.rounding import round_weights
+from quantized.codes import CODED, some_codes
 
 KERNELS = candidates()[-1]  # packing is the same for all
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -82,33 +85,23 @@ def test_every_number_of_16_bits(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("layout", [{}, {"unit": 10}, {"gated": True}], ids=str)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_8_bits_are_off_by_half_a_step_at_most(dtype: torch.dtype, layout: dict[str, int]) -> None:
-    weight = (some_weight((60, 45)) * torch.logspace(-3, 2, 60)[:, None]).to(dtype)
-    weight[4], weight[7, 3] = 0.0, 200.0
-    packed = pack(KERNELS, weight, bits=8, **layout)  # type: ignore[arg-type]
-    assert packed.data.dtype == torch.int8
-    found, want = packed.unpack(), weight.float()
-    step = want.abs().amax(1, keepdim=True) / 127
-    assert bool(((found - want).abs() <= 0.5001 * step).all())
-    largest = want.abs().argmax(1, keepdim=True)
-    torch.testing.assert_close(found.gather(1, largest), want.gather(1, largest), rtol=1e-6, atol=0.0)
-    assert not found[4].any()
-    assert int(packed.data.abs().max()) == 127
+@pytest.mark.parametrize("group", [8, 16, 32, 128])
+@pytest.mark.parametrize("kind", CODED, ids=str)
+def test_codes_come_back(kind: tuple[Bits, bool, bool], group: int, layout: dict[str, int]) -> None:
+    weight = some_codes((60, 45), *kind, group)
+    packed = pack(KERNELS, weight, **layout)  # type: ignore[arg-type]
+    assert torch.equal(packed.unpack(), weight.dequantize())
 
 
-def test_8_bits_take_less_memory() -> None:
-    weight = some_weight((512, 256))
-    small, half, whole = pack(KERNELS, weight, bits=8), pack(KERNELS, weight.bfloat16()), pack(KERNELS, weight)
-    assert small.scale is not None
-    assert small.data.nbytes + small.scale.nbytes < 0.52 * half.data.nbytes
-    assert half.data.nbytes * 2 == whole.data.nbytes == weight.nbytes
+def test_fewer_bits_take_less_memory() -> None:
+    weight = some_weight((512, 1024))
+    sizes = [pack(KERNELS, each).data.nbytes for each in (round_weights(weight, 4), round_weights(weight, 8), weight)]
+    assert [size / weight.numel() for size in sizes] == [0.625, 1 + 4 / 128, 4.0]
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_threads_pack_the_same(threads: int) -> None:
-    for dtype in FLOATS:
-        weight = some_weight((131, 70), dtype)
+    for weight in (*(some_weight((131, 70), dtype) for dtype in FLOATS), round_weights(some_weight((131, 70)), 4)):
         alone = pack(KERNELS, weight)
         torch.set_num_threads(threads)
         assert torch.equal(pack(KERNELS, weight).data, alone.data)

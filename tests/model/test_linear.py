@@ -14,6 +14,7 @@ from checkpoints import MakeCheckpoint
 from models import kernels, text_logits
 from oracle import dense_logits
 from pronk.errors import OptionError
+from pronk.kernels.library import CODED_TYPES
 from pronk.model.decoder import Decoder
 from pronk.model.linear import KernelLinear, Layout, Linear, PlainLinear, choose_linear
 from pronk.model.loader import load_decoder, read_config
@@ -59,14 +60,16 @@ def test_the_choice() -> None:
         assert made.layout == layout
         assert made.packed.data.dtype == torch.float32
         assert isinstance(choose_linear(None, CPU)(weight, None, layout), PlainLinear)
-        small = choose_linear(kernels(), CPU, "int8")(weight, None, layout)
-        assert isinstance(small, KernelLinear)
-        assert small.packed.data.dtype == torch.int8
+        for weights, types in (("int8", (8, 8)), ("int4", (4, 8))):
+            for head, bits in zip((False, True), types, strict=True):
+                small = choose_linear(kernels(), CPU, weights)(weight, None, layout._replace(head=head))
+                assert isinstance(small, KernelLinear)
+                assert small.packed.struct.type == CODED_TYPES[bits]
 
 
 def test_choices_that_there_are_not() -> None:
-    with pytest.raises(OptionError, match=r"^weights: expected plain or int8, found 'int4'$"):
-        choose_linear(kernels(), CPU, "int4")
+    with pytest.raises(OptionError, match=r"^weights: expected plain, int8, int4; found 'int2'$"):
+        choose_linear(kernels(), CPU, "int2")
     expected = "weights: expected a CPU and pronk's kernels for int8, found"
     with pytest.raises(OptionError, match=rf"^{expected} no kernels; use plain$"):
         choose_linear(None, CPU, "int8")
@@ -89,7 +92,7 @@ def test_a_decoder_in_int8(tied: bool, checkpoint: MakeCheckpoint) -> None:
     folder, tokens = checkpoint("llama", tie_word_embeddings=tied, attention_bias=True), list(range(40))
     plain, small = in_8_bits(folder, torch.float32)
     every = [small.head, *(getattr(layer, name) for layer in small.layers for name in ("qkv", "out", "up", "down"))]
-    assert all(linear.packed.data.dtype == torch.int8 for linear in every)
+    assert all(linear.packed.struct.type == CODED_TYPES[8] for linear in every)
     exact, found = dense_logits(plain, tokens), text_logits(small, tokens)
     assert 0 < float((found - exact).norm() / exact.norm()) < 0.1
 

@@ -97,6 +97,9 @@ def load_model(
     ] = "suffix(store_tokens=0)",
     device: Annotated[str, _model("Where the model runs, for example cpu or cuda.")] = "cpu",
     dtype: Annotated[str, _model("auto (the checkpoint's own), float32, bfloat16 or float16.")] = "auto",
+    weights: Annotated[
+        str, _model("plain: as the checkpoint has them. int8, int4: rounded as they are loaded, smaller and faster.")
+    ] = "plain",
     kv_memory: Annotated[
         str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="chosen for the model")
     ] = None,
@@ -119,6 +122,7 @@ def load_model(
         drafter=drafter,
         device=device,
         dtype=dtype,
+        weights=weights,
         kv_memory=kv_memory,
         max_batch=max_batch,
         threads=threads,

@@ -199,6 +199,6 @@ def pack_linears(module: nn.Module, linear: LinearFactory) -> None:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PlainLinear):
-                layout = parent.layout(name) if isinstance(parent, Layer) else Layout()
+                layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=name == "head")
                 bias = None if child.bias is None else child.bias.detach()
                 setattr(parent, name, linear(child.weight.detach(), bias, layout))

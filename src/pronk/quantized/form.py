@@ -109,7 +109,7 @@ class Quantized:
             if kinds[0] != kinds[1]:
                 msg = f"expected matrices that are quantized alike, found {kinds[0]} and {kinds[1]}"
                 raise ValueError(msg)
-            if first.order is not None and not torch.equal(first.order, part.order):
+            if first.order is not None and part.order is not None and not torch.equal(first.order, part.order):
                 msg = "expected one order of the inputs of matrices that share them, found several"
                 raise ValueError(msg)
         if len(parts) == 1:

@@ -21,7 +21,7 @@ __all__ = ["DEFAULT_GROUPS", "round_weights"]
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
 
 # Parts of the largest weight that are tried as the end of the range.
-_RANGES = {8: (1.0,), 4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}
+_RANGES = {8: (), 4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}
 # Outputs that are rounded at a time.
 _ROWS = 4096
 
@@ -53,19 +53,26 @@ def round_weights(weight: Tensor, bits: Bits, group: int | None = None) -> Quant
 def _round(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
     """Codes and scales of groups ``[outputs, groups, group]``."""
     zero, most = 1 << (bits - 1), (1 << (bits - 1)) - 1
-    peak = weight.abs().amax(-1)
-    best = error = None
+    low, high = weight.amin(-1), weight.amax(-1)
+    peak = torch.maximum(-low, high)
+    # One code more on one side: the weight that is farthest out goes there, and the scale has the other's sign.
+    farthest = torch.where(high >= -low, -high, -low)
+    best = _try(weight, peak / most, -most, most)
     for part in _RANGES[bits]:
-        # The scale is used as it is stored, so that codes are those nearest to what they stand for.
-        scale = peak * (part / most)
-        times = torch.where(scale > 0, 1 / scale, 0.0)
-        found = (weight * times[..., None]).round_().clamp_(-zero if part < 1.0 else -most, most)
-        wrong = (found * scale[..., None]).sub_(weight).square_().sum(-1)
-        if best is None or error is None:
-            best, error, chosen = found, wrong, scale
-        else:
-            better = wrong < error
-            best = torch.where(better[..., None], found, best)
-            error, chosen = torch.where(better, wrong, error), torch.where(better, scale, chosen)
-    assert best is not None
-    return best.add_(zero).to(torch.uint8), chosen
+        for scale in (peak * (part / most), farthest * (part / zero)):
+            found = _try(weight, scale, -zero, most)
+            better = found[0] < best[0]
+            best = (
+                torch.where(better, found[0], best[0]),
+                torch.where(better[..., None], found[1], best[1]),
+                torch.where(better, scale, best[2]),
+            )
+    return best[1].add_(zero).to(torch.uint8), best[2]
+
+
+def _try(weight: Tensor, scale: Tensor, low: int, high: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What a scale costs in squares, the codes that are nearest with it, and the scale."""
+    times = torch.where(scale == 0, 0.0, 1 / scale)
+    codes = (weight * times[..., None]).round_().clamp_(low, high)
+    wrong = (codes * scale[..., None]).sub_(weight).square_().sum(-1)
+    return wrong, codes, scale

@@ -170,7 +170,7 @@ def test_what_is_no_model_is_refused(model: str, tmp_path: Path) -> None:
         ("draft_model(num_tokens=0)", "draft_model: num_tokens: expected an integer in 1..64, found 0"),
         ("draft_model(min_confidence=1.5)", "draft_model: min_confidence: expected a number in 0..1, found 1.5"),
         ("draft_model(dtype='int4')", "draft_model: dtype: expected one of auto, .*, found 'int4'"),
-        ("draft_model(weights='int2')", "draft_model: weights: expected one of plain, int8, found"),
+        ("draft_model(weights='int2')", "draft_model: weights: expected one of plain, int8, int4, found"),
         ("draft_model(model='')", "draft_model: model: expected a path, found ''"),
         ("draft_model(model=7)", "draft_model: model: expected a path, found 7"),
         ("threshold(lowest=0.5, highest=0.4)", "threshold: lowest: expected at most highest = 0.4, found 0.5"),
@@ -222,7 +222,7 @@ def test_weights_of_a_byte() -> None:
         size[weights], values[weights] = out.packed.data.nbytes, out.packed.unpack()
         requests = decode(engine, drafter, [[1, 2, 3], [4, 5, 6, 7], [9]])
         accepted[weights] = sum(request.stats.accepted for request in requests)
-    assert size["int8"] == size["plain"] // 4
+    assert size["int8"] < 0.3 * size["plain"]
     assert not torch.equal(values["int8"], values["plain"])
     assert torch.allclose(values["int8"], values["plain"], atol=float(values["plain"].abs().max()) / 250, rtol=0.0)
     assert 0.5 * accepted["plain"] < accepted["int8"] <= accepted["plain"]

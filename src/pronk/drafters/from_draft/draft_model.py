@@ -23,6 +23,7 @@ from pronk.drafters.shared.draft import Draft, DraftLane
 from pronk.drafters.shared.pace import Pace, Prices
 from pronk.drafters.shared.paced import PacedDrafter, PacedGuesser, PacedState
 from pronk.drafters.target import Target
+from pronk.model.linear import WEIGHTS
 from pronk.passes.costs import PassCosts
 
 __all__ = ["DraftModel", "DraftState", "ModelDrafter", "ModelGuesser"]
@@ -118,7 +119,7 @@ class DraftModel(ModelDrafter):
 
     Attributes:
         dtype: of its weights; ``"auto"`` is the checkpoint's.
-        weights: ``"plain"``, or ``"int8"`` for half the memory of bfloat16.
+        weights: ``"plain"``, or ``"int8"`` or ``"int4"``: see :class:`~pronk.llm.LLM`.
     """
 
     name = "draft_model"
@@ -129,7 +130,7 @@ class DraftModel(ModelDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(f"{self.name}: dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        check_choice(f"{self.name}: weights", self.weights, ("plain", "int8"))
+        check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
 
     def open(self, target: Target) -> Draft:
         """The draft model; one of another vocabulary is translated, where that is possible."""

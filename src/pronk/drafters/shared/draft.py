@@ -85,7 +85,7 @@ class Draft:
             model: a folder or a Hub id; ``None`` is the bundled one.
             target: whose device and memory it shares.
             dtype: as for :class:`~pronk.llm.LLM`.
-            weights: ``"plain"`` or ``"int8"``.
+            weights: the same.
 
         Raises:
             CheckpointError: the model cannot be loaded.

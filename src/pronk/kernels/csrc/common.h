@@ -91,7 +91,7 @@ struct CodedTile {
 };
 
 // Over groups `from` to `to`; see TileFunction.
-typedef void (*CodedFunction)(const CodedTile* tile, float* c, int64_t ldc, int64_t from, int64_t to, bool more);
+typedef void (*CodedFunction)(const CodedTile* tile, float* c, int64_t ldc, int64_t from, int64_t to);
 
 struct CodedTiles {
   CodedFunction by_rows[MOST_TILE_ROWS + 1][3];

@@ -8,7 +8,7 @@
 
 namespace pronk {
 namespace {
-constexpr int CODED_ROWS = FEW_TILES(12), CODED_SUMS = 12;
+constexpr int CODED_ROWS = FEW_TILES(12), CODED_SUMS = 24;
 #include "simd.h"
 
 #include "quantized.inc"

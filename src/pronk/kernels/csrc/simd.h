@@ -207,6 +207,20 @@ static inline float vsum(vf x) {  // one tree of sums for all
   return lane[0];
 }
 
+// The same for whole numbers of few bits, whose sum has no order.
+static inline float vwhole_sum(vf x) {
+#if defined(PRONK_SIMD_AVX512)
+  return _mm512_reduce_add_ps(x);
+#elif defined(PRONK_SIMD_AVX2)
+  __m256 both = _mm256_add_ps(x.a, x.b);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
+  return vsum(x);
+#endif
+}
+
 static inline float vlargest(vf x) {
 #if defined(PRONK_SIMD_AVX512)
   return _mm512_reduce_max_ps(x);

@@ -1,0 +1,78 @@
+"""Products with weights of 8 and 4 bits: the same bits on every instruction set, and those of the slow loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.test_products import ROWS, same, some_rows
+from pronk.kernels.library import Kernels, candidates
+from pronk.model.linear import KernelLinear, Layout
+from pronk.quantized.form import Bits, Quantized
+from pronk.quantized.rounding import round_weights
+from quantized.codes import CODED, coded_product, some_codes
+
+SETS = candidates()
+KINDS = pytest.mark.parametrize("kind", CODED, ids=lambda kind: f"{kind[0]} bits, minima {kind[1]}, order {kind[2]}")
+# Outputs, inputs, group: less than a block and more, a last group that is not full, groups of all sizes, a whole row.
+SHAPES = [(5, 8, 8), (17, 40, 16), (97, 100, 32), (33, 640, 64), (48, 1100, 128), (20, 576, 576)]
+
+
+def products(weight: Quantized, bias: Tensor | None = None) -> list[KernelLinear]:
+    return [KernelLinear(kernels, weight, bias, Layout()) for kernels in SETS]
+
+
+@KINDS
+def test_it_is_the_slow_loop(kind: tuple[Bits, bool, bool]) -> None:
+    for outputs, inputs, group in SHAPES:
+        weight = some_codes((min(outputs, 20), inputs), *kind, group)
+        x = some_rows(3, inputs)
+        x[1] *= 1000.0
+        x[2, : inputs // 2] = 0.0
+        want = coded_product(weight, x)
+        for product in products(weight):
+            assert same(product.logits(x), want), (product.packed.kernels.name, inputs, group)
+
+
+@KINDS
+def test_a_row_does_not_depend_on_the_others_or_the_set(kind: tuple[Bits, bool, bool]) -> None:
+    for outputs, inputs, group in SHAPES:
+        weight, bias = some_codes((outputs, inputs), *kind, group), some_rows(1, outputs, seed=2)[0]
+        x = some_rows(1040, inputs)
+        torch.set_num_threads(1)
+        whole = products(weight, bias)[0].logits(x)
+        for product in products(weight, bias):
+            assert same(product.logits(x), whole)
+            for rows in ROWS[::3]:
+                assert same(product.logits(x[:rows]), whole[:rows]), (inputs, rows)
+            for rows in (1, 2, 5, 13, 33, 511):
+                assert same(product.logits(x[-rows:]), whole[-rows:]), (inputs, rows)
+        for threads in (2, 3, 5):
+            torch.set_num_threads(threads)
+            for rows in (1, 4, 17, 600):
+                assert same(products(weight, bias)[0].logits(x[:rows]), whole[:rows]), (inputs, rows, threads)
+
+
+@pytest.mark.parametrize("kernels", SETS, ids=lambda kernels: kernels.name)
+def test_rows_that_overflow_harm_no_others(kernels: Kernels) -> None:
+    product = KernelLinear(kernels, some_codes((50, 70), 4, True, False, 32), None, Layout())
+    x = some_rows(30, 70)
+    want = product.logits(x)
+    x[3], x[17, 5], x[29] = float("inf"), float("nan"), float("-inf")
+    found, fine = product.logits(x), [row for row in range(30) if row not in (3, 17, 29)]
+    assert same(found[fine], want[fine])
+    assert not found[[3, 17, 29]].isfinite().any()
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.012), (4, 0.12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_is_close_to_the_product_of_what_was_rounded(dtype: torch.dtype, bits: Bits, most: float) -> None:
+    weight = some_rows(300, 700, seed=1) * torch.logspace(-2, 1, 300)[:, None]
+    x = (some_rows(9, 700) * torch.logspace(-2, 1, 9)[:, None]).to(dtype)
+    x[4] = 0.0
+    bias = some_rows(1, 300, seed=2)[0]
+    found = products(round_weights(weight, bits), bias)[0].logits(x)
+    exact = x.double() @ weight.double().t() + bias.double()
+    assert 0.0 < float((found - exact).norm() / exact.norm()) < most
+    assert torch.equal(found[4], bias)
