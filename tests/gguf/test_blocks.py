@@ -17,6 +17,12 @@ def type_of(kind: str) -> TensorType:
     return next(each for each in TENSOR_TYPES.values() if each.name == kind)
 
 
+def unpacked(kind: str, stored: np.ndarray, rows: torch.Tensor | None = None) -> Quantized:
+    values, size = size_of(kind)
+    codes = torch.empty(len(stored), stored.shape[1] // size * values, dtype=torch.uint8)
+    return unpack(torch.from_numpy(stored), type_of(kind), codes, rows)
+
+
 def same_bits(found: Quantized, expected: np.ndarray) -> bool:
     return np.array_equal(found.dequantize().numpy().view(np.uint32), expected.view(np.uint32))
 
@@ -29,7 +35,7 @@ def test_all_types_are_here() -> None:
 def test_bits_equal_those_of_gguf(kind: str) -> None:
     for seed in range(4):
         stored = random_blocks(kind, 7, 512, seed)
-        found = unpack(torch.from_numpy(stored), type_of(kind))
+        found = unpacked(kind, stored)
         assert found.group == (16 if kind == "Q6_K" else 32)
         assert found.bits == (4 if kind.startswith("Q4") else 8)
         assert same_bits(found, decode(kind, stored))
@@ -44,7 +50,7 @@ def test_scales_of_any_size(kind: str) -> None:
         stored[..., at + 1] &= 0xBF  # an exponent of ones is no number
     stored[0, 0] = 0
     stored = stored.reshape(64, -1)
-    assert same_bits(unpack(torch.from_numpy(stored), type_of(kind)), decode(kind, stored))
+    assert same_bits(unpacked(kind, stored), decode(kind, stored))
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
@@ -52,7 +58,7 @@ def test_rows_in_another_order_and_in_parts(kind: str, monkeypatch: pytest.Monke
     stored = random_blocks(kind, 37, 256, 5)
     order = torch.randperm(37, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(blocks, "_CHUNK", 4 * stored.shape[1])
-    found = unpack(torch.from_numpy(stored), type_of(kind), order)
+    found = unpacked(kind, stored, order)
     assert same_bits(found, decode(kind, stored)[order.numpy()])
 
 
@@ -65,4 +71,4 @@ def test_scales_that_are_no_numbers(kind: str, bad: float) -> None:
     if kind == "Q6_K":
         stored[1, 192:208] = 1
     with pytest.raises(ValueError, match="finite"):
-        unpack(torch.from_numpy(stored), type_of(kind))
+        unpacked(kind, stored)

@@ -182,7 +182,7 @@ def test_what_is_placed_where(checkpoint: MakeCheckpoint) -> None:
         (layer.out, Layout()),
         (layer.up, Layout()),
         (layer.down, Layout()),
-        (decoder.head, Layout()),
+        (decoder.head, Layout(head=True)),
     ):
         assert isinstance(linear, KernelLinear)
         assert linear.layout == layout

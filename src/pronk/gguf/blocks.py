@@ -33,24 +33,22 @@ class _Block:
     group: int
 
 
-def unpack(stored: Tensor, type_: TensorType, rows: Tensor | None = None) -> Quantized:
+def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None = None) -> Quantized:
     """A stored matrix in the form of the kernels.
 
     Args:
         stored: uint8 ``[outputs, bytes of a row]``.
         type_: one of those in :data:`BLOCKS`.
+        codes: where the codes go, uint8 ``[outputs, inputs]``.
         rows: int64 ``[outputs]``, the order to put the outputs in; ``None`` keeps theirs.
 
     Raises:
         ValueError: scales that are not finite, or more inputs than the kernels take.
     """
     block = BLOCKS[type_.name]
-    outputs, width = stored.shape
-    inputs = width // type_.size * type_.values
-    codes = torch.empty(outputs, inputs, dtype=torch.uint8)
     scales, minima = [], []
-    step = max(1, _CHUNK // width)
-    for start in range(0, outputs, step):
+    step = max(1, _CHUNK // stored.shape[1])
+    for start in range(0, len(stored), step):
         part = stored[start : start + step] if rows is None else stored[rows[start : start + step]]
         found, scale, minimum = block.rule(part.unflatten(1, (-1, type_.size)))
         codes[start : start + step] = found.flatten(1)

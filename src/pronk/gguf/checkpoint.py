@@ -103,17 +103,23 @@ class GgufCheckpoint:
         values, rows = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape), self._rows(name)
         return values if rows is None else values[rows]
 
-    def weight(self, name: str) -> Tensor | Quantized:
-        """A matrix, of numbers or of blocks, once :meth:`check_dtype` found its type fit.
+    def has_blocks(self, name: str) -> bool:
+        """Whether a tensor is stored in blocks, not as numbers."""
+        return self.type(name) not in _DTYPES
+
+    def weight(self, name: str, codes: Tensor) -> Quantized:
+        """A matrix that :meth:`has_blocks`, once :meth:`check_dtype` found their type fit.
+
+        Args:
+            name: of the tensor.
+            codes: where its codes go, uint8 ``[outputs, inputs]``.
 
         Raises:
             CheckpointError: damaged blocks, or a matrix that the kernels do not take.
         """
         info = self._infos[name][1]
-        if info.type.name in _DTYPES:
-            return self.tensor(name)
         try:
-            return unpack(self.stored(name).view(info.shape[0], -1), info.type, self._rows(name))
+            return unpack(self.stored(name).view(info.shape[0], -1), info.type, codes, self._rows(name))
         except ValueError as error:
             msg = f"{self.folder}: tensor {name} ({info.type.name}): {error}; download the file again"
             raise CheckpointError(msg) from error

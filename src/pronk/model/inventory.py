@@ -1,6 +1,7 @@
 """The tensors of a checkpoint that a model needs, each of them accounted for.
 
-A matrix is one tensor, or, in a quantized checkpoint, those of which its format says that they make it up.
+A matrix is one tensor, or, in a quantized checkpoint, those of which its format says that they make it up. In a GGUF
+file it is one tensor, maybe of blocks.
 """
 
 from __future__ import annotations
@@ -72,20 +73,28 @@ class Inventory:
         """A plain tensor, as it is in the file; mapped."""
         return self.checkpoint.tensor(self._stored[piece.name])
 
-    def weight(self, piece: Piece) -> Tensor | Quantized:
-        """A matrix: as it is in the file, or what the blocks or tensors of a quantized one make.
+    def is_quantized(self, piece: Piece) -> bool:
+        """Whether a matrix is more than a plain tensor."""
+        if isinstance(self.checkpoint, GgufCheckpoint):
+            return self.checkpoint.has_blocks(self._stored[piece.name])
+        return piece.name in self._weights
+
+    def weight(self, piece: Piece, codes: Tensor) -> Tensor | Quantized:
+        """A matrix that :meth:`is_quantized`: its codes, or a plain one if its tensors are no integers.
+
+        Args:
+            piece: which one.
+            codes: where its codes go, uint8 ``[outputs, inputs]``.
 
         Raises:
             CheckpointError: the numbers of a quantized one cannot be.
         """
-        weight = self._weights.get(piece.name)
         if isinstance(self.checkpoint, GgufCheckpoint):
-            return self.checkpoint.weight(self._stored[piece.name])
-        if weight is None:
-            return self.tensor(piece)
+            return self.checkpoint.weight(self._stored[piece.name], codes)
         stored = {key: self._stored[name] for key, name in self._tensors[piece.name].items()}
         try:
-            return weight.read({key: self.checkpoint.tensor(name) for key, name in stored.items()})
+            tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
+            return self._weights[piece.name].read(tensors, codes)
         except CheckpointError as error:
             msg = f"{self.checkpoint.folder}: {_module(next(iter(stored.values())))}: {error}"
             raise CheckpointError(msg) from error

@@ -24,6 +24,7 @@ from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.gguf.config import parse_gguf
 from pronk.kernels.library import Kernels
+from pronk.kernels.weights import pages
 from pronk.model.checkpoint import open_checkpoint, read_json
 from pronk.model.decoder import Decoder, Layer
 from pronk.model.families import Part, Piece, plan_tensors
@@ -173,7 +174,7 @@ def load_decoder(
 ) -> Decoder:
     """A decoder with the weights of ``folder``, in ``dtype`` on ``device``.
 
-    On a CPU the embedding and learned positions stay in the file's dtype, mapped; those in blocks are dequantized.
+    On a CPU the embedding and learned positions stay in the file's dtype, mapped; those of blocks are dequantized.
 
     Args:
         folder: a model folder with safetensors files, or a GGUF file.
@@ -236,7 +237,7 @@ class _Placer:
         path, _, name = part.target.rpartition(".")
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
-            setattr(parent, name, nn.Parameter(self._table(part), requires_grad=False))
+            setattr(parent, name, nn.Parameter(self._table(part.weight[0]), requires_grad=False))
         elif part.kind == "linear":
             weight = self._weight(part)
             layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=True)
@@ -248,30 +249,46 @@ class _Placer:
                     setattr(parent.get_submodule(name), key, nn.Parameter(vector, requires_grad=False))
         self.inventory.checkpoint.release()
 
-    def _table(self, part: Part) -> Tensor:
-        """Rows to be looked up: as they are mapped, where they are numbers on a CPU."""
-        stored = self.inventory.weight(part.weight[0])
-        mapped = isinstance(stored, Tensor) and self.device.type == "cpu"
-        table = stored if isinstance(stored, Tensor) and mapped else self._stack([stored])
-        if self.decoder.config.tied and part.target == "embedding":
-            self._tied = [stored if self.quantized else table]
-        return table
+    def _table(self, piece: Piece) -> Tensor:
+        """Rows to be looked up; a head that is tied to codes gets the codes."""
+        if not self.inventory.is_quantized(piece):
+            table = self.inventory.tensor(piece)
+            return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
+        stored = self._read(piece, pages(piece.shape, torch.uint8))
+        self._tied += [stored] * (self.quantized and self.decoder.config.tied)
+        return self._stack([stored])
 
     def _weight(self, part: Part) -> Tensor | Quantized:
         """The matrix of a linear layer, quantized if all that it consists of is, and somebody computes with it so."""
-        weights = [self.inventory.weight(piece) for piece in part.weight] or [self._tied.pop()]
-        codes = [weight for weight in weights if isinstance(weight, Quantized)]
-        if self.quantized and codes:
-            stacked = stack_alike(codes) if len(codes) == len(weights) else None
+        if not part.weight and self._tied:
+            return self._tied.pop()
+        if not any(self.inventory.is_quantized(piece) for piece in part.weight):
+            tied = [self.decoder.embedding.detach()]
+            return self._stack([self.inventory.tensor(piece) for piece in part.weight] or tied, part.transposed)
+        shapes = [piece.shape[::-1] if part.transposed else piece.shape for piece in part.weight]
+        rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
+        # All of them have their codes in one allocation, which is given back as a whole.
+        codes = pages((sum(rows), inputs), torch.uint8)
+        weights = list(map(self._read, part.weight, codes.split(rows)))
+        parts = [weight for weight in weights if isinstance(weight, Quantized)]
+        if self.quantized and parts:
+            stacked = stack_alike(parts, codes) if len(parts) == len(weights) else None
             if stacked is not None:
                 return stacked
             self._unlike += 1
-        return self._stack(weights, transposed=part.transposed)
+        return self._stack(weights, part.transposed)
+
+    def _read(self, piece: Piece, codes: Tensor) -> Tensor | Quantized:
+        if not self.inventory.is_quantized(piece):
+            return self.inventory.tensor(piece)
+        weight = self.inventory.weight(piece, codes)
+        self.inventory.checkpoint.release()
+        return weight
 
     def _vector(self, pieces: tuple[Piece, ...]) -> Tensor | None:
         return self._stack([self.inventory.tensor(piece) for piece in pieces]) if pieces else None
 
-    def _stack(self, weights: Sequence[Tensor | Quantized], *, transposed: bool = False) -> Tensor:
+    def _stack(self, weights: Sequence[Tensor | Quantized], transposed: bool = False) -> Tensor:
         """The weights on top of each other, in the loaded dtype; a single tensor is not copied without need."""
         alone = weights[0] if len(weights) == 1 and not transposed else None
         if isinstance(alone, Tensor) and (self.device.type != "cpu" or alone.dtype == self.dtype):

@@ -7,33 +7,44 @@ from dataclasses import replace
 from math import ceil, gcd
 
 import torch
+from torch import Tensor
 
 from pronk.quantized.form import Quantized
 
 __all__ = ["stack_alike"]
 
 
-def stack_alike(parts: Sequence[Quantized]) -> Quantized | None:
+def stack_alike(parts: Sequence[Quantized], codes: Tensor) -> Quantized | None:
     """Matrices on top of each other, without any loss; ``None`` if they order their inputs differently.
 
     A code of 4 bits is one of 8 with the same scale, a group can be cut into smaller ones with the same scale, and a
     zero point is a minimum: so those that differ in bits, groups or minima take the form that can express all of them.
+
+    Args:
+        parts: whose codes are the rows of ``codes``, in order; may be changed.
+        codes: uint8 ``[outputs of all, inputs]``.
     """
-    first = parts[0].order
-    for order in (part.order for part in parts[1:]):
-        if (first is None) != (order is None) or (first is not None and not torch.equal(first, order)):  # type: ignore[arg-type]
+    order = parts[0].order
+    for other in (part.order for part in parts[1:]):
+        if order is None or other is None:
+            if order is not other:
+                return None
+        elif not torch.equal(order, other):
             return None
-    group = gcd(*(part.group for part in parts))
-    bits = max(part.bits for part in parts)
+    group, bits = gcd(*(part.group for part in parts)), max(part.bits for part in parts)
     lowest = any(part.minimum is not None for part in parts)
-    return Quantized.stack([_finer(_wider(part, bits), group, lowest=lowest) for part in parts])
+    alike = [_finer(_wider(part, bits), group, lowest=lowest) for part in parts]
+    minima = [part.minimum for part in alike if part.minimum is not None]
+    scale = torch.cat([part.scale for part in alike])
+    return Quantized(codes, scale, torch.cat(minima) if minima else None, alike[0].bits, group, order)
 
 
 def _wider(part: Quantized, bits: int) -> Quantized:
     if part.bits == bits:
         return part
-    shift = 0 if part.minimum is not None else (1 << (bits - 1)) - part.zero
-    return replace(part, codes=part.codes + shift, bits=8)
+    if part.minimum is None:
+        part.codes.add_((1 << (bits - 1)) - part.zero)
+    return replace(part, bits=8)
 
 
 def _finer(part: Quantized, group: int, *, lowest: bool) -> Quantized:

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pronk.checks import check_integer
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantized.form import Quantized
-from pronk.quantized.packing import affine, group_size, unpack
+from pronk.quantized.packing import OUTPUTS, affine, group_size, unpack
 from pronk.quantized.scheme import NOTHING, Module, Stored, listed, names, refuse
 
 __all__ = ["AWQ"]
@@ -26,8 +25,6 @@ __all__ = ["AWQ"]
 _INSTEAD = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
 # Where in a word the nibble of each of eight outputs is: the inverse of 0 2 4 6 1 3 5 7.
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
-# Inputs that are unpacked at a time, before they are transposed.
-_INPUTS = 1024
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,8 @@ class AWQ:
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
             refuse("the version gemm", version, _INSTEAD)
+        if config.get("backend", "autoawq") == "llm-awq":  # which packs along the inputs
+            refuse("the backend autoawq", "llm-awq", _INSTEAD)
         if config.get("zero_point", True) is not True:
             refuse("zero_point true", config["zero_point"], _INSTEAD)
         size = config.get("group_size", config.get("q_group_size", 128))
@@ -91,11 +90,11 @@ class _Weight:
             "scales": Stored(((groups, outputs),)),
         }
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Quantized:
-        _, outputs, inputs, *_ = self.module
-        codes = torch.empty(outputs, inputs, dtype=torch.uint8)
-        for start in range(0, inputs, _INPUTS):
-            codes[:, start : start + _INPUTS] = _unpack(tensors["qweight"][start : start + _INPUTS], outputs).t()
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Quantized:
+        outputs, packed = self.module.outputs, tensors["qweight"]
+        for start in range(0, outputs, OUTPUTS):
+            stop = min(start + OUTPUTS, outputs)
+            codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).t()
         return affine(codes, _unpack(tensors["qzeros"], outputs).t(), tensors["scales"].t(), 4, self.group)
 
 

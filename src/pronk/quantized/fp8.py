@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pronk.errors import CheckpointError
+from pronk.quantized.packing import OUTPUTS
 from pronk.quantized.scheme import FLOATS, NOTHING, STATIC_NOTE, Module, Stored, listed, names, refuse
 
 __all__ = ["FP8", "FP8_NOTE", "FP8Weight"]
@@ -26,8 +27,6 @@ _INSTEAD = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit 
 _SCALES = ("weight_scale_inv", "weight_scale")
 # Scales of activations, by transformers and by vLLM.
 _ACTIVATIONS = ("activation_scale", "input_scale", "input_scale_ub")
-# Outputs that are dequantized at a time.
-_OUTPUTS = 1024
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class FP8Weight:
             **{name: Stored(None, FLOATS, required=False) for name in _ACTIVATIONS},
         }
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - there are no codes
         """See :class:`~pronk.quantized.scheme.Weight`: bfloat16 ``[outputs, inputs]``."""
         found = [name for name in self.scales if name in tensors]
         if len(found) != 1:
@@ -114,16 +113,16 @@ class FP8Weight:
 def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str) -> Tensor:
     """Some outputs at a time, so that float32 numbers are never many: bfloat16 ``[outputs, inputs]``."""
     outputs, inputs = weight.shape
-    high, wide = block
+    high, wide = min(block[0], outputs), min(block[1], inputs)
     if scale.dim() < 2 or scale.numel() == 1:
         scale = scale.reshape(-1, 1).expand(outputs, 1)
     out = torch.empty(outputs, inputs, dtype=torch.bfloat16)
-    for start in range(0, outputs, _OUTPUTS):
-        rows = torch.arange(start, min(start + _OUTPUTS, outputs)) // high
+    for start in range(0, outputs, OUTPUTS):
+        rows = torch.arange(start, min(start + OUTPUTS, outputs)) // high
         factors = scale[rows].repeat_interleave(wide, 1)[:, :inputs]
-        found = weight[start : start + _OUTPUTS].float() * factors
+        found = weight[start : start + OUTPUTS].float() * factors
         if not bool(found.isfinite().all()):
             msg = f"expected finite numbers in weight and {name}, found others; the weights are damaged"
             raise CheckpointError(msg)
-        out[start : start + _OUTPUTS] = found
+        out[start : start + OUTPUTS] = found
     return out

@@ -18,7 +18,7 @@ from torch import Tensor
 from pronk.checks import check_flag, check_integer
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantized.form import Bits, Quantized
-from pronk.quantized.packing import affine, group_size, order_of, unpack
+from pronk.quantized.packing import affine, group_size, order_of, unpack, unpack_into
 from pronk.quantized.scheme import FLOATS, NOTHING, Module, Stored, check_zeros, refuse
 
 __all__ = ["GPTQ"]
@@ -68,7 +68,7 @@ class GPTQ:
         if bits not in (4, 8) or isinstance(bits, bool):
             refuse("bits of 4 or 8", bits, _INSTEAD)
         found = config.get("checkpoint_format") or config.get("format") or "gptq"
-        if found not in _OFFSETS:
+        if not isinstance(found, str) or found not in _OFFSETS:
             refuse(f"checkpoint_format {' or '.join(_OFFSETS)}", found, _INSTEAD)
         if config.get("pack_dtype") not in (None, "int32"):
             refuse("pack_dtype int32", config["pack_dtype"], _INSTEAD)
@@ -124,10 +124,10 @@ class _Weight:
             "bias": Stored(((outputs,),), FLOATS, required=False),
         }
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Quantized:
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Quantized:
         check_zeros("bias", tensors, "as config.json says that there is no bias")
         bits, group = self.scheme.bits, self.group
-        codes = unpack(tensors["qweight"].t(), bits, self.module.inputs)
+        unpack_into(codes, tensors["qweight"].t(), bits)
         order = order_of("g_idx", tensors["g_idx"], group) if "g_idx" in tensors else None
         return affine(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pronk.errors import CheckpointError
 from pronk.quantized.form import Bits, Quantized
-from pronk.quantized.packing import affine, group_size, order_of, unpack
+from pronk.quantized.packing import affine, group_size, order_of, unpack, unpack_into
 from pronk.quantized.scheme import FLOATS, Module, Stored, check_zeros
 
 __all__ = ["Ints"]
@@ -66,7 +66,7 @@ class Ints:
     def _group(self) -> int:
         return group_size(self.size, self.module.inputs)
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Quantized:
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Quantized:
         """See :class:`~pronk.quantized.scheme.Weight`."""
         _, outputs, inputs, *_ = self.module
         if self.packed:
@@ -74,9 +74,9 @@ class Ints:
                 found = tensors["weight_shape"].tolist()
                 msg = f"weight_shape: expected [{outputs}, {inputs}] from config.json, found {found}"
                 raise CheckpointError(msg)
-            codes = unpack(tensors["weight_packed"], self.bits, inputs)
+            unpack_into(codes, tensors["weight_packed"], self.bits)
         else:
-            codes = self._count("weight", tensors["weight"])
+            self._count("weight", tensors["weight"], codes)
         index = tensors.get("weight_g_idx")
         order = None if index is None else order_of("weight_g_idx", index, self._group)
         scale = tensors["weight_scale"]
@@ -93,17 +93,16 @@ class Ints:
         zeros = tensors["weight_zero_point"]
         if self.packed and not self.whole and zeros.dtype == torch.int32:
             return unpack(zeros.t(), self.bits, outputs).t()
-        found = self._count("weight_zero_point", zeros)
+        found = torch.empty(zeros.shape, dtype=torch.uint8)
+        self._count("weight_zero_point", zeros, found)
         return found.reshape(1, 1).expand(outputs, 1) if self.whole else found
 
-    def _count(self, name: str, integers: Tensor) -> Tensor:
-        """Signed integers counted from 0, as uint8."""
+    def _count(self, name: str, integers: Tensor, codes: Tensor) -> None:
+        """Write signed integers into ``codes``, counted from 0."""
         middle = 1 << (self.bits - 1)
         low, high = int(integers.min()), int(integers.max())
         if low < -middle or high >= middle:
             msg = f"{name}: expected {self.bits}-bit integers of {-middle}..{middle - 1}, found {low}..{high}"
             raise CheckpointError(msg)
-        if integers.dtype != torch.int8:
-            integers = integers.to(torch.int8)
-        # The same bits, counted from 0: no second copy of a large matrix.
-        return integers.view(torch.uint8) + middle
+        # Both are modulo 256, so that nothing wider is needed on the way.
+        codes.copy_(integers.to(torch.int8).view(torch.uint8)).add_(middle)

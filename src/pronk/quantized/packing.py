@@ -10,7 +10,10 @@ from torch import Tensor
 from pronk.errors import CheckpointError
 from pronk.quantized.form import Bits, Quantized
 
-__all__ = ["affine", "group_size", "order_of", "unpack"]
+__all__ = ["OUTPUTS", "affine", "group_size", "order_of", "unpack", "unpack_into"]
+
+# Outputs whose codes are worked on at a time, so that what is made on the way is small.
+OUTPUTS = 512
 
 
 def group_size(size: int, inputs: int) -> int:
@@ -39,6 +42,12 @@ def unpack(packed: Tensor, bits: Bits, count: int) -> Tensor:
     return integers[:, :count]
 
 
+def unpack_into(codes: Tensor, packed: Tensor, bits: Bits) -> None:
+    """Write integers into ``codes``, uint8 ``[outputs, inputs]``; see :func:`unpack`."""
+    for start in range(0, len(codes), OUTPUTS):
+        codes[start : start + OUTPUTS] = unpack(packed[start : start + OUTPUTS], bits, codes.shape[1])
+
+
 def affine(
     codes: Tensor, zeros: Tensor | None, scale: Tensor, bits: Bits, group: int, order: Tensor | None = None
 ) -> Quantized:
@@ -49,7 +58,7 @@ def affine(
     are rare, cost roundings of float32 instead.
 
     Args:
-        codes: uint8 ``[outputs, inputs]``, in the order of the inputs.
+        codes: uint8 ``[outputs, inputs]``, in the order of the inputs; they are put into ``order`` in place.
         zeros: integers ``[outputs, groups]`` in 0 .. 2**bits - 1; ``None`` is ``2**(bits - 1)`` everywhere.
         scale: any float type, ``[outputs, groups]``.
         bits: of a code.
@@ -63,7 +72,8 @@ def affine(
     minimum = None
     if zeros is not None and bool((zeros != 1 << (bits - 1)).any()):
         minimum = -wide * zeros
-    codes = codes.contiguous() if order is None else codes[:, order]
+    for start in range(0, len(codes) if order is not None else 0, OUTPUTS):
+        codes[start : start + OUTPUTS] = codes[start : start + OUTPUTS, order]
     try:
         return Quantized(codes, wide, minimum, bits, group, order)
     except ValueError as error:

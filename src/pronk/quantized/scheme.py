@@ -80,11 +80,12 @@ class Weight(Protocol):
         """By their names within the module: ``qweight``."""
         ...
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Quantized | Tensor:
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Quantized | Tensor:
         """The weight ``[outputs, inputs]``: quantized, or dequantized to bfloat16.
 
         Args:
             tensors: those of :attr:`tensors` that the file has, of the shapes and types that they say.
+            codes: where the codes of a quantized one go, uint8 ``[outputs, inputs]``: rows of a larger matrix, maybe.
 
         Raises:
             CheckpointError: numbers that cannot be; one line, without the name of the module.

@@ -1,0 +1,62 @@
+"""Matrices that are quantized differently are one, and not a bit of them changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pronk.quantized.alike import stack_alike
+from pronk.quantized.form import Quantized
+from pronk.quantized.formats import scheme_of
+from pronk.quantized.scheme import Module
+from quantized_formats import FORMATS, Format, gptq
+
+
+def read(kind: Format, seed: int, codes: Tensor, **tensors: Tensor) -> Quantized:
+    weight = scheme_of(kind.config).weight(Module("model.layers.0.mlp.up_proj", *codes.shape))
+    assert weight is not None
+    found = weight.read(kind.make(np.random.default_rng(seed), *codes.shape) | tensors, codes)
+    assert isinstance(found, Quantized)
+    return found
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("gptq-4", "gptq-4"),
+        ("gptq-4", "gptq-4-zeros"),
+        ("gptq-4", "gptq-8"),
+        ("gptq-8-zeros", "packed-4-channel", "packed-4-group"),
+        ("awq", "int-8-channel"),
+        ("gptq-4-rows", "int-8-tensor", "gptq-4"),
+    ],
+)
+@pytest.mark.parametrize("inputs", [64, 96])
+def test_stacked(names: tuple[str, ...], inputs: int) -> None:
+    codes = torch.empty(16 * len(names), inputs, dtype=torch.uint8)
+    parts = [
+        read(FORMATS[name], seed, each) for seed, (name, each) in enumerate(zip(names, codes.split(16), strict=True))
+    ]
+    expected = torch.cat([part.dequantize() for part in parts])
+    stacked = stack_alike(parts, codes)
+    assert stacked is not None
+    assert stacked.bits == max(part.bits for part in parts)
+    assert torch.equal(stacked.dequantize(), expected)
+
+
+def test_one_order_or_none() -> None:
+    kind, codes = gptq(4, order=True), torch.empty(32, 64, dtype=torch.uint8)
+    above, below = codes.split(16)
+    index = kind.make(np.random.default_rng(0), 16, 64)["g_idx"]
+    first = read(kind, 0, above)
+    assert stack_alike([first, read(kind, 1, below)], codes) is None
+    assert stack_alike([first, read(gptq(4), 1, below)], codes) is None
+    assert stack_alike([read(gptq(4), 1, below), first], codes) is None
+    second = read(kind, 1, below, g_idx=index)
+    expected = torch.cat([first.dequantize(), second.dequantize()])
+    stacked = stack_alike([first, second], codes)
+    assert stacked is not None
+    assert stacked.order is not None
+    assert torch.equal(stacked.dequantize(), expected)
