@@ -262,6 +262,11 @@ def _declare(library: Any) -> None:
     library.pronk_pack.restype = None
     library.pronk_pack_codes.argtypes = (POINTER(Weights), c_void_p, c_void_p, c_void_p, c_void_p, c_int32)
     library.pronk_pack_codes.restype = None
+    library.pronk_round.argtypes = (
+        *(c_void_p, c_int32, c_int64, c_int64, c_int64, c_int32),
+        *(c_int64, c_int32, c_void_p, c_void_p, c_int32, c_int32),
+    )
+    library.pronk_round.restype = None
     library.pronk_packed_size.argtypes = (POINTER(Weights),)
     library.pronk_packed_size.restype = c_int64
     library.pronk_unpack.argtypes = (POINTER(Weights), c_int64, c_void_p)
