@@ -132,6 +132,25 @@ def test_llm(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert mine.tokenizer.fingerprint == theirs.tokenizer.fingerprint
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_guessing_changes_nothing(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """On blocks as they are, in the dtype that they get by themselves; a draft of other blocks guesses, too."""
+    folder = checkpoint(family, **SHAPE, tie_word_embeddings=True)
+    path, draft = (convert(folder, tmp_path / f"{name}.gguf", kinds) for name, kinds in (("a", MIXED), ("b", "Q8_0")))
+    llm = LLM(path, budget="all")
+    assert llm.exact
+    assert llm.dtype == torch.bfloat16
+    prompts = [llm.tokenizer.encode(text) for text in ("def add(a, b):", "The quick brown fox", "for i in range(10):")]
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.7, seed=3)
+    plain = [each.token_ids for each in llm.generate(prompts, params, drafter="autoregressive")]
+    guessed = 0
+    for drafter in ("suffix", f"draft_model(model={str(draft)!r})"):
+        found = llm.generate(prompts, params, drafter=drafter)
+        assert [each.token_ids for each in found] == plain
+        guessed += sum(each.stats.accepted for each in found)
+    assert guessed > 10
+
+
 def test_a_draft_is_loaded_again_when_its_file_is_written_again(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
     target = LLM(path, kernels="torch").target
@@ -273,3 +292,13 @@ def test_names_of_files(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path / "A.GGUF")) == tmp_path / "A.GGUF"
     with pytest.raises(CheckpointError, match=r"A.GGUF: expected a GGUF file, found 4 bytes"):
         LLM(tmp_path / "A.GGUF")
+
+
+def test_a_file_is_not_inflated(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    from pronk.inflate.checkpoint import _read_source
+
+    path = convert(checkpoint("llama"), tmp_path / "a.gguf")
+    with pytest.raises(
+        CheckpointError, match=r"source: expected a model folder, found the file .*; inflate what it was"
+    ):
+        _read_source(path)
