@@ -337,3 +337,10 @@ def edit_config(folder: Path, **values: Any) -> None:
     """Change ``config.json``; ``None`` takes a value out."""
     config = json.loads((folder / "config.json").read_text()) | values
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def edit(folder: Path, change: Callable[[Tensors], Any]) -> None:
+    """Change the tensors of a folder; what ``change`` returns may take their place."""
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    changed = change(tensors)
+    save_file(changed if isinstance(changed, dict) else tensors, folder / "model.safetensors")

@@ -39,7 +39,7 @@ class LLM:
         llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)).text
 
     Attributes:
-        path: the model's folder.
+        path: the model's folder or file.
         config: its shape.
         dtype: of its weights.
         tokenizer: its own.
@@ -66,7 +66,7 @@ class LLM:
         """Load a model.
 
         Args:
-            model: a folder in the Hugging Face layout, or the id of such a model on the Hub; ``None`` is the
+            model: a folder in the Hugging Face layout, a GGUF file, or the id of a model on the Hub; ``None`` is the
                 bundled one.
             drafter: who guesses: a name, a name with options, or an object (see :mod:`pronk.drafters`). The default
                 remembers nothing from one request to the next.

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kernels.test_products import ROWS, same, some_rows
 from pronk.kernels.library import Kernels, candidates
+from pronk.kernels.rounding import round_weights
 from pronk.model.linear import KernelLinear, Layout
 from pronk.quantized.form import Bits, Quantized
-from pronk.quantized.rounding import round_weights
 from quantized.codes import CODED, coded_product, some_codes
 
 SETS = candidates()
@@ -72,7 +72,7 @@ def test_it_is_close_to_the_product_of_what_was_rounded(dtype: torch.dtype, bits
     x = (some_rows(9, 700) * torch.logspace(-2, 1, 9)[:, None]).to(dtype)
     x[4] = 0.0
     bias = some_rows(1, 300, seed=2)[0]
-    found = products(round_weights(weight, bits), bias)[0].logits(x)
+    found = products(round_weights(SETS[0], weight, bits), bias)[0].logits(x)
     exact = x.double() @ weight.double().t() + bias.double()
     assert 0.0 < float((found - exact).norm() / exact.norm()) < most
     assert torch.equal(found[4], bias)

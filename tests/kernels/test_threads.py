@@ -15,9 +15,9 @@ from models import kernels, make_engine, make_request, tiny_decoder
 from pronk.choosing.params import SamplingParams
 from pronk.kernels import threads
 from pronk.kernels.library import Kernels
+from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import lend_threads, num_threads, return_threads
 from pronk.model.linear import KernelLinear, Layout
-from pronk.quantized.rounding import round_weights
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
@@ -130,7 +130,7 @@ def test_a_child_of_a_process_that_computes(count: int) -> None:
 
 
 def test_packing_does_not_depend_on_the_threads() -> None:
-    weight = round_weights(torch.randn(70, 130), 8)
+    weight = round_weights(kernels(), torch.randn(70, 130), 8)
     packed = []
     for count in (1, 3):
         torch.set_num_threads(count)

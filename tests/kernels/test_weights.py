@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pronk.kernels.library import candidates
+from pronk.kernels.rounding import round_weights
 from pronk.kernels.weights import Packed, pack, pages
 from pronk.quantized.form import Bits
-from pronk.quantized.rounding import round_weights
 from quantized.codes import CODED, some_codes
 
 KERNELS = candidates()[-1]  # packing is the same for all
@@ -95,13 +95,17 @@ def test_codes_come_back(kind: tuple[Bits, bool, bool], group: int, layout: dict
 
 def test_fewer_bits_take_less_memory() -> None:
     weight = some_weight((512, 1024))
-    sizes = [pack(KERNELS, each).data.nbytes for each in (round_weights(weight, 4), round_weights(weight, 8), weight)]
+    every = (round_weights(KERNELS, weight, 4), round_weights(KERNELS, weight, 8), weight)
+    sizes = [pack(KERNELS, each).data.nbytes for each in every]
     assert [size / weight.numel() for size in sizes] == [0.625, 1 + 4 / 128, 4.0]
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_threads_pack_the_same(threads: int) -> None:
-    for weight in (*(some_weight((131, 70), dtype) for dtype in FLOATS), round_weights(some_weight((131, 70)), 4)):
+    for weight in (
+        *(some_weight((131, 70), dtype) for dtype in FLOATS),
+        round_weights(KERNELS, some_weight((131, 70)), 4),
+    ):
         alone = pack(KERNELS, weight)
         torch.set_num_threads(threads)
         assert torch.equal(pack(KERNELS, weight).data, alone.data)

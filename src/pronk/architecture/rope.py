@@ -1,7 +1,7 @@
 """Rotary position embedding with the scalings that Llama-like checkpoints use.
 
 Su et al. 2021 (RoPE); position interpolation (*linear*), NTK-aware (*dynamic*), Peng et al. 2023 (*yarn*),
-and Llama 3.1's frequency-dependent rule (*llama3*).
+and Llama 3.1's frequency-dependent rule (*llama3*). A GGUF file has divisors of the frequencies instead (*factors*).
 
 A rotation depends on the row's position alone, so that a token's key is the same however its text was cut
 into passes. *Dynamic* scaling is the exception by definition: its base grows with the length of the text. It
@@ -37,11 +37,14 @@ _KEYS = frozenset(
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """``original`` is the context the checkpoint was pre-trained with, before scaling by ``factor``."""
+    """``original`` is the context the checkpoint was pre-trained with, before scaling by ``factor``.
+
+    ``divisors`` are what the ``head_dim / 2`` frequencies are divided by, for the kind *factors*.
+    """
 
     head_dim: int
     theta: float = 10000.0
-    kind: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"] = "default"
     factor: float = 1.0
     original: int = 2048
     low_freq_factor: float = 1.0
@@ -50,6 +53,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_scale: float = 1.0
+    divisors: tuple[float, ...] = ()
 
     def extend(self, context: int) -> int:
         """How many positions a checkpoint reaches whose ``max_position_embeddings`` is ``context``.
@@ -211,6 +215,8 @@ def _frequencies(c: RopeConfig) -> Tensor:
     base = 1.0 / (c.theta**exponents)
     if c.kind == "linear":
         return base / c.factor
+    if c.kind == "factors":
+        return base / torch.tensor(c.divisors, dtype=torch.float32)
     if c.kind == "llama3":
         return _llama3_frequencies(c, base)
     if c.kind == "yarn":

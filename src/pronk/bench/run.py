@@ -21,8 +21,9 @@ from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
+from pronk.gguf.checkpoint import is_gguf
 from pronk.llm import LLM
-from pronk.model.checkpoint import Checkpoint, read_json
+from pronk.model.checkpoint import open_checkpoint, read_json
 
 __all__ = ["PeerOptions", "Plan", "Progress", "check", "run"]
 
@@ -147,8 +148,8 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progre
 
 
 def _model(name: str, llm: LLM, plan: Plan) -> Model:
-    raw = read_json(llm.path / "config.json")
-    checkpoint = Checkpoint(llm.path)
+    raw = {} if is_gguf(llm.path) else read_json(llm.path / "config.json")
+    checkpoint = open_checkpoint(llm.path)
     return Model(
         name=name,
         parameters=sum(math.prod(checkpoint.shape(tensor)) for tensor in checkpoint),

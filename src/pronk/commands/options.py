@@ -90,7 +90,10 @@ def load_model(
     *,
     model: Annotated[
         str | None,
-        _model("Folder with a checkpoint, or its id on the Hub. Default: the bundled model.", show_default=False),
+        _model(
+            "Folder with a checkpoint, its id on the Hub, or a GGUF file. Default: the bundled model.",
+            show_default=False,
+        ),
     ] = None,
     drafter: Annotated[
         str, _model('How to guess tokens: a name, or a name with options as in "recycling(num_nodes=7)".')

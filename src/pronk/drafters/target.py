@@ -97,5 +97,6 @@ class Target:
 
 
 def _stamp(folder: Path) -> int:
-    """When weights were last written there; 0 if there are none."""
-    return max((file.stat().st_mtime_ns for file in folder.glob("*.safetensors")), default=0)
+    """When weights were last written there, in a folder or in one file; 0 if there are none."""
+    files = [folder] if folder.is_file() else folder.glob("*.safetensors")
+    return max((file.stat().st_mtime_ns for file in files), default=0)

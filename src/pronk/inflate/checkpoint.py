@@ -33,6 +33,7 @@ from pronk.errors import ConfigError, OptionError
 from pronk.files.atomic import new_folder, write_json, writing
 from pronk.files.companions import copy_companions
 from pronk.files.shards import Progress, check_target, write_weights
+from pronk.gguf.checkpoint import is_gguf
 from pronk.inflate.drafter import DrafterInfo, large_drafters
 from pronk.inflate.padding import real_layers
 from pronk.inflate.weights import LargeWeights, count, pieces
@@ -216,6 +217,9 @@ def _check_inflated(source: Path, out: Path, small: ModelConfig, raw: dict[str, 
 
 
 def _read_source(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    if is_gguf(folder):
+        msg = f"source: expected a model folder, found the file {folder}; inflate what it was made from"
+        raise ConfigError(msg)
     small, raw = read_config(folder), read_json(folder / "config.json", ConfigError)
     if small.norm != "rms":
         msg = (

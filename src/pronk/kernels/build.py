@@ -37,7 +37,7 @@ _X86 = {
     "isa_avx512": _AVX512,
     "isa_vnni": [*_AVX512, "-mavx512vnni"],
     "isa_avx512_bf16": [*_AVX512, "-mavx512bf16"],
-    "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+    "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 # Loops over lanes are the compiler's to vectorize.
 _COMMON: dict[str, list[str]] = {"pronk": [], "team": [], "isa_portable": ["-O3"]}

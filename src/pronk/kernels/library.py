@@ -253,28 +253,26 @@ def _succeed(code: int, call: Pass) -> int:
     return code
 
 
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "run": (c_int32, (c_void_p, c_int64, POINTER(Pass))),
+    "grow": (c_int32, (c_void_p, c_int64, POINTER(Pass), POINTER(Growth))),
+    "pack": (None, (POINTER(Weights), c_void_p, c_int64, c_void_p, c_int32)),
+    "pack_codes": (None, (POINTER(Weights), *(c_void_p,) * 4, c_int32)),
+    "packed_size": (c_int64, (POINTER(Weights),)),
+    "round": (None, (c_void_p, c_int32, *(c_int64,) * 3, c_int32, c_int64, c_int32, *(c_void_p,) * 2, *(c_int32,) * 2)),
+    "unpack": (None, (POINTER(Weights), c_int64, c_void_p)),
+    "move": (c_int32, (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int64)),
+    "choose": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
+    "guess": (c_int32, (c_void_p, c_int64, c_float, *(c_void_p,) * 3, c_int32)),
+    "read": (c_double, (c_void_p, c_int64, c_int32)),
+    "workspace": (c_int64, ()),
+}
+
+
 def _declare(library: Any) -> None:
-    library.pronk_run.argtypes = (c_void_p, c_int64, POINTER(Pass))
-    library.pronk_run.restype = c_int32
-    library.pronk_grow.argtypes = (c_void_p, c_int64, POINTER(Pass), POINTER(Growth))
-    library.pronk_grow.restype = c_int32
-    library.pronk_pack.argtypes = (POINTER(Weights), c_void_p, c_int64, c_void_p, c_int32)
-    library.pronk_pack.restype = None
-    library.pronk_pack_codes.argtypes = (POINTER(Weights), c_void_p, c_void_p, c_void_p, c_void_p, c_int32)
-    library.pronk_pack_codes.restype = None
-    library.pronk_packed_size.argtypes = (POINTER(Weights),)
-    library.pronk_packed_size.restype = c_int64
-    library.pronk_unpack.argtypes = (POINTER(Weights), c_int64, c_void_p)
-    library.pronk_unpack.restype = None
-    library.pronk_move.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int64)
-    library.pronk_move.restype = c_int32
-    library.pronk_choose.argtypes = (c_void_p, c_int64, c_float, c_uint64, c_int32)
-    library.pronk_choose.restype = c_int32
-    library.pronk_guess.argtypes = (c_void_p, c_int64, c_float, c_void_p, c_void_p, c_void_p, c_int32)
-    library.pronk_guess.restype = c_int32
-    library.pronk_read.argtypes = (c_void_p, c_int64, c_int32)
-    library.pronk_read.restype = c_double
-    library.pronk_workspace.restype = c_int64
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, f"pronk_{name}")
+        function.restype, function.argtypes = result, arguments
 
 
 @cache

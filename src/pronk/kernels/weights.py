@@ -113,7 +113,7 @@ def _pack_codes(kernels: Kernels, struct: Weights, weight: Quantized) -> tuple[T
     struct.type, struct.group, struct.minima = CODED_TYPES[weight.bits], weight.group, int(weight.minimum is not None)
     struct.kp = ceil(struct.k / weight.group) * weight.group
     # What follows the last input is multiplied with zeros.
-    codes = pad(weight.codes, (0, struct.kp - struct.k)).contiguous()
+    codes = (pad(weight.codes, (0, struct.kp - struct.k)) if struct.kp > struct.k else weight.codes).contiguous()
     scale = weight.scale.contiguous()
     minimum = None if weight.minimum is None else weight.minimum.contiguous()
     data = pages((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)

@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pronk.errors import CheckpointError
+from pronk.gguf.checkpoint import GgufCheckpoint, is_gguf
 
-__all__ = ["Checkpoint", "read_json"]
+__all__ = ["AnyCheckpoint", "Checkpoint", "open_checkpoint", "read_json"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -52,9 +53,14 @@ class _Entry:
 class Checkpoint:
     """Read access to the tensors of a folder, by the names they have there.
 
+    Attributes:
+        says: what says which tensors there are.
+
     Raises:
         CheckpointError: no safetensors file, a missing, truncated or damaged one, or an index that does not fit.
     """
+
+    says = "config.json"
 
     def __init__(self, folder: Path, again: str = "download it again") -> None:
         """``again`` is what to do about files that are not whole."""
@@ -112,6 +118,18 @@ class Checkpoint:
         if hasattr(mmap, "MADV_DONTNEED"):
             for file in {id(entry.file): entry.file for entry in self._entries.values()}.values():
                 file.madvise(mmap.MADV_DONTNEED)
+
+
+AnyCheckpoint = Checkpoint | GgufCheckpoint
+
+
+def open_checkpoint(path: Path) -> AnyCheckpoint:
+    """The tensors of a model folder, or of a GGUF file.
+
+    Raises:
+        CheckpointError: see :class:`Checkpoint` and :class:`~pronk.gguf.checkpoint.GgufCheckpoint`.
+    """
+    return GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
 
 
 def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dict[str, Any]:

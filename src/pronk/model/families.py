@@ -14,7 +14,7 @@ from typing import Literal
 
 from pronk.architecture.config import ModelConfig
 
-__all__ = ["FAMILY_NAMES", "FamilyNames", "Part", "Piece", "plan_tensors"]
+__all__ = ["FAMILY_NAMES", "GGUF_NAMES", "FamilyNames", "Part", "Piece", "plan_tensors"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,26 @@ _GPT2 = FamilyNames(
     ignored=re.compile(r"h\.\d+\.attn\.(masked_)?bias"),
 )
 
+# GGUF files have names of their own, the same for all families. Divisors of rotations are part of the config.
+GGUF_NAMES = FamilyNames(
+    prefix="",
+    layers="blk",
+    layer={
+        "attention_norm": ("attn_norm",),
+        "qkv": ("attn_q", "attn_k", "attn_v"),
+        "q_norm": ("attn_q_norm",),
+        "k_norm": ("attn_k_norm",),
+        "out": ("attn_output",),
+        "mlp_norm": ("ffn_norm",),
+        "up": ("ffn_gate", "ffn_up"),
+        "down": ("ffn_down",),
+    },
+    embedding="token_embd",
+    norm="output_norm",
+    head="output",
+    ignored=re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"),
+)
+
 FAMILY_NAMES: dict[str, FamilyNames] = {
     "gpt2": _GPT2,
     "llama": _LLAMA,
@@ -112,13 +132,15 @@ class Part:
         return self.weight + self.bias
 
 
-def plan_tensors(config: ModelConfig) -> Iterator[Part]:
+def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Iterator[Part]:
     """Every part of the decoder that ``config`` describes: tables, head, then layer by layer.
+
+    The tensors are called as the config's family does, unless other ``names`` are given.
 
     The head comes early because it is the largest matrix: what is needed to build it is gone before the rest grows.
     A tied head has no pieces; it is the embedding.
     """
-    names = FAMILY_NAMES[config.family]
+    names = names or FAMILY_NAMES[config.family]
     table = (config.vocab_size, config.hidden_size)
     yield Part("embedding", "table", (Piece(f"{names.embedding}.weight", table),))
     if names.positions is not None:

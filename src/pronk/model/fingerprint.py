@@ -10,7 +10,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pronk.model.checkpoint import Checkpoint
+from torch import Tensor
+
+from pronk.gguf.checkpoint import GgufCheckpoint
+from pronk.model.checkpoint import AnyCheckpoint, open_checkpoint
 from pronk.model.loader import read_config
 
 __all__ = ["Fingerprint"]
@@ -32,7 +35,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, folder: Path) -> Fingerprint:
-        """The fingerprint of a model folder.
+        """The fingerprint of a model folder, or of a GGUF file.
 
         Raises:
             CheckpointError: it is not one.
@@ -42,9 +45,9 @@ class Fingerprint:
             f"{c.family} of {c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} "
             f"over {c.num_kv_heads}, vocabulary {c.vocab_size}"
         )
-        checkpoint, digest = Checkpoint(folder), hashlib.sha256(architecture.encode())
+        checkpoint, digest = open_checkpoint(folder), hashlib.sha256(architecture.encode())
         for name in sorted(checkpoint):
-            values = checkpoint.tensor(name).flatten()
+            values = _numbers(checkpoint, name)
             sample = values[:: max(1, len(values) // _SAMPLES)].float().contiguous()
             digest.update(f"{name} {checkpoint.shape(name)}".encode())
             digest.update(sample.numpy().tobytes())
@@ -53,3 +56,8 @@ class Fingerprint:
 
     def __str__(self) -> str:
         return f"{self.architecture}, weights {self.weights}"
+
+
+def _numbers(checkpoint: AnyCheckpoint, name: str) -> Tensor:
+    """The numbers of a tensor in a row; of blocks the bytes, which need not be taken apart for it."""
+    return checkpoint.stored(name) if isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensor(name).flatten()

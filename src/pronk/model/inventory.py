@@ -1,6 +1,7 @@
 """The tensors of a checkpoint that a model needs, each of them accounted for.
 
-A matrix is one tensor, or, in a quantized checkpoint, those of which its format says that they make it up.
+A matrix is one tensor, or, in a quantized checkpoint, those of which its format says that they make it up. In a GGUF
+file it is one tensor, maybe of blocks.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import CheckpointError
-from pronk.model.checkpoint import Checkpoint
-from pronk.model.families import FAMILY_NAMES, FamilyNames, Part, Piece
+from pronk.gguf.checkpoint import GgufCheckpoint
+from pronk.model.checkpoint import AnyCheckpoint
+from pronk.model.families import FAMILY_NAMES, GGUF_NAMES, FamilyNames, Part, Piece
 from pronk.quantized.form import Quantized
 from pronk.quantized.formats import scheme_of
 from pronk.quantized.scheme import Module, Scheme, Stored, Weight
 
-__all__ = ["Inventory"]
+__all__ = ["Inventory", "names_of"]
+
+
+def names_of(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
+    """What a checkpoint calls its tensors: as its family does, or as all do in GGUF files."""
+    return GGUF_NAMES if isinstance(checkpoint, GgufCheckpoint) else FAMILY_NAMES[config.family]
 
 
 class Inventory:
@@ -33,9 +40,9 @@ class Inventory:
         CheckpointError: tensors are missing, left over, of a wrong shape or type.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, parts: Sequence[Part]) -> None:
+    def __init__(self, checkpoint: AnyCheckpoint, config: ModelConfig, parts: Sequence[Part]) -> None:
         self.checkpoint = checkpoint
-        names = FAMILY_NAMES[config.family]
+        names = names_of(checkpoint, config)
         self._scheme = None if config.quantization is None else scheme_of(config.quantization)
         self._stored = _index(checkpoint, names)
         if config.tied:
@@ -68,10 +75,12 @@ class Inventory:
 
     def is_quantized(self, piece: Piece) -> bool:
         """Whether a matrix is more than a plain tensor."""
+        if isinstance(self.checkpoint, GgufCheckpoint):
+            return self.checkpoint.has_blocks(self._stored[piece.name])
         return piece.name in self._weights
 
     def weight(self, piece: Piece, codes: Tensor) -> Tensor | Quantized:
-        """A matrix that :meth:`is_quantized`, from its tensors: codes, or a plain one if those are no integers.
+        """A matrix that :meth:`is_quantized`: its codes, or a plain one if its tensors are no integers.
 
         Args:
             piece: which one.
@@ -80,6 +89,8 @@ class Inventory:
         Raises:
             CheckpointError: the numbers of a quantized one cannot be.
         """
+        if isinstance(self.checkpoint, GgufCheckpoint):
+            return self.checkpoint.weight(self._stored[piece.name], codes)
         stored = {key: self._stored[name] for key, name in self._tensors[piece.name].items()}
         try:
             tensors = {key: self.checkpoint.tensor(name) for key, name in stored.items()}
@@ -102,8 +113,9 @@ class Inventory:
             if found:
                 listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
                 msg = (
-                    f"{folder}: {kind} tensors: {listed}; expected the {len(wanted)} tensors that config.json "
-                    f"asks for, found {len(self.checkpoint)}; check that the files are complete and belong together"
+                    f"{folder}: {kind} tensors: {listed}; expected the {len(wanted)} tensors that "
+                    f"{self.checkpoint.says} asks for, found {len(self.checkpoint)}; check that the files are complete "
+                    "and belong together"
                 )
                 raise CheckpointError(msg)
         for name, each in wanted.items():
@@ -114,7 +126,7 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _index(checkpoint: Checkpoint, names: FamilyNames) -> dict[str, str]:
+def _index(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
     """Name without prefix to name in the file."""
     stored: dict[str, str] = {}
     for name in checkpoint:
@@ -126,7 +138,7 @@ def _index(checkpoint: Checkpoint, names: FamilyNames) -> dict[str, str]:
     return stored
 
 
-def _weights(checkpoint: Checkpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[Part]) -> dict[str, Weight]:
+def _weights(checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[Part]) -> dict[str, Weight]:
     """By the names of their pieces, the weights that are quantized."""
     # Patterns in a config are for names as the checkpoint has them.
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
@@ -151,18 +163,18 @@ def _modules(names: FamilyNames, parts: Sequence[Part], prefix: str) -> Iterator
             yield Module(name if head else prefix + name, outputs, inputs, head, part.transposed), piece
 
 
-def _check(checkpoint: Checkpoint, name: str, stored: Stored) -> None:
+def _check(checkpoint: AnyCheckpoint, name: str, stored: Stored) -> None:
     found = checkpoint.shape(name)
     if stored.shapes is not None and found not in stored.shapes:
         msg = (
             f"{checkpoint.folder}: tensor {name}: expected shape {' or '.join(str(list(s)) for s in stored.shapes)} "
-            f"from config.json, found {list(found)}; check that config.json and the weights belong together"
+            f"from {checkpoint.says}, found {list(found)}; check that {checkpoint.says} and the weights belong together"
         )
         raise CheckpointError(msg)
     checkpoint.check_dtype(name, stored.dtypes)
 
 
-def _check_tied(checkpoint: Checkpoint, names: FamilyNames, stored: dict[str, str]) -> None:
+def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str, str]) -> None:
     """Drop a head that repeats the embedding; a head of its own contradicts the config."""
     head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
     if head is None or embedding is None:

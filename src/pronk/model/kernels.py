@@ -24,12 +24,12 @@ from pronk.cache.paged import PagedCache
 from pronk.choosing.noise import gumbel_noise, noise_key
 from pronk.errors import OptionError
 from pronk.kernels.library import CHOICES, Kernels, KernelsError, candidates
+from pronk.kernels.rounding import round_weights
 from pronk.model.decoder import Decoder, pack_linears
 from pronk.model.linear import KernelLinear, Layout, choose_linear
 from pronk.model.loader import covers
 from pronk.model.program import Program, Rows
 from pronk.quantized.form import Bits
-from pronk.quantized.rounding import round_weights
 from pronk.tree import TokenTree
 
 __all__ = ["check", "choose_kernels", "load_kernels"]
@@ -116,7 +116,7 @@ def _check_codes(kernels: Kernels) -> str | None:
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(48, 320, generator=generator), torch.randn(max(_ROWS), 320, generator=generator)
     for bits in get_args(Bits):
-        coded = round_weights(weight, bits)
+        coded = round_weights(kernels, weight, bits)
         linear = KernelLinear(kernels, coded, None, Layout())
         whole = linear.logits(x)
         for rows in _ROWS:

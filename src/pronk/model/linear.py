@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
+from pronk.kernels.rounding import round_weights
 from pronk.kernels.weights import pack
 from pronk.model.program import Program, Rows
 from pronk.quantized.form import Quantized
-from pronk.quantized.rounding import round_weights
 
 __all__ = ["WEIGHTS", "KernelLinear", "Layout", "Linear", "LinearFactory", "PlainLinear", "choose_linear"]
 
@@ -126,7 +126,9 @@ def choose_linear(
         msg = f"weights: expected {', '.join(WEIGHTS)}; found {weights!r}"
         raise OptionError(msg)
     if kernels is not None:
-        return lambda weight, bias, layout: KernelLinear(kernels, _rounded(weight, weights, layout), bias, layout)
+        return lambda weight, bias, layout: KernelLinear(
+            kernels, _rounded(kernels, weight, weights, layout), bias, layout
+        )
     if weights != "plain":
         found = "no kernels" if device.type == "cpu" else f"device {device}"
         msg = f"weights: expected a CPU and pronk's kernels for {weights}, found {found}; use plain"
@@ -140,7 +142,7 @@ def choose_linear(
     return plain
 
 
-def _rounded(weight: Tensor | Quantized, weights: str, layout: Layout) -> Tensor | Quantized:
+def _rounded(kernels: Kernels, weight: Tensor | Quantized, weights: str, layout: Layout) -> Tensor | Quantized:
     if isinstance(weight, Quantized) or weights == "plain":
         return weight
-    return round_weights(weight.detach(), 4 if weights == "int4" and not layout.head else 8)
+    return round_weights(kernels, weight.detach(), 4 if weights == "int4" and not layout.head else 8)

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import CheckpointError, ConfigError, OptionError
+from pronk.gguf.checkpoint import GgufCheckpoint, is_gguf
+from pronk.gguf.config import parse_gguf
 from pronk.kernels.library import Kernels
 from pronk.kernels.weights import pages
-from pronk.model.checkpoint import Checkpoint, read_json
+from pronk.model.checkpoint import open_checkpoint, read_json
 from pronk.model.decoder import Decoder, Layer
 from pronk.model.families import Part, Piece, plan_tensors
-from pronk.model.inventory import Inventory
+from pronk.model.inventory import Inventory, names_of
 from pronk.model.linear import Layout, LinearFactory, choose_linear
 from pronk.quantized.alike import stack_alike
 from pronk.quantized.form import Quantized
@@ -51,19 +53,24 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 def resolve_model(name: str | Path, *, revision: str | None = None) -> Path:
     """The folder of a model: an existing one, or a model of the Hugging Face Hub (``owner/name``), downloaded.
 
+    A GGUF file is a model, too.
+
     Raises:
-        CheckpointError: no such folder, no such model, or it cannot be downloaded.
+        CheckpointError: no such folder or file, no such model, or it cannot be downloaded.
     """
     text = str(name)
     try:
         folder = Path(name).expanduser()
-        if folder.is_dir():
+        if folder.is_dir() or is_gguf(folder):
             return folder
     except (RuntimeError, OSError, ValueError) as error:
         msg = f"no such folder: {text[:80]!r}; expected a model folder, or owner/name of a model on the Hub"
         raise CheckpointError(msg) from error
     if folder.exists():
-        msg = f"{text}: expected a folder with config.json, *.safetensors and tokenizer.json, found a file"
+        msg = f"{text}: expected a folder with config.json, *.safetensors and tokenizer.json, or *.gguf, found a file"
+        raise CheckpointError(msg)
+    if folder.suffix.lower() == ".gguf":
+        msg = f"no such file: {text!r}; expected a GGUF file, or a model folder"
         raise CheckpointError(msg)
     if isinstance(name, Path) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
         msg = f"no such folder: {text!r}; expected a model folder, or owner/name of a model on the Hugging Face Hub"
@@ -95,9 +102,14 @@ def _download(repo: str, revision: str | None) -> Path:
 def read_config(folder: Path) -> ModelConfig:
     """``config.json`` of a model folder; the end-of-text ids of ``generation_config.json`` win, where it has some.
 
+    A GGUF file has the same in its metadata.
+
     Raises:
         ConfigError: no folder, no or damaged ``config.json``, or a model that is not supported.
+        CheckpointError: a damaged GGUF file.
     """
+    if is_gguf(folder):
+        return parse_gguf(GgufCheckpoint(folder))
     if not folder.is_dir():
         msg = f"no such folder: {str(folder)!r}; expected a folder with config.json, *.safetensors and tokenizer.json"
         raise ConfigError(msg)
@@ -162,10 +174,10 @@ def load_decoder(
 ) -> Decoder:
     """A decoder with the weights of ``folder``, in ``dtype`` on ``device``.
 
-    On a CPU the embedding and learned positions stay in the file's dtype, mapped.
+    On a CPU the embedding and learned positions stay in the file's dtype, mapped; those of blocks are dequantized.
 
     Args:
-        folder: a model folder with safetensors files.
+        folder: a model folder with safetensors files, or a GGUF file.
         config: what :func:`read_config` says about it.
         dtype: of the weights and the computation.
         device: where the weights go.
@@ -178,8 +190,8 @@ def load_decoder(
         OptionError: ``weights`` is neither, or the device has no products for it.
     """
     linear = choose_linear(kernels, device, weights, dtype)
-    checkpoint = Checkpoint(folder)
-    parts = list(plan_tensors(config))
+    checkpoint = open_checkpoint(folder)
+    parts = list(plan_tensors(config, names_of(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
     with torch.device("meta"):
         decoder = Decoder(config)
@@ -213,6 +225,7 @@ class _Placer:
         self.decoder, self.inventory, self.quantized = decoder, inventory, quantized
         self.dtype, self.device, self.linear = dtype, device, linear
         self._unlike = 0
+        self._tied: list[Tensor | Quantized] = []
 
     @property
     def notes(self) -> list[str]:
@@ -224,9 +237,7 @@ class _Placer:
         path, _, name = part.target.rpartition(".")
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
-            table = self.inventory.tensor(part.weight[0])
-            table = table if self.device.type == "cpu" else table.to(self.device, self.dtype)
-            setattr(parent, name, nn.Parameter(table, requires_grad=False))
+            setattr(parent, name, nn.Parameter(self._table(part.weight[0]), requires_grad=False))
         elif part.kind == "linear":
             weight = self._weight(part)
             layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=True)
@@ -238,8 +249,19 @@ class _Placer:
                     setattr(parent.get_submodule(name), key, nn.Parameter(vector, requires_grad=False))
         self.inventory.checkpoint.release()
 
+    def _table(self, piece: Piece) -> Tensor:
+        """Rows to be looked up; a head that is tied to codes gets the codes."""
+        if not self.inventory.is_quantized(piece):
+            table = self.inventory.tensor(piece)
+            return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
+        stored = self._read(piece, pages(piece.shape, torch.uint8))
+        self._tied += [stored] * (self.quantized and self.decoder.config.tied)
+        return self._stack([stored])
+
     def _weight(self, part: Part) -> Tensor | Quantized:
         """The matrix of a linear layer, quantized if all that it consists of is, and somebody computes with it so."""
+        if not part.weight and self._tied:
+            return self._tied.pop()
         if not any(self.inventory.is_quantized(piece) for piece in part.weight):
             tied = [self.decoder.embedding.detach()]
             return self._stack([self.inventory.tensor(piece) for piece in part.weight] or tied, part.transposed)

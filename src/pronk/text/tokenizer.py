@@ -17,6 +17,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from pronk.errors import PromptError, TokenizerError
+from pronk.gguf.checkpoint import is_gguf
+from pronk.gguf.reader import GgufFile
+from pronk.gguf.tokenizer import read_tokenizer
 from pronk.model.checkpoint import read_json
 from pronk.text.chat.messages import Messages
 from pronk.text.chat.template import ChatTemplate
@@ -51,15 +54,17 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
-        """Read the tokenizer files of a model folder.
+        """Read the tokenizer files of a model folder, or what a GGUF file says of its tokenizer.
 
         Args:
-            folder: with ``tokenizer.json``, or GPT-2's ``vocab.json`` and ``merges.txt``.
+            folder: with ``tokenizer.json``, or GPT-2's ``vocab.json`` and ``merges.txt``; or a GGUF file.
             vocab_size: the model's; ids must fit in. A model may have more than the tokenizer uses.
 
         Raises:
             TokenizerError: files are missing or damaged, or do not fit the model.
         """
+        if is_gguf(folder):
+            return cls._of_gguf(folder, vocab_size)
         config = _read_optional(folder / "tokenizer_config.json")
         special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
         if (folder / "tokenizer.json").is_file():
@@ -69,6 +74,13 @@ class Tokenizer:
         if vocab_size is not None:
             _check_vocabulary(backend, folder, vocab_size)
         return cls(backend, special_tokens=special, chat_template=_find_template(folder, config))
+
+    @classmethod
+    def _of_gguf(cls, path: Path, vocab_size: int | None) -> Tokenizer:
+        parts = read_tokenizer(GgufFile(path))
+        if vocab_size is not None:
+            _check_vocabulary(parts.backend, path, vocab_size)
+        return cls(parts.backend, special_tokens=parts.special_tokens, chat_template=parts.chat_template)
 
     @property
     def vocab_size(self) -> int:

@@ -108,9 +108,12 @@ struct Choices {
                    float* confidence);
 };
 
+typedef void (*RoundFunction)(const float* x, int64_t k, int bits, int64_t group, int tries, uint8_t* codes, float* scales);
+
 struct Table {
   void (*execute)(State* state, int thread, int threads);
   const Coded* coded;
+  RoundFunction round;
   const Choices* choices;
   bool narrow;            // whether bf16 products take bf16 activations
 };
@@ -122,6 +125,7 @@ extern const Table table_avx2, table_avx512, table_avx512_bf16, table_amx;
 extern const Tiles tiles_avx512[3];
 extern const Coded coded_avx512, coded_vnni;
 extern const Choices choices_avx512;
+extern const RoundFunction round_avx512;
 #endif
 
 // Bytes of a number of a pool, or of weights.

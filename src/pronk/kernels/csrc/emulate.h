@@ -63,6 +63,18 @@ static inline void multiply(int sum, int a, int b) {
       }
 }
 
+static inline void multiply_codes(int sum, int a, int b) {
+  if (tiles.rows(sum) != tiles.rows(a) || tiles.bytes(a) / 4 != tiles.rows(b) || tiles.bytes(sum) != tiles.bytes(b)) abort();
+  for (int m = 0; m < tiles.rows(a); m++)
+    for (int k = 0; k < tiles.rows(b); k++)
+      for (int n = 0; n < tiles.bytes(b) / 4; n++) {
+        int32_t s;
+        memcpy(&s, tiles.data[sum][m] + 4 * n, 4);
+        for (int j = 0; j < 4; j++) s += (int8_t)tiles.data[a][m][4 * k + j] * (int32_t)tiles.data[b][k][4 * n + j];
+        memcpy(tiles.data[sum][m] + 4 * n, &s, 4);
+      }
+}
+
 }  // namespace emulate
 
 #undef _tile_loadconfig
@@ -71,6 +83,7 @@ static inline void multiply(int sum, int a, int b) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbsud
 #undef _mm512_dpbf16_ps
 #define _mm512_dpbf16_ps emulate::dot
 #define _tile_loadconfig emulate::load_config
@@ -79,3 +92,4 @@ static inline void multiply(int sum, int a, int b) {
 #define _tile_loadd emulate::load
 #define _tile_stored emulate::store
 #define _tile_dpbf16ps emulate::multiply
+#define _tile_dpbsud emulate::multiply_codes

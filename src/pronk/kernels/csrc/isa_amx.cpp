@@ -18,5 +18,5 @@ constexpr int CODED_ROWS = 1, CODED_SUMS = 1;
 constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, QUERIES = FEW_TILES(12);
 #include "kernels.inc"
 }  // namespace
-const Table table_amx = {execute, &coded_avx512, &choices_avx512, NARROW};
+const Table table_amx = {execute, &coded_avx512, nullptr, &choices_avx512, NARROW};
 }  // namespace pronk

@@ -17,5 +17,5 @@ constexpr int CODED_ROWS = 1, CODED_SUMS = 1;
 constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, QUERIES = FEW_TILES(12);
 #include "kernels.inc"
 }  // namespace
-const Table table_avx512_bf16 = {execute, &coded_avx512, &choices_avx512, NARROW};
+const Table table_avx512_bf16 = {execute, &coded_avx512, nullptr, &choices_avx512, NARROW};
 }  // namespace pronk

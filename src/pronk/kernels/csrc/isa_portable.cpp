@@ -16,8 +16,9 @@ constexpr int TILE_ROWS = FEW_TILES(3), TILE_SUMS = 3, QUERIES = 3;
 #endif
 #include "kernels.inc"
 #include "choose.inc"
+#include "round.inc"
 }  // namespace
 static const Coded coded_portable = make_coded();
 const Choices choices_portable = {choose, guess};
-const Table table_portable = {execute, &coded_portable, &choices_portable, NARROW};
+const Table table_portable = {execute, &coded_portable, round_row, &choices_portable, NARROW};
 }  // namespace pronk

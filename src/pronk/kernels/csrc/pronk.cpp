@@ -44,7 +44,7 @@ int detect() {
 #if defined(PRONK_EMULATE)
   return PRONK_AMX;
 #endif
-  bool tiles = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (low >> 17 & 3) == 3;
+  bool tiles = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (low >> 17 & 3) == 3;
   uint32_t most = r[0];
   if (most < 1) return PRONK_AVX512;
   cpuid(7, 1, r);
@@ -341,6 +341,47 @@ void pack_codes_part(void* argument, int thread, int threads) {
   }
 }
 }  // namespace
+
+namespace {
+struct Round {
+  const void* source;
+  int32_t type;
+  int64_t rows, k, stride;
+  int32_t bits;
+  int64_t group;
+  int32_t tries;
+  uint8_t* codes;
+  float* scale;
+  RoundFunction round;
+};
+
+void round_part(void* argument, int thread, int threads) {
+  const Round* r = (const Round*)argument;
+  int64_t groups = (r->k + r->group - 1) / r->group;
+  float* line = (float*)malloc((size_t)r->k * 4);
+  for (int64_t row = r->rows * thread / threads; line && row < r->rows * (thread + 1) / threads; row++) {
+    const float* x = (const float*)r->source + row * r->stride;
+    if (r->type != PRONK_F32) {
+      const uint16_t* from = (const uint16_t*)r->source + row * r->stride;
+      for (int64_t k = 0; k < r->k; k++) line[k] = r->type == PRONK_BF16 ? bf16_to_float(from[k]) : half_to_float(from[k]);
+      x = line;
+    }
+    r->round(x, r->k, r->bits, r->group, r->tries, r->codes + row * r->k, r->scale + row * groups);
+  }
+  free(line);
+}
+}  // namespace
+
+void pronk_round(const void* source, int32_t type, int64_t rows, int64_t k, int64_t stride, int32_t bits, int64_t group,
+                 int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa) {
+  RoundFunction round = table(isa)->round;
+#if defined(__x86_64__) || defined(_M_X64)
+  if (!round) round = round_avx512;
+#endif
+  Round job = {source, type, rows, k, stride, bits, group, tries, codes, scale, round};
+  Entered entered;
+  team_run(threads, round_part, &job);
+}
 
 int64_t pronk_packed_size(const pronk_weights* w) {
   if (is_coded(w)) return w->blocks * (w->kp / w->group) * coded_line(w);

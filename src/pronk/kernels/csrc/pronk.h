@@ -116,6 +116,10 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
 // The same for q8, q4: one byte a code, `codes` [rows, kp]; `scale` and `minimum` (or null) [rows, kp / group].
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
+// Round `rows` of `source` [rows, k] (f32, bf16 or f16, `stride` numbers apart) to 8 or 4 bits in groups, without minima:
+// `codes` [rows, k], `scale` [rows, groups]. `tries` ranges are tried, each 5 % narrower, beside that of the largest weight.
+PRONK_API void pronk_round(const void* source, int32_t type, int64_t rows, int64_t k, int64_t stride, int32_t bits,
+                           int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa);
 // Bytes of packed data.
 PRONK_API int64_t pronk_packed_size(const pronk_weights* w);
 // The packed elements of one output, as float: for whoever wants to look at a weight again. `out` is [k].

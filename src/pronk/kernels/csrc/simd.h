@@ -199,25 +199,22 @@ static inline void vadd_products(vf (&sum)[M][N], const vf (&a)[N], const float*
   }
 }
 
-static inline float vsum(vf x) {  // one tree of sums for all
+static inline float vsum(vf x) {  // one tree of sums for all: halves, then quarters, eighths, pairs
+#if defined(PRONK_SIMD_AVX512) || defined(PRONK_SIMD_AVX2)
+#if defined(PRONK_SIMD_AVX512)
+  __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#else
+  __m256 eight = _mm256_add_ps(x.a, x.b);
+#endif
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
   float lane[16];
   vstore(lane, x);
   for (int step = 8; step; step >>= 1)
     for (int i = 0; i < step; i++) lane[i] += lane[i + step];
   return lane[0];
-}
-
-// The same for whole numbers of few bits, whose sum has no order.
-static inline float vwhole_sum(vf x) {
-#if defined(PRONK_SIMD_AVX512)
-  return _mm512_reduce_add_ps(x);
-#elif defined(PRONK_SIMD_AVX2)
-  __m256 both = _mm256_add_ps(x.a, x.b);
-  __m128 four = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
-  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
-#else
-  return vsum(x);
 #endif
 }
 

@@ -1,0 +1,51 @@
+"""Rounding weights to 8 and 4 bits: to the nearest code, by the range that errs least.
+
+A group's scale is a compromise: the largest weight decides how coarse all others become. So several scales are tried,
+from that of the largest weight down, with the one code that a side has more on either side, and the one with the
+smallest sum of squared errors is taken (as the search for a clipping range in AWQ; Lin et al. 2024, section 3.2).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from pronk.kernels.library import TYPES, Kernels
+from pronk.kernels.threads import num_threads
+from pronk.kernels.weights import pages
+from pronk.quantized.form import Bits, Quantized
+
+__all__ = ["DEFAULT_GROUPS", "round_weights"]
+
+# By bits: what costs the least memory at the accuracy that the bits have.
+DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
+
+# Ranges that are tried, each 5 % narrower than the one before; at 8 bits clipping gains nothing.
+_TRIES = {8: 0, 4: 6}
+
+
+def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | None = None) -> Quantized:
+    """Round a matrix to the nearest codes, without minima; the same on every instruction set.
+
+    Args:
+        kernels: who does it.
+        weight: ``[outputs, inputs]`` on the CPU: float32, bfloat16 or float16, finite.
+        bits: 8 or 4.
+        group: inputs that share a scale, a multiple of 8; 128 for 8 bits and 32 for 4 by default. More than the row has
+            is the row.
+
+    Raises:
+        ValueError: a weight is not finite.
+    """
+    outputs, inputs = weight.shape
+    group = min(group or DEFAULT_GROUPS[bits], ceil(inputs / 32) * 32)
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    codes = pages((outputs, inputs), torch.uint8)  # of their own, and given back when they are packed
+    scale = torch.empty(outputs, ceil(inputs / group))
+    kernels.library.pronk_round(
+        *(weight.data_ptr(), TYPES[weight.dtype], outputs, inputs, weight.stride(0), bits, group),
+        *(_TRIES[bits], codes.data_ptr(), scale.data_ptr(), num_threads(), kernels.isa),
+    )
+    return Quantized(codes, scale, None, bits, group)

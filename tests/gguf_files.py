@@ -1,0 +1,246 @@
+"""GGUF files for the tests: whole models, made of checkpoints by llama.cpp's own writer, and headers byte by byte."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+import gguf
+from gguf import GGMLQuantizationType as Type
+from pronk.gguf.layout import TENSOR_TYPES
+from pronk.gguf.vocabulary import Kind
+
+QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+# Where a block has its scales of 16 bits.
+SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def size_of(kind: str) -> tuple[int, int]:
+    """Values and bytes of a block."""
+    return next((each.values, each.size) for each in TENSOR_TYPES.values() if each.name == kind)
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int, scale: float = 0.05) -> NDArray[np.uint8]:
+    """``[rows, bytes]``: every bit is drawn, but for the scales of 16 bits, so that weights are about ``scale``."""
+    values, size = size_of(kind)
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
+    unit = {"Q8_0": 127, "Q6_K": 31 * 127, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q5_0": 16, "Q5_1": 31}.get(kind, 15)
+    for number, at in enumerate(SCALES.get(kind, (0,))):
+        # A minimum takes half of the range away.
+        size_ = 2 * scale / unit if number == 0 else (scale / 63 if kind.endswith("K") else -scale)
+        drawn = (size_ * rng.uniform(0.5, 1.0, blocks.shape[:2])).astype(np.float16)
+        blocks[..., at : at + 2] = drawn[..., None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def encode(kind: str, weight: NDArray[np.float32], seed: int) -> NDArray[Any]:
+    """A matrix of a type; of one that gguf cannot make, blocks that have nothing to do with the matrix."""
+    if kind in ("F32", "F16"):
+        return weight.astype(np.float32 if kind == "F32" else np.float16)
+    if kind in ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
+        return gguf.quants.quantize(weight, Type[kind])
+    return random_blocks(kind, *weight.shape, seed, scale=1.5 * float(weight.std()))
+
+
+def decode(kind: str, stored: NDArray[Any]) -> NDArray[np.float32]:
+    """What llama.cpp's own rule makes of it."""
+    return gguf.quants.dequantize(stored, Type[kind])
+
+
+def reorder(weight: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Rows of queries and keys as ``convert_hf_to_gguf.py`` stores them for the architecture ``llama``."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
+
+
+def convert(
+    folder: Path,
+    path: Path,
+    kinds: str | Mapping[str, str] = "F32",
+    *,
+    twin: Path | None = None,
+    tokenizer: tokenizers.Tokenizer | None = None,
+    pre: str = "gpt-2",
+    change: Any = None,
+) -> Path:
+    """Write the checkpoint of a folder as GGUF.
+
+    Args:
+        folder: in safetensors, in one file.
+        path: of the file.
+        kinds: the type of all matrices, or of some by the ends of their names, ``""`` for the others.
+        twin: a folder that gets the same model with the weights that the blocks stand for.
+        tokenizer: a byte-level BPE; ``None``: that of the folder.
+        pre: how it splits texts.
+        change: called with the writer, before it writes.
+    """
+    raw = json.loads((folder / "config.json").read_text())
+    arch = "llama" if raw["model_type"] == "mistral" else raw["model_type"]
+    writer = gguf.GGUFWriter(path, arch)
+    write_keys(writer, raw)
+    write_bytes_bpe(writer, tokenizer or tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), pre)
+    tensors, dequantized = load_file(folder / "model.safetensors"), {}
+    for seed, (name, tensor) in enumerate(sorted(tensors.items())):
+        theirs, weight = rename(name), tensor.float().numpy()
+        kind = _kind(theirs, kinds) if weight.ndim == 2 else "F32"
+        # Whole rows are moved, so blocks and permutation can be done in either order.
+        stored = encode(kind, weight, seed)
+        dequantized[name] = torch.from_numpy(decode(kind, stored)) if weight.ndim == 2 else tensor.float()
+        if arch == "llama" and (".attn_q." in theirs or ".attn_k." in theirs):
+            heads = raw["num_attention_heads"] if ".attn_q." in theirs else raw["num_key_value_heads"]
+            stored = reorder(stored, heads)
+        writer.add_tensor(theirs, stored, raw_dtype=None if kind in ("F32", "F16") else Type[kind])
+    if change is not None:
+        change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if twin is not None:
+        write_twin(folder, twin, dequantized)
+    return path
+
+
+def _kind(name: str, kinds: str | Mapping[str, str]) -> str:
+    if isinstance(kinds, str):
+        return kinds
+    return next((kind for end, kind in kinds.items() if end and name.removesuffix(".weight").endswith(end)), kinds[""])
+
+
+def rename(name: str) -> str:
+    """A tensor's name in llama.cpp."""
+    plain = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if name in plain:
+        return plain[name]
+    _, _, layer, module = name.split(".", 3)
+    ours, _, part = module.rpartition(".")
+    return f"blk.{layer}.{_LAYER[ours]}.{part}"
+
+
+def write_twin(folder: Path, twin: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The same model with other weights, in float32."""
+    twin.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (twin / name).write_bytes((folder / name).read_bytes())
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, twin / "model.safetensors")
+
+
+def write_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
+    """The keys that ``convert_hf_to_gguf.py`` writes for these families."""
+    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_block_count(raw["num_hidden_layers"])
+    writer.add_head_count(raw["num_attention_heads"])
+    writer.add_head_count_kv(raw["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    rope = raw.get("rope_parameters") or {}
+    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    size = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    if size != raw["hidden_size"] // raw["num_attention_heads"]:
+        writer.add_key_length(size)
+        writer.add_value_length(size)
+    writer.add_rope_dimension_count(size)
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, size))
+
+
+def llama3_divisors(rope: Mapping[str, Any], size: int) -> NDArray[np.float32]:
+    """As ``convert_hf_to_gguf.py`` computes them."""
+    base = 1.0 / rope["rope_theta"] ** (np.arange(0, size, 2, dtype=np.float32) / size)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    original, factors = rope["original_max_position_embeddings"], []
+    for wavelength in 2 * np.pi / base:
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def write_bytes_bpe(writer: gguf.GGUFWriter, tokenizer: tokenizers.Tokenizer, pre: str, pad: int = 0) -> None:
+    """A byte-level BPE, with ``pad`` tokens that only pad the vocabulary."""
+    model = json.loads(tokenizer.to_str())["model"]
+    added = {i: token.special for i, token in tokenizer.get_added_tokens_decoder().items()}
+    vocab = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+    kinds = [
+        Kind.NORMAL if i not in added else Kind.CONTROL if added[i] else Kind.USER_DEFINED for i in range(len(vocab))
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([vocab[i] for i in range(len(vocab))] + [f"[PAD{len(vocab) + i}]" for i in range(pad)])
+    writer.add_token_types([int(kind) for kind in kinds] + [int(Kind.UNUSED)] * pad)
+    writer.add_token_merges([" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]])
+    end = tokenizer.token_to_id("<|endoftext|>")
+    if end is not None:
+        writer.add_bos_token_id(end)
+        writer.add_eos_token_id(end)
+
+
+def text(value: str | bytes) -> bytes:
+    """A length and that many bytes."""
+    value = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(value)) + value
+
+
+def pair(key: str | bytes, kind: int, value: bytes) -> bytes:
+    """A key and its value."""
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def tensor_info(name: str | bytes, shape: Sequence[int], kind: int, offset: int) -> bytes:
+    """A tensor's description, the shortest stride first."""
+    dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return text(name) + dimensions + struct.pack("<IQ", kind, offset)
+
+
+def file_of(
+    pairs: Sequence[bytes] = (),
+    infos: Sequence[bytes] = (),
+    data: bytes = b"",
+    *,
+    version: int = 3,
+    counts: tuple[int, int] | None = None,
+    alignment: int = 32,
+) -> bytes:
+    """A file; ``counts``: tensors and pairs that it announces."""
+    num_tensors, num_pairs = counts or (len(infos), len(pairs))
+    head = b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_pairs) + b"".join(pairs) + b"".join(infos)
+    return head + bytes(-len(head) % alignment) + data

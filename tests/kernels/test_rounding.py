@@ -1,0 +1,82 @@
+"""Rounding to 8 and 4 bits: the same on every instruction set, and the best of the scales that are tried."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pronk.kernels.library import candidates
+from pronk.kernels.rounding import DEFAULT_GROUPS, round_weights
+from pronk.quantized.form import Bits
+
+SETS = candidates()
+BITS = pytest.mark.parametrize("bits", [8, 4])
+
+
+def some_weight(outputs: int, inputs: int) -> Tensor:
+    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs))
+
+
+@BITS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_every_set_rounds_the_same(dtype: torch.dtype, bits: Bits) -> None:
+    for shape in ((1, 8), (7, 45), (40, 200), (33, 1100)):
+        for group in (8, 24, 32, 128, 4096):
+            weight = some_weight(*shape).to(dtype)
+            made = [round_weights(kernels, weight, bits, group) for kernels in SETS]
+            torch.set_num_threads(3)
+            made.append(round_weights(SETS[0], weight, bits, group))
+            torch.set_num_threads(1)
+            for each in made[1:]:
+                assert torch.equal(each.codes, made[0].codes)
+                assert torch.equal(each.scale, made[0].scale)
+
+
+@BITS
+@pytest.mark.parametrize("group", [None, 8, 32, 64, 128, 1024])
+def test_codes_are_the_nearest_and_no_scale_that_was_tried_is_better(bits: Bits, group: int | None) -> None:
+    weight = some_weight(40, 200) * torch.logspace(-3, 2, 40)[:, None]
+    weight[5], weight[6, 3], weight[7] = 0.0, 9.0, -weight[7].abs()
+    made = round_weights(SETS[0], weight, bits, group)
+    assert made.group == min(group or DEFAULT_GROUPS[bits], 224)
+    zero = 1 << (bits - 1)
+    for start in range(0, 200, made.group):
+        part, scale = weight[:, start : start + made.group], made.scale[:, start // made.group, None]
+        codes = made.codes[:, start : start + made.group].float() - zero
+        wanted = torch.where(scale == 0, 0.0, part * (1 / scale)).round().clamp(-zero, zero - 1)
+        assert torch.equal(codes, wanted)
+        mine = (codes * scale - part).double().square().sum(1)
+        farthest = part.gather(1, part.abs().argmax(1, keepdim=True))
+        for step in range(6 if bits == 4 else 0):
+            for tried in (farthest.abs() * (1 - 0.05 * step) / (zero - 1), -farthest * (1 - 0.05 * step) / zero):
+                other = (part / tried).nan_to_num().round().clamp(-zero, zero - 1) * tried - part
+                assert bool((mine <= other.double().square().sum(1) * 1.0001).all())
+    assert not made.dequantize()[5].any()
+
+
+def test_a_group_of_its_own_codes_is_exact() -> None:
+    for bits in (8, 4):
+        most = (1 << (bits - 1)) - 1
+        weight = torch.arange(-most, most + 1).float().repeat(3, 1) * 0.25
+        made = round_weights(SETS[0], weight, bits, 1024)
+        torch.testing.assert_close(made.dequantize(), weight, rtol=1e-6, atol=0.0)
+
+
+def test_clipping_errs_less_than_the_whole_range() -> None:
+    """One weight far out is worth less than the steps between all others."""
+    weight = some_weight(300, 256)
+    made = round_weights(SETS[0], weight, 4)
+    grouped = weight.view(300, -1, 32)
+    scale = grouped.abs().amax(-1, keepdim=True) / 7
+    whole = ((grouped / scale).round() * scale).view_as(weight)
+    mine, plain = ((each - weight).norm() for each in (made.dequantize(), whole))
+    assert float(mine) < 0.92 * float(plain)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_refused(bad: float) -> None:
+    weight = some_weight(4, 64)
+    weight[2, 3] = bad
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        round_weights(SETS[0], weight, 8)
