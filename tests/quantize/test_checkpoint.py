@@ -15,13 +15,14 @@ from checkpoints import MakeCheckpoint, transformers_logits
 from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError, OptionError
 from pronk.files import shards
+from pronk.kernels.library import KernelsError, candidates
+from pronk.kernels.rounding import round_weights
 from pronk.model.loader import load_decoder, read_config
 from pronk.quantize import checkpoint as module
 from pronk.quantize.checkpoint import Made, quantize
 from pronk.quantize.methods import Texts
 from pronk.quantize.methods import run as run_method
 from pronk.quantized.form import Bits
-from pronk.quantized.rounding import round_weights
 from quantize.folders import config, dequantized, perplexity, tensors, unpacked
 
 GENERATOR = torch.Generator().manual_seed(11)
@@ -51,7 +52,7 @@ def test_matrices_are_the_nearest_codes(
         weight = plain.pop(f"{name}.weight").float()
         size = weight.shape[1] if group == 0 else made.rule.group
         assert scale.dtype == dtype
-        assert torch.equal(scale, round_weights(weight, bits, size).scale.to(dtype))
+        assert torch.equal(scale, round_weights(candidates()[0], weight, bits, size).scale.to(dtype))
         wide = scale.float().repeat_interleave(size, dim=1)
         low = -(2 ** (bits - 1))
         nearest = (weight * (1 / wide)).round().clamp(low, -low - 1)
@@ -224,6 +225,10 @@ def refuse(source: Path, out: Path, error: type[Exception], message: str, **opti
     assert "\n" not in str(caught.value)
 
 
+def no_kernels() -> None:
+    raise KernelsError("no library")
+
+
 def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = checkpoint("llama"), tmp_path / "out"
     make(source, out)
@@ -233,6 +238,12 @@ def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest
     refuse(source, tmp_path / "x", OptionError, "bits: expected 4 or 8", bits=5)
     refuse(source, tmp_path / "x", OptionError, "group: expected", group=32)
     refuse(tmp_path, tmp_path / "x", CheckpointError, "expected a model folder")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    refuse(tmp_path / "model.gguf", tmp_path / "x", CheckpointError, "found a GGUF file; give the checkpoint with")
+    (tmp_path / "model.gguf").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "load_kernels", no_kernels)
+        refuse(source, tmp_path / "x", OptionError, "expected pronk's kernels, .* found none: no library; install")
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 4, 5))
     refuse(source, tmp_path / "x", OptionError, "of free disk space")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from pronk.kernels.library import candidates
 from pronk.quantize.gptq import gptq, output_error
 from pronk.quantize.rounding import WHOLE_ROW, Rule
 from pronk.quantized.form import Bits
+
+KERNELS = candidates()[0]
 
 
 def some_layer(outputs: int, inputs: int, samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -45,7 +48,7 @@ def slow_gptq(weight: Tensor, hessian: Tensor, rule: Rule) -> Tensor:
 )
 def test_codes_are_those_of_the_slow_method(bits: Bits, group: int, inputs: int) -> None:
     weight, hessian = some_layer(6, inputs, 4 * inputs)
-    rule = Rule(bits, group, torch.bfloat16)
+    rule = Rule(KERNELS, bits, group, torch.bfloat16)
     before = weight.clone(), hessian.clone()
     made = gptq(weight, hessian, rule)
     expected = slow_gptq(weight, hessian, rule)
@@ -58,7 +61,7 @@ def test_codes_are_those_of_the_slow_method(bits: Bits, group: int, inputs: int)
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, WHOLE_ROW), (8, 128)])
 def test_outputs_err_less_than_those_of_the_nearest_codes(bits: Bits, group: int) -> None:
     weight, hessian = some_layer(64, 256, 1024)
-    rule = Rule(bits, group, torch.bfloat16)
+    rule = Rule(KERNELS, bits, group, torch.bfloat16)
     mine, nearest = (
         output_error(weight, made.dequantize(), hessian) for made in (gptq(weight, hessian, rule), rule.nearest(weight))
     )
@@ -78,7 +81,7 @@ def test_inputs_that_are_never_there_and_too_few_samples() -> None:
     weight, hessian = some_layer(16, 64, 3)
     hessian[8:16] = 0.0
     hessian[:, 8:16] = 0.0
-    rule = Rule(4, 8, torch.bfloat16)
+    rule = Rule(KERNELS, 4, 8, torch.bfloat16)
     made = gptq(weight, hessian, rule)
     assert torch.equal(made.codes[:, 8:16], rule.nearest(weight).codes[:, 8:16])
     assert output_error(weight, made.dequantize(), hessian) < output_error(

@@ -9,9 +9,12 @@ import torch
 
 from pronk.architecture.config import ModelConfig, llama_config
 from pronk.errors import OptionError
+from pronk.kernels.library import candidates
+from pronk.kernels.rounding import round_weights
 from pronk.quantize.rounding import WHOLE_ROW, Rule, choose_group
 from pronk.quantized.form import Bits
-from pronk.quantized.rounding import round_weights
+
+KERNELS = candidates()[0]
 
 
 def some_weight(outputs: int = 24, inputs: int = 96) -> torch.Tensor:
@@ -30,9 +33,9 @@ def shape(hidden: int, mlp: int, heads: int = 2) -> ModelConfig:
 def test_codes_are_nearest_for_the_stored_scale(bits: Bits, group: int, dtype: torch.dtype) -> None:
     weight = some_weight()
     weight[3] = 0.0
-    made = Rule(bits, group, dtype).nearest(weight)
+    made = Rule(KERNELS, bits, group, dtype).nearest(weight)
     assert torch.equal(made.scale, made.scale.to(dtype).float())
-    clipped = round_weights(weight, bits, group or 96)
+    clipped = round_weights(KERNELS, weight, bits, group or 96)
     assert torch.equal(made.scale, clipped.scale.to(dtype).float())
     if dtype == torch.float32:
         assert torch.equal(made.codes, clipped.codes)
@@ -47,8 +50,8 @@ def test_codes_are_nearest_for_the_stored_scale(bits: Bits, group: int, dtype: t
 def test_a_scale_that_its_type_cannot_hold() -> None:
     """In float16 a small one is 0, and so are its weights; a large one is the largest."""
     weight = some_weight() * 1e-8
-    assert not Rule(8, 32, torch.float16).nearest(weight).dequantize()[0].any()
-    large = Rule(8, 32, torch.float16).nearest(some_weight() * 1e9)
+    assert not Rule(KERNELS, 8, 32, torch.float16).nearest(weight).dequantize()[0].any()
+    large = Rule(KERNELS, 8, 32, torch.float16).nearest(some_weight() * 1e9)
     assert bool(large.dequantize().isfinite().all())
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint
+from pronk.kernels.library import candidates
 from pronk.model.decoder import Layer
 from pronk.quantize.layers import LINEARS, Stream, hessians
 from pronk.quantize.rounding import Rule
@@ -16,6 +17,8 @@ from pronk.quantize.source import Source
 
 BIASES = {"attention_bias": True, "mlp_bias": True}
 TOKENS = torch.randint(300, (4, 32), generator=torch.Generator().manual_seed(5))
+
+KERNELS = candidates()[0]
 
 
 def some_layer(folder: Path) -> tuple[Layer, Stream]:
@@ -42,7 +45,7 @@ def output(layer: Layer, stream: Stream) -> torch.Tensor:
 @torch.no_grad()
 def test_same_function_and_better_codes(family: str, overrides: dict[str, bool], checkpoint: MakeCheckpoint) -> None:
     layer, stream = some_layer(checkpoint(family, **overrides))
-    rule = Rule(4, 16, torch.bfloat16)
+    rule = Rule(KERNELS, 4, 16, torch.bfloat16)
     expected = output(layer, stream)
     with hessians(layer) as seen:
         output(layer, stream)
@@ -69,7 +72,7 @@ def test_gains_of_zero_stay(checkpoint: MakeCheckpoint) -> None:
     before = layer.qkv.weight[:, 9].clone()
     with hessians(layer) as seen:
         output(layer, stream)
-    scale_layer(layer, seen, Rule(4, 16, torch.bfloat16))
+    scale_layer(layer, seen, Rule(KERNELS, 4, 16, torch.bfloat16))
     assert layer.attention_norm.weight[9] == 0
     assert torch.equal(layer.qkv.weight[:, 9], before)
 

@@ -15,10 +15,13 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pronk.errors import OptionError
 from pronk.files.atomic import new_folder, write_json, writing
 from pronk.files.companions import copy_companions
 from pronk.files.shards import Entry, check_target, write_weights
+from pronk.kernels.library import Kernels, KernelsError
 from pronk.model.families import Piece
+from pronk.model.kernels import load_kernels
 from pronk.quantize.card import quantized_card
 from pronk.quantize.methods import Texts, layer_file, measure, run
 from pronk.quantize.packing import layout, quantization_config
@@ -87,13 +90,14 @@ def quantize(
         shard_bytes: a file with more than one tensor is no larger than this.
 
     Raises:
-        OptionError: bits, a group or a folder that cannot be had, or too little disk space; or as of ``read``.
+        OptionError: bits, a group or a folder that cannot be had, too little disk space, no kernels; or as of
+            ``read``.
         CheckpointError: the source cannot be read, is quantized already or of another family, or ``out`` cannot be
             written.
     """
     source = Source(folder)
     known, size = choose_group(source.config, bits, group)
-    rule = Rule(known, size, source.dtype)
+    rule = Rule(_kernels(), known, size, source.dtype)
     entries = list(_entries(source, rule))
     num_bytes = sum(entry.size for entry in entries)
     check_target(out, num_bytes)
@@ -121,6 +125,14 @@ def quantize(
         document = {**source.document, "quantization_config": quantization_config(rule, source.names.head)}
         write_json(partial / "config.json", document, indent=2)
     return made
+
+
+def _kernels() -> Kernels:
+    try:
+        return load_kernels()
+    except KernelsError as error:
+        msg = f"expected pronk's kernels, which round weights, found none: {error}; install pronk with a C++ compiler"
+        raise OptionError(msg) from error
 
 
 def _try_all(source: Source, rule: Rule, texts: Texts, partial: Path, status: Status) -> tuple[float, dict[str, float]]:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import OptionError
+from pronk.kernels.library import Kernels
+from pronk.kernels.rounding import DEFAULT_GROUPS, round_weights
 from pronk.quantized.form import Bits, Quantized
-from pronk.quantized.rounding import DEFAULT_GROUPS, round_weights
 
 __all__ = ["WHOLE_ROW", "Rule", "choose_group", "inputs_of"]
 
@@ -31,11 +32,13 @@ class Rule:
     """How every matrix of a model is quantized, without minima.
 
     Attributes:
+        kernels: who search for scales.
         bits: of a code.
         group: inputs that share a scale, a multiple of 8 that divides those of every matrix; or :data:`WHOLE_ROW`.
         dtype: of the scales in the file.
     """
 
+    kernels: Kernels
     bits: Bits
     group: int
     dtype: torch.dtype
@@ -47,7 +50,7 @@ class Rule:
 
     def scales(self, weight: Tensor) -> Tensor:
         """The scale of every group of ``weight`` ``[outputs, inputs]`` whose clipping errs least, as stored."""
-        return self._stored(round_weights(weight, self.bits, self.group or _ALL).scale)
+        return self._stored(round_weights(self.kernels, weight, self.bits, self.group or _ALL).scale)
 
     def nearest(self, weight: Tensor) -> Quantized:
         """Every weight of ``[outputs, inputs]`` by the code that is nearest to it."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pronk.errors import CheckpointError, ConfigError
+from pronk.gguf.checkpoint import is_gguf
 from pronk.model.checkpoint import Checkpoint, read_json
 from pronk.model.decoder import Decoder, Layer, empty_linear, make_norm
 from pronk.model.families import FAMILY_NAMES, Part, Piece, plan_tensors
@@ -38,6 +39,9 @@ class Source:
     """
 
     def __init__(self, folder: Path) -> None:
+        if is_gguf(folder):
+            msg = f"{folder}: expected a folder with safetensors files, found a GGUF file; {_INSTEAD}"
+            raise CheckpointError(msg)
         self.folder, self.config = folder, read_config(folder)
         self.document = read_json(folder / "config.json", ConfigError)
         if self.config.quantization is not None:
