@@ -115,6 +115,8 @@ def test_what_is_written_is_what_was_measured(
     source = checkpoint(family, **overrides)
     made = make(source, tmp_path / "out", texts=BOTH)
     assert made.method == method
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("norms and biases are as they were. The card" in card) == (method != "scaled")
     assert made.before == pytest.approx(perplexity(source, EVALUATION), rel=1e-4)
     twin = dequantized(tmp_path / "out", tmp_path / "twin")
     assert made.after == pytest.approx(perplexity(twin, EVALUATION), rel=1e-4)
