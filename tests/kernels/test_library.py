@@ -72,7 +72,7 @@ def test_another_version(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "VERSION", 99)
     with pytest.raises(KernelsError) as caught:
         candidates(path=copy)
-    one_line(caught, "expected kernels of version 99, found version 2", "install pronk again")
+    one_line(caught, f"expected kernels of version 99, found version {library.VERSION}", "install pronk again")
 
 
 @pytest.mark.parametrize("name", ["Weights", "Op", "Segment", "Pass", "Growth"])
