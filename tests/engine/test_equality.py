@@ -53,10 +53,10 @@ def decode(
     return requests
 
 
-# Every option runs with trees that are right and wrong in every way, and with two real drafters; with the others, all
+# Every option runs with trees that are right and wrong in every way, and with a real drafter of each size; with the others, all
 # options at once, beside what each has to do in ``drafters/test_conformance.py``, where each is also asked for one
 # request alone. The rest runs on demand.
-CLOSE = ("autoregressive", "suffix", "merged with trained", "random", "oracle", "adversarial", "explore")
+CLOSE = ("suffix", "merged with trained", "oracle", "adversarial")
 
 
 GUESSING = [name for name in DRAFTERS if name != "autoregressive"]
