@@ -53,9 +53,8 @@ def decode(
     return requests
 
 
-# Every option runs with trees that are right and wrong in every way, and with a real drafter of each size; with the others, all
-# options at once, beside what each has to do in ``drafters/test_conformance.py``, where each is also asked for one
-# request alone. The rest runs on demand.
+# Every option runs with trees that are right and wrong in every way, and with two real drafters; with the others, all
+# options at once, beside what each has to do in ``drafters/test_conformance.py``. The rest runs on demand.
 CLOSE = ("suffix", "merged with trained", "oracle", "adversarial")
 
 
