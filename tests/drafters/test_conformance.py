@@ -127,8 +127,14 @@ def decode(name: str, options: str, dtype: torch.dtype, *, batched: bool) -> lis
     return requests
 
 
-@pytest.mark.parametrize("batched", [True, False], ids=["batch of 6", "batch of 1"])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("options", "batched"),
+    [
+        pytest.param(options, batched, marks=() if batched or options == "seeded" else pytest.mark.slow)
+        for options in OPTIONS
+        for batched in (True, False)
+    ],
+)
 @pytest.mark.parametrize("name", EVERY)
 def test_output_is_that_of_plain_decoding(name: str, options: str, *, batched: bool) -> None:
     dtype = torch.bfloat16 if options == "seeded" else torch.float32
@@ -263,7 +269,7 @@ def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> Non
     """Rates are made of guesses; all else, for a drafter that hears no logits, is made of committed tokens alone."""
     stage = Stage(name)
     drafter, context = stage.drafter, stage.context
-    for seed in range(3 if name in PACED else 12):
+    for seed in range(3 if name in PACED else 6):
         dice = random.Random(seed)
         # Few letters, so that much is guessed, and some of it right.
         tokens, prompt = [dice.randrange(4) for _ in range(80)], dice.randint(1, 60)

@@ -54,9 +54,8 @@ def decode(
 
 
 # Every option runs with trees that are right and wrong in every way, and with two real drafters; with the others, all
-# options at once, beside what each has to do in ``drafters/test_conformance.py``, where each is also asked for one
-# request alone. The rest runs on demand.
-CLOSE = ("autoregressive", "suffix", "merged with trained", "random", "oracle", "adversarial", "explore")
+# options at once, beside what each has to do in ``drafters/test_conformance.py``. The rest runs on demand.
+CLOSE = ("suffix", "merged with trained", "oracle", "adversarial")
 
 
 GUESSING = [name for name in DRAFTERS if name != "autoregressive"]

@@ -32,6 +32,9 @@ class Fake:
     def __post_init__(self) -> None:
         self.tokens = self.length
 
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
     @property
     def prompt(self) -> range:
         return range(self.length)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.test_products import ROWS, same, some_rows
+from pronk.cache.blocks import BlockTable
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
 from pronk.model.linear import KernelLinear, Layout
+from pronk.model.program import Program, Rows
 from pronk.quantized.form import Bits, Quantized
+from pronk.tree import TokenTree
 from quantized.codes import CODED, coded_product, some_codes
 
 SETS = candidates()
@@ -63,6 +68,23 @@ def test_rows_that_overflow_harm_no_others(kernels: Kernels) -> None:
     found, fine = product.logits(x), [row for row in range(30) if row not in (3, 17, 29)]
     assert same(found[fine], want[fine])
     assert not found[[3, 17, 29]].isfinite().any()
+
+
+@KINDS
+def test_rows_are_looked_up(kind: tuple[Bits, bool, bool]) -> None:
+    """An embedding of codes: the rows that they stand for, in the stream's dtype."""
+    weight = some_codes((50, 72), *kind, 32)
+    tokens = [3, 49, 0, 3, 17]
+    for product in products(weight):
+        for dtype in (torch.float32, torch.bfloat16):
+            program = Program(product.packed.kernels, 72, dtype)
+            program.embed(SimpleNamespace(table=product, positions=None, embedding=torch.empty(0, 72)))
+            rows, out = (
+                Rows().add([(BlockTable(), TokenTree.chain(tokens), 0)], tokens),
+                torch.empty(5, 72, dtype=dtype),
+            )
+            program.run(rows, out)
+            assert torch.equal(out, weight.dequantize()[tokens].to(dtype))
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.012), (4, 0.12)])

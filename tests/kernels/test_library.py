@@ -18,7 +18,7 @@ import models
 from checkpoints import MakeCheckpoint
 from pronk import LLM, OptionError, SamplingParams
 from pronk.kernels import library
-from pronk.kernels.library import INSTRUCTION_SETS, Kernels, KernelsError, Op, Pass, Weights, candidates
+from pronk.kernels.library import INSTRUCTION_SETS, VERSION, Kernels, KernelsError, Op, Pass, Weights, candidates
 from pronk.model import kernels as loading
 from pronk.model.kernels import check, load_kernels
 
@@ -72,7 +72,7 @@ def test_another_version(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "VERSION", 99)
     with pytest.raises(KernelsError) as caught:
         candidates(path=copy)
-    one_line(caught, "expected kernels of version 99, found version 2", "install pronk again")
+    one_line(caught, f"expected kernels of version 99, found version {VERSION}", "install pronk again")
 
 
 @pytest.mark.parametrize("name", ["Weights", "Op", "Segment", "Pass", "Growth"])

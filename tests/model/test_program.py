@@ -154,7 +154,7 @@ def test_a_layer(kernels: Kernels, shape: str, scale: float) -> None:
     want = plain.layers[0](x, plain.rope(places, places + 1, torch.float64), 0, attend)
     pool = make_cache(config, torch.float32, num_blocks=8)
     program = Program(kernels, config.hidden_size, torch.float32, pool)
-    program.embed(packed.embedding, packed.positions)
+    program.embed(packed)
     packed.layers[0].compile(program, 0)
     table, found, rope = BlockTable(), torch.empty(len(tokens), config.hidden_size), RopeTable(config.rope)
     pool.prepare(table, len(tokens))

@@ -118,12 +118,23 @@ class Decoder(nn.Module):
 
     Built with random plain weights for training; :func:`pronk.model.loader.load_decoder` puts a checkpoint's
     weights in.
+
+    Attributes:
+        config: its shape.
+        embedding: ``[vocab, hidden]``; empty where there is a ``table``.
+        table: the embedding as codes that the kernels look rows up in, where the checkpoint has it so; a tied head is
+            the same object.
+        positions: learned ones, ``[context, hidden]``, or ``None``.
+        layers: :class:`Layer` by :class:`Layer`.
+        norm: after the last one.
+        head: to logits.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.table: KernelLinear | None = None
         learned = config.rope is None
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
         self.layers = nn.ModuleList(Layer(config, empty_linear) for _ in range(config.num_layers))

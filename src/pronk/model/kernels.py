@@ -185,7 +185,7 @@ class _Text:
         self.table = BlockTable()
         self.rope = RopeTable(config.rope)
         self.program = Program(kernels, config.hidden_size, dtype, self.cache)
-        self.program.embed(decoder.embedding, None)
+        self.program.embed(decoder)
         decoder.layers[0].compile(self.program, 0)
         self.hidden, self.dtype = config.hidden_size, dtype
 

@@ -29,7 +29,7 @@ from pronk.model.checkpoint import open_checkpoint, read_json
 from pronk.model.decoder import Decoder, Layer
 from pronk.model.families import Part, Piece, plan_tensors
 from pronk.model.inventory import Inventory, names_of
-from pronk.model.linear import Layout, LinearFactory, choose_linear
+from pronk.model.linear import KernelLinear, Layout, LinearFactory, choose_linear
 from pronk.quantized.alike import stack_alike
 from pronk.quantized.form import Quantized
 from pronk.quantized.formats import scheme_of
@@ -174,7 +174,8 @@ def load_decoder(
 ) -> Decoder:
     """A decoder with the weights of ``folder``, in ``dtype`` on ``device``.
 
-    On a CPU the embedding and learned positions stay in the file's dtype, mapped; those of blocks are dequantized.
+    On a CPU the embedding and learned positions stay in the file's dtype, mapped; an embedding of codes stays codes,
+    where there are kernels.
 
     Args:
         folder: a model folder with safetensors files, or a GGUF file.
@@ -225,7 +226,6 @@ class _Placer:
         self.decoder, self.inventory, self.quantized = decoder, inventory, quantized
         self.dtype, self.device, self.linear = dtype, device, linear
         self._unlike = 0
-        self._tied: list[Tensor | Quantized] = []
 
     @property
     def notes(self) -> list[str]:
@@ -238,6 +238,8 @@ class _Placer:
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
             setattr(parent, name, nn.Parameter(self._table(part.weight[0]), requires_grad=False))
+        elif not part.weight and self.decoder.table is not None:
+            setattr(parent, name, self.decoder.table)
         elif part.kind == "linear":
             weight = self._weight(part)
             layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=True)
@@ -250,18 +252,20 @@ class _Placer:
         self.inventory.checkpoint.release()
 
     def _table(self, piece: Piece) -> Tensor:
-        """Rows to be looked up; a head that is tied to codes gets the codes."""
+        """Rows to be looked up; where there are kernels and codes, none: they are packed as the decoder's table."""
         if not self.inventory.is_quantized(piece):
             table = self.inventory.tensor(piece)
             return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
         stored = self._read(piece, pages(piece.shape, torch.uint8))
-        self._tied += [stored] * (self.quantized and self.decoder.config.tied)
-        return self._stack([stored])
+        if not self.quantized:
+            return self._stack([stored])
+        packed = self.linear(stored, None, Layout(head=True))
+        assert isinstance(packed, KernelLinear)
+        self.decoder.table = packed
+        return torch.empty(0, piece.shape[1], dtype=self.dtype)
 
     def _weight(self, part: Part) -> Tensor | Quantized:
         """The matrix of a linear layer, quantized if all that it consists of is, and somebody computes with it so."""
-        if not part.weight and self._tied:
-            return self._tied.pop()
         if not any(self.inventory.is_quantized(piece) for piece in part.weight):
             tied = [self.decoder.embedding.detach()]
             return self._stack([self.inventory.tensor(piece) for piece in part.weight] or tied, part.transposed)

@@ -66,11 +66,15 @@ class Program:
         self._held: list[object] = []  # what the operations point to
         self._compiled: Any = None
 
-    def embed(self, table: Tensor, positions: Tensor | None) -> None:
-        """The stream begins as rows of ``table`` ``[vocab, hidden]``, plus those of learned ``positions``."""
+    def embed(self, decoder: Any) -> None:
+        """The stream begins as rows of a :class:`~pronk.model.decoder.Decoder`'s embedding, plus learned positions."""
         op = self._add(_EMBED)
-        op.table, op.positions = self._hold(table.detach()), self._hold(positions)
-        op.table_type = TYPES[table.dtype]
+        op.positions = self._hold(decoder.positions)
+        if decoder.table is not None:
+            self._weights(op, decoder.table)
+        else:
+            op.table = self._hold(decoder.embedding)
+        op.table_type = TYPES[decoder.embedding.dtype]
 
     def attention(self, layer: Any, index: int) -> None:
         """Self-attention of a :class:`~pronk.model.decoder.Layer` and its residual."""

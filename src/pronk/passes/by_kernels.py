@@ -107,7 +107,7 @@ class KernelPasses:
         c = decoder.config
         program = Program(self.kernels, c.hidden_size, cache.dtype, cache, other, layers)
         if stage.start == 0:
-            program.embed(decoder.embedding, decoder.positions)
+            program.embed(decoder)
         for index in range(stage.start, stage.stop):
             decoder.layers[index].compile(program, index)
             if index + 1 in cache.hidden:

@@ -430,7 +430,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   bool bf16 = false, other = false;
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
-    if (op->w) (op->w->type == PRONK_BF16 ? bf16 : other) = true;
+    if (op->w && op->kind != PRONK_EMBED) (op->w->type == PRONK_BF16 ? bf16 : other) = true;
     if (op->head_dim % 2 || op->head_dim > 512 || (op->block_size && op->block_size % 16)) return -2;
     if (op->keys && !op->collected && !(op->cross ? beside_is_held(pass, op) : is_held(pass, op))) return -2;
   }
