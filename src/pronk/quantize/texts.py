@@ -1,7 +1,7 @@
 """What a model is calibrated and measured with: token ids of a text in sequences of one length.
 
-Without a text of the user's, perplexity is that of a few solved problems in Python, sums in words and pages of a
-novel, which come with pronk (``evaluation.jsonl``).
+Without a text of the user's, perplexity is that of a few solved problems in Python and sums in words, which come with
+pronk (``evaluation.jsonl``).
 """
 
 from __future__ import annotations
