@@ -296,7 +296,7 @@ def test_proposals_are_trees_within_the_limits(name: str) -> None:
     stage = Stage(name)
     drafter, context = stage.drafter, stage.context
     dice, largest = random.Random(0), 0
-    for _ in range(40):
+    for _ in range(20):
         tokens = [dice.randrange(3) for _ in range(dice.randint(1, 60))]
         guessed = dice.randint(0, min(3, len(tokens) - 1))  # so many at the end are others' guesses
         limits = [(depth, nodes) for depth in (0, 1, 2, 40) for nodes in (0, 1, 2, 40)]

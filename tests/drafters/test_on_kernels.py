@@ -95,7 +95,11 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
 
 
 @FLOAT32
-@pytest.mark.parametrize("target", [{}, {"windows": WINDOWS}, {"classic": True}], ids=["all", "window", "classic"])
+@pytest.mark.parametrize(
+    "target",
+    [{}, {"windows": WINDOWS}, pytest.param({"classic": True}, marks=pytest.mark.slow)],
+    ids=["all", "window", "classic"],
+)
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters_of_kangaroo(
     adapter: str, target: dict[str, Any], dtype: torch.dtype, exits: list[tuple[list[int], Tensor]]

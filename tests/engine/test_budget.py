@@ -147,7 +147,7 @@ def test_without_a_budget_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -
 
 
 # Greedy, the drafters of the registry are in ``drafters/test_conformance.py``; here they run with all options at once.
-GREEDY = ("prompt_lookup", "suffix", "merged with trained", "recycling")
+GREEDY = ("suffix", "merged with trained")
 
 
 @pytest.mark.parametrize(

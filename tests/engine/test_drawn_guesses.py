@@ -68,7 +68,6 @@ def assert_not_vacuous(shape: str, strings: Sequence[Request]) -> None:
 @pytest.mark.parametrize(
     ("shape", "options", "rule"),
     [
-        ("chain", "temperature", "rejection"),
         ("chain", "shaped", "block"),
         ("tree", "shaped", "rejection"),
         ("mixed", "temperature", "block"),

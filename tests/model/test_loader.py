@@ -314,7 +314,7 @@ print((kilobytes("VmHWM") - before) * 1024 / size)
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
 @pytest.mark.parametrize("way", ["kernels", "torch"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_memory_of_loading(dtype: str, way: str, tmp_path: Path) -> None:
     """The peak, pages of the mapped file included, is at most 1.2 times the weights in the loaded dtype."""
     command = [sys.executable, "-c", MEASURE, str(tmp_path), dtype, way]

@@ -44,11 +44,11 @@ from pronk.tree import TokenTree
     ("adapter", "windows", "eta"),
     [
         ("attention", None, 0),
-        ("attention", None, 0.6),
+        pytest.param("attention", None, 0.6, marks=pytest.mark.slow),
         ("attention", WINDOWS, 0),
         ("transformer", None, 0.5),
         ("head", None, 0.5),
-        ("mlp", WINDOWS, 0),
+        pytest.param("mlp", WINDOWS, 0, marks=pytest.mark.slow),
     ],
 )
 def test_the_chain_is_what_a_slow_loop_writes(
