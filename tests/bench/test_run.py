@@ -37,6 +37,7 @@ from pronk.bench.records import (
 )
 from pronk.bench.run import PeerOptions, Plan
 from pronk.bench.summary import summarize
+from pronk.bench.weights import pass_weights
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError, OptionError
@@ -198,7 +199,8 @@ def test_float16_is_what_weights_are_stored_in(checkpoint: MakeCheckpoint, fake:
     run.run({"half": lambda _: llm}, made, trace, {})
     (one,) = of(trace, Model)
     assert (one.dtype, llm.engine.runner.dtype) == ("float16", torch.float32)
-    assert one.pass_bytes == machine.pass_bytes(llm.config, 2)
+    assert (one.weights, one.pass_bytes) == ("float16", pass_weights(llm.engine.runner.decoder).nbytes)
+    assert one.weight_bits == pytest.approx(16, rel=0.2)  # a head of 8 is filled up to 16
     assert one.kv_bytes_per_token == llm.config.kv_bytes_per_token(4)
     assert fake.made[0].options["dtype"] == "float16"
     assert figures(summarize(trace.records), LOOKUP).same == 3

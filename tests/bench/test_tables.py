@@ -64,7 +64,9 @@ def make(method: str = "x", task: str = ALL, temperature: float = 0.0, **more: A
 
 def document(*figures: Figures, interrupted: bool = False, **more: Any) -> Document:
     values: dict[str, Any] = {"inflated": None, "bandwidth": None, "pass_cost": (), "peers": {}, "skipped": ()} | more
-    one = ModelResult("models/one", 9_669_440, 19_338_880, 2048, "bfloat16", 2048, "avx2", figures=figures, **values)
+    one = ModelResult(
+        "models/one", 9_669_440, 19_338_880, 2048, "bfloat16", "", None, 2048, "avx2", figures=figures, **values
+    )
     hardware = {"threads": 2, "processor": "Some CPU"}
     return Document("2026-11-20T10:00:00+00:00", {}, {}, hardware, 0.5, 0.01, interrupted, (one,))
 

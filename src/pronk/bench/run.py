@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,17 +12,18 @@ from typing import Any
 
 import torch
 
-from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, pass_bytes, versions
+from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, versions
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
 from pronk.bench.peers import METHODS, Peer, PeerError
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
+from pronk.bench.weights import count_parameters, pass_weights
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
 from pronk.gguf.checkpoint import is_gguf
 from pronk.llm import LLM
-from pronk.model.checkpoint import open_checkpoint, read_json
+from pronk.model.checkpoint import read_json
 
 __all__ = ["PeerOptions", "Plan", "Progress", "check", "run"]
 
@@ -149,17 +149,19 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progre
 
 def _model(name: str, llm: LLM, plan: Plan) -> Model:
     raw = {} if is_gguf(llm.path) else read_json(llm.path / "config.json")
-    checkpoint = open_checkpoint(llm.path)
+    weights = pass_weights(llm.engine.runner.decoder)
     return Model(
         name=name,
-        parameters=sum(math.prod(checkpoint.shape(tensor)) for tensor in checkpoint),
-        pass_bytes=pass_bytes(llm.config, llm.dtype.itemsize),
+        parameters=count_parameters(llm.config),
+        pass_bytes=weights.nbytes,
         kv_bytes_per_token=llm.config.kv_bytes_per_token(llm.engine.cache.dtype.itemsize),
         dtype=str(llm.dtype).removeprefix("torch."),
         context=llm.config.context,
         methods=plan.methods,
         inflated=raw.get("pronk_inflated"),
         kernels=llm.kernels,
+        weights=weights.kinds,
+        weight_bits=weights.bits,
     )
 
 
