@@ -102,7 +102,7 @@ def test_what_is_said_of_them() -> None:
     bits = {"weights": "int4 in groups of 32", "weight_bits": 5.0}
     quantized = document(of=model(**bits))
     line = describe(quantized.models[0], quantized)
-    assert "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 1e-06 GB a pass · kernels" in line
+    assert "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 0.0 MB a pass · kernels" in line
     for plain in ({"weights": "bfloat16", "weight_bits": 16.1}, {}):  # a trace from before has neither
         shown = document(of=model(**plain))
         assert "bfloat16 · kernels" in describe(shown.models[0], shown)
