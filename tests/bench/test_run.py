@@ -38,12 +38,12 @@ from pronk.bench.records import (
 )
 from pronk.bench.run import PeerOptions, Plan
 from pronk.bench.summary import summarize
-from pronk.bench.weights import pass_weights
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError, OptionError
 from pronk.llm import LLM
 from pronk.model.loader import read_config
+from pronk.model.weights import pass_weights
 from quantized_formats import FORMATS, write_quantized
 
 TASKS = {

@@ -22,6 +22,7 @@ from pronk.bench.document import (
     Range,
     Split,
 )
+from pronk.bench.grids import describe
 from pronk.bench.tables import show, to_markdown
 
 METHODS = (
@@ -212,3 +213,12 @@ def test_markdown_has_the_same_cells() -> None:
     assert cells[2] == ["code", "a\\|b", *GAIN, "162/164\\*", "164"]
     assert cells[3][:2] == ["", "prompt\\_lookup"]
     assert cells[-1] == ["", "prompt\\_lookup", *COST]
+
+
+def test_what_weights_are_said_to_be() -> None:
+    of = document()
+    (plain,) = of.models
+    for kept in ({"weights": "bfloat16", "weight_bits": 16.1}, {}):  # a trace from before has neither
+        assert "bfloat16 · kernels" in describe(replace(plain, **kept), of)
+    rounded = replace(plain, weights="int4 in groups of 32", weight_bits=5.0, pass_bytes=6_100_000)
+    assert "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 6.1 MB a pass · kernels" in describe(rounded, of)

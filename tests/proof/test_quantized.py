@@ -39,6 +39,7 @@ def test_guessing_changes_nothing(kind: str, bundled: LLM, tmp_path: Path) -> No
     assert llm.exact
     report = verify_model(llm, DRAFTERS, some_prompts(llm)[:1], QUICK)
     assert report.passed
+    assert ("int8" if kind == "int8" else "int4") in report.to_dict()["weights"].split(",")[0]
     for each in report.drafters:
         assert each.plain or each.accepted > 0, each.drafter
 

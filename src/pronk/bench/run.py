@@ -18,13 +18,13 @@ from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
-from pronk.bench.weights import count_parameters, pass_weights
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
 from pronk.gguf.checkpoint import is_gguf
 from pronk.llm import LLM
 from pronk.model.checkpoint import read_json
 from pronk.model.loader import read_config
+from pronk.model.weights import count_parameters, pass_weights
 
 __all__ = ["PeerOptions", "Plan", "Progress", "check", "peer_source", "run"]
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.bench_cases import bundled, document, model
+import pronk
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from models import CPU, kernels
-from pronk.bench.grids import describe
-from pronk.bench.weights import PassWeights, count_parameters, pass_weights
 from pronk.model.loader import load_decoder, read_config
+from pronk.model.weights import PassWeights, count_parameters, pass_weights
 from quantized_formats import FORMATS, write_quantized
 
+BUNDLED = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
 
 
@@ -65,7 +65,7 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
 )
 def test_rounded_as_they_are_loaded(weights: str, kinds: str, groups: dict[str, tuple[int, int]]) -> None:
     """Codes of whole groups and a scale of 32 bits for each; the head, which is the embedding, in 8 bits."""
-    folder, expected, count = bundled().path, 0, 0
+    folder, expected, count = BUNDLED, 0, 0
     for name, tensor in load_file(folder / "model.safetensors").items():
         if tensor.dim() == 2:
             outputs, inputs = tensor.shape
@@ -96,13 +96,3 @@ def test_quantized_checkpoints(name: str, checkpoint: MakeCheckpoint, tmp_path: 
         bits = 8 if "8" in name else 4
         assert found.kinds.startswith(f"int{bits} in groups of ")
         assert found.nbytes < (0.8 if bits == 8 else 0.7) * before.nbytes
-
-
-def test_what_is_said_of_them() -> None:
-    bits = {"weights": "int4 in groups of 32", "weight_bits": 5.0}
-    quantized = document(of=model(**bits))
-    line = describe(quantized.models[0], quantized)
-    assert "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 0.0 MB a pass · kernels" in line
-    for plain in ({"weights": "bfloat16", "weight_bits": 16.1}, {}):  # a trace from before has neither
-        shown = document(of=model(**plain))
-        assert "bfloat16 · kernels" in describe(shown.models[0], shown)
