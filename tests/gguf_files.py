@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import tokenizers
 import torch
+from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-import gguf
-from gguf import GGMLQuantizationType as Type
 from pronk.gguf.layout import TENSOR_TYPES
 from pronk.gguf.vocabulary import Kind
 

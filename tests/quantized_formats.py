@@ -333,6 +333,28 @@ def write_quantized(plain: Path, folder: Path, kind: Format, seed: int = 0) -> t
     return folder / "quantized", folder / "twin"
 
 
+def write_rounded(plain: Path, folder: Path) -> Path:
+    """The model of ``plain`` itself, its layers rounded to 4 bits as compressed-tensors packs them."""
+    shutil.copytree(plain, folder)
+    stored = dict[str, Tensor]()
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        if not is_quantized(name):
+            stored[name] = tensor
+            continue
+        weight = tensor.float().unflatten(1, (-1, 32))
+        scale = (weight.abs().amax(2, keepdim=True) / 7).to(torch.bfloat16)
+        codes = (weight / scale.float()).round().clamp(-8, 7) + 8
+        own = {
+            "packed": pack(codes.flatten(1).numpy(), 4, axis=1), "scale": scale[:, :, 0],
+            "shape": torch.tensor(tensor.shape),
+        }  # fmt: skip
+        stored |= {f"{name}_{key}": value.contiguous() for key, value in own.items()}
+    save_file(stored, folder / "model.safetensors")
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    edit_config(folder, quantization_config=compressed(weights, "pack-quantized"))
+    return folder
+
+
 def edit_config(folder: Path, **values: Any) -> None:
     """Change ``config.json``; ``None`` takes a value out."""
     config = json.loads((folder / "config.json").read_text()) | values

@@ -16,14 +16,18 @@ import torch
 from safetensors.torch import load_file
 
 from checkpoints import MakeCheckpoint
+from gguf_files import convert
 from pronk import LLM, SamplingParams
 from pronk.architecture.rope import RotaryEmbedding, parse_rope
-from pronk.bench.peers import METHODS, Peer, PeerError, PeerRequest, PeerResult
+from pronk.bench.peers import Peer, PeerError, PeerRequest, PeerResult, PeerSpec
 from pronk.bench.peers.engines.checkpoint import ArrayCheckpoint, cached, convert_type
 from pronk.bench.peers.engines.contract import Unsupported
 from pronk.bench.peers.process import WorkerProcess
+from pronk.bench.peers.specs import METHODS
+from pronk.errors import OptionError
 
 TOKENS = 20
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
 
 # A worker that does what the prompt's first token says.
 FAKE = """
@@ -97,7 +101,9 @@ def llm() -> LLM:
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakePeer]:
-    with FakePeer("transformers", tmp_path, draft=None, dtype="float32", threads=1, cache=tmp_path, timeout=20) as peer:
+    with FakePeer(
+        PeerSpec("transformers"), tmp_path, draft=None, dtype="float32", threads=1, cache=tmp_path, timeout=20
+    ) as peer:
         peer.load()
         yield peer
 
@@ -120,7 +126,7 @@ def check_method(method: str, llm: LLM, cache: Path, workers: dict[str, WorkerPr
     prompt, ours = plain.prompt_token_ids, plain.token_ids
     engine = METHODS[method].engine
     models: dict[str, Any] = {"draft": llm.path, "dtype": "float32", "threads": 1, "cache": cache}
-    with Successor(method, llm.path, **models, worker=workers.get(engine)) as peer:
+    with Successor(PeerSpec(method), llm.path, **models, worker=workers.get(engine)) as peer:
         peer.load()
         assert peer.versions
         assert peer.settings
@@ -155,13 +161,73 @@ def test_llama_cpp_agrees_with_us(method: str, llm: LLM, converted: Path, worker
     check_method(method, llm, converted, workers)
 
 
+@pytest.mark.parametrize(
+    ("text", "kept", "share"),
+    [
+        ("llama_cpp(weights=q8_0)", "Q8_0 100%", 0.26),
+        ("llama_cpp(weights=q4_k_m)", "Q5_0", 0.19),  # rows of 320 are no multiple of Q4_K's blocks
+        ("openvino(weights=int8)", "int8 by rows", 0.26),
+        ("openvino(weights=int4)", "int4 in groups of 128 or less", 0.16),
+    ],
+)
+def test_weights_of_their_own(text: str, kept: str, share: float, llm: LLM, tmp_path: Path) -> None:
+    """Made by the engine's own tools of the same checkpoint: as small as they should be, and the same model still."""
+    pytest.importorskip("llama_cpp" if text.startswith("llama_cpp") else "openvino_genai")
+    pytest.importorskip("gguf" if text.startswith("llama_cpp") else "nncf")
+    plain = llm.generate("def fibonacci(n):\n", SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+    with Peer(PeerSpec.parse(text), llm.path, draft=None, dtype="float32", threads=1, cache=tmp_path) as peer:
+        peer.load()
+        assert peer.settings["weights"].startswith(kept)
+        found = peer.generate(request(plain.prompt_token_ids, TOKENS)).token_ids
+    assert len(found) == TOKENS
+    if "8" in text:
+        assert found[:4] == plain.token_ids[:4]
+    (folder,) = tmp_path.iterdir()
+    assert f"-{PeerSpec.parse(text).weights}-float32-" in folder.name
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    assert share < size / (4 * 9_669_440) < share + 0.03
+
+
+def test_a_gguf_file_is_taken_as_it_is(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    file = convert(checkpoint("llama", **SIZES), tmp_path / "a.gguf", "Q8_0")
+    ours = LLM(file, dtype="float32").generate([5, 6, 7, 8], SamplingParams(max_tokens=8, ignore_eos=True))
+    with Peer(PeerSpec("llama_cpp"), file, draft=None, dtype="float32", threads=1, cache=tmp_path / "cache") as peer:
+        peer.load()
+        assert peer.settings["weights"] == "Q8_0 100%"
+        assert peer.generate(request([5, 6, 7, 8], 8)).token_ids == ours.token_ids
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("text", ["llama_cpp(weights=Q4_K_M)", " llama_cpp ( weights = 'q4_k_m' ) "])
+def test_a_peer_is_read(text: str) -> None:
+    assert PeerSpec.parse(text) == PeerSpec("llama_cpp", "q4_k_m")
+    assert str(PeerSpec.parse(text)) == "llama_cpp(weights=q4_k_m)"
+    assert PeerSpec.parse("openvino_draft()") == PeerSpec("openvino_draft")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vllm", "unknown peer 'vllm'; expected one of transformers,"),
+        ("openvino(int4)", "cannot be read; expected a name, or a name with weights"),
+        ("openvino(weights=q8_0)", "expected weights of int8, int4, found 'q8_0'"),
+        ("llama_cpp(weights=int4)", "expected weights of q8_0, q6_k, q5_k_m, q4_k_m, q4_0, found 'int4'"),
+        ("transformers(weights=int4)", "expected no weights, which only some others have, found 'int4'"),
+    ],
+)
+def test_a_peer_that_there_is_not(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        PeerSpec.parse(text)
+
+
 @pytest.mark.parametrize("method", ["openvino", "llama_cpp"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_converters_know_the_families(method: str, family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     pytest.importorskip({"openvino": "openvino_genai"}.get(method, method))
     folder = checkpoint(family)
     ours = LLM(str(folder), dtype="float32").generate([5, 6, 7, 8], SamplingParams(max_tokens=12, ignore_eos=True))
-    with Peer(method, folder, draft=None, dtype="float32", threads=1, cache=tmp_path) as peer:
+    with Peer(PeerSpec(method), folder, draft=None, dtype="float32", threads=1, cache=tmp_path) as peer:
         peer.load()
         assert peer.generate(request([5, 6, 7, 8], 12)).token_ids == ours.token_ids
 
@@ -172,7 +238,7 @@ def test_a_missing_package_says_what_to_install(method: str, llm: LLM, tmp_path:
     try:
         __import__(package)
     except ModuleNotFoundError:
-        peer = Peer(method, llm.path, draft=None, dtype="float32", threads=1, cache=tmp_path)
+        peer = Peer(PeerSpec(method), llm.path, draft=None, dtype="float32", threads=1, cache=tmp_path)
         with peer, pytest.raises(PeerError, match=rf"{package} is not installed: pip install 'pronk\[peers\]'"):
             peer.load()
     else:
@@ -226,7 +292,7 @@ def test_a_hung_worker_is_killed(fake: FakePeer) -> None:
 
 
 def test_a_peer_that_is_dropped_leaves_no_process(tmp_path: Path) -> None:
-    peer = FakePeer("transformers", tmp_path, draft=None, dtype="float32", threads=1, cache=tmp_path)
+    peer = FakePeer(PeerSpec("transformers"), tmp_path, draft=None, dtype="float32", threads=1, cache=tmp_path)
     peer.load()
     assert peer._worker is not None
     pid = peer._worker.pid
@@ -236,11 +302,11 @@ def test_a_peer_that_is_dropped_leaves_no_process(tmp_path: Path) -> None:
 
 def test_wrong_options_are_refused(tmp_path: Path, llm: LLM) -> None:
     def load(method: str, dtype: str = "float32", python: str | None = None) -> None:
-        with Peer(method, llm.path, draft=None, dtype=dtype, threads=1, cache=tmp_path, python=python) as peer:
+        with Peer(
+            PeerSpec(method), llm.path, draft=None, dtype=dtype, threads=1, cache=tmp_path, python=python
+        ) as peer:
             peer.load()
 
-    with pytest.raises(PeerError, match="unknown peer 'vllm'; expected one of transformers,"):
-        load("vllm")
     with pytest.raises(PeerError, match="openvino_draft: expected a draft model"):
         load("openvino_draft")
     with pytest.raises(PeerError, match="expected a dtype of bfloat16, float16, float32, found 'int8'"):

@@ -96,6 +96,8 @@ def make_model(**changes: Any) -> ModelResult:
         "pass_bytes": 2_070_000_000,
         "kv_bytes_per_token": 22528,
         "dtype": "bfloat16",
+        "weights": "int4 in groups of 32",
+        "weight_bits": 5.0,
         "context": 2048,
         "kernels": "avx512_bf16",
         "inflated": {"source": "bundled/tiny-code", "hidden_size": 256, "parameters": 9_669_440},

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 
 from bench.bench_cases import GUESS, bundled, figures
 from checkpoints import MakeCheckpoint
+from gguf_files import convert
 from models import CPU, kernels
 from pronk.bench import machine, methods, passes, run
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
 from pronk.bench.methods import Drafting, Item
-from pronk.bench.peers import PeerError, PeerRequest, PeerResult
+from pronk.bench.peers import PeerError, PeerRequest, PeerResult, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import (
     PLAIN,
@@ -41,6 +42,9 @@ from pronk.choosing.params import SamplingParams
 from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError, OptionError
 from pronk.llm import LLM
+from pronk.model.loader import read_config
+from pronk.model.weights import pass_weights
+from quantized_formats import FORMATS, write_quantized
 
 TASKS = {
     "code": [Prompt("sum", "code", text="total = a + b + c\nprint(total)\ntotal = a + b +")],
@@ -48,6 +52,7 @@ TASKS = {
 }
 OPTIONS = Options(max_tokens=12, repeats=2, ignore_eos=True)
 LOOKUP = "prompt_lookup(min_ngram=1)"
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +64,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **options: Any) -> Plan:
-    return Plan(drafters, PeerOptions(peers), tasks, replace(OPTIONS, **options))
+    return Plan(drafters, PeerOptions(tuple(map(PeerSpec.parse, peers))), tasks, replace(OPTIONS, **options))
 
 
 def measured(made: Plan, progress: run.Progress | None = None) -> Trace:
@@ -198,7 +203,8 @@ def test_float16_is_what_weights_are_stored_in(checkpoint: MakeCheckpoint, fake:
     run.run({"half": lambda _: llm}, made, trace, {})
     (one,) = of(trace, Model)
     assert (one.dtype, llm.engine.runner.dtype) == ("float16", torch.float32)
-    assert one.pass_bytes == machine.pass_bytes(llm.config, 2)
+    assert (one.weights, one.pass_bytes) == ("float16", pass_weights(llm.engine.runner.decoder).nbytes)
+    assert one.weight_bits == pytest.approx(16, rel=0.2)  # a head of 8 is filled up to 16
     assert one.kv_bytes_per_token == llm.config.kv_bytes_per_token(4)
     assert fake.made[0].options["dtype"] == "float16"
     assert figures(summarize(trace.records), LOOKUP).same == 3
@@ -210,8 +216,8 @@ class FakePeer:
     made: list[FakePeer]
     error: BaseException | None = None
 
-    def __init__(self, name: str, path: Path, **options: Any) -> None:
-        self.name, self.path, self.options = name, path, options
+    def __init__(self, spec: PeerSpec, path: Path, **options: Any) -> None:
+        self.spec, self.name, self.path, self.options = spec, str(spec), path, options
         self.versions, self.settings = {"engine": "9.9"}, {"threads": "1"}
         self.asked: list[PeerRequest] = []
         self.open = False
@@ -333,12 +339,43 @@ def test_a_model_that_cannot_be_loaded() -> None:
     assert summarize(trace.records).interrupted
 
 
+@pytest.mark.filterwarnings("ignore:quantized")
+def test_what_peers_of_a_quantized_model_are_made_of(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    plain = checkpoint("llama", **SIZES)
+    file = convert(plain, tmp_path / "a.gguf", "Q8_0")
+    folder, _ = write_quantized(plain, tmp_path, FORMATS["gptq-4"])
+    models = {path: cast(LLM, SimpleNamespace(path=path, config=read_config(path))) for path in (plain, file, folder)}
+    own, made, other = map(PeerSpec.parse, ("llama_cpp", "llama_cpp(weights=q4_k_m)", "openvino"))
+    for spec in (own, made, other):
+        assert run.peer_source(spec, models[plain], None) == plain
+        assert run.peer_source(spec, models[folder], plain) == plain
+    for source in (None, plain):
+        assert run.peer_source(own, models[file], source) == file
+    assert run.peer_source(made, models[file], plain) == run.peer_source(other, models[file], plain) == plain
+    for spec, path in ((own, folder), (other, folder), (made, file), (other, file)):
+        with pytest.raises(OptionError, match=r"expected a plain checkpoint, found .* made from with --peer-source"):
+            run.peer_source(spec, models[path], None)
+    with pytest.raises(OptionError, match="300 tokens, found one that is quantized itself"):
+        run.peer_source(other, models[folder], folder)
+    with pytest.raises(OptionError, match="300 tokens, found 4096 tokens"):
+        run.peer_source(other, models[folder], bundled().path)
+
+
+def test_a_quantized_model_without_its_source_is_not_measured(fake: type[FakePeer], tmp_path: Path) -> None:
+    """Nobody waits for a benchmark without what it was for."""
+    trace, file = Trace(), convert(bundled().path, tmp_path / "a.gguf", "Q8_0")
+    made = plan(LOOKUP, peers=("llama_cpp", "openvino"))
+    with pytest.raises(OptionError, match=r"peer openvino: .*--peer-source"):
+        run.run({"gguf": lambda _: LLM(file, kv_memory="4MiB")}, made, trace, {})
+    assert not fake.made
+    assert not of(trace, Sample)
+
+
 @pytest.mark.parametrize(
     ("drafters", "peers", "options", "expected"),
     [
         (("magic",), (), {}, "'magic'"),
         (("prompt_lookup(speed=9)",), (), {}, "speed"),
-        ((), ("vllm",), {}, "unknown peer 'vllm'; expected one of .*openvino"),
         ((), ("transformers_assisted",), {}, "transformers_assisted: expected --peer-draft"),
         ((), ("openvino",), {"batch": 2}, "--batch 1, found 2"),
     ],
@@ -352,4 +389,4 @@ def test_mistakes_are_found_first(
 
 def test_what_can_be_measured_passes() -> None:
     run.check(plan(LOOKUP, batch=4))
-    run.check(replace(plan(), peers=PeerOptions(("transformers_assisted",), draft=bundled().path)))
+    run.check(replace(plan(), peers=PeerOptions((PeerSpec("transformers_assisted"),), draft=bundled().path)))

@@ -22,6 +22,7 @@ from pronk.bench.document import (
     Range,
     Split,
 )
+from pronk.bench.grids import describe
 from pronk.bench.tables import show, to_markdown
 
 METHODS = (
@@ -64,7 +65,9 @@ def make(method: str = "x", task: str = ALL, temperature: float = 0.0, **more: A
 
 def document(*figures: Figures, interrupted: bool = False, **more: Any) -> Document:
     values: dict[str, Any] = {"inflated": None, "bandwidth": None, "pass_cost": (), "peers": {}, "skipped": ()} | more
-    one = ModelResult("models/one", 9_669_440, 19_338_880, 2048, "bfloat16", 2048, "avx2", figures=figures, **values)
+    one = ModelResult(
+        "models/one", 9_669_440, 19_338_880, 2048, "bfloat16", "", None, 2048, "avx2", figures=figures, **values
+    )
     hardware = {"threads": 2, "processor": "Some CPU"}
     return Document("2026-11-20T10:00:00+00:00", {}, {}, hardware, 0.5, 0.01, interrupted, (one,))
 
@@ -210,3 +213,12 @@ def test_markdown_has_the_same_cells() -> None:
     assert cells[2] == ["code", "a\\|b", *GAIN, "162/164\\*", "164"]
     assert cells[3][:2] == ["", "prompt\\_lookup"]
     assert cells[-1] == ["", "prompt\\_lookup", *COST]
+
+
+def test_what_weights_are_said_to_be() -> None:
+    of = document()
+    (plain,) = of.models
+    for kept in ({"weights": "bfloat16", "weight_bits": 16.1}, {}):  # a trace from before has neither
+        assert "bfloat16 · kernels" in describe(replace(plain, **kept), of)
+    rounded = replace(plain, weights="int4 in groups of 32", weight_bits=5.0, pass_bytes=6_100_000)
+    assert "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 6.1 MB a pass · kernels" in describe(rounded, of)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
-import gguf
 from checkpoints import MakeCheckpoint
 from gguf_files import QUANTIZED, convert, llama3_divisors
 from pronk.errors import CheckpointError, ConfigError

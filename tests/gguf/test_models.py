@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
-import gguf
 from checkpoints import MakeCheckpoint, transformers_logits
 from gguf_files import QUANTIZED, convert, random_blocks
 from models import CPU, kernels, text_logits

@@ -7,10 +7,10 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
-import gguf
 from gguf_files import file_of, pair, tensor_info, text
 from pronk.errors import CheckpointError
 from pronk.gguf.layout import ARRAY, STRING, TENSOR_TYPES

@@ -9,11 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-import gguf
 from gguf_files import write_bytes_bpe
 from pronk.errors import TokenizerError
 from pronk.gguf.vocabulary import Kind

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint
+from pronk.errors import OptionError
 from pronk.kernels.library import KernelsError
 from pronk.model.linear import KernelLinear
 from pronk.train.attention import dense_logits
@@ -63,3 +64,9 @@ def test_without_kernels_the_weights_are_there_once(teacher: Teacher, monkeypatc
     ids = torch.arange(5, 45)[None]
     with torch.no_grad():
         assert torch.equal(*(dense_logits(each.decoder, ids, each.dtype) for each in (plain, teacher)))
+
+
+def test_a_gguf_file_does_not_teach(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(OptionError, match=r"expected a model folder, found the GGUF file .*a\.gguf; train with"):
+        Teacher(tmp_path / "a.gguf")

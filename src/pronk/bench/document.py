@@ -149,9 +149,11 @@ class ModelResult:
     Attributes:
         name: as it was asked for.
         parameters: how many.
-        pass_bytes: what a pass reads at least: every matrix but the embedding's other rows.
+        pass_bytes: what a pass reads at least: every matrix but the embedding's other rows, as it is kept.
         kv_bytes_per_token: what a pass reads beside them for each token of the context.
-        dtype: of its weights.
+        dtype: of its weights; of quantized ones, what is not quantized.
+        weights: how the matrices are kept, what weighs most first: ``int4 in groups of 32, int8 in groups of 128``.
+        weight_bits: bits of memory for each number of a matrix, scales included.
         context: positions that it has.
         kernels: what computes: the instruction set of pronk's kernels, or ``"torch"``.
         inflated: the entry that ``pronk inflate`` leaves in ``config.json``: real acceptance, simulated size.
@@ -166,6 +168,8 @@ class ModelResult:
     pass_bytes: int
     kv_bytes_per_token: int
     dtype: str
+    weights: str
+    weight_bits: float | None
     context: int
     kernels: str
     inflated: dict[str, Any] | None
@@ -174,6 +178,13 @@ class ModelResult:
     peers: dict[str, dict[str, str]]
     skipped: tuple[Failure, ...]
     figures: tuple[Figures, ...]
+
+    @property
+    def kept(self) -> str | None:
+        """How the matrices are kept and at how many bits each number; ``None`` if plainly, in :attr:`dtype`."""
+        if self.weights in ("", self.dtype) or self.weight_bits is None:
+            return None
+        return f"{self.weights}: {self.weight_bits:.2f} bits a weight"
 
 
 @dataclass(frozen=True)

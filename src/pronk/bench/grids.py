@@ -104,7 +104,10 @@ def _cost(f: Figures) -> Iterator[str]:
 
 def describe(model: ModelResult, document: Document) -> str:
     """One line: the model, the machine, the floor."""
-    parts = [f"{_count(model.parameters)} parameters", model.dtype, f"kernels {model.kernels}"]
+    parts = [f"{_count(model.parameters)} parameters", model.dtype]
+    if model.kept is not None:
+        parts.append(f"{model.kept}, {model.pass_bytes / 1e6:,.1f} MB a pass")
+    parts.append(f"kernels {model.kernels}")
     parts += [f"{document.hardware.get('threads')} threads", str(document.hardware.get("processor"))]
     if model.bandwidth is not None:
         speed = model.bandwidth

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from pronk.architecture.config import ModelConfig
-
-__all__ = ["BandwidthMeter", "PeakMemory", "hardware", "pass_bytes", "versions"]
+__all__ = ["BandwidthMeter", "PeakMemory", "hardware", "versions"]
 
 # Larger than the caches of the processors that this is for.
 _BUFFER_BYTES = 2**30
@@ -77,13 +75,6 @@ class PeakMemory:
             return None
         peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(peaks[0]) * 1024 - self._besides if peaks else None
-
-
-def pass_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Bytes of weights that a pass reads at least: all but the embedding's other rows."""
-    attention = config.hidden_size * (sum(config.qkv_sizes) + config.num_heads * config.head_dim)
-    mlp = config.hidden_size * config.intermediate_size * (3 if config.gated else 2)
-    return (config.num_layers * (attention + mlp) + config.hidden_size * config.vocab_size) * itemsize
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

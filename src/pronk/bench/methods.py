@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from pronk.bench.machine import PeakMemory
-from pronk.bench.peers import METHODS, Peer, PeerError, PeerRequest
+from pronk.bench.peers import Peer, PeerError, PeerRequest, PeerSpec
 from pronk.bench.records import Sample
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Guesser, make_drafter
@@ -95,7 +95,7 @@ class PeerMethod(Method):
 
     def __init__(self, peer: Peer, eos_ids: Sequence[int]) -> None:
         self.name = peer.name
-        self.engine = METHODS[peer.name].engine
+        self.engine = peer.spec.mode.engine
         self._peer = peer
         self._eos_ids = eos_ids
 
@@ -126,9 +126,9 @@ class PeerMethod(Method):
 class Missing(Method):
     """A peer that could not be started: it fails at every prompt, for the reason it gave."""
 
-    def __init__(self, name: str, error: PeerError) -> None:
-        self.name = name
-        self.engine = METHODS[name].engine
+    def __init__(self, spec: PeerSpec, error: PeerError) -> None:
+        self.name = str(spec)
+        self.engine = spec.mode.engine
         self._error = error
 
     def run(self, items: Sequence[Item]) -> list[Sample]:  # noqa: ARG002 - there is nothing to run

@@ -52,7 +52,8 @@ class Start:
 class Model:
     """A model was loaded; what follows is about it. See :class:`~pronk.bench.document.ModelResult`.
 
-    ``methods`` are in the order in which they are shown. Traces from before there were kernels do not name them.
+    ``methods`` are in the order in which they are shown. Traces from before there were kernels, or weights of several
+    kinds, do not name them.
     """
 
     name: str
@@ -64,6 +65,8 @@ class Model:
     methods: tuple[str, ...]
     inflated: dict[str, Any] | None = None
     kernels: str = "torch"
+    weights: str = ""
+    weight_bits: float | None = None
 
 
 @dataclass(frozen=True)

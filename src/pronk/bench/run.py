@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,19 +12,21 @@ from typing import Any
 
 import torch
 
-from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, pass_bytes, versions
+from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, versions
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
-from pronk.bench.peers import METHODS, Peer, PeerError
+from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
 from pronk.gguf.checkpoint import is_gguf
 from pronk.llm import LLM
-from pronk.model.checkpoint import open_checkpoint, read_json
+from pronk.model.checkpoint import read_json
+from pronk.model.loader import read_config
+from pronk.model.weights import count_parameters, pass_weights
 
-__all__ = ["PeerOptions", "Plan", "Progress", "check", "run"]
+__all__ = ["PeerOptions", "Plan", "Progress", "check", "peer_source", "run"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -35,14 +36,16 @@ class PeerOptions:
     """Which peers take part, and how.
 
     Attributes:
-        methods: keys of :data:`~pronk.bench.peers.METHODS`.
+        specs: their methods and weights.
         draft: folder of the draft model, for those that need one.
+        source: the plain checkpoint that a quantized model was made from, for peers that cannot take the model itself.
         pythons: engine to the interpreter that it is installed for, where that is not ours.
         cache: where converted models are kept.
     """
 
-    methods: tuple[str, ...] = ()
+    specs: tuple[PeerSpec, ...] = ()
     draft: Path | None = None
+    source: Path | None = None
     pythons: Mapping[str, str] = field(default_factory=dict)
     cache: Path = Path.home() / ".cache" / "pronk" / "peers"
 
@@ -59,7 +62,7 @@ class Plan:
     @property
     def methods(self) -> tuple[str, ...]:
         """All methods in the order in which they are shown."""
-        return tuple(dict.fromkeys((PLAIN, *self.drafters, *self.peers.methods)))
+        return tuple(dict.fromkeys((PLAIN, *self.drafters, *map(str, self.peers.specs))))
 
 
 def check(plan: Plan) -> None:
@@ -70,28 +73,32 @@ def check(plan: Plan) -> None:
     """
     for drafter in plan.drafters:
         make_drafter(drafter)
-    for name in plan.peers.methods:
-        if name not in METHODS:
-            msg = f"unknown peer {name!r}; expected one of {', '.join(METHODS)}"
-            raise OptionError(msg)
-        if METHODS[name].needs_draft and plan.peers.draft is None:
-            msg = f"peer {name}: expected --peer-draft with the folder of a draft model, found none"
-            raise OptionError(msg)
-    draft = plan.peers.draft
-    if draft is not None and not (draft / "config.json").is_file():
-        msg = f"peer-draft: expected a folder with a checkpoint, found {draft}"
+    if plan.peers.specs and plan.options.batch > 1:
+        msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
         raise OptionError(msg)
-    engines = {METHODS[name].engine for name in plan.peers.methods}
-    for engine in plan.peers.pythons:
+    _check_peers(plan.peers)
+
+
+def _check_peers(peers: PeerOptions) -> None:
+    engines = {spec.mode.engine for spec in peers.specs}
+    for spec in peers.specs:
+        if spec.mode.needs_draft and peers.draft is None:
+            msg = f"peer {spec}: expected --peer-draft with the folder of a draft model, found none"
+            raise OptionError(msg)
+    for option, folder in (("peer-draft", peers.draft), ("peer-source", peers.source)):
+        if folder is not None and not (folder / "config.json").is_file():
+            msg = f"{option}: expected a folder with a checkpoint, found {folder}"
+            raise OptionError(msg)
+    for engine in peers.pythons:
         if engine not in engines:
             known = ", ".join(sorted(engines)) or "none"
             msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
             raise OptionError(msg)
-    if plan.peers.draft is not None and not any(METHODS[name].needs_draft for name in plan.peers.methods):
+    if peers.draft is not None and not any(spec.mode.needs_draft for spec in peers.specs):
         msg = "peer-draft: expected a peer that takes a draft model, such as transformers_assisted, found none"
         raise OptionError(msg)
-    if plan.peers.methods and plan.options.batch > 1:
-        msg = f"peers are measured one prompt at a time; expected --batch 1, found {plan.options.batch}"
+    if peers.source is not None and not peers.specs:
+        msg = "peer-source: expected a peer to make of it, such as openvino, found none"
         raise OptionError(msg)
 
 
@@ -138,10 +145,11 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progre
             bandwidth = BandwidthMeter(llm.device)
             peak = PeakMemory(llm.device, bandwidth.nbytes)
             methods: list[Method] = [Drafting(llm, drafter, peak) for drafter in dict.fromkeys((PLAIN, *plan.drafters))]
-            for peer in plan.peers.methods:
+            sources = [peer_source(spec, llm, plan.peers.source) for spec in plan.peers.specs]
+            for spec, source in zip(plan.peers.specs, sources, strict=True):
                 if progress is not None:
-                    progress(f"loading {peer}", 0, 0)
-                methods.append(_start_peer(peer, llm, plan.peers, trace))
+                    progress(f"loading {spec}", 0, 0)
+                methods.append(_start_peer(spec, source, llm, plan.peers, trace))
                 stack.callback(methods[-1].close)
         bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace, timer=timer)
         bench.run(plan.tasks, None if progress is None else partial(progress, name))
@@ -149,39 +157,67 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progre
 
 def _model(name: str, llm: LLM, plan: Plan) -> Model:
     raw = {} if is_gguf(llm.path) else read_json(llm.path / "config.json")
-    checkpoint = open_checkpoint(llm.path)
+    weights = pass_weights(llm.engine.runner.decoder)
     return Model(
         name=name,
-        parameters=sum(math.prod(checkpoint.shape(tensor)) for tensor in checkpoint),
-        pass_bytes=pass_bytes(llm.config, llm.dtype.itemsize),
+        parameters=count_parameters(llm.config),
+        pass_bytes=weights.nbytes,
         kv_bytes_per_token=llm.config.kv_bytes_per_token(llm.engine.cache.dtype.itemsize),
         dtype=str(llm.dtype).removeprefix("torch."),
         context=llm.config.context,
         methods=plan.methods,
         inflated=raw.get("pronk_inflated"),
         kernels=llm.kernels,
+        weights=weights.kinds,
+        weight_bits=weights.bits,
     )
 
 
-def _start_peer(name: str, llm: LLM, options: PeerOptions, trace: Trace) -> Method:
+def peer_source(spec: PeerSpec, llm: LLM, source: Path | None) -> Path:
+    """What a peer computes with, or is converted from: the model itself, or the plain checkpoint that it was made of.
+
+    llama.cpp takes a GGUF file as it is, unless other weights are asked for: nothing is fairer than the same file.
+
+    Raises:
+        OptionError: the model is quantized, and there is no such checkpoint of it.
+    """
+    if is_gguf(llm.path) and spec.mode.engine == "llama_cpp" and spec.weights is None:
+        return llm.path
+    if not is_gguf(llm.path) and llm.config.quantization is None:
+        return llm.path
+    if source is None:
+        msg = (
+            f"peer {spec}: expected a plain checkpoint, found {llm.path}, which is quantized; "
+            "name the folder that it was made from with --peer-source"
+        )
+        raise OptionError(msg)
+    config = read_config(source)
+    if config.quantization is not None or config.vocab_size != llm.config.vocab_size:
+        found = "one that is quantized itself" if config.quantization else f"{config.vocab_size} tokens"
+        msg = f"peer-source: expected the plain checkpoint of {llm.path}, {llm.config.vocab_size} tokens, found {found}"
+        raise OptionError(msg)
+    return source
+
+
+def _start_peer(spec: PeerSpec, source: Path, llm: LLM, options: PeerOptions, trace: Trace) -> Method:
     dtype = str(llm.dtype).removeprefix("torch.")
     peer = Peer(
-        name,
-        llm.path,
+        spec,
+        source,
         draft=options.draft,
         dtype=dtype,
         threads=torch.get_num_threads(),
         cache=options.cache,
-        python=options.pythons.get(METHODS[name].engine),
+        python=options.pythons.get(spec.mode.engine),
     )
     try:
         peer.load()
     except PeerError as error:
         peer.close()
-        trace.add(PeerRecord(name, {"error": str(error)}))
-        return Missing(name, error)
+        trace.add(PeerRecord(str(spec), {"error": str(error)}))
+        return Missing(spec, error)
     except BaseException:
         peer.close()
         raise
-    trace.add(PeerRecord(name, {**peer.versions, **peer.settings}))
+    trace.add(PeerRecord(str(spec), {**peer.versions, **peer.settings}))
     return PeerMethod(peer, llm.config.eos_ids)

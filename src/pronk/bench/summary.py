@@ -80,6 +80,8 @@ def _model_result(section: _Section) -> ModelResult:
         pass_bytes=model.pass_bytes,
         kv_bytes_per_token=model.kv_bytes_per_token,
         dtype=model.dtype,
+        weights=model.weights,
+        weight_bits=model.weight_bits,
         kernels=model.kernels,
         context=model.context,
         inflated=model.inflated,

@@ -19,6 +19,7 @@ from pronk.commands.options import Progress, load_model, shares
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
+    from pronk.bench.peers.specs import PeerSpec
     from pronk.bench.prompts import Prompt
     from pronk.bench.records import Trace
     from pronk.bench.run import Plan
@@ -78,9 +79,16 @@ def plan(
     ] = False,
     peer: Annotated[
         list[str] | None,
-        _peers("transformers, openvino, llama_cpp, each also with _prompt_lookup, and more; or all; repeatable."),
+        _peers(
+            "transformers, openvino, llama_cpp, each also with _prompt_lookup, and more; or all of them; or weights of "
+            'their own, as in "llama_cpp(weights=q4_k_m)" or "openvino(weights=int4)"; repeatable.'
+        ),
     ] = None,
     peer_draft: Annotated[Path | None, _peers("Draft model for the peers that take one.", metavar="FOLDER")] = None,
+    peer_source: Annotated[
+        Path | None,
+        _peers("Plain checkpoint that a quantized model was made from, for peers to convert.", metavar="FOLDER"),
+    ] = None,
     peer_python: Annotated[
         list[str] | None, _peers("Interpreter that an engine is installed for; repeatable.", metavar="ENGINE=PATH")
     ] = None,
@@ -99,8 +107,9 @@ def plan(
     made = Plan(
         drafters=tuple(drafters),
         peers=PeerOptions(
-            methods=_peer_names(peer or [], with_draft=peer_draft is not None),
+            specs=_peer_specs(peer or [], with_draft=peer_draft is not None),
             draft=peer_draft,
+            source=peer_source,
             pythons=_interpreters(peer_python or []),
             cache=peer_cache or Path.home() / ".cache" / "pronk" / "peers",
         ),
@@ -224,16 +233,17 @@ def _tasks(
     return limit_per_task(found, limit)
 
 
-def _peer_names(names: Sequence[str], *, with_draft: bool) -> tuple[str, ...]:
-    from pronk.bench.peers import METHODS
+def _peer_specs(texts: Sequence[str], *, with_draft: bool) -> "tuple[PeerSpec, ...]":
+    from pronk.bench.peers.specs import METHODS, PeerSpec
 
     every = [name for name, method in METHODS.items() if with_draft or not method.needs_draft]
-    return tuple(dict.fromkeys(each for name in names for each in (every if name == _ALL_PEERS else [name])))
+    names = [name for text in texts for name in (every if text == _ALL_PEERS else [text])]
+    return tuple(dict.fromkeys(PeerSpec.parse(name) for name in names))
 
 
 def _interpreters(given: Sequence[str]) -> dict[str, str]:
     """``["openvino=/opt/ov/bin/python"]`` as a mapping."""
-    from pronk.bench.peers import METHODS
+    from pronk.bench.peers.specs import METHODS
 
     engines = {method.engine for method in METHODS.values()}
     found: dict[str, str] = {}

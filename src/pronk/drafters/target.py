@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pronk.cache.budget import KVBudget
 from pronk.cache.paged import PagedCache
+from pronk.gguf.checkpoint import is_gguf
 from pronk.model.decoder import Decoder
 from pronk.model.fingerprint import Fingerprint
 from pronk.text.tokenizer import Tokenizer
@@ -61,6 +62,19 @@ class Target:
     def fingerprint(self) -> Fingerprint | None:
         """What tells the model from others, or ``None`` where nobody knows its files."""
         return None if self.folder is None else Fingerprint.of(self.folder)
+
+    def may_be(self, model: Fingerprint) -> bool:
+        """Whether this may be ``model``, which a drafter was trained on.
+
+        Quantizing a model changes all that its weights could be told by, and a drafter that knows the plain one still
+        guesses well: there the architecture decides.
+        """
+        own = self.fingerprint
+        if own is None or own == model:
+            return True
+        assert self.folder is not None
+        quantized = self.decoder.config.quantization is not None or is_gguf(self.folder)
+        return quantized and own.architecture == model.architecture
 
     def share(self, folder: Path, *kind: str, make: Callable[[], Model]) -> Model:
         """What is at work beside the target from this folder: made once, for all drafters that name it.

@@ -90,6 +90,7 @@ class VerifyReport:
         model: where it came from.
         device: where it ran.
         dtype: of its weights.
+        weights: how its matrices are kept.
         kernels: what computed: the instruction set of pronk's kernels, or ``"torch"``.
         exact: whether these promise the same tokens to the bit; then a near tie is a failure, too.
         settings: how much was verified.
@@ -104,6 +105,7 @@ class VerifyReport:
     model: str
     device: str
     dtype: str
+    weights: str
     kernels: str
     exact: bool
     settings: Settings
@@ -143,6 +145,7 @@ class VerifyReport:
             "model": self.model,
             "device": self.device,
             "dtype": self.dtype,
+            "weights": self.weights,
             "kernels": self.kernels,
             "exact": self.exact,
             "max_tokens": self.settings.max_tokens,

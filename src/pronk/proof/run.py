@@ -10,6 +10,7 @@ from pronk.choosing.params import Rule, SamplingParams
 from pronk.drafters import REGISTRY, Autoregressive, Drafter, Guesser, make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
+from pronk.model.weights import pass_weights
 from pronk.proof.distribution import SIGNIFICANCE, draw, judge_counts, strings_length
 from pronk.proof.equality import MODES, Equality, Text, alone, batched, compare
 from pronk.proof.law import Law, stage
@@ -76,6 +77,7 @@ def verify_steps(
         str(llm.path),
         str(llm.device),
         str(llm.dtype).removeprefix("torch."),
+        pass_weights(llm.engine.runner.decoder).kinds,
         llm.kernels,
         llm.exact,
         settings,

@@ -45,8 +45,9 @@ def _heading(report: VerifyReport) -> str:
     left = f" ({report.too_long} too long for the model)" if report.too_long else ""
     if (rule := report.settings.rule) != "coupled":
         promise += f" for greedy texts; those sampled by {rule} depend on the guesses and share only their law"
+    kept = "" if report.weights == report.dtype else f", weights {report.weights},"
     return (
-        f"{Path(report.model).name} on {report.device} in {report.dtype} with kernels {report.kernels}, which "
+        f"{Path(report.model).name} on {report.device} in {report.dtype}{kept} with kernels {report.kernels}, which "
         f"promises {promise}: {report.prompts} "
         f"prompts{left}, {report.settings.max_tokens} tokens each, seed {report.settings.seed}"
     )

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pronk.errors import OptionError
+from pronk.gguf.checkpoint import is_gguf
 from pronk.llm import LLM
 from pronk.model.decoder import Decoder
 from pronk.model.fingerprint import Fingerprint
@@ -33,9 +35,18 @@ class Teacher:
         model: folder or id on the Hub; ``None`` is the bundled one.
         device: where it runs; ``cuda`` is this process's GPU.
         threads: of the process.
+
+    Raises:
+        OptionError: a GGUF file, which has none of the files that drafters are written with.
     """
 
     def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
+        if model is not None and is_gguf(Path(model).expanduser()):
+            msg = (
+                f"target: expected a model folder, found the GGUF file {model}; train with the folder that it was made "
+                "from: what is trained there guesses for the file, too"
+            )
+            raise OptionError(msg)
         hub = model is not None and not Path(model).expanduser().is_dir()
         device = str(find_device(device))
         self.llm = LLM(model, drafter="autoregressive", device=device, threads=threads, max_batch=_BATCH, budget="all")

@@ -3,7 +3,7 @@
 Each peer runs in a process of its own: a crash, its memory and its threads stay there, and its clock runs around its
 own generate call, so that talking to it costs it nothing. Token ids go in and token ids come out::
 
-    with Peer("openvino", checkpoint, draft=None, dtype="bfloat16", threads=2, cache=cache) as peer:
+    with Peer(PeerSpec("openvino"), checkpoint, draft=None, dtype="bfloat16", threads=2, cache=cache) as peer:
         peer.load()
         result = peer.generate(PeerRequest([1, 2, 3], 64, temperature=0.0, seed=0, ends=[0], ignore_eos=False))
 """
@@ -14,42 +14,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from pronk.bench.peers.engines.contract import PeerRequest
 from pronk.bench.peers.process import PeerError, WorkerProcess
+from pronk.bench.peers.specs import PeerSpec
 
-__all__ = ["METHODS", "Peer", "PeerError", "PeerMode", "PeerRequest", "PeerResult"]
+__all__ = ["Peer", "PeerError", "PeerRequest", "PeerResult", "PeerSpec"]
 
 # How often a worker that died is started again.
 _RESTARTS = 2
 
 _TYPES = {"bfloat16", "float16", "float32"}
-
-
-@dataclass(frozen=True)
-class PeerMode:
-    """A peer's way to decode: the engine, its variant, and what it takes."""
-
-    engine: str
-    variant: str = ""
-    needs_draft: bool = False
-    converts: bool = False
-
-
-METHODS: Mapping[str, PeerMode] = MappingProxyType(
-    {
-        "transformers": PeerMode("transformers"),
-        "transformers_prompt_lookup": PeerMode("transformers", "prompt_lookup"),
-        "transformers_assisted": PeerMode("transformers", "assisted", needs_draft=True),
-        "openvino": PeerMode("openvino", converts=True),
-        "openvino_prompt_lookup": PeerMode("openvino", "prompt_lookup", converts=True),
-        "openvino_draft": PeerMode("openvino", "draft", needs_draft=True, converts=True),
-        "llama_cpp": PeerMode("llama_cpp", converts=True),
-        "llama_cpp_prompt_lookup": PeerMode("llama_cpp", "prompt_lookup", converts=True),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -70,10 +47,10 @@ class Peer:
     """One worker process that decodes one checkpoint with one method.
 
     Args:
-        method: a key of :data:`METHODS`.
-        checkpoint: a local folder in the Hugging Face layout.
+        spec: the method, and the type of weights that the engine's own tools make for it, if not the checkpoint's.
+        checkpoint: a local folder in the Hugging Face layout, or, for llama.cpp, a GGUF file that is taken as it is.
         draft: the draft model's folder, for the methods that need one.
-        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
+        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``: of the computation, and of weights that stay as they are.
         threads: of the engine.
         cache: where converted models are kept.
         python: the interpreter that the peer is installed for, ours by default.
@@ -82,7 +59,7 @@ class Peer:
 
     def __init__(
         self,
-        method: str,
+        spec: PeerSpec,
         checkpoint: Path,
         *,
         draft: Path | None,
@@ -92,19 +69,16 @@ class Peer:
         python: str | None = None,
         timeout: float = 300.0,
     ) -> None:
-        if method not in METHODS:
-            msg = f"unknown peer {method!r}; expected one of {', '.join(METHODS)}"
-            raise PeerError(msg)
-        self.name = method
+        self.spec, self.name = spec, str(spec)
         self.versions: dict[str, str] = {}
         self.settings: dict[str, str] = {}
-        self._method = METHODS[method]
         self._config = {
-            "engine": self._method.engine,
-            "variant": self._method.variant,
+            "engine": spec.mode.engine,
+            "variant": spec.mode.variant,
             "checkpoint": str(checkpoint.resolve()),
-            "draft": str(draft.resolve()) if draft is not None and self._method.needs_draft else None,
+            "draft": str(draft.resolve()) if draft is not None and spec.mode.needs_draft else None,
             "dtype": dtype,
+            "weights": spec.weights,
             "threads": threads,
             "cache": str(cache.resolve()),
         }
@@ -123,13 +97,13 @@ class Peer:
         """
         self.close()
         self._failure = None
-        if self._method.needs_draft and self._config["draft"] is None:
+        if self.spec.mode.needs_draft and self._config["draft"] is None:
             msg = f"{self.name}: expected a draft model"
             raise PeerError(msg)
         if self._config["dtype"] not in _TYPES:
             msg = f"{self.name}: expected a dtype of {', '.join(sorted(_TYPES))}, found {self._config['dtype']!r}"
             raise PeerError(msg)
-        if self._method.converts:
+        if self.spec.mode.converts:
             # In a process of its own: the peak memory of a conversion is not the engine's.
             self._ask("prepare", self._config, 10 * self._timeout)
             self.close()

@@ -26,7 +26,7 @@ from .contract import Unsupported
 __all__ = ["ArrayCheckpoint", "Shape", "cached", "convert_type"]
 
 # Changes whenever what the converters write does, so that no model of an older version is taken from the cache.
-_CACHE_FORMAT = 1
+_CACHE_FORMAT = 2
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _NUMPY = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}

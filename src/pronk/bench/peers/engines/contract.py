@@ -15,26 +15,32 @@ class Unsupported(Exception):  # noqa: N818 - it says what the engine cannot do,
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """The checkpoint and how to run it. ``variant`` is the engine's way to decode, ``""`` for the plain one."""
+    """The checkpoint and how to run it.
+
+    ``variant`` is the engine's way to decode, ``""`` for the plain one; ``weights`` a type of its own that they are
+    rounded to, ``None`` for none.
+    """
 
     engine: str
     variant: str
     checkpoint: Path
     draft: Path | None
     dtype: str
+    weights: str | None
     threads: int
     cache: Path
 
     @classmethod
     def from_json(cls, document: dict[str, str | int | None]) -> WorkerConfig:
         """Read what the parent sent."""
-        draft = document["draft"]
+        draft, weights = document["draft"], document["weights"]
         return cls(
             engine=str(document["engine"]),
             variant=str(document["variant"]),
             checkpoint=Path(str(document["checkpoint"])),
             draft=None if draft is None else Path(str(draft)),
             dtype=str(document["dtype"]),
+            weights=None if weights is None else str(weights),
             threads=int(document["threads"] or 1),
             cache=Path(str(document["cache"])),
         )

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections import Counter
 from pathlib import Path
 from time import perf_counter
 
+import gguf
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from .checkpoint import ArrayCheckpoint, cached
-from .contract import Generated, Loaded, PeerRequest, WorkerConfig
+from .contract import Generated, Loaded, PeerRequest, Unsupported, WorkerConfig
 
 __all__ = ["LlamaCpp"]
 
 _FIRST_CONTEXT = 1024
+_FILE = "model.gguf"
 # The defaults of the class.
 _LOOKUP_NGRAM, _LOOKUP_TOKENS = 2, 10
 
 
 class LlamaCpp:
-    """``Llama.generate`` on a GGUF file with the checkpoint's own weights."""
+    """``Llama.generate`` on a GGUF file: the checkpoint's weights, those that llama.cpp makes of them, or a user's."""
 
     def prepare(self, config: WorkerConfig) -> None:
         """Write the GGUF file."""
@@ -36,7 +39,7 @@ class LlamaCpp:
         self._open(_FIRST_CONTEXT)
         versions = {"llama-cpp-python": llama_cpp.__version__, "gguf": importlib.metadata.version("gguf")}
         settings = {
-            "weights": config.dtype,
+            "weights": _describe(self.file),
             "kv_cache": "float32" if wide else "float16",
             "flash_attention": "off",
             "cpu": " ".join(llama_cpp.llama_print_system_info().decode().split()),
@@ -86,9 +89,39 @@ class LlamaCpp:
 
 
 def _convert(config: WorkerConfig) -> Path:
+    if config.checkpoint.is_file():
+        return config.checkpoint
+
     def write(folder: Path) -> None:
         from .gguf_file import write_gguf  # noqa: PLC0415 - needed once per checkpoint
 
-        write_gguf(ArrayCheckpoint(config.checkpoint), folder / "model.gguf", config.dtype)
+        plain, made = folder / "plain.gguf", folder / _FILE
+        write_gguf(ArrayCheckpoint(config.checkpoint), plain, config.dtype)
+        if config.weights is None:
+            plain.rename(made)
+        else:
+            _quantize(plain, made, config.weights, config.threads)
+            plain.unlink()
 
-    return cached(config.cache, config.checkpoint, f"gguf-{config.dtype}", write) / "model.gguf"
+    kind = config.dtype if config.weights is None else f"{config.weights}-{config.dtype}"
+    return cached(config.cache, config.checkpoint, f"gguf-{kind}", write) / _FILE
+
+
+def _quantize(source: Path, target: Path, weights: str, threads: int) -> None:
+    """What ``llama-quantize`` does, by the same function, without an importance matrix."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{weights.upper()}")
+    params.nthread = threads
+    code = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params)
+    if code != 0:
+        msg = f"llama.cpp cannot quantize this checkpoint to {weights}: error {code}"
+        raise Unsupported(msg)
+
+
+def _describe(file: Path) -> str:
+    """The types of the matrices in a file, what weighs most first: where a type does not fit, llama.cpp has others."""
+    sizes = Counter[str]()
+    for tensor in gguf.GGUFReader(file).tensors:
+        if len(tensor.shape) > 1:
+            sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
+    return ", ".join(f"{name} {size / sizes.total():.0%}" for name, size in sizes.most_common())

@@ -19,6 +19,9 @@ __all__ = ["OpenVino"]
 # What the library's own samples use.
 _LOOKUP_TOKENS, _LOOKUP_NGRAM, _DRAFT_TOKENS = 5, 3, 5
 
+# Beside a converted model: what its weights are.
+_NOTE = "weights.txt"
+
 # How the library calls a type, and the capability of a CPU that computes in it.
 _TYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": ("f32", "FP32")}
 
@@ -33,7 +36,7 @@ class OpenVino:
             _convert(config, config.draft)
 
     def load(self, config: WorkerConfig) -> Loaded:
-        """Compile the pipeline, with nothing quantized: by default it would keep an 8-bit cache."""
+        """Compile the pipeline, with nothing quantized but the weights: by default it would keep an 8-bit cache."""
         self.variant = config.variant
         if config.variant == "draft" and config.draft is None:
             msg = "expected a draft model"
@@ -52,7 +55,7 @@ class OpenVino:
         self.pipeline = genai.LLMPipeline(folder, "CPU", scheduler_config=scheduler, **extra, **properties)
         versions = {"openvino": ov.__version__, "openvino-genai": genai.__version__}
         settings = {key.lower(): str(value) for key, value in properties.items()}
-        settings |= {"weights": config.dtype, "backend": "paged attention"}
+        settings |= {"weights": (folder / _NOTE).read_text(encoding="utf-8"), "backend": "paged attention"}
         if config.variant == "prompt_lookup":
             settings["lookup"] = f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"
         if config.variant == "draft":
@@ -90,30 +93,36 @@ class OpenVino:
 
 
 def _properties(config: WorkerConfig) -> dict[str, Any]:
-    """OpenVINO's settings: arithmetic in the config's dtype, or in float32 where the CPU lacks it; 16-bit weights."""
+    """OpenVINO's settings: arithmetic in the config's dtype, or in float32 where the CPU lacks it.
+
+    With quantized weights, inputs are rounded to 8 bits where the library would do so by itself.
+    """
     kept, capability = _TYPES[config.dtype]
     computed = kept if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
-    return {
+    properties = {
         "INFERENCE_PRECISION_HINT": computed,
         # With float32 arithmetic it takes no bfloat16 cache.
         "KV_CACHE_PRECISION": kept if computed == kept else "f16",
         "INFERENCE_NUM_THREADS": config.threads,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
+    name = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+    return properties | {name: 0 if config.weights is None else ov.Core().get_property("CPU", name)}
 
 
 def _convert(config: WorkerConfig, source: Path) -> Path:
     def write(folder: Path) -> None:
         from .ov_graph import write_openvino  # noqa: PLC0415 - needed once per checkpoint
 
-        write_openvino(ArrayCheckpoint(source), folder, config.dtype)
+        kept = write_openvino(ArrayCheckpoint(source), folder, config.dtype, config.weights)
+        (folder / _NOTE).write_text(kept, encoding="utf-8")
         raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps({"model_type": raw["model_type"]}), encoding="utf-8")
         if config.draft is not None:
             _convert_tokenizer(source, folder)
 
     kind = "openvino-draft" if config.draft is not None else "openvino"
-    return cached(config.cache, source, f"{kind}-{config.dtype}", write)
+    weights = config.dtype if config.weights is None else f"{config.weights}-{config.dtype}"
+    return cached(config.cache, source, f"{kind}-{weights}", write)
 
 
 def _convert_tokenizer(source: Path, folder: Path) -> None:

@@ -161,7 +161,7 @@ def open_trained(drafter: str, model: str | None, bundled: str, target: Target) 
     if trained.kind != drafter:
         msg = f"{drafter}: expected a folder of this kind of drafter, found {trained.kind} in {place}"
         raise OptionError(msg)
-    if target.fingerprint is not None and trained.target != target.fingerprint:
+    if not target.may_be(trained.target):
         what = "the bundled one" if model is None else f"{place}"
         msg = (
             f"{drafter}: expected the target that {what} was trained on ({trained.target}), found another "
