@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
-
-import gguf
 
 from .checkpoint import ArrayCheckpoint, Shape
 
