@@ -47,7 +47,7 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_guessing_never_changes_the_text(dtype: str, temperature: float) -> None:
     llm = LLM(dtype=dtype, budget="all")
     params = SamplingParams(max_tokens=96, temperature=temperature, seed=7, ignore_eos=True, logprobs=2)

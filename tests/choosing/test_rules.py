@@ -134,7 +134,11 @@ def significance(rule: str, setting: Setting, noise: Noise = by_root, seeds: int
 
 @pytest.mark.usefixtures("quickly_drawn")
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("setting", SETTINGS, ids=["broad", "two", "chain", "pair"])
+@pytest.mark.parametrize(
+    "setting",
+    [BROAD, pytest.param(TWO, marks=pytest.mark.slow), CHAIN, PAIR],
+    ids=["broad", "two", "chain", "pair"],
+)
 def test_strings_over_seeds(rule: str, setting: Setting) -> None:
     assert significance(rule, setting, seeds=1000) > 1e-3
 

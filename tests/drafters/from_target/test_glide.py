@@ -127,7 +127,7 @@ def test_guesses_are_those_of_the_dense_module_with_a_delayed_cache(name: str, l
     assert sum(request.stats.accepted for request in made) > 0
 
 
-@pytest.mark.parametrize("windows", [(12, 12), (None, 12), (12, None)], ids=str)
+@pytest.mark.parametrize("windows", [pytest.param((12, 12), marks=pytest.mark.slow), (None, 12), (12, None)], ids=str)
 def test_sliding_windows_of_the_target(windows: tuple[int | None, ...]) -> None:
     """Of the long prompts most has been given back before the first guess; a row there sees nothing at all."""
     folder = glide_folder(windows=windows)
