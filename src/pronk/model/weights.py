@@ -44,7 +44,8 @@ def pass_weights(decoder: Decoder) -> PassWeights:
     """Of a loaded model, as its layers hold them."""
     sizes, count = Counter[str](), 0
     for linear in decoder.modules():
-        if isinstance(linear, Linear):
+        looked_up = linear is decoder.table and linear is not decoder.head
+        if isinstance(linear, Linear) and not looked_up:
             kind, nbytes = _kept(linear)
             sizes[kind] += nbytes
             count += linear.in_features * linear.out_features
