@@ -78,6 +78,7 @@ def test_figures_are_on_disk_before_they_are_shown(tmp_path: Path, monkeypatch: 
     assert json.loads(path.read_text())["models"]
 
 
+@pytest.mark.slow
 def test_figures_survive_a_failure_of_any_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, measure = tmp_path / "x.json", Bench.run
 

@@ -64,7 +64,7 @@ COMPOSED = ("cape of kangaroo", "merged", "first_of")
 
 
 def matrix(names: Sequence[str], chosen: Sequence[str], others: Sequence[str]) -> list[Any]:
-    """``names`` by options and dtypes: of :data:`CLOSE` the chosen options, and in bfloat16 none and all of them.
+    """``names`` by options and dtypes: of :data:`CLOSE` the chosen options, and in bfloat16 all of them at once.
 
     ``others`` run with all options at once.
     """
@@ -72,7 +72,7 @@ def matrix(names: Sequence[str], chosen: Sequence[str], others: Sequence[str]) -
     for name, options, dtype in product(names, OPTIONS, (torch.float32, torch.bfloat16)):
         runs = name in others and dtype == torch.float32 and options == "all"
         if name in CLOSE:
-            runs = options in (chosen if dtype == torch.float32 else ("greedy", "all"))
+            runs = options in (chosen if dtype == torch.float32 else ("all",))
         cases.append(pytest.param(name, options, dtype, marks=() if runs else pytest.mark.slow))
     return cases
 

@@ -126,10 +126,10 @@ def p_value(strings: Sequence[Request], law: Tensor) -> float:
     ("guesser", "options"),
     [
         ("prompt_lookup", "shaped"),
-        ("random", "temperature"),
+        pytest.param("random", "temperature", marks=pytest.mark.slow),
         ("bushy", "temperature"),
         ("bushy", "shaped"),
-        ("recycling", "colder"),
+        pytest.param("recycling", "colder", marks=pytest.mark.slow),
         ("shared", "temperature"),
     ],
 )
@@ -219,7 +219,9 @@ def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Deco
     return accepted
 
 
-@pytest.mark.parametrize("options", REPLAYED, ids=str)
+@pytest.mark.parametrize(
+    "options", [*(pytest.param(each, marks=pytest.mark.slow) for each in REPLAYED[:3]), *REPLAYED[3:]], ids=str
+)
 def test_mixed_batches(options: dict[str, Any]) -> None:
     """Both rules in one batch: each request is what it is by its own rule."""
     decoder = tiny_decoder(vocab=VOCAB)

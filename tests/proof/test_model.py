@@ -95,7 +95,10 @@ def test_rules_that_accept_by_chance(bundled: LLM, rule: Rule) -> None:
     assert "the law of sampled ones was not tested" in read(untested)
 
 
-@pytest.mark.parametrize("rule", [pytest.param("coupled", marks=pytest.mark.slow), "rejection", "block"])
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param("coupled", marks=pytest.mark.slow), pytest.param("rejection", marks=pytest.mark.slow), "block"],
+)
 @pytest.mark.parametrize(
     "drafter",
     [

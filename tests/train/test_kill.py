@@ -41,7 +41,8 @@ def whole(command: Callable[[Path], list[str]], tmp_path_factory: pytest.TempPat
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_run_ends_with_the_weights_of_an_undisturbed_one(
     number: signal.Signals, command: Callable[[Path], list[str]], whole: Path, tmp_path: Path
 ) -> None:

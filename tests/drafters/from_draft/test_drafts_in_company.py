@@ -38,7 +38,7 @@ def model(noise: float, more: str = "") -> str:
     ],
     ids=["staged", "staged twice", "first_of", "cape", "chain"],
 )
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
 def test_numbers_that_a_draft_has_drawn_with_are_used_in_one_step(
     monkeypatch: pytest.MonkeyPatch, spec: str, rule: Any
 ) -> None:

@@ -110,7 +110,7 @@ def serve(engine: Engine, drafter: Guesser[Any], prompts: Sequence[Sequence[int]
     return made
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", ["glide", "vanilla", "beam"])
 def test_guesses_are_those_of_the_dense_module_with_a_delayed_cache(name: str, layers: int) -> None:
     """Whatever was accepted before, and for a batch of texts of which one is read in two parts."""
