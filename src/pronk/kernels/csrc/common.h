@@ -83,6 +83,7 @@ struct Tiles {
 struct CodedTile {
   const uint8_t* weights;
   int64_t block, line, group;   // bytes of a block and of a group's line, weights of a group
+  int64_t ahead, stride;        // for each 64 bytes that are read from `from` on, what is fetched: from where on, how far
   int64_t rows;                 // of the tile; a function takes some of them, from where these point on
   const int32_t* codes;         // [k / 4][rows]: four codes of a row
   const float* scale;           // [groups][rows]
