@@ -19,6 +19,7 @@ from torch import Tensor
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeConfig
 from pronk.cache.blocks import BlockAllocator, BlockTable
+from pronk.cache.layout import spoil
 from pronk.cache.paged import PagedCache
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.noise import derive_seed
@@ -128,14 +129,16 @@ def make_cache(
     block_size: int = 16,
     poison: float | None = POISON,
     packed: bool = True,
+    kv_dtype: torch.dtype | None = None,
 ) -> PagedCache:
     """A pool that is full of ``poison``, for the kernels or for torch."""
     if not packed and poison is not None:
         poison = 1e4  # torch multiplies what a mask hides by zero
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype, "device": CPU}
-    made = PagedCache(config, **shape, poison=poison, kernels=kernels() if packed else None)
+    made = PagedCache(config, **shape, kv_dtype=kv_dtype, poison=poison, kernels=kernels() if packed else None)
     for pool in (*made.keys, *made.values):
-        pool.fill_(poison or 0.0)
+        if poison is not None:
+            spoil(pool, poison)
     return made
 
 
@@ -145,23 +148,29 @@ def make_engine(
     num_blocks: int = 400,
     block_size: int = 16,
     poison: float | None = POISON,
+    kv_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Engine:
     """An engine with a pool of its own, in the dtype of the decoder; ``options`` are the engine's."""
     dtype = decoder.embedding.dtype
     packed = decoder.kernels is not None
-    pool = make_cache(decoder.config, dtype, num_blocks=num_blocks, block_size=block_size, poison=poison, packed=packed)
+    shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "kv_dtype": kv_dtype}
+    pool = make_cache(decoder.config, dtype, **shape, poison=poison, packed=packed)
     pool.allocator = StrictAllocator(num_blocks, block_size)
     return Engine(decoder, pool, **options)
 
 
 @torch.inference_mode()
-def text_logits(decoder: Decoder, tokens: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+def text_logits(
+    decoder: Decoder,
+    tokens: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Logits ``[len(tokens), vocab]`` of a whole text in one pass through the cache, as those of a prompt."""
     packed = decoder.kernels is not None
-    cache = make_cache(
-        decoder.config, computed_in(dtype, decoder.kernels), num_blocks=len(tokens) // 16 + 1, packed=packed
-    )
+    shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
+    cache = make_cache(decoder.config, computed_in(dtype, decoder.kernels), **shape, packed=packed)
     table = BlockTable()
     cache.prepare(table, len(tokens))
     job = Job(Segment(table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))

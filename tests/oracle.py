@@ -15,11 +15,15 @@ class DenseAttend:
     Scores, softmax and sums are plain matrix products over all positions, in float32 or wider.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, coded: bool = False) -> None:
+        """``coded``: keys and values are rounded as a cache of 8 bits has them."""
         self.config = config
+        self.coded = coded
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         c, rows = self.config, q.shape[0]
+        if self.coded:
+            k, v = (round_to_8_bits(x) for x in (k, v))
         wide = torch.promote_types(q.dtype, torch.float32)
         query, key, value = (x.to(wide).transpose(0, 1) for x in (q, k, v))
         key, value = (x.repeat_interleave(c.group, dim=0) for x in (key, value))
@@ -29,6 +33,12 @@ class DenseAttend:
         return mixed.transpose(0, 1).reshape(rows, -1).to(q.dtype)
 
 
+def round_to_8_bits(rows: Tensor) -> Tensor:
+    """``[rows, heads, size]`` in steps of a 127th of each head's largest magnitude."""
+    step = rows.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return torch.round(rows / step) * step
+
+
 def visible(rows: int, window: int | None) -> Tensor:
     """``[rows, rows]``: may row ``i`` see row ``j``? Only the past, itself, and no further back than the window."""
     distance = torch.arange(rows)[:, None] - torch.arange(rows)[None, :]
@@ -36,11 +46,13 @@ def visible(rows: int, window: int | None) -> Tensor:
 
 
 @torch.no_grad()
-def dense_logits(decoder: Decoder, tokens: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
+def dense_logits(
+    decoder: Decoder, tokens: list[int], dtype: torch.dtype = torch.float32, *, coded: bool = False
+) -> Tensor:
     """Logits ``[len(tokens), vocab]`` of a whole text in one pass."""
     ids = torch.tensor(tokens)
     positions = torch.arange(len(tokens))
     x = decoder.embed(ids, positions, dtype)
     rope = decoder.rope(positions, torch.full_like(positions, len(tokens)), dtype)
-    *_, (_, hidden) = decoder.run(x, rope, DenseAttend(decoder.config))
+    *_, (_, hidden) = decoder.run(x, rope, DenseAttend(decoder.config, coded=coded))
     return decoder.logits(hidden)

@@ -56,6 +56,7 @@ class LLM:
         dtype: str = "auto",
         weights: str = "plain",
         kv_memory: str | int | None = None,
+        kv_dtype: str = "auto",
         max_batch: int = 16,
         prefill_chunk: int = 512,
         threads: int | None = None,
@@ -77,6 +78,9 @@ class LLM:
                 faster. Guessing changes nothing, whichever it is.
             kv_memory: size of the KV cache in bytes or as text (``"2GiB"``); by default what ``max_batch`` full
                 contexts need, and at most a quarter of the memory.
+            kv_dtype: ``"auto"`` keeps keys and values as they are computed; ``"int8"`` rounds them to 8 bits, with a
+                scale for each head of each token: half the memory or less, and another model. Guessing changes
+                nothing there either. The caches of draft models stay as they are.
             max_batch: most requests in one pass, 1..1024.
             prefill_chunk: most prompt tokens in one pass, 16..8192.
             threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
@@ -98,6 +102,7 @@ class LLM:
             check_integer("threads", threads, 1, 4096)
             torch.set_num_threads(threads)
         check_choice("budget", budget, ("auto", "all"))
+        check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
         self.drafter = make_drafter(drafter)
         self.path = resolve_model(_bundled() if model is None else model)
         self.config = read_config(self.path)
@@ -117,7 +122,7 @@ class LLM:
         memory = KVBudget(kv_memory, max_batch, target)
         self.engine = Engine(
             decoder,
-            memory.add(self.config, computed_in(kind, chosen), chosen),
+            memory.add(self.config, computed_in(kind, chosen), chosen, torch.int8 if kv_dtype == "int8" else None),
             max_batch=max_batch,
             prefill_chunk=prefill_chunk,
             budget=budget == "auto",

@@ -98,6 +98,7 @@ def make_model(**changes: Any) -> ModelResult:
         "dtype": "bfloat16",
         "weights": "int4 in groups of 32",
         "weight_bits": 5.0,
+        "kv_dtype": "bfloat16",
         "context": 2048,
         "kernels": "avx512_bf16",
         "inflated": {"source": "bundled/tiny-code", "hidden_size": 256, "parameters": 9_669_440},

@@ -38,6 +38,7 @@ from pronk.bench.records import (
 )
 from pronk.bench.run import PeerOptions, Plan
 from pronk.bench.summary import summarize
+from pronk.cache.layout import kv_bytes_per_token
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError, OptionError
@@ -205,7 +206,7 @@ def test_float16_is_what_weights_are_stored_in(checkpoint: MakeCheckpoint, fake:
     assert (one.dtype, llm.engine.runner.dtype) == ("float16", torch.float32)
     assert (one.weights, one.pass_bytes) == ("float16", pass_weights(llm.engine.runner.decoder).nbytes)
     assert one.weight_bits == pytest.approx(16, rel=0.2)  # a head of 8 is filled up to 16
-    assert one.kv_bytes_per_token == llm.config.kv_bytes_per_token(4)
+    assert one.kv_bytes_per_token == kv_bytes_per_token(llm.config, torch.float32)
     assert fake.made[0].options["dtype"] == "float16"
     assert figures(summarize(trace.records), LOOKUP).same == 3
 

@@ -66,7 +66,18 @@ def make(method: str = "x", task: str = ALL, temperature: float = 0.0, **more: A
 def document(*figures: Figures, interrupted: bool = False, **more: Any) -> Document:
     values: dict[str, Any] = {"inflated": None, "bandwidth": None, "pass_cost": (), "peers": {}, "skipped": ()} | more
     one = ModelResult(
-        "models/one", 9_669_440, 19_338_880, 2048, "bfloat16", "", None, 2048, "avx2", figures=figures, **values
+        "models/one",
+        9_669_440,
+        19_338_880,
+        2048,
+        "bfloat16",
+        "",
+        None,
+        "bfloat16",
+        2048,
+        "avx2",
+        figures=figures,
+        **values,
     )
     hardware = {"threads": 2, "processor": "Some CPU"}
     return Document("2026-11-20T10:00:00+00:00", {}, {}, hardware, 0.5, 0.01, interrupted, (one,))
@@ -222,3 +233,5 @@ def test_what_weights_are_said_to_be() -> None:
         assert "bfloat16 · kernels" in describe(replace(plain, **kept), of)
     rounded = replace(plain, weights="int4 in groups of 32", weight_bits=5.0, pass_bytes=6_100_000)
     assert "bfloat16 · int4 in groups of 32: 5.00 bits a weight, 6.1 MB a pass · kernels" in describe(rounded, of)
+    rounded = replace(rounded, kv_dtype="int8")
+    assert "int4 in groups of 32: 5.00 bits a weight, cache int8, 6.1 MB a pass · kernels" in describe(rounded, of)

@@ -1,7 +1,8 @@
 """The pool: rows land where the table says, commits move them, shared blocks are copied, and nothing else changes.
 
-Everything is asked of both layouts of keys: rows for torch, in blocks of 4, and panels for the kernels, of 16.
-A text begins four places before the end of a block, so that what is written behind its beginning is the same in both.
+Everything is asked of all layouts: rows for torch, in blocks of 4, and panels for the kernels, of 16, each also in 8
+bits. A text begins four places before the end of a block, so that what is written behind its beginning is the same in
+both.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import gc
 import math
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from models import CPU, kernels, make_cache, text_logits, tiny_config, tiny_decoder
+from oracle import dense_logits
 from pronk.cache import budget
 from pronk.cache.blocks import BlockTable
 from pronk.cache.budget import BLOCK_SIZE, parse_memory
+from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import PagedCache
 from pronk.errors import CacheFullError, OptionError
 from pronk.passes.attention import Segment
@@ -37,9 +41,11 @@ class Kind:
     packed: bool
     dtype: torch.dtype
     size: int
+    kv_dtype: torch.dtype | None = None
 
     def make(self, blocks: int = 12) -> PagedCache:
-        return make_cache(CONFIG, self.dtype, num_blocks=blocks, block_size=self.size, packed=self.packed)
+        shape = {"num_blocks": blocks, "block_size": self.size}
+        return make_cache(CONFIG, self.dtype, **shape, packed=self.packed, kv_dtype=self.kv_dtype)
 
     @property
     def lead(self) -> list[int]:
@@ -47,7 +53,7 @@ class Kind:
         return list(range(900, 900 + self.size - 4))
 
     def poisoned(self, tensor: Tensor) -> Tensor:
-        return tensor.isnan() if self.packed else tensor == 1e4
+        return tensor.isnan() if self.packed else tensor > 1e3
 
 
 KINDS = {
@@ -55,6 +61,9 @@ KINDS = {
     "torch, bfloat16": Kind(False, torch.bfloat16, 16),
     "kernels": Kind(True, torch.float32, 16),
     "kernels, bfloat16": Kind(True, torch.bfloat16, 16),
+    "torch, 8 bits": Kind(False, torch.float32, 4, torch.int8),
+    "kernels, 8 bits": Kind(True, torch.float32, 16, torch.int8),
+    "kernels, 8 bits of bfloat16": Kind(True, torch.bfloat16, 16, torch.int8),
 }
 
 
@@ -63,10 +72,19 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
-def rows(values: list[int], size: int = CONFIG.head_dim, dtype: torch.dtype = torch.float32) -> Tensor:
-    """``[rows, size]`` that are told apart by their values, digit by digit: bfloat16 counts to 256."""
+def rows(values: list[int], layer: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """``[rows, 2, 6]`` that are told apart by their values, layer and head.
+
+    Digit by digit, as bfloat16 counts to 256, and beside a number that makes a scale of 8 bits 1.
+    """
+    own = [[[v // 100, v % 100, layer, head, 127, 0] for head in range(2)] for v in values]
+    return torch.tensor(own, dtype=dtype)
+
+
+def outputs(values: list[int], layer: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """``[rows, hidden]`` of a layer's output, likewise."""
     number = torch.tensor(values)[:, None]
-    return torch.cat((number // 100, number % 100), dim=1).repeat(1, size // 2).to(dtype)
+    return (torch.cat((number // 100, number % 100), dim=1).repeat(1, HIDDEN // 2) + layer).to(dtype)
 
 
 def write(cache: PagedCache, table: BlockTable, values: list[int]) -> None:
@@ -74,11 +92,11 @@ def write(cache: PagedCache, table: BlockTable, values: list[int]) -> None:
     start = table.length
     cache.prepare(table, start + len(values))
     slots = torch.from_numpy(cache.slots(table, start, start + len(values)))
-    both = rows(values, dtype=cache.dtype)[:, None] + torch.tensor([0.0, 100.0], dtype=cache.dtype)[:, None]
     for layer in range(len(cache.keys)):
-        cache.write(layer, slots, both + layer, -both - layer)
+        keys = rows(values, layer, cache.dtype)
+        cache.write(layer, slots, keys, -keys)
     for layer in cache.hidden:
-        cache.write_hidden(layer, slots, rows(values, HIDDEN, cache.dtype) + layer)
+        cache.write_hidden(layer, slots, outputs(values, layer, cache.dtype))
 
 
 def start_text(cache: PagedCache, kind: Kind) -> BlockTable:
@@ -90,24 +108,22 @@ def start_text(cache: PagedCache, kind: Kind) -> BlockTable:
 
 
 def every(cache: PagedCache, where: slice | Tensor | None = None) -> list[Tensor]:
-    """All pools, ``[heads, slots, size]`` each."""
+    """All pools, ``[heads, slots, size]`` each: keys and values of each layer, then what is kept of outputs."""
     where = slice(0, cache.num_slots) if where is None else where
-    keys = [cache.keys_at(layer, where) for layer in range(len(cache.keys))]
-    return [*keys, *(pool[:, where] for pool in (*cache.values, *cache.hidden.values()))]
+    found = [pool for layer in range(len(cache.keys)) for pool in cache.at(layer, where)]
+    return found + [pool[:, where] for pool in cache.hidden.values()]
 
 
 def read(cache: PagedCache, table: BlockTable, start: int, stop: int) -> list[int]:
     """What was written there; the same in all layers and heads, in keys and values, and in what is kept of layers."""
-    found, heads = every(cache, cache.where(table, start, stop)), torch.tensor([0.0, 100.0])[:, None, None]
-    layers = len(cache.keys)
-    plain = [pool.float() - heads - layer for layer, pool in enumerate(found[:layers])]
-    plain += [-pool.float() - heads - layer for layer, pool in enumerate(found[layers : 2 * layers])]
-    for pool in plain:
-        assert torch.equal(pool, plain[0][:1].expand_as(pool))
-    values: list[int] = (100 * plain[0][0, :, 0] + plain[0][0, :, 1]).round().long().tolist()
-    assert torch.equal(plain[0][0], rows(values))
-    for layer, pool in zip(cache.hidden, found[2 * layers :], strict=True):
-        assert torch.equal(pool[0].float() - layer, rows(values, HIDDEN))
+    found = [pool.float() for pool in every(cache, cache.where(table, start, stop))]
+    values: list[int] = (100 * found[0][0, :, 0] + found[0][0, :, 1]).round().long().tolist()
+    for layer in range(len(cache.keys)):
+        want = rows(values, layer).transpose(0, 1)
+        assert torch.equal(found[2 * layer], want)
+        assert torch.equal(found[2 * layer + 1], -want)
+    for layer, pool in zip(cache.hidden, found[2 * len(cache.keys) :], strict=True):
+        assert torch.equal(pool[0], outputs(values, layer))
     return values
 
 
@@ -123,9 +139,13 @@ def test_the_memory_map(kind: Kind) -> None:
     slots = cache.num_slots
     assert slots == 5 * kind.size + MARGIN
     assert len(cache.keys) == len(cache.values) == 2
-    panels = (2, slots // 16, 6, 16) if kind.dtype == torch.float32 else (2, slots // 16, 3, 16, 2)
-    assert all(pool.shape == (panels if kind.packed else (2, slots, 6)) for pool in cache.keys)
-    assert all(pool.shape == (2, slots, 6) for pool in cache.values)
+    coded = kind.kv_dtype is not None
+    values = (2, slots, 10 if coded else 6)
+    panels = (2, slots // 16, 6, 16, 1) if kind.dtype == torch.float32 else (2, slots // 16, 3, 16, 2)
+    panels = (2, slots // 16, 10, 16) if coded else panels
+    assert all(pool.shape == (panels if kind.packed else values) for pool in cache.keys)
+    assert all(pool.shape == values for pool in cache.values)
+    assert sum(pool.nbytes for pool in (*cache.keys, *cache.values)) == slots * cache.bytes_per_token
     for pool in every(cache):
         assert pool.shape == (2, slots, 6)
         assert bool(kind.poisoned(pool).all())
@@ -139,27 +159,59 @@ def test_panels(dtype: torch.dtype) -> None:
     cache = make_cache(CONFIG, dtype, num_blocks=3)
     slots = torch.randperm(48, generator=torch.Generator().manual_seed(0))
     keys = torch.arange(2 * 48 * 6).view(2, 48, 6).remainder(251).to(dtype)
-    cache.write_keys(0, slots, keys)
+    cache.write(0, slots, keys.transpose(0, 1), -keys.transpose(0, 1))
     for head in range(2):
         for place, slot in enumerate(slots.tolist()):
             for d in range(6):
                 panel = cache.keys[0][head, slot // 16]
-                found = panel[d, slot % 16] if dtype == torch.float32 else panel[d // 2, slot % 16, d % 2]
+                found = panel[d, slot % 16, 0] if dtype == torch.float32 else panel[d // 2, slot % 16, d % 2]
                 assert found == keys[head, place, d]
-    assert torch.equal(cache.keys_at(0, slots), keys)
-    assert torch.equal(cache.keys_at(0, slice(7, 30)), cache.keys_at(0, torch.arange(7, 30)))
-    assert cache.keys_at(0, slice(48, 64)).isnan().all()
+    assert torch.equal(cache.at(0, slots)[0], keys)
+    assert torch.equal(cache.at(0, slots)[1], -keys)
+    assert torch.equal(cache.at(0, slice(7, 30))[0], cache.at(0, torch.arange(7, 30))[0])
+    assert cache.at(0, slice(48, 64))[0].isnan().all()
     with pytest.raises(AssertionError, match="panels of 16"):
         make_cache(CONFIG, dtype, block_size=24)
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
+def test_codes_of_8_bits(packed: bool) -> None:
+    """Byte by byte: each key and value of each head beside its scale; zeros stay zeros, the rest is near."""
+    cache, slots = Kind(packed, torch.float32, 16, torch.int8).make(3), torch.randperm(48)
+    keys, values = (
+        torch.randn(2, 48, 2, 6, generator=torch.Generator().manual_seed(0)) * torch.logspace(-9, 9, 48)[:, None, None]
+    )
+    keys[5] = 0.0
+    cache.write(1, slots, keys, values)
+    for head in range(2):
+        for token, slot in enumerate(slots.tolist()):
+            for kept, row, panels in (
+                (cache.keys[1], keys[token, head], packed),
+                (cache.values[1], values[token, head], False),
+            ):
+                scale = row.abs().max() / 127.0
+                codes = (row / scale).nan_to_num().round() if scale else row
+                if panels:
+                    panel = kept[head, slot // 16]
+                    own = torch.cat((panel[:6, slot % 16], panel[6:].flatten()[slot % 16 * 4 : slot % 16 * 4 + 4]))
+                else:
+                    own = kept[head, slot]
+                assert torch.equal(own[:6].float(), codes)
+                assert own[6:].clone().view(torch.float32) == scale
+    found = [each.transpose(0, 1) for each in cache.at(1, slots)]
+    for kept, given in zip(found, (keys, values), strict=True):
+        assert bool(((kept - given).abs() <= given.abs().amax(-1, keepdim=True) * (0.5001 / 127)).all())
+    assert not found[0][5].any()
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["plain", "8 bits"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
-def test_what_the_kernels_write_is_what_torch_writes(dtype: torch.dtype) -> None:
+def test_what_the_kernels_write_is_what_torch_writes(dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
     found = []
     for packed in (True, False):
         decoder = tiny_decoder(dtype, packed=packed)
-        cache, table = make_cache(decoder.config, dtype, num_blocks=8, packed=packed), BlockTable()
+        cache, table = make_cache(decoder.config, dtype, num_blocks=8, packed=packed, kv_dtype=kv_dtype), BlockTable()
         cache.prepare(table, 70)
         job = Job(Segment(table, TokenTree.chain(range(70))), range(70), 70)
         Runner(decoder, cache).forward([job])
@@ -167,8 +219,27 @@ def test_what_the_kernels_write_is_what_torch_writes(dtype: torch.dtype) -> None
         found.append(cache.read(0, table))
         assert all(each.shape == (2, 70, 16) for each in found[-1])
     near = {"rtol": 0.0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
+    if kv_dtype is not None:  # the last bit of a number may be another code
+        near["atol"] += float(max(each.abs().max() for each in found[0])) / 127
     torch.testing.assert_close(*found, **near)
     assert text_logits(tiny_decoder(dtype), range(70), dtype).shape == (70, 131)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"heads": 7, "kv_heads": 1, "windows": (30, None)}, {"classic": True, "heads": 4, "kv_heads": 4}],
+    ids=str,
+)
+@torch.inference_mode()
+def test_logits_with_a_cache_of_8_bits(shape: dict[str, Any], packed: bool) -> None:
+    """Those of a dense computation with its keys and values rounded; one in ten thousand rounds the other way."""
+    tokens = random.Random(0).choices(range(131), k=90)
+    plain = tiny_decoder(torch.float32, packed=False, **shape)
+    want = dense_logits(plain, tokens, coded=True)
+    found = text_logits(tiny_decoder(torch.float32, packed=packed, **shape), tokens, kv_dtype=torch.int8)
+    rounding = float((want - dense_logits(plain, tokens)).abs().mean())
+    assert float((found - want).abs().mean()) < 0.05 * rounding
 
 
 def test_the_example_of_the_docstring() -> None:
@@ -446,7 +517,8 @@ def blocks(dtype: torch.dtype, memory: str | int | None, requests: int) -> int:
 def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the budget holds; without one, what the requests need, within a quarter of the memory."""
     block = 2 * 2 * 2 * 6 * 4 * BLOCK_SIZE  # keys and values, layers, heads, size of a head, bytes, tokens
-    assert CONFIG.kv_bytes_per_token(4) * BLOCK_SIZE == block
+    assert kv_bytes_per_token(CONFIG, torch.float32) * BLOCK_SIZE == block
+    assert kv_bytes_per_token(CONFIG, torch.int8) * 4 * 6 == kv_bytes_per_token(CONFIG, torch.float32) * (6 + 4)
     assert blocks(torch.float32, block, 9) == 1
     assert blocks(torch.float32, 10 * block - 1, 9) == 9
     assert blocks(torch.bfloat16, 10 * block, 9) == 20
@@ -462,7 +534,7 @@ def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pools_share_the_budget() -> None:
     """A second pool takes its share from the first; both have the same number of blocks, whatever their layers take."""
-    block = CONFIG.kv_bytes_per_token(4) * BLOCK_SIZE
+    block = kv_bytes_per_token(CONFIG, torch.float32) * BLOCK_SIZE
     memory = budget.KVBudget(10 * block, 9, CPU)
     target = memory.add(CONFIG, torch.float32)
     table = BlockTable()

@@ -143,8 +143,13 @@ def plain(
     made = []
     for index, prompt in enumerate(prompts):
         made.append(ask(prompt, params(options, index, max_tokens=max_tokens)))
-        run(make_engine(tiny_decoder(dtype, **variant)), made[-1:])
+        run(engine_of(dtype, **variant), made[-1:])
     return tuple(made)
+
+
+def engine_of(dtype: torch.dtype, *, kv_dtype: torch.dtype | None = None, **variant: Any) -> Engine:
+    """A fresh engine for a model of some shape, and with a cache of some dtype."""
+    return make_engine(tiny_decoder(dtype, **variant), kv_dtype=kv_dtype)
 
 
 def drafter(name: str, known: Sequence[Request]) -> Drafter:

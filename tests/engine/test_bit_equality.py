@@ -91,10 +91,12 @@ class Desk:
         tokens: int = 2 * LENGTH,
         block_size: int = 16,
         scattered: bool = False,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         dtype, blocks = computed_in(decoder.embedding.dtype, decoder.kernels), -(-tokens // block_size) + 8
         packed = decoder.kernels is not None
-        self.cache = make_cache(decoder.config, dtype, num_blocks=blocks, block_size=block_size, packed=packed)
+        shape: dict[str, Any] = {"num_blocks": blocks, "block_size": block_size, "kv_dtype": kv_dtype}
+        self.cache = make_cache(decoder.config, dtype, **shape, packed=packed)
         self.cache.allocator = (Scattered if scattered else StrictAllocator)(blocks, block_size)
         self.runner = make(decoder, self.cache)
         self.window = decoder.config.window
@@ -150,11 +152,13 @@ def some_text(decoder: Decoder, seed: int = 0, length: int = LENGTH) -> list[int
 
 
 @cache
-def plain(decoder: Decoder, length: int, seed: int = 0) -> tuple[Tensor, list[Tensor]]:
+def plain(
+    decoder: Decoder, length: int, seed: int = 0, kv_dtype: torch.dtype | None = None
+) -> tuple[Tensor, list[Tensor]]:
     """Plain decoding of ``some_text``: logits, keys and values."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    desk, table = Desk(decoder), BlockTable()
+    desk, table = Desk(decoder, kv_dtype=kv_dtype), BlockTable()
     logits = desk.read(table, some_text(decoder, seed, length))
     torch.set_num_threads(threads)
     return logits, desk.held(table)
@@ -210,7 +214,7 @@ def chunks_differ(
     decoder: Decoder, make: MakeRunner = Runner, *, length: int = LENGTH, chunks: Sequence[int] = CHUNKS, **desk: Any
 ) -> Iterator[str]:
     """A text cut into passes of any size."""
-    tokens, (want, cached) = some_text(decoder, length=length), plain(decoder, length)
+    tokens, (want, cached) = some_text(decoder, length=length), plain(decoder, length, kv_dtype=desk.get("kv_dtype"))
     cuts = {f"chunks of {size}": cut(length, size) for size in chunks}
     for name, parts in (cuts | {"any chunks": cut_anyhow(length, 0)}).items():
         own, table = Desk(decoder, make, **desk), BlockTable()
@@ -226,7 +230,7 @@ def trees_differ(
 ) -> Iterator[str]:
     """A text that is written by accepting some path of some tree, again and again: every node of every tree."""
     dice, vocab = random.Random(seed), decoder.config.vocab_size
-    own, alone = Desk(decoder, make, **desk), Desk(decoder)
+    own, alone = Desk(decoder, make, **desk), Desk(decoder, kv_dtype=desk.get("kv_dtype"))
     table, reference = BlockTable(), BlockTable()
     for step in range(steps):
         # A stretch of text in between: none, some, and up to a place around a boundary of blocks.
@@ -249,7 +253,8 @@ def trees_differ(
 def company_differs(decoder: Decoder, make: MakeRunner = Runner, *, seed: int = 0, **desk: Any) -> Iterator[str]:
     """Requests that share passes of up to 700 rows, each with a tree or with a part of its prompt, and come and go."""
     dice, vocab = random.Random(seed), decoder.config.vocab_size
-    own, alone = Desk(decoder, make, tokens=7000, **desk), Desk(decoder, tokens=7000)
+    own = Desk(decoder, make, tokens=7000, **desk)
+    alone = Desk(decoder, tokens=7000, kv_dtype=desk.get("kv_dtype"))
     lengths, sizes = (0, 1, 15, 64, 200, 500, 777), (1, 1, 2, 9, 64, 128, 490)
     tables = [(BlockTable(), BlockTable()) for _ in lengths]
     for index, (length, pair) in enumerate(zip(lengths, tables, strict=True)):
@@ -300,6 +305,17 @@ def test_weights_of_other_types(name: str) -> None:
     dtype, variant = OTHER_WEIGHTS[name]
     decoder = tiny_decoder(dtype, **variant)
     assert not [*chunks_differ(decoder, length=300), *trees_differ(decoder), *company_differs(decoder)]
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "variant", ["group 3", "group 8", "windows of all kinds", "head of 80", "odd sizes", "classic"]
+)
+def test_a_cache_of_8_bits(variant: str, dtype: torch.dtype) -> None:
+    decoder, desk = tiny_decoder(dtype, **VARIANTS[variant]), {"kv_dtype": torch.int8}
+    assert not [*chunks_differ(decoder, length=600, chunks=(33, 512), **desk), *trees_differ(decoder, **desk)]
+    assert not [*company_differs(decoder, **desk)]
+    assert not same(plain(decoder, 600)[0], plain(decoder, 600, kv_dtype=torch.int8)[0])
 
 
 @DTYPES

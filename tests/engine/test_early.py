@@ -70,7 +70,7 @@ class Half:
         cache, rows = self.runner.cache, list[Tensor]()
         for table, tree in zip(self.tables, trees, strict=True):
             slots = torch.from_numpy(cache.slots(table, 0, table.length + len(tree)))
-            rows += [cache.keys_at(layer, slots) for layer in range(len(cache.keys))]
+            rows += [cache.at(layer, slots)[0] for layer in range(len(cache.keys))]
             rows += [pool[:, slots] for pool in (*cache.values, *cache.hidden.values())]
         return rows
 

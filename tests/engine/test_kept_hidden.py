@@ -12,6 +12,7 @@ from drafters.trees import TreeDrafter, oracle_trees, random_trees
 from engine.cases import ENDS, PROMPTS
 from models import make_engine, make_request, run, tiny_decoder
 from pronk.cache.budget import KVBudget
+from pronk.cache.layout import kv_bytes_per_token
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, PromptLookup
 from pronk.engine.engine import Engine
@@ -97,7 +98,8 @@ def test_the_budget_counts_them() -> None:
     before = pool.allocator.num_blocks
     budget.keep_hidden(pool, 2, budget)
     assert pool.hidden.keys() == {2}
-    wanted = config.kv_bytes_per_token(4) / (config.kv_bytes_per_token(4) + config.hidden_size * 4)
+    own = kv_bytes_per_token(config, torch.float32)
+    wanted = own / (own + config.hidden_size * 4)
     assert pool.allocator.num_blocks == pytest.approx(before * wanted, abs=1)
     after = pool.allocator.num_blocks
     budget.keep_hidden(pool, 2, budget)

@@ -97,10 +97,6 @@ class ModelConfig:
         spans = [w for w in self.windows if w is not None]
         return max(spans) if len(spans) == self.num_layers else None
 
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of keys and values that one position takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
-
 
 def llama_config(
     *,

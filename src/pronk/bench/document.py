@@ -154,6 +154,7 @@ class ModelResult:
         dtype: of its weights; of quantized ones, what is not quantized.
         weights: how the matrices are kept, what weighs most first: ``int4 in groups of 32, int8 in groups of 128``.
         weight_bits: bits of memory for each number of a matrix, scales included.
+        kv_dtype: of the KV cache.
         context: positions that it has.
         kernels: what computes: the instruction set of pronk's kernels, or ``"torch"``.
         inflated: the entry that ``pronk inflate`` leaves in ``config.json``: real acceptance, simulated size.
@@ -170,6 +171,7 @@ class ModelResult:
     dtype: str
     weights: str
     weight_bits: float | None
+    kv_dtype: str
     context: int
     kernels: str
     inflated: dict[str, Any] | None
@@ -181,10 +183,13 @@ class ModelResult:
 
     @property
     def kept(self) -> str | None:
-        """How the matrices are kept and at how many bits each number; ``None`` if plainly, in :attr:`dtype`."""
-        if self.weights in ("", self.dtype) or self.weight_bits is None:
-            return None
-        return f"{self.weights}: {self.weight_bits:.2f} bits a weight"
+        """How matrices are kept, at how many bits each number, and the cache; ``None`` if all in :attr:`dtype`."""
+        parts = []
+        if self.weights not in ("", self.dtype) and self.weight_bits is not None:
+            parts.append(f"{self.weights}: {self.weight_bits:.2f} bits a weight")
+        if self.kv_dtype == "int8":
+            parts.append("cache int8")
+        return ", ".join(parts) or None
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Model:
     kernels: str = "torch"
     weights: str = ""
     weight_bits: float | None = None
+    kv_dtype: str = ""
 
 
 @dataclass(frozen=True)

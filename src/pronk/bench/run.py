@@ -18,6 +18,7 @@ from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
+from pronk.cache.layout import kv_bytes_per_token
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
 from pronk.gguf.checkpoint import is_gguf
@@ -162,7 +163,7 @@ def _model(name: str, llm: LLM, plan: Plan) -> Model:
         name=name,
         parameters=count_parameters(llm.config),
         pass_bytes=weights.nbytes,
-        kv_bytes_per_token=llm.config.kv_bytes_per_token(llm.engine.cache.dtype.itemsize),
+        kv_bytes_per_token=kv_bytes_per_token(llm.config, llm.engine.cache.kv_dtype),
         dtype=str(llm.dtype).removeprefix("torch."),
         context=llm.config.context,
         methods=plan.methods,
@@ -170,6 +171,7 @@ def _model(name: str, llm: LLM, plan: Plan) -> Model:
         kernels=llm.kernels,
         weights=weights.kinds,
         weight_bits=weights.bits,
+        kv_dtype=str(llm.engine.cache.kv_dtype).removeprefix("torch."),
     )
 
 

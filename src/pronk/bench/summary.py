@@ -82,6 +82,7 @@ def _model_result(section: _Section) -> ModelResult:
         dtype=model.dtype,
         weights=model.weights,
         weight_bits=model.weight_bits,
+        kv_dtype=model.kv_dtype,
         kernels=model.kernels,
         context=model.context,
         inflated=model.inflated,

@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 
 from pronk.architecture.config import ModelConfig
+from pronk.cache.layout import kv_bytes_per_token
 from pronk.cache.paged import PagedCache
 from pronk.errors import OptionError
 
@@ -56,7 +57,13 @@ class KVBudget:
         self._wanted: int | None = None
         self._pools: WeakSet[PagedCache] = WeakSet()
 
-    def add(self, config: ModelConfig, dtype: torch.dtype, kernels: Kernels | None = None) -> PagedCache:
+    def add(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        kernels: Kernels | None = None,
+        kv_dtype: torch.dtype | None = None,
+    ) -> PagedCache:
         """A new pool, for ``kernels`` or for torch; the others give up their share. The first one is the target's.
 
         Raises:
@@ -64,9 +71,14 @@ class KVBudget:
         """
         if self._wanted is None:
             self._wanted = self.max_requests * (-(-config.context // BLOCK_SIZE) + 1)
-        count = self._share(config.kv_bytes_per_token(dtype.itemsize))
         pool = PagedCache(
-            config, num_blocks=count, block_size=BLOCK_SIZE, dtype=dtype, device=self.device, kernels=kernels
+            config,
+            num_blocks=self._share(kv_bytes_per_token(config, kv_dtype or dtype)),
+            block_size=BLOCK_SIZE,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            device=self.device,
+            kernels=kernels,
         )
         self._pools.add(pool)
         return pool

@@ -9,11 +9,7 @@ Beside them the pool may keep the outputs of some layers, for drafters that read
 is shared and is forgotten as the keys are.
 
 A request's token ``p`` has slot ``block · 16 + p % 16``. The margin is never owned: a vector of the last slot's values
-may be read past its end.
-
-For the kernels the keys of 16 slots lie together, dimension by dimension, so that one vector has the same dimension of
-16 keys (*panels*): in float32 ``[kv_heads, slots / 16, head_dim, 16]``, in bfloat16 two dimensions beside each other,
-``[kv_heads, slots / 16, head_dim / 2, 16, 2]``. Without kernels keys are rows, as values always are.
+may be read past its end. What is at a slot, :mod:`pronk.cache.layout` says.
 """
 
 from __future__ import annotations
@@ -28,25 +24,28 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.cache.blocks import BlockAllocator, BlockTable
+from pronk.cache.layout import PANEL, kv_bytes_per_token, layouts, spoil
+from pronk.kernels.library import TYPES
 
 if TYPE_CHECKING:
     from pronk.kernels.library import Kernels
 
 __all__ = ["PagedCache"]
 
-# Slots of a panel of keys; blocks are whole panels.
-PANEL = 16
-_FLAT_PANELS = 4
+# What a pool has at a slot, as the kernels count it.
+_ROW, _VALUE, _KEY = range(3)
 
 
 class PagedCache:
     """The pool, its allocator, and the moves that commit and roll back.
 
     Attributes:
-        keys: one tensor per layer: ``[kv_heads, slots, head_dim]``, or panels where there are kernels.
-        values: one ``[kv_heads, slots, head_dim]`` tensor per layer.
+        keys: one tensor per layer; see :mod:`pronk.cache.layout`.
+        values: likewise.
         hidden: one ``[1, slots, hidden]`` tensor for each layer whose output is kept, by the layer's number: 1 is the
             first one's.
+        dtype: of the keys and values that a layer computes, and of the outputs that are kept.
+        kv_dtype: of the keys and values that are kept: the same, or int8.
         kernels: who computes with it; ``None`` is torch.
         version: changes whenever the tensors are others than before.
     """
@@ -59,6 +58,7 @@ class PagedCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_dtype: torch.dtype | None = None,
         poison: float | None = None,
         kernels: Kernels | None = None,
     ) -> None:
@@ -68,12 +68,14 @@ class PagedCache:
         self.version = 0
         self.config = config
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.device = device
         self.block_size = block_size
         self.poison = poison
         self.keys: list[Tensor]
         self.values: list[Tensor]
         self.hidden: dict[int, Tensor] = {}
+        self._keys, self._values = layouts(dtype, self.kv_dtype, packed=kernels is not None)
         self._owners: dict[int, WeakSet[object]] = {}
         self._moved: tuple[Any, ...] | None = None  # the pools as the kernels move them, for one version
         self.resize(num_blocks)
@@ -85,13 +87,9 @@ class PagedCache:
         kept = tuple(self.hidden)
         self.keys, self.values, self.hidden = [], [], {}  # gone before the new ones need their memory
         heads, size = self.config.num_kv_heads, self.config.head_dim
-        shape = (heads, self.num_slots, size)
-        keys: tuple[int, ...] = shape
-        if self.kernels is not None:
-            inner = (size, PANEL) if self.dtype == torch.float32 else (size // 2, PANEL, 2)
-            keys = (heads, self.num_slots // PANEL, *inner)
-        self.keys = [_zeros(keys, self.dtype, self.device) for _ in range(self.config.num_layers)]
-        self.values = [_zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
+        keys, values = ((heads, *kept.shape(self.num_slots, size)) for kept in (self._keys, self._values))
+        self.keys = [_zeros(keys, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
+        self.values = [_zeros(values, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
         self.hidden = {layer: self._rows() for layer in kept}
         self.version += 1
 
@@ -128,7 +126,7 @@ class PagedCache:
     def bytes_per_token(self) -> int:
         """What a token takes: its keys and values in all layers, and the outputs that are kept."""
         hidden = len(self.hidden) * self.config.hidden_size * self.dtype.itemsize
-        return self.config.kv_bytes_per_token(self.dtype.itemsize) + hidden
+        return kv_bytes_per_token(self.config, self.kv_dtype) + hidden
 
     def prepare(self, table: BlockTable, tokens: int) -> None:
         """Make the places of tokens ``table.length .. tokens - 1`` writable: allocated, and not shared.
@@ -178,27 +176,12 @@ class PagedCache:
         NaN. The request itself ends with an error when its logits show it. (The kernels touch only what a row sees.)
         """
         keys, values = (rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for rows in (k, v))
-        self.write_keys(layer, slots, keys)
-        self.values[layer].index_copy_(1, slots, values)
+        self._keys.write(self.keys[layer], slots, keys)
+        self._values.write(self.values[layer], slots, values)
 
-    def write_keys(self, layer: int, slots: Tensor, keys: Tensor) -> None:
-        """Store ``keys`` ``[kv_heads, tokens, head_dim]`` at ``slots`` ``[tokens]``, in whatever layout they have."""
-        pool = self.keys[layer]
-        if self.kernels is None:
-            pool.index_copy_(1, slots, keys)
-        elif pool.dim() == _FLAT_PANELS:
-            pool[:, slots // PANEL, :, slots % PANEL] = keys.transpose(0, 1)
-        else:
-            pool[:, slots // PANEL, :, slots % PANEL] = keys.unflatten(-1, (-1, 2)).transpose(0, 1)
-
-    def keys_at(self, layer: int, where: slice | Tensor) -> Tensor:
-        """Keys ``[kv_heads, tokens, head_dim]`` at some slots; a copy where they lie in panels."""
-        pool = self.keys[layer]
-        if self.kernels is None:
-            return pool[:, where]
-        slots = torch.arange(where.start, where.stop) if isinstance(where, slice) else where
-        found = pool[:, slots // PANEL, :, slots % PANEL]  # [tokens, kv_heads, …]
-        return found.flatten(2).transpose(0, 1)
+    def at(self, layer: int, where: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[kv_heads, tokens, head_dim]`` at some slots, in ``dtype``: a view where they can be."""
+        return self._keys.read(self.keys[layer], where), self._values.read(self.values[layer], where)
 
     def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store outputs ``[rows, hidden]`` of layer number ``layer``, if they are kept, at ``slots`` ``[rows]``."""
@@ -216,10 +199,9 @@ class PagedCache:
     def read(self, layer: int, table: BlockTable) -> tuple[Tensor, Tensor]:
         """Keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that are still held.
 
-        The first is that of token ``table.released * block_size``. Values are no copy where the blocks lie in a run.
+        The first is that of token ``table.released * block_size``.
         """
-        where = self.where(table, table.released * self.block_size, table.length)
-        return self.keys_at(layer, where), self.values[layer][:, where]
+        return self.at(layer, self.where(table, table.released * self.block_size, table.length))
 
     def commit(self, table: BlockTable, offsets: Sequence[int]) -> None:
         """Keep the drafted rows at ``table.length + offset``, in this order, as the next committed tokens.
@@ -241,18 +223,20 @@ class PagedCache:
                 pool[:, place] = pool[:, origin]
             return
         if self._moved is None or self._moved[0] != self.version:
-            pools, config = self._pools, self.config
+            config, layers, hidden = self.config, len(self.keys), len(self.hidden)
             row = (config.num_kv_heads, self.num_slots, config.head_dim)
-            shapes = [row] * (len(self.keys) + len(self.values))
-            shapes += [(1, self.num_slots, config.hidden_size)] * len(self.hidden)
-            kinds = [1] * len(self.keys) + [0] * (len(pools) - len(self.keys))
-            addresses = np.array([pool.data_ptr() for pool in pools], dtype=np.int64)
-            self._moved = self.version, addresses, np.array(kinds, dtype=np.int32), np.array(shapes, dtype=np.int64)
+            shapes = [row] * 2 * layers + [(1, self.num_slots, config.hidden_size)] * hidden
+            kinds = [_KEY] * layers + [_VALUE] * layers + [_ROW] * hidden
+            self._moved = (
+                self.version,
+                np.array([pool.data_ptr() for pool in self._pools], dtype=np.int64),
+                np.array([TYPES[pool.dtype] for pool in self._pools], dtype=np.int32),
+                np.array(kinds, dtype=np.int32),
+                np.array(shapes, dtype=np.int64),
+            )
         _, *arrays = self._moved
         places = [array.ctypes.data for array in (*arrays, np.ascontiguousarray(source), np.ascontiguousarray(target))]
-        code = self.kernels.library.pronk_move(
-            *places[:3], len(arrays[0]), 0 if self.dtype == torch.float32 else 1, *places[3:], len(source)
-        )
+        code = self.kernels.library.pronk_move(*places[:4], len(arrays[0]), *places[4:], len(source))
         if code:
             msg = f"kernels: no memory to move {len(source)} rows"
             raise MemoryError(msg)
@@ -277,7 +261,7 @@ class PagedCache:
         if self.poison is not None:
             for block in blocks:
                 for pool in self._pools:
-                    pool[:, self._places(pool, block)] = self.poison
+                    spoil(pool[:, self._places(pool, block)], self.poison)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

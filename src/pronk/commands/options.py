@@ -106,6 +106,9 @@ def load_model(
     kv_memory: Annotated[
         str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="chosen for the model")
     ] = None,
+    kv_dtype: Annotated[
+        str, _model("auto: keys and values as they are computed. int8: rounded to 8 bits, in half the memory.")
+    ] = "auto",
     threads: Annotated[int | None, _model("Threads to compute with.", show_default="torch's choice", min=1)] = None,
     kernels: Annotated[
         str,
@@ -127,6 +130,7 @@ def load_model(
         dtype=dtype,
         weights=weights,
         kv_memory=kv_memory,
+        kv_dtype=kv_dtype,
         max_batch=max_batch,
         threads=threads,
         kernels=kernels,

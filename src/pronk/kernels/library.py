@@ -39,13 +39,13 @@ __all__ = [
     "candidates",
 ]
 
-VERSION = 3
+VERSION = 4
 
 # By their numbers in the library, each wider than the one before.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 5}
 # Of quantized weights, by their bits.
 CODED_TYPES: dict[int, int] = {8: 3, 4: 4}
 
@@ -261,7 +261,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "packed_size": (c_int64, (POINTER(Weights),)),
     "round": (None, (c_void_p, c_int32, *(c_int64,) * 3, c_int32, c_int64, c_int32, *(c_void_p,) * 2, *(c_int32,) * 2)),
     "unpack": (None, (POINTER(Weights), c_int64, c_void_p)),
-    "move": (c_int32, (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int64)),
+    "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "choose": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
     "guess": (c_int32, (c_void_p, c_int64, c_float, *(c_void_p,) * 3, c_int32)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),

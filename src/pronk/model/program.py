@@ -189,7 +189,7 @@ class Program:
         self._pools(op, cache, layer)
 
     def _pools(self, op: Op, cache: PagedCache, layer: int) -> None:
-        op.kv_type = TYPES[cache.dtype]
+        op.kv_type = TYPES[cache.kv_dtype]
         op.keys, op.values = self._hold(cache.keys[layer]), self._hold(cache.values[layer])
 
     def _weights(self, op: Op, linear: nn.Module) -> None:

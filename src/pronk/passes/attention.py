@@ -76,20 +76,20 @@ class SeenKeys:
     where: slice | Tensor
     seen: Tensor
 
-    def attend(self, config: ModelConfig, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """``q`` ``[rows, heads, d]`` over a layer's ``keys``, ``values`` ``[kv_heads, slots, d]``.
+    def attend(self, cache: PagedCache, layer: int, q: Tensor) -> Tensor:
+        """``q`` ``[rows, heads, d]`` over what a layer has at these slots.
 
         The query heads of a group are rows beside each other: one product of ``group · rows`` rows per key/value head.
         Returns ``[rows, heads * d]``.
         """
-        c, rows = config, q.shape[0]
+        c, rows = cache.config, q.shape[0]
         folded = (
             q.view(rows, c.num_kv_heads, c.group, c.head_dim)
             .permute(1, 2, 0, 3)
             .reshape(c.num_kv_heads, -1, c.head_dim)
         )
-        k, v = keys[None, :, self.where], values[None, :, self.where]
-        out = F.scaled_dot_product_attention(folded[None], k, v, attn_mask=self.seen.repeat(c.group, 1))
+        k, v = cache.at(layer, self.where)
+        out = F.scaled_dot_product_attention(folded[None], k[None], v[None], attn_mask=self.seen.repeat(c.group, 1))
         out = out.view(c.num_kv_heads, c.group, rows, c.head_dim).permute(2, 0, 1, 3)
         return out.reshape(rows, c.num_heads * c.head_dim)
 
@@ -117,9 +117,8 @@ class PagedAttention:
         """Attention of the rows ``[rows, heads, dim]``; stores ``k`` and ``v`` in the cache on the way."""
         self.cache.write(layer, self.slots, k, v)
         span = self.config.windows[layer]
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
         outputs = [
-            windows[span].attend(self.config, q[start:stop], keys, values)
+            windows[span].attend(self.cache, layer, q[start:stop])
             for (start, stop), windows in zip(self.bounds, self.windows, strict=True)
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -167,8 +166,7 @@ class CrossAttention(PagedAttention):
     def cross(self, layer: int, q: Tensor) -> Tensor:
         """See :class:`~pronk.drafters.from_target.modules.glide.CrossAttend`."""
         number = self.layers[layer]
-        keys, values = self.beside.keys[number], self.beside.values[number]
-        rows = q.to(keys.dtype)
+        rows = q.to(self.beside.dtype)
         rows = rows if self.rotation is None else apply_rope(rows, *self.rotation)
         outputs = []
         for (start, stop), views in zip(self.bounds, self.views, strict=True):
@@ -179,7 +177,7 @@ class CrossAttention(PagedAttention):
                 continue
             # A row that sees nothing looks at everything and forgets it: a softmax over nothing is not a number.
             everything = SeenKeys(view.where, view.seen | ~some)
-            outputs.append(everything.attend(self.target, own, keys, values) * some)
+            outputs.append(everything.attend(self.beside, number, own) * some)
         return torch.cat(outputs).to(q.dtype)
 
     def _view(self, segment: Segment, table: BlockTable, span: int | None) -> SeenKeys:

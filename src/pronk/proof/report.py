@@ -91,6 +91,7 @@ class VerifyReport:
         device: where it ran.
         dtype: of its weights.
         weights: how its matrices are kept.
+        kv_dtype: of its cache.
         kernels: what computed: the instruction set of pronk's kernels, or ``"torch"``.
         exact: whether these promise the same tokens to the bit; then a near tie is a failure, too.
         settings: how much was verified.
@@ -106,6 +107,7 @@ class VerifyReport:
     device: str
     dtype: str
     weights: str
+    kv_dtype: str
     kernels: str
     exact: bool
     settings: Settings
@@ -146,6 +148,7 @@ class VerifyReport:
             "device": self.device,
             "dtype": self.dtype,
             "weights": self.weights,
+            "kv_dtype": self.kv_dtype,
             "kernels": self.kernels,
             "exact": self.exact,
             "max_tokens": self.settings.max_tokens,

@@ -78,6 +78,7 @@ def verify_steps(
         str(llm.device),
         str(llm.dtype).removeprefix("torch."),
         pass_weights(llm.engine.runner.decoder).kinds,
+        str(llm.engine.cache.kv_dtype).removeprefix("torch."),
         llm.kernels,
         llm.exact,
         settings,

@@ -46,6 +46,7 @@ def _heading(report: VerifyReport) -> str:
     if (rule := report.settings.rule) != "coupled":
         promise += f" for greedy texts; those sampled by {rule} depend on the guesses and share only their law"
     kept = "" if report.weights == report.dtype else f", weights {report.weights},"
+    kept += ", cache int8," if report.kv_dtype == "int8" else ""
     return (
         f"{Path(report.model).name} on {report.device} in {report.dtype}{kept} with kernels {report.kernels}, which "
         f"promises {promise}: {report.prompts} "

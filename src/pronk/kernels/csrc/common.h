@@ -25,6 +25,8 @@ const int CHUNK_BLOCKS = 8;
 // Most rows of a tile of a product. Up to so many every thread prepares a product's input by itself, which is cheaper than
 // waiting.
 const int MOST_TILE_ROWS = 12;
+// A multiple of 16.
+const int MOST_HEAD_DIM = 512;
 
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -130,16 +132,17 @@ extern const RoundFunction round_avx512;
 #endif
 
 // Bytes of a number of a pool, or of weights.
-inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : 2; }
+inline int64_t type_size(int type) { return type == PRONK_F32 ? 4 : type == PRONK_I8 ? 1 : 2; }
 inline bool is_coded(const pronk_weights* w) { return w->type == PRONK_Q8 || w->type == PRONK_Q4; }
 // Bytes of a group of 16 outputs, and of a row of its input.
 inline int64_t coded_line(const pronk_weights* w) {
   return (w->minima ? 128 : 64) + (int64_t)w->group * (w->type == PRONK_Q4 ? 8 : 16);
 }
 inline int64_t coded_row(const pronk_weights* w) { return w->kp + w->kp / w->group * 8; }
-// Elements of 16 keys.
+// Elements of a value, and of 16 keys: codes of 8 bits have a scale behind them.
+inline int64_t value_size(int type, int64_t head_dim) { return type == PRONK_I8 ? head_dim + 4 : head_dim; }
 inline int64_t panel_size(int type, int64_t head_dim) {
-  return type == PRONK_F32 ? head_dim * 16 : (head_dim + 1) / 2 * 32;
+  return type == PRONK_BF16 ? (head_dim + 1) / 2 * 32 : value_size(type, head_dim) * 16;
 }
 // One output's weights.
 void unpack_row(const pronk_weights* w, int64_t row, float* out);

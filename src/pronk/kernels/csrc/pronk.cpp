@@ -431,7 +431,7 @@ int32_t pronk_run(const pronk_op* ops, int64_t count, const pronk_pass* pass) {
   for (int64_t i = 0; i < count; i++) {
     const pronk_op* op = ops + i;
     if (op->w && op->kind != PRONK_EMBED) (op->w->type == PRONK_BF16 ? bf16 : other) = true;
-    if (op->head_dim % 2 || op->head_dim > 512 || (op->block_size && op->block_size % 16)) return -2;
+    if (op->head_dim % 2 || op->head_dim > MOST_HEAD_DIM || (op->block_size && op->block_size % 16)) return -2;
     if (op->keys && !op->collected && !(op->cross ? beside_is_held(pass, op) : is_held(pass, op))) return -2;
   }
   bool narrow = isa->narrow && bf16 && !other;
@@ -514,32 +514,42 @@ int32_t pronk_grow(const pronk_op* ops, int64_t count, const pronk_pass* pass, c
   return passes;
 }
 
-int32_t pronk_move(void* const* pools, const int32_t* kinds, const int64_t* shapes, int64_t count, int32_t type,
+// The bytes of one key: copied from its panel to `copy`, or back.
+static void move_key(char* panel, int type, int64_t width, int64_t lane, char* copy, bool writing) {
+  auto piece = [&](char* at, int64_t bytes) {
+    writing ? memcpy(at, copy, (size_t)bytes) : memcpy(copy, at, (size_t)bytes);
+    copy += bytes;
+  };
+  int64_t unit = type == PRONK_BF16 ? 2 : 1, bytes = unit * type_size(type);  // dimensions beside each other
+  for (int64_t k = 0; k < width; k += unit) piece(panel + (k / unit * 16 + lane) * bytes, bytes);
+  if (type == PRONK_I8) piece(panel + width * 16 + lane * 4, 4);
+}
+
+int32_t pronk_move(void* const* pools, const int32_t* types, const int32_t* kinds, const int64_t* shapes, int64_t count,
                    const int64_t* source, const int64_t* target, int64_t moves) {
-  int64_t size = type_size(type), most = 0;
-  for (int64_t i = 0; i < count; i++)
-    if (shapes[3 * i] * shapes[3 * i + 2] > most) most = shapes[3 * i] * shapes[3 * i + 2];
-  char* held = (char*)malloc((size_t)(moves * most * size));
+  int64_t most = 0;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t bytes = shapes[3 * i] * value_size(types[i], shapes[3 * i + 2]) * type_size(types[i]);
+    if (bytes > most) most = bytes;
+  }
+  char* held = (char*)malloc((size_t)(moves * most));
   if (!held && moves && most) return -1;
   for (int64_t i = 0; i < count; i++) {
-    int64_t heads = shapes[3 * i], slots = shapes[3 * i + 1], width = shapes[3 * i + 2];
+    int64_t heads = shapes[3 * i], slots = shapes[3 * i + 1], width = shapes[3 * i + 2], size = type_size(types[i]);
+    int64_t row = (kinds[i] ? value_size(types[i], width) : width) * size;
     char* pool = (char*)pools[i];
     // All are read before any is written.
     for (int writing = 0; writing < 2; writing++)
       for (int64_t j = 0; j < moves; j++)
         for (int64_t h = 0; h < heads; h++) {
           int64_t slot = writing ? target[j] : source[j];
-          char* copy = held + (j * heads + h) * width * size;
-          if (!kinds[i]) {
-            char* at = pool + (h * slots + slot) * width * size;
-            writing ? memcpy(at, copy, (size_t)(width * size)) : memcpy(copy, at, (size_t)(width * size));
-            continue;
-          }
-          char* panel = pool + (h * (slots / 16) + slot / 16) * panel_size(type, width) * size;
-          int64_t unit = type == PRONK_F32 ? 1 : 2;  // dimensions beside each other
-          for (int64_t k = 0; k < width; k += unit) {
-            char* at = panel + (k / unit * 16 + slot % 16) * unit * size;
-            writing ? memcpy(at, copy + k * size, (size_t)(unit * size)) : memcpy(copy + k * size, at, (size_t)(unit * size));
+          char* copy = held + (j * heads + h) * row;
+          if (kinds[i] == 2) {
+            char* panel = pool + (h * (slots / 16) + slot / 16) * panel_size(types[i], width) * size;
+            move_key(panel, types[i], width, slot % 16, copy, writing);
+          } else {
+            char* at = pool + (h * slots + slot) * row;
+            writing ? memcpy(at, copy, (size_t)row) : memcpy(copy, at, (size_t)row);
           }
         }
   }

@@ -43,6 +43,9 @@ static inline vf vload_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 static inline vf vload_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+static inline vf vload_i8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
 static inline void vstore_i8(int8_t* p, vf x) {  // whole numbers in -128 .. 127
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
@@ -101,6 +104,8 @@ static inline vf vload_bf16(const uint16_t* p) { return {bf16_8(p), bf16_8(p + 8
 static inline vf vload_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+static inline __m256 i8_8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+static inline vf vload_i8(const int8_t* p) { return {i8_8(p), i8_8(p + 8)}; }
 static inline void vstore_i8(int8_t* p, vf x) {
   __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
   __m128i low = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
@@ -166,6 +171,7 @@ static inline vf veven(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_fl
 static inline vf vodd(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[2 * i + 1] << 16); return r; }
 static inline vf vload_bf16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[i] << 16); return r; }
 static inline vf vload_f16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = half_to_float(p[i]); return r; }
+static inline vf vload_i8(const int8_t* p) { vf r; PRONK_EACH r.x[i] = p[i]; return r; }
 static inline void vstore_i8(int8_t* p, vf a) { PRONK_EACH p[i] = (int8_t)a.x[i]; }
 static inline void vstore_bf16(uint16_t* p, vf a) { PRONK_EACH p[i] = float_to_bf16(a.x[i]); }
 static inline vf vround(vf a) { PRONK_EACH a.x[i] = __builtin_rintf(a.x[i]); return a; }
