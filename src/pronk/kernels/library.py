@@ -39,7 +39,7 @@ __all__ = [
     "candidates",
 ]
 
-VERSION = 3
+VERSION = 4
 
 # By their numbers in the library, each wider than the one before.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
@@ -257,13 +257,13 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "run": (c_int32, (c_void_p, c_int64, POINTER(Pass))),
     "grow": (c_int32, (c_void_p, c_int64, POINTER(Pass), POINTER(Growth))),
     "pack": (None, (POINTER(Weights), c_void_p, c_int64, c_void_p, c_int32)),
-    "pack_codes": (None, (POINTER(Weights), *(c_void_p,) * 4, c_int32)),
+    "pack_codes": (None, (POINTER(Weights), *[c_void_p] * 4, c_int32)),
     "packed_size": (c_int64, (POINTER(Weights),)),
-    "round": (None, (c_void_p, c_int32, *(c_int64,) * 3, c_int32, c_int64, c_int32, *(c_void_p,) * 2, *(c_int32,) * 2)),
+    "round": (c_int32, (c_void_p, c_int32, *[c_int64] * 3, c_int32, c_int64, c_int32, *[c_void_p] * 2, *[c_int32] * 2)),
     "unpack": (None, (POINTER(Weights), c_int64, c_void_p)),
     "move": (c_int32, (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int64)),
     "choose": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
-    "guess": (c_int32, (c_void_p, c_int64, c_float, *(c_void_p,) * 3, c_int32)),
+    "guess": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 3, c_int32)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),
     "workspace": (c_int64, ()),
 }
