@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from checkpoints import MakeCheckpoint
 from pronk.bench import machine, methods, passes
 from pronk.bench.methods import Drafting, Item
 from pronk.bench.records import Sample
-from pronk.commands.main import main
 
 Run = Callable[..., tuple[int, str, str]]
 BUNDLED = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
@@ -27,22 +27,12 @@ COUNT = "one two three one two three one two"
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process, with little memory to read and few passes to time."""
+def run(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``pronk bench``, with little memory to read and few passes to time."""
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(passes, "_ROUNDS", 1)
     monkeypatch.setattr(passes, "ROWS", (1, 4))
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main(["bench", *map(str, args)])
-        out, err = capsys.readouterr()
-        assert isinstance(stop.value.code, int)
-        return stop.value.code, out, err
-
-    return call
+    return partial(command, "bench")
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import pronk.commands.datastore as module
 from checkpoints import MakeCheckpoint
-from pronk.commands.main import main
 from pronk.drafters.from_text.datastore import builder as datastore_build
 from pronk.drafters.from_text.datastore.layout import HEADER, SUFFIXES, TOKENS
 from pronk.drafters.from_text.datastore.reader import Datastore
@@ -28,19 +28,8 @@ PROSE = "Ünïcode, too: the quick brown fox.\r\n"
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in this process: exit code, standard output, standard error."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main(["datastore", *map(str, args)])
-        out, err = capsys.readouterr()
-        assert isinstance(stop.value.code, int)
-        return stop.value.code, out, err
-
-    return call
+def run(command: Run) -> Run:
+    return partial(command, "datastore")
 
 
 @pytest.fixture

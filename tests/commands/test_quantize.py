@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pronk import LLM
-from pronk.commands.main import main
 from pronk.files import shards
 from pronk.testing import tiny_checkpoint
 
@@ -18,19 +18,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in this process: exit code, standard output, standard error."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main(["quantize", *map(str, args)])
-        out, err = capsys.readouterr()
-        assert isinstance(stop.value.code, int)
-        return stop.value.code, out, err
-
-    return call
+def run(command: Run) -> Run:
+    return partial(command, "quantize")
 
 
 @pytest.fixture

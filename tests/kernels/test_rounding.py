@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pronk.kernels.library import candidates
+from pronk.kernels.library import TYPES, Kernels, candidates
 from pronk.kernels.rounding import DEFAULT_GROUPS, round_weights
 from pronk.quantized.form import Bits
 
@@ -53,6 +53,22 @@ def test_codes_are_the_nearest_and_no_scale_that_was_tried_is_better(bits: Bits,
                 other = (part / tried).nan_to_num().round().clamp(-zero, zero - 1) * tried - part
                 assert bool((mine <= other.double().square().sum(1) * 1.0001).all())
     assert not made.dequantize()[5].any()
+
+
+def test_a_row_that_memory_cannot_hold() -> None:
+    """It is rounded in float32, so a bfloat16 one is copied; no rows, so nothing is read where there is nothing."""
+    asked = (None, TYPES[torch.bfloat16], 0, 1 << 55, 1 << 55, 4, 32, 0, None, None, 1, 0)
+    assert SETS[0].library.pronk_round(*asked) == -1
+
+
+def test_rounding_without_memory_is_an_error() -> None:
+    class Full:
+        def pronk_round(self, *_: object) -> int:
+            return -1
+
+    full = Kernels(Full(), SETS[0].path, SETS[0].isa)
+    with pytest.raises(MemoryError, match="rounding a matrix of 3 by 8 failed"):
+        round_weights(full, some_weight(3, 8), 4)
 
 
 def test_a_group_of_its_own_codes_is_exact() -> None:

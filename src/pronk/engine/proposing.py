@@ -190,20 +190,18 @@ def _plain(tree: TokenTree) -> TokenTree:
         TypeError, ValueError: tokens or parents are not whole, or gains not finite, or origins no pairs of name and
             number.
     """
-    whole = set(map(type, tree.tokens)) | set(map(type, tree.parents)) == {int}
     gain, origin, verify = tree.gain, tree.origin, tree.verify
     if gain is not None and not math.isfinite(sum(gain)):
         msg = f"expected finite gains, found {gain}"
         raise ValueError(msg)
-    if (
-        whole
-        and all(type(each) is tuple for each in (tree.tokens, tree.parents))
-        and (
-            (gain is None or set(map(type, gain)) == {float})
-            and (verify is None or set(map(type, verify)) == {bool})
-            and (origin is None or {(type(name), type(way)) for name, way in origin} == {(str, int)})
-        )
-    ):
+    is_plain = (
+        type(tree.tokens) is type(tree.parents) is tuple
+        and set(map(type, (*tree.tokens, *tree.parents))) == {int}
+        and (gain is None or set(map(type, gain)) == {float})
+        and (verify is None or set(map(type, verify)) == {bool})
+        and (origin is None or {(type(name), type(way)) for name, way in origin} == {(str, int)})
+    )
+    if is_plain:
         return tree
     return TokenTree(
         tuple(int(index(token)) for token in tree.tokens),

@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class TextOutput(Protocol):
-    """Turns token ids into text; see :mod:`pronk.text.detokenizer`."""
+    """Turns token ids into text; see :class:`pronk.text.stream.TextStream`."""
 
     def push(self, token: int) -> tuple[str, str | None]:
         """The text that has become final, and the stop string that was completed, if any."""

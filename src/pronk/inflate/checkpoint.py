@@ -210,6 +210,12 @@ def _check_inflated(source: Path, out: Path, small: ModelConfig, raw: dict[str, 
         found = f"that of {mark.get('source')}" if mark else "another one"
         msg = f"out: expected a checkpoint that pronk inflate has made of {source}, found {found} in {out}"
         raise OptionError(msg)
+    if big.quantization is not None:
+        msg = (
+            f"out: expected plain weights, found {out}, which is quantized; add drafters to what it was made from: "
+            "they guess for both"
+        )
+        raise OptionError(msg)
     if not LargeWeights(Checkpoint(source), small, big, 0).fits(Checkpoint(out)):
         msg = f"out: expected the weights of {source} in {out}, found others; give the source that it was inflated from"
         raise OptionError(msg)

@@ -38,14 +38,18 @@ def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | Non
 
     Raises:
         ValueError: a weight is not finite.
+        MemoryError: there is none for a row of every thread.
     """
     outputs, inputs = weight.shape
     group = min(group or DEFAULT_GROUPS[bits], ceil(inputs / 32) * 32)
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     codes = pages((outputs, inputs), torch.uint8)  # of their own, and given back when they are packed
     scale = torch.empty(outputs, ceil(inputs / group))
-    kernels.library.pronk_round(
+    status = kernels.library.pronk_round(
         *(weight.data_ptr(), TYPES[weight.dtype], outputs, inputs, weight.stride(0), bits, group),
         *(_TRIES[bits], codes.data_ptr(), scale.data_ptr(), num_threads(), kernels.isa),
     )
+    if status:
+        msg = f"kernels: rounding a matrix of {outputs} by {inputs} failed (memory)"
+        raise MemoryError(msg)
     return Quantized(codes, scale, None, bits, group)

@@ -93,9 +93,8 @@ class KernelLinear(Linear):
 
     def logits(self, x: Tensor) -> Tensor:
         """See :class:`Linear`."""
-        assert self.layout[:2] == Layout()[:2], (
-            "expected a product by itself, found one whose outputs are used within a layer"
-        )
+        alone = self.layout.unit is None and not self.layout.gated
+        assert alone, "expected a product by itself, found one whose outputs are used within a layer"
         dtype = x.dtype if x.dtype == torch.bfloat16 else torch.float32
         if dtype not in self._programs:
             program = Program(self.packed.kernels, self.in_features, dtype)

@@ -22,8 +22,8 @@ const int MOST_QUERIES = 12;
 const int CHUNK_ROWS = 512;
 // Most blocks of 16 outputs in such a chunk.
 const int CHUNK_BLOCKS = 8;
-// Most rows of a tile of a product. Up to so many every thread prepares a product's input by itself, which is cheaper than
-// waiting.
+// Most rows of a tile of a product. Up to so many every thread prepares a product's input by itself, which is cheaper
+// than waiting.
 const int MOST_TILE_ROWS = 12;
 // A multiple of 16.
 const int MOST_HEAD_DIM = 512;
@@ -65,14 +65,14 @@ struct State {
   int64_t scratch_bytes;
 };
 
-// What a tile fetches early: from the byte `start` of its weights on (in its last `lead` k `hop`), `stride` bytes for each
-// step of its own.
+// What a tile fetches early: from the byte `start` of its weights on (in its last `lead` k `hop`), `stride` bytes for
+// each step of its own.
 struct Ahead {
   int64_t start, hop, stride, lead;
 };
 
-// `rows` as pack_tile leaves them; the outputs [rows, ldc] over k from k0 to k1, in parts (vdpbf16ps: in one), added to what
-// is there if `more`.
+// `rows` as pack_tile leaves them; the outputs [rows, ldc] over k from k0 to k1, in parts (vdpbf16ps: in one), added to
+// what is there if `more`.
 typedef void (*TileFunction)(const void* weights, int64_t block, const void* rows, float* c, int64_t ldc, int64_t k0,
                              int64_t k1, int64_t part, bool more, Ahead ahead);
 
@@ -85,12 +85,12 @@ struct Tiles {
 struct CodedTile {
   const uint8_t* weights;
   int64_t block, line, group;   // bytes of a block and of a group's line, weights of a group
-  int64_t ahead, stride;        // for each 64 bytes that are read from `from` on, what is fetched: from where on, how far
+  int64_t ahead, stride;        // for each 64 bytes read from `from` on, what is fetched: from where on, how far
   int64_t rows;                 // of the tile; a function takes some of them, from where these point on
   const int32_t* codes;         // [k / 4][rows]: four codes of a row
   const float* scale;           // [groups][rows]
   const float* total;           // with minima, [groups][rows]: scale times the sum of the codes
-  const int32_t* start;         // without, [groups][rows]: minus the sum of the codes times what weights are counted from
+  const int32_t* start;         // without, [groups][rows]: minus the sum of the codes times what weights count from
 };
 
 // Over groups `from` to `to`; see TileFunction.
@@ -111,7 +111,8 @@ struct Choices {
                    float* confidence);
 };
 
-typedef void (*RoundFunction)(const float* x, int64_t k, int bits, int64_t group, int tries, uint8_t* codes, float* scales);
+typedef void (*RoundFunction)(const float* x, int64_t k, int bits, int64_t group, int tries, uint8_t* codes,
+                              float* scales);
 
 struct Table {
   void (*execute)(State* state, int thread, int threads);

@@ -1,6 +1,6 @@
-// The instructions of AVX512-BF16 and AMX in plain loops, for testing the code around them on processors without
-// (`python build.py OUT -DPRONK_EMULATE`, needs AVX-512). Results are close to the processor's, and as independent of
-// the rows' company; speed is not the point.
+// The instructions of AVX512-BF16, AMX-BF16 and AMX-INT8 in plain loops, for testing the code around them on processors
+// without (`python build.py OUT -DPRONK_EMULATE`, needs AVX-512). Sums of bf16 are close to the processor's, those of
+// codes are its integers, and both are as independent of the rows' company; speed is not the point.
 #pragma once
 #include <immintrin.h>
 #include <stdlib.h>
@@ -42,13 +42,18 @@ static inline void release() { memset(&tiles, 0, sizeof tiles); }
 static inline void zero(int t) { memset(tiles.data[t], 0, sizeof tiles.data[t]); }
 static inline void load(int t, const void* base, int64_t stride) {
   zero(t);
-  for (int r = 0; r < tiles.rows(t); r++) memcpy(tiles.data[t][r], (const char*)base + r * stride, (size_t)tiles.bytes(t));
+  for (int r = 0; r < tiles.rows(t); r++)
+    memcpy(tiles.data[t][r], (const char*)base + r * stride, (size_t)tiles.bytes(t));
 }
 static inline void store(int t, void* base, int64_t stride) {
   for (int r = 0; r < tiles.rows(t); r++) memcpy((char*)base + r * stride, tiles.data[t][r], (size_t)tiles.bytes(t));
 }
+static inline void check_shapes(int sum, int a, int b) {
+  if (tiles.rows(sum) != tiles.rows(a) || tiles.bytes(a) / 4 != tiles.rows(b)) abort();
+  if (tiles.bytes(sum) != tiles.bytes(b)) abort();
+}
 static inline void multiply(int sum, int a, int b) {
-  if (tiles.rows(sum) != tiles.rows(a) || tiles.bytes(a) / 4 != tiles.rows(b) || tiles.bytes(sum) != tiles.bytes(b)) abort();
+  check_shapes(sum, a, b);
   for (int m = 0; m < tiles.rows(a); m++)
     for (int k = 0; k < tiles.rows(b); k++)
       for (int n = 0; n < tiles.bytes(b) / 4; n++) {
@@ -64,7 +69,7 @@ static inline void multiply(int sum, int a, int b) {
 }
 
 static inline void multiply_codes(int sum, int a, int b) {
-  if (tiles.rows(sum) != tiles.rows(a) || tiles.bytes(a) / 4 != tiles.rows(b) || tiles.bytes(sum) != tiles.bytes(b)) abort();
+  check_shapes(sum, a, b);
   for (int m = 0; m < tiles.rows(a); m++)
     for (int k = 0; k < tiles.rows(b); k++)
       for (int n = 0; n < tiles.bytes(b) / 4; n++) {

@@ -222,7 +222,7 @@ struct Read {
 void read_part(void* argument, int thread, int threads) {
   Read* read = (Read*)argument;
   const uint64_t* p = (const uint64_t*)read->data;
-  int64_t words = read->bytes / 64 * 8, from = words / 8 * thread / threads * 8, to = words / 8 * (thread + 1) / threads * 8;
+  int64_t lines = read->bytes / 64, from = lines * thread / threads * 8, to = lines * (thread + 1) / threads * 8;
   uint64_t a[8] = {0};
   for (int64_t i = from; i < to; i += 8) {
     __builtin_prefetch(p + i + 256);
@@ -351,36 +351,40 @@ struct Round {
   int64_t group;
   int32_t tries;
   uint8_t* codes;
-  float* scale;
+  float *scale, *lines;  // a row of float32 for each thread, where the source has others
   RoundFunction round;
 };
 
 void round_part(void* argument, int thread, int threads) {
   const Round* r = (const Round*)argument;
   int64_t groups = (r->k + r->group - 1) / r->group;
-  float* line = (float*)malloc((size_t)r->k * 4);
-  for (int64_t row = r->rows * thread / threads; line && row < r->rows * (thread + 1) / threads; row++) {
+  for (int64_t row = r->rows * thread / threads; row < r->rows * (thread + 1) / threads; row++) {
     const float* x = (const float*)r->source + row * r->stride;
     if (r->type != PRONK_F32) {
       const uint16_t* from = (const uint16_t*)r->source + row * r->stride;
-      for (int64_t k = 0; k < r->k; k++) line[k] = r->type == PRONK_BF16 ? bf16_to_float(from[k]) : half_to_float(from[k]);
+      float* line = r->lines + thread * r->k;
+      bool bf16 = r->type == PRONK_BF16;
+      for (int64_t k = 0; k < r->k; k++) line[k] = bf16 ? bf16_to_float(from[k]) : half_to_float(from[k]);
       x = line;
     }
     r->round(x, r->k, r->bits, r->group, r->tries, r->codes + row * r->k, r->scale + row * groups);
   }
-  free(line);
 }
 }  // namespace
 
-void pronk_round(const void* source, int32_t type, int64_t rows, int64_t k, int64_t stride, int32_t bits, int64_t group,
-                 int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa) {
+int32_t pronk_round(const void* source, int32_t type, int64_t rows, int64_t k, int64_t stride, int32_t bits,
+                    int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa) {
+  float* lines = nullptr;
+  if (type != PRONK_F32 && !(lines = (float*)malloc((size_t)(threads * k) * 4))) return -1;
   RoundFunction round = table(isa)->round;
 #if defined(__x86_64__) || defined(_M_X64)
   if (!round) round = round_avx512;
 #endif
-  Round job = {source, type, rows, k, stride, bits, group, tries, codes, scale, round};
+  Round job = {source, type, rows, k, stride, bits, group, tries, codes, scale, lines, round};
   Entered entered;
   team_run(threads, round_part, &job);
+  free(lines);
+  return 0;
 }
 
 int64_t pronk_packed_size(const pronk_weights* w) {
@@ -394,8 +398,8 @@ void pronk_pack(const pronk_weights* w, const void* source, int64_t stride, void
   team_run(threads, pack_part, &pack);
 }
 
-void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum, void* data,
-                      int32_t threads) {
+void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
+                      void* data, int32_t threads) {
   Pack pack = {w, codes, w->kp, data, scale, minimum};
   Entered entered;
   team_run(threads, pack_codes_part, &pack);

@@ -32,8 +32,9 @@ enum pronk_activation { PRONK_IDENTITY = 0, PRONK_SILU = 1, PRONK_GELU = 2, PRON
 // A matrix [n, k] in blocks of 16 outputs, the last one of each unit padded with zeros:
 //   f32, f16   [blocks][k][16]
 //   bf16       [blocks][kp / 2][16][2], kp = k rounded up to 32: 16 pairs of k are one AMX tile
-//   q8, q4     [blocks][kp / group] lines, kp = k rounded up to `group`: 16 scales, 16 minima if there are any (float32), and
-//              codes, unsigned: q8 [group / 4][16][4], q4 [group / 8][16][4], k 0-3 in the low halves and 4-7 in the high ones
+//   q8, q4     [blocks][kp / group] lines, kp = k rounded up to `group`: 16 scales, 16 minima if there are any
+//              (float32), and codes, unsigned: q8 [group / 4][16][4], q4 [group / 8][16][4], k 0-3 in the low halves
+//              and 4-7 in the high ones
 // A weight of q8 or q4 is scale * code + minimum, or scale * (code - 128) and scale * (code - 8) without minima.
 typedef struct {
   int32_t type;
@@ -116,10 +117,11 @@ PRONK_API void pronk_pack(const pronk_weights* w, const void* source, int64_t st
 // The same for q8, q4: one byte a code, `codes` [rows, kp]; `scale` and `minimum` (or null) [rows, kp / group].
 PRONK_API void pronk_pack_codes(const pronk_weights* w, const uint8_t* codes, const float* scale, const float* minimum,
                                 void* data, int32_t threads);
-// Round `rows` of `source` [rows, k] (f32, bf16 or f16, `stride` numbers apart) to 8 or 4 bits in groups, without minima:
-// `codes` [rows, k], `scale` [rows, groups]. `tries` ranges are tried, each 5 % narrower, beside that of the largest weight.
-PRONK_API void pronk_round(const void* source, int32_t type, int64_t rows, int64_t k, int64_t stride, int32_t bits,
-                           int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa);
+// Round `rows` of `source` [rows, k] (f32, bf16 or f16, `stride` numbers apart) to 8 or 4 bits in groups, without
+// minima: `codes` [rows, k], `scale` [rows, groups]. `tries` ranges are tried, each 5 % narrower, beside that of the
+// largest weight. Returns 0; -1: not enough memory.
+PRONK_API int32_t pronk_round(const void* source, int32_t type, int64_t rows, int64_t k, int64_t stride, int32_t bits,
+                              int64_t group, int32_t tries, uint8_t* codes, float* scale, int32_t threads, int32_t isa);
 // Bytes of packed data.
 PRONK_API int64_t pronk_packed_size(const pronk_weights* w);
 // The packed elements of one output, as float: for whoever wants to look at a weight again. `out` is [k].

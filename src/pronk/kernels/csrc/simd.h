@@ -51,7 +51,8 @@ static inline void vstore_i8(int8_t* p, vf x) {  // whole numbers in -128 .. 127
 }
 static inline void vstore_bf16(uint16_t* p, vf x) {
   vi bits = _mm512_castps_si512(x);
-  vi up = _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+  vi odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  vi up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
   vi rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, up), 16);
   rounded = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, _mm512_set1_epi32(0x7fc0));
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
@@ -93,7 +94,8 @@ static inline __m256 even8(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
 }
 static inline __m256 odd8(const uint16_t* p) {
-  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi32((int)0xffff0000)));
+  __m256i both = _mm256_loadu_si256((const __m256i*)p);
+  return _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000)));
 }
 static inline vf veven(const uint16_t* p) { return {even8(p), even8(p + 16)}; }
 static inline vf vodd(const uint16_t* p) { return {odd8(p), odd8(p + 16)}; }
@@ -102,7 +104,8 @@ static inline __m256 bf16_8(const uint16_t* p) {
 }
 static inline vf vload_bf16(const uint16_t* p) { return {bf16_8(p), bf16_8(p + 8)}; }
 static inline vf vload_f16(const uint16_t* p) {
-  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
 static inline __m256 i8_8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
 static inline vf vload_i8(const int8_t* p) { return {i8_8(p), i8_8(p + 8)}; }
@@ -114,7 +117,8 @@ static inline void vstore_i8(int8_t* p, vf x) {
 }
 static inline __m128i round_bf16(__m256 x) {
   __m256i bits = _mm256_castps_si256(x);
-  __m256i up = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
   __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, up), 16);
   __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
   rounded = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(nan));
@@ -125,7 +129,8 @@ static inline void vstore_bf16(uint16_t* p, vf x) {
   _mm_storeu_si128((__m128i*)(p + 8), round_bf16(x.b));
 }
 static inline __m256 scale2_8(__m256 x, __m256 n) {
-  return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
+  __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
 static inline vf vscale2(vf x, vf n) { return {scale2_8(x.a, n.a), scale2_8(x.b, n.b)}; }
 static inline vf vround(vf x) {
@@ -167,9 +172,9 @@ static inline vf vrange(vf x, int low, int high, float other) {
   PRONK_EACH x.x[i] = i >= low && i < high ? x.x[i] : other;
   return x;
 }
-static inline vf veven(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[2 * i] << 16); return r; }
-static inline vf vodd(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[2 * i + 1] << 16); return r; }
-static inline vf vload_bf16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bits_to_float((uint32_t)p[i] << 16); return r; }
+static inline vf veven(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bf16_to_float(p[2 * i]); return r; }
+static inline vf vodd(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bf16_to_float(p[2 * i + 1]); return r; }
+static inline vf vload_bf16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = bf16_to_float(p[i]); return r; }
 static inline vf vload_f16(const uint16_t* p) { vf r; PRONK_EACH r.x[i] = half_to_float(p[i]); return r; }
 static inline vf vload_i8(const int8_t* p) { vf r; PRONK_EACH r.x[i] = p[i]; return r; }
 static inline void vstore_i8(int8_t* p, vf a) { PRONK_EACH p[i] = (int8_t)a.x[i]; }

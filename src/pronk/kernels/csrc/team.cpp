@@ -19,8 +19,8 @@ const int MOST = 256;
 const double LOOK_SECONDS = 60e-6;   // at a barrier: longer than threads that run are apart
 const double IDLE_SECONDS = 2e-3;    // between two passes: longer than a step takes outside them
 
-// A run that loses a larger share of its threads' time to waiting was disturbed. Then some runs have one thread, twice as
-// many after each further disturbance, and the next one tries all of them again. Of a run that had to wake a thread
+// A run that loses a larger share of its threads' time to waiting was disturbed. Then some runs have one thread, twice
+// as many after each further disturbance, and the next one tries all of them again. Of a run that had to wake a thread
 // nothing is learnt.
 const double LOST_SHARE = 0.35;
 const int FIRST_ALONE = 4, MOST_ALONE = 256;
@@ -201,7 +201,8 @@ void team_run(int threads, team_work work, void* argument) {
   if (threads > 1) {
     double began = now();
     team.waited.store(0, std::memory_order_relaxed);
-    bool woken = team.start.set((team.start.value.load(std::memory_order_relaxed) / 1024 + 1) * 1024 + (uint64_t)threads);
+    uint64_t last = team.start.value.load(std::memory_order_relaxed);
+    bool woken = team.start.set((last / 1024 + 1) * 1024 + (uint64_t)threads);
     work(argument, 0, threads);
     team_barrier();
     double lost = 1e-9 * (double)team.waited.load(std::memory_order_relaxed) / (threads * (now() - began));
