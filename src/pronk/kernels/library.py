@@ -39,7 +39,7 @@ __all__ = [
     "candidates",
 ]
 
-VERSION = 3
+VERSION = 4
 
 # By their numbers in the library, each wider than the one before.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
@@ -93,6 +93,7 @@ class Op(Structure):
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("first_head", c_int32),
         ("rope", c_int32),
         ("window", c_int32),
         ("cross", c_int32),
