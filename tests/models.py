@@ -29,12 +29,14 @@ from pronk.drafters.autoregressive import Autoregressive
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.kernels.library import Kernels
-from pronk.model.decoder import Decoder, pack_linears
+from pronk.kernels.rounding import round_weights
+from pronk.model.decoder import Decoder, Layer, pack_linears
 from pronk.model.kernels import load_kernels
-from pronk.model.linear import choose_linear
+from pronk.model.linear import KernelLinear, SideBySide, choose_linear
 from pronk.model.loader import computed_in
 from pronk.passes.attention import Segment
 from pronk.passes.runner import Job, Runner
+from pronk.quantized.form import Quantized
 from pronk.tree import TokenTree
 
 VOCAB = 131
@@ -110,6 +112,31 @@ def tiny_decoder(
     if packed:
         pack_linears(decoder, choose_linear(kernels(), CPU, weights))
     return decoder.eval()
+
+
+def several_forms(layer: Layer, by: Kernels) -> list[tuple[Tensor | Quantized, Tensor | None]]:
+    """The projections of a plain layer, weights and biases, each in a form of its own.
+
+    Queries have 4 bits and minima, keys 8 bits and an order of their inputs, values are as they are.
+    """
+    c, bias = layer.config, layer.qkv.bias
+    q, k, v = layer.qkv.weight.detach().split(c.qkv_sizes)
+    low = round_weights(by, q, 4, 16)
+    order = torch.randperm(c.hidden_size, generator=torch.Generator().manual_seed(7))
+    keys = replace(round_weights(by, k[:, order], 8, 24), order=order)
+    biases = [None] * 3 if bias is None else bias.detach().split(c.qkv_sizes)
+    return list(zip((replace(low, minimum=low.scale * -8.0), keys, v), biases, strict=True))
+
+
+def pack_several_forms(plain: Decoder, by: Kernels) -> Decoder:
+    """The model for the kernels, the heads of all layers in :func:`several_forms`."""
+    made = Decoder(plain.config).to(plain.embedding.dtype)
+    made.load_state_dict(plain.state_dict())
+    pack_linears(made, choose_linear(by, CPU))
+    for layer, own in zip(plain.layers, made.layers, strict=True):
+        layout = layer.layout("qkv")
+        own.qkv = SideBySide([KernelLinear(by, *part, layout) for part in several_forms(layer, by)])
+    return made.requires_grad_(requires_grad=False).eval()
 
 
 # The instruction set that the tests ask for: ``pytest --kernels=avx2``.

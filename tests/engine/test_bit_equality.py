@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import StrictAllocator, make_cache, make_engine, tiny_decoder
+from models import StrictAllocator, kernels, make_cache, make_engine, pack_several_forms, tiny_decoder
 from oracle import dense_logits
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
@@ -316,6 +316,15 @@ def test_a_cache_of_8_bits(variant: str, dtype: torch.dtype) -> None:
     assert not [*chunks_differ(decoder, length=600, chunks=(33, 512), **desk), *trees_differ(decoder, **desk)]
     assert not [*company_differs(decoder, **desk)]
     assert not same(plain(decoder, 600)[0], plain(decoder, 600, kv_dtype=torch.int8)[0])
+
+
+@DTYPES
+@pytest.mark.parametrize("variant", ["group 3", "odd sizes", "classic", "norms and a scaling"])
+def test_heads_of_several_forms(variant: str, dtype: torch.dtype) -> None:
+    decoder = pack_several_forms(tiny_decoder(dtype, packed=False, **VARIANTS[variant]), kernels())
+    assert not [*chunks_differ(decoder, length=300), *trees_differ(decoder), *company_differs(decoder)]
+    torch.set_num_threads(3)
+    assert not [*chunks_differ(decoder, length=150, chunks=(1, 16, 100))]
 
 
 @DTYPES

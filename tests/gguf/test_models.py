@@ -14,11 +14,13 @@ import torch
 
 from checkpoints import MakeCheckpoint, transformers_logits
 from gguf_files import QUANTIZED, convert, random_blocks
+from model.test_quantized_loading import TEXT, assert_explained, load
 from models import CPU, kernels, text_logits
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError
 from pronk.gguf.checkpoint import GgufCheckpoint
+from pronk.kernels.library import CODED_TYPES
 from pronk.model.fingerprint import Fingerprint
 from pronk.model.linear import KernelLinear
 from pronk.model.loader import load_decoder, read_config, resolve_model
@@ -113,6 +115,20 @@ def test_by_the_kernels(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -
     assert isinstance(decoder.head, KernelLinear)
     found, expected = text_logits(decoder, TOKENS), logits(twin)
     assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_values_are_kept_as_they_are_beside_queries_and_keys(
+    family: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q4_K of queries and keys in 4 bits with minima, Q6_K of values in 8 without; rows of q and k put in order."""
+    path = convert(checkpoint(family, **SHAPE), tmp_path / "a.gguf", MIXED | {"token_embd": "F32"})
+    decoder = load(path, kernels=kernels())
+    for layer in decoder.layers:
+        structs = [part.packed.struct for part in layer.qkv.parts]
+        forms = [(struct.n, struct.type, struct.group, struct.minima) for struct in structs]
+        assert forms == [(256 + 128, CODED_TYPES[4], 32, 1), (128, CODED_TYPES[8], 16, 0)]
+    assert_explained(path, text_logits(decoder, TEXT), monkeypatch, most=0.015)
 
 
 def test_llm(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:

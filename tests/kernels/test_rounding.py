@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pronk.kernels.library import TYPES, Kernels, candidates
-from pronk.kernels.rounding import DEFAULT_GROUPS, round_weights
+from pronk.kernels.rounding import default_group, round_weights
+from pronk.kernels.weights import pack
 from pronk.quantized.form import Bits
 
 SETS = candidates()
@@ -39,7 +40,7 @@ def test_codes_are_the_nearest_and_no_scale_that_was_tried_is_better(bits: Bits,
     weight = some_weight(40, 200) * torch.logspace(-3, 2, 40)[:, None]
     weight[5], weight[6, 3], weight[7] = 0.0, 9.0, -weight[7].abs()
     made = round_weights(SETS[0], weight, bits, group)
-    assert made.group == min(group or DEFAULT_GROUPS[bits], 224)
+    assert made.group == min(group or default_group(bits, 200), 224)
     zero = 1 << (bits - 1)
     for start in range(0, 200, made.group):
         part, scale = weight[:, start : start + made.group], made.scale[:, start // made.group, None]
@@ -69,6 +70,25 @@ def test_rounding_without_memory_is_an_error() -> None:
     full = Kernels(Full(), SETS[0].path, SETS[0].isa)
     with pytest.raises(MemoryError, match="rounding a matrix of 3 by 8 failed"):
         round_weights(full, some_weight(3, 8), 4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "group"),
+    # Whole groups; less filled up in smaller ones; no less, or so little that scales weigh more; short rows.
+    [(128, 128), (896, 128), (320, 64), (576, 64), (160, 32), (200, 32), (250, 128), (12832, 128), (80, 96), (8, 32)],
+)
+def test_groups_by_default_take_the_fewest_bytes(inputs: int, group: int) -> None:
+    assert default_group(8, inputs) == group
+    assert default_group(4, inputs) == 32
+    sizes = {size: kernels_bytes(inputs, size) for size in (32, 64, 128)}
+    assert kernels_bytes(inputs, group) <= min(sizes.values())
+    assert round_weights(SETS[0], some_weight(3, inputs), 8).group == group
+
+
+def kernels_bytes(inputs: int, group: int) -> int:
+    """Of 16 rows of 8 bits, as they are packed."""
+    weight = round_weights(SETS[0], some_weight(16, inputs), 8, group)
+    return pack(SETS[0], weight).data.nbytes
 
 
 def test_a_group_of_its_own_codes_is_exact() -> None:

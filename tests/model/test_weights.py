@@ -59,12 +59,12 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
 @pytest.mark.parametrize(
     ("weights", "kinds", "groups"),
     [
-        ("int8", "int8 in groups of 128", {"": (8, 128)}),
-        ("int4", "int4 in groups of 32, int8 in groups of 128", {"": (4, 32), "embed_tokens": (8, 128)}),
+        ("int8", "int8 in groups of 64", {"": (8, 64)}),
+        ("int4", "int4 in groups of 32, int8 in groups of 64", {"": (4, 32), "embed_tokens": (8, 64)}),
     ],
 )
 def test_rounded_as_they_are_loaded(weights: str, kinds: str, groups: dict[str, tuple[int, int]]) -> None:
-    """Codes of whole groups and a scale of 32 bits for each; the head, which is the embedding, in 8 bits."""
+    """Codes of whole groups, and a scale of 32 bits for each; the head, which is the embedding, in 8 bits."""
     folder, expected, count = BUNDLED, 0, 0
     for name, tensor in load_file(folder / "model.safetensors").items():
         if tensor.dim() == 2:
@@ -75,6 +75,20 @@ def test_rounded_as_they_are_loaded(weights: str, kinds: str, groups: dict[str, 
     found = read(folder, torch.bfloat16, weights)
     assert found == PassWeights(kinds, expected, count)
     assert found.bits == 8 * expected / count < 16 / 1.6
+
+
+def test_heads_of_several_forms_are_counted_each_in_its_own(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Queries and keys of 4 bits with minima, 6 bytes a group of 32; values of 8 bits in groups of 16, 4 more each."""
+    shape = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
+    plain, options = checkpoint("llama", **SIZES | shape), {"": "Q4_K", "output": "F32"}
+    one, other = (
+        convert(plain, tmp_path / f"{name}.gguf", options | kinds)
+        for name, kinds in (("a", {}), ("b", {"attn_v": "Q6_K"}))
+    )
+    heads, layers = read_config(plain).num_kv_heads * 64, read_config(plain).num_layers
+    before, found = read(one), read(other)
+    assert found.count == before.count
+    assert found.nbytes - before.nbytes == layers * heads * (256 // 16 * (16 + 4) - 256 // 32 * (16 + 8))
 
 
 @pytest.mark.parametrize("name", ["gptq-4-zeros", "awq", "int-8-channel", "float-channel", "gguf"])

@@ -1,4 +1,4 @@
-"""Matrices that are quantized differently are one, and not a bit of them changes."""
+"""Which matrices are quantized alike; those that are not are one, and not a bit of them changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pronk.quantized.alike import stack_alike
+from pronk.quantized.alike import runs_alike, stack_alike
 from pronk.quantized.form import Quantized
 from pronk.quantized.formats import scheme_of
 from pronk.quantized.scheme import Module
@@ -60,3 +60,36 @@ def test_one_order_or_none() -> None:
     assert stacked is not None
     assert stacked.order is not None
     assert torch.equal(stacked.dequantize(), expected)
+
+
+@pytest.mark.parametrize(
+    ("names", "runs"),
+    [
+        (["gptq-4", "gptq-4", "gptq-4"], [3]),
+        (["gptq-4", "gptq-4", "gptq-8"], [2, 1]),
+        (["gptq-8", "gptq-4", "gptq-4"], [1, 2]),
+        (["gptq-4", "gptq-8", "gptq-4"], [1, 1, 1]),
+        (["gptq-4", "gptq-4-zeros", "awq"], [1, 2]),
+        (["gptq-4-rows", "packed-4-channel", "packed-4-group"], [1, 1, 1]),
+        (["gptq-4-order", "gptq-4-order", "gptq-4"], [1, 1, 1]),
+        ([None, None, "gptq-4"], [2, 1]),
+        (["gptq-4", None, None], [1, 2]),
+        ([None], [1]),
+    ],
+)
+def test_runs(names: list[str | None], runs: list[int]) -> None:
+    """Bits, groups, minima and the order of inputs have to agree; what is not quantized is alike."""
+    weights = [
+        torch.zeros(16, 96) if name is None else read(FORMATS[name], seed, torch.empty(16, 96, dtype=torch.uint8))
+        for seed, name in enumerate(names)
+    ]
+    found = runs_alike(weights)
+    assert [len(weights[run]) for run in found] == runs
+    assert [weight for run in found for weight in weights[run]] == weights
+
+
+def test_runs_of_one_order() -> None:
+    kind = gptq(4, order=True)
+    index = kind.make(np.random.default_rng(0), 16, 64)["g_idx"]
+    weights = [read(kind, seed, torch.empty(16, 64, dtype=torch.uint8), g_idx=index) for seed in range(2)]
+    assert runs_alike(weights) == [slice(0, 2)]

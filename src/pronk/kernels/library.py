@@ -93,6 +93,7 @@ class Op(Structure):
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("first_head", c_int32),
         ("rope", c_int32),
         ("window", c_int32),
         ("cross", c_int32),

@@ -17,13 +17,27 @@ from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import pages
 from pronk.quantized.form import Bits, Quantized
 
-__all__ = ["DEFAULT_GROUPS", "round_weights"]
+__all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
 
-# By bits: what costs the least memory at the accuracy that the bits have.
+# By bits: what costs the least memory at the accuracy that the bits have, where rows are whole groups.
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
 
 # Ranges that are tried, each 5 % narrower than the one before; at 8 bits clipping gains nothing.
 _TRIES = {8: 0, 4: 6}
+
+
+def default_group(bits: Bits, inputs: int) -> int:
+    """The group in which rows of so many inputs take the fewest bytes, down from the default; the larger of equals.
+
+    A row is filled up to whole groups: 320 weights of 8 bits are 3 groups of 128 (396 bytes with their scales), 5 of 64
+    (340) or 10 of 32 (360).
+    """
+
+    def nbytes(group: int) -> int:
+        return ceil(inputs / group) * (group * bits // 8 + 4)
+
+    most = DEFAULT_GROUPS[bits]
+    return min((min(group, ceil(inputs / 32) * 32) for group in (128, 64, 32) if group <= most), key=nbytes)
 
 
 def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | None = None) -> Quantized:
@@ -33,15 +47,15 @@ def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | Non
         kernels: who does it.
         weight: ``[outputs, inputs]`` on the CPU: float32, bfloat16 or float16, finite.
         bits: 8 or 4.
-        group: inputs that share a scale, a multiple of 8; 128 for 8 bits and 32 for 4 by default. More than the row has
-            is the row.
+        group: inputs that share a scale, a multiple of 8; :func:`default_group` by default. More than the row has is
+            the row.
 
     Raises:
         ValueError: a weight is not finite.
         MemoryError: there is none for a row of every thread.
     """
     outputs, inputs = weight.shape
-    group = min(group or DEFAULT_GROUPS[bits], ceil(inputs / 32) * 32)
+    group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     codes = pages((outputs, inputs), torch.uint8)  # of their own, and given back when they are packed
     scale = torch.empty(outputs, ceil(inputs / group))

@@ -5,8 +5,8 @@ Whatever the implementation, ``forward`` maps ``[rows, in]`` to ``[rows, out]`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,16 @@ from pronk.kernels.weights import pack
 from pronk.model.program import Program, Rows
 from pronk.quantized.form import Quantized
 
-__all__ = ["WEIGHTS", "KernelLinear", "Layout", "Linear", "LinearFactory", "PlainLinear", "choose_linear"]
+__all__ = [
+    "WEIGHTS",
+    "KernelLinear",
+    "Layout",
+    "Linear",
+    "LinearFactory",
+    "PlainLinear",
+    "SideBySide",
+    "choose_linear",
+]
 
 # How a model's weights are kept: as they were stored, or rounded as they are loaded.
 WEIGHTS = ("plain", "int8", "int4")
@@ -52,6 +61,11 @@ class Linear(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """The same in float32, as wide as the product was summed."""
         return self(x).float()
+
+    @property
+    def parts(self) -> Sequence[Linear]:
+        """The matrices that the outputs lie in, in their order."""
+        return (self,)
 
 
 # Makes a linear layer of a weight ``[out, in]``, which may be quantized already, a bias ``[out]`` and the layout that
@@ -104,6 +118,24 @@ class KernelLinear(Linear):
         if len(x):
             self._programs[dtype].run(Rows.loose(len(x)), x.contiguous().to(dtype), out)
         return out
+
+
+class SideBySide(Linear):
+    """Several matrices of the same inputs, whose outputs follow each other: each is kept in its own form."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        super().__init__()
+        self._parts = nn.ModuleList(parts)
+        self.out_features, self.in_features = sum(part.out_features for part in parts), parts[0].in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See :class:`Linear`."""
+        return torch.cat([part(x) for part in self._parts], dim=-1)
+
+    @property
+    def parts(self) -> Sequence[Linear]:
+        """See :class:`Linear`."""
+        return [cast("Linear", part) for part in self._parts]
 
 
 def choose_linear(

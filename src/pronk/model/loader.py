@@ -29,8 +29,8 @@ from pronk.model.checkpoint import open_checkpoint, read_json
 from pronk.model.decoder import Decoder, Layer
 from pronk.model.families import Part, Piece, plan_tensors
 from pronk.model.inventory import Inventory, names_of
-from pronk.model.linear import KernelLinear, Layout, LinearFactory, choose_linear
-from pronk.quantized.alike import stack_alike
+from pronk.model.linear import KernelLinear, Layout, Linear, LinearFactory, SideBySide, choose_linear
+from pronk.quantized.alike import runs_alike, stack_alike
 from pronk.quantized.form import Quantized
 from pronk.quantized.formats import scheme_of
 
@@ -230,7 +230,7 @@ class _Placer:
     @property
     def notes(self) -> list[str]:
         """What was done otherwise than the checkpoint says."""
-        what = f"{self._unlike} matrices that share their inputs order or quantize them differently"
+        what = f"{self._unlike} gated matrices whose halves order or quantize their inputs differently"
         return [f"{what}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._unlike else []
 
     def place(self, part: Part) -> None:
@@ -241,9 +241,8 @@ class _Placer:
         elif not part.weight and self.decoder.table is not None:
             setattr(parent, name, self.decoder.table)
         elif part.kind == "linear":
-            weight = self._weight(part)
             layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=True)
-            setattr(parent, name, self.linear(weight, self._vector(part.bias), layout))
+            setattr(parent, name, self._linear(part, layout))
         else:
             for key, pieces in (("weight", part.weight), ("bias", part.bias)):
                 vector = self._vector(pieces)
@@ -264,23 +263,40 @@ class _Placer:
         self.decoder.table = packed
         return torch.empty(0, piece.shape[1], dtype=self.dtype)
 
-    def _weight(self, part: Part) -> Tensor | Quantized:
-        """The matrix of a linear layer, quantized if all that it consists of is, and somebody computes with it so."""
+    def _linear(self, part: Part, layout: Layout) -> Linear:
+        weights, bias = self._weights(part, layout), self._vector(part.bias)
+        if len(weights) == 1:
+            return self.linear(weights[0], bias, layout)
+        rows = [weight.shape[0] for weight in weights]
+        biases = [None] * len(rows) if bias is None else bias.split(rows)
+        return SideBySide([self.linear(weight, own, layout) for weight, own in zip(weights, biases, strict=True)])
+
+    def _weights(self, part: Part, layout: Layout) -> list[Tensor | Quantized]:
+        """What a linear layer consists of: one matrix, unless some of its heads are kept in other forms than others."""
         if not any(self.inventory.is_quantized(piece) for piece in part.weight):
             tied = [self.decoder.embedding.detach()]
-            return self._stack([self.inventory.tensor(piece) for piece in part.weight] or tied, part.transposed)
+            return [self._stack([self.inventory.tensor(piece) for piece in part.weight] or tied, part.transposed)]
         shapes = [piece.shape[::-1] if part.transposed else piece.shape for piece in part.weight]
         rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
         # All of them have their codes in one allocation, which is given back as a whole.
         codes = pages((sum(rows), inputs), torch.uint8)
         weights = list(map(self._read, part.weight, codes.split(rows)))
+        # Heads may lie in several matrices; a gate and what it gates take turns in one.
+        runs = runs_alike(weights) if self.quantized and layout.unit is not None else [slice(0, len(weights))]
+        places = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
+        return [
+            self._joined(weights[run], codes[place], part.transposed) for run, place in zip(runs, places, strict=True)
+        ]
+
+    def _joined(self, weights: Sequence[Tensor | Quantized], codes: Tensor, transposed: bool) -> Tensor | Quantized:
+        """One matrix, quantized if all that it consists of is, and somebody computes with it so."""
         parts = [weight for weight in weights if isinstance(weight, Quantized)]
         if self.quantized and parts:
             stacked = stack_alike(parts, codes) if len(parts) == len(weights) else None
             if stacked is not None:
                 return stacked
             self._unlike += 1
-        return self._stack(weights, part.transposed)
+        return self._stack(weights, transposed)
 
     def _read(self, piece: Piece, codes: Tensor) -> Tensor | Quantized:
         if not self.inventory.is_quantized(piece):

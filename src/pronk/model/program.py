@@ -3,7 +3,7 @@
 A module of the model describes itself once, layer by layer (``module.compile(program, index)``); each pass is then one
 call into the library. With ``x`` the stream of rows and ``A``, ``B`` activations between operations, a layer is ::
 
-    qkv     rotate(norm(x) W_qkv)      queries aside, keys and values into the cache
+    qkv     rotate(norm(x) W_qkv)      queries aside, keys and values into the cache; one for each form of weights
     attend  A = attention
     linear  x = x + A W_out
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)
@@ -79,10 +79,9 @@ class Program:
     def attention(self, layer: Any, index: int) -> None:
         """Self-attention of a :class:`~pronk.model.decoder.Layer` and its residual."""
         c = layer.config
-        self._project(layer.qkv, layer.attention_norm, c, index, rope=1 if c.rope else 0)
-        op = self._ops[-1]
-        if layer.q_norm is not None:
-            op.q_norm, op.k_norm = self._hold(layer.q_norm.weight.float()), self._hold(layer.k_norm.weight.float())
+        for op in self._project(layer.qkv, layer.attention_norm, c, index, rope=1 if c.rope else 0):
+            if layer.q_norm is not None:
+                op.q_norm, op.k_norm = self._hold(layer.q_norm.weight.float()), self._hold(layer.k_norm.weight.float())
         self._attend(c, self.cache, index)
         self.linear(layer.out, source="A", residual=True)
 
@@ -169,15 +168,22 @@ class Program:
         self._ops.append(op)
         return op
 
-    def _project(self, linear: nn.Module, norm: nn.Module, c: ModelConfig, index: int | None, *, rope: int) -> None:
-        op = self._add(_QKV)
-        self._weights(op, linear)
-        self._norm(op, norm)
-        op.heads, op.head_dim, op.rope = c.num_heads, c.head_dim, rope
-        if index is not None:
-            assert self.cache is not None
-            op.kv_heads = c.num_kv_heads
-            self._pools(op, self.cache, index)
+    def _project(self, linear: Any, norm: nn.Module, c: ModelConfig, index: int | None, *, rope: int) -> list[Op]:
+        """An operation for each matrix that the heads lie in; without an ``index`` there are queries alone."""
+        made, heads = [], 0
+        for part in linear.parts:
+            op = self._add(_QKV)
+            self._weights(op, part)
+            self._norm(op, norm)
+            op.heads, op.head_dim, op.first_head, op.rope = c.num_heads, c.head_dim, heads, rope
+            if index is not None:
+                assert self.cache is not None
+                op.kv_heads = c.num_kv_heads
+                self._pools(op, self.cache, index)
+            heads += part.out_features // c.head_dim
+            made.append(op)
+        assert heads == c.num_heads + (0 if index is None else 2 * c.num_kv_heads), "expected a place for every head"
+        return made
 
     def _attend(self, c: ModelConfig, cache: PagedCache | None, layer: int, *, cross: bool = False) -> None:
         assert cache is not None

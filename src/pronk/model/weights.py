@@ -13,7 +13,7 @@ from pronk.kernels.library import CODED_TYPES
 from pronk.kernels.weights import Packed
 from pronk.model.decoder import Decoder
 from pronk.model.families import plan_tensors
-from pronk.model.linear import KernelLinear, Linear
+from pronk.model.linear import KernelLinear, Linear, SideBySide
 
 __all__ = ["PassWeights", "count_parameters", "pass_weights"]
 
@@ -45,7 +45,7 @@ def pass_weights(decoder: Decoder) -> PassWeights:
     sizes, count = Counter[str](), 0
     for linear in decoder.modules():
         looked_up = linear is decoder.table and linear is not decoder.head
-        if isinstance(linear, Linear) and not looked_up:
+        if isinstance(linear, Linear) and not isinstance(linear, SideBySide) and not looked_up:
             kind, nbytes = _kept(linear)
             sizes[kind] += nbytes
             count += linear.in_features * linear.out_features

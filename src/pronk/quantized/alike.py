@@ -1,4 +1,4 @@
-"""Matrices that share their inputs, quantized each in its own way, as one."""
+"""Matrices that share their inputs, quantized each in its own way: which are alike, and all of them as one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from torch import Tensor
 
 from pronk.quantized.form import Quantized
 
-__all__ = ["stack_alike"]
+__all__ = ["runs_alike", "stack_alike"]
+
+
+def runs_alike(weights: Sequence[Tensor | Quantized]) -> list[slice]:
+    """Matrices that follow each other in one form: of the same bits, groups and order, with minima or not; or plain."""
+    starts = [i for i, weight in enumerate(weights) if i == 0 or not _is_like(weights[i - 1], weight)]
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
 
 
 def stack_alike(parts: Sequence[Quantized], codes: Tensor) -> Quantized | None:
@@ -25,18 +31,27 @@ def stack_alike(parts: Sequence[Quantized], codes: Tensor) -> Quantized | None:
         codes: uint8 ``[outputs of all, inputs]``.
     """
     order = parts[0].order
-    for other in (part.order for part in parts[1:]):
-        if order is None or other is None:
-            if order is not other:
-                return None
-        elif not torch.equal(order, other):
-            return None
+    if not all(_is_equal(order, part.order) for part in parts[1:]):
+        return None
     group, bits = gcd(*(part.group for part in parts)), max(part.bits for part in parts)
     lowest = any(part.minimum is not None for part in parts)
     alike = [_finer(_wider(part, bits), group, lowest=lowest) for part in parts]
     minima = [part.minimum for part in alike if part.minimum is not None]
     scale = torch.cat([part.scale for part in alike])
     return Quantized(codes, scale, torch.cat(minima) if minima else None, alike[0].bits, group, order)
+
+
+def _is_like(one: Tensor | Quantized, other: Tensor | Quantized) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor)
+    forms = [(each.bits, each.group, each.minimum is None) for each in (one, other)]
+    return forms[0] == forms[1] and _is_equal(one.order, other.order)
+
+
+def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
 
 
 def _wider(part: Quantized, bits: int) -> Quantized:

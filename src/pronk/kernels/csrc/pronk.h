@@ -20,7 +20,7 @@ enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX
 enum pronk_kind {
   PRONK_EMBED = 0,   // stream = table[token], or row `token` of w (+ positions[position])
   PRONK_LINEAR = 1,  // output = activate(norm(input) W + b), see pronk_op
-  PRONK_QKV = 2,     // queries rotated and scaled; keys and values into the cache
+  PRONK_QKV = 2,     // queries rotated and scaled; keys and values into the cache; several where weights differ in form
   PRONK_ATTEND = 3,  // A = attention of the queries
   PRONK_STORE = 4,   // stream rows into a pool, by slot, or into the pass's `collected`, by row
   PRONK_NORM = 5,    // stream = norm(stream)
@@ -60,6 +60,7 @@ typedef struct {
   const float *norm_weight, *norm_bias;
   const pronk_weights* w;
   int32_t heads, kv_heads, head_dim;
+  int32_t first_head;         // of qkv: where the outputs of w begin among all heads: queries, then keys, then values
   int32_t rope;               // 0: none; 1, 2: by pass.rope[0], pass.rope[1]
   int32_t window;             // 0: none
   int32_t cross;              // attend to the tables of pass.beside
