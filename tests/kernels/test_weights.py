@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pronk.kernels import weights
 from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weights import Packed, pack, pages
-from pronk.quantized.form import Bits
+from pronk.quantized.form import Bits, Quantized
 from quantized.codes import CODED, some_codes
 
 KERNELS = candidates()[-1]  # packing is the same for all
@@ -91,6 +92,33 @@ def test_codes_come_back(kind: tuple[Bits, bool, bool], group: int, layout: dict
     weight = some_codes((60, 45), *kind, group)
     packed = pack(KERNELS, weight, **layout)  # type: ignore[arg-type]
     assert torch.equal(packed.unpack(), weight.dequantize())
+
+
+@pytest.mark.parametrize("layout", [{}, {"unit": 20}, {"unit": 24}, {"gated": True}], ids=str)
+@pytest.mark.parametrize("kind", CODED, ids=str)
+def test_codes_are_packed_some_outputs_at_a_time(
+    kind: tuple[Bits, bool, bool], layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is packed at a time, the bytes are the same; outputs that fill no block are last."""
+    weight = some_codes((120, 75), *kind, 32)
+    asked: list[int] = []
+
+    class Listening:
+        shape = weight.shape
+
+        def rows(self, start: int, stop: int) -> Quantized:
+            asked.append(stop - start)
+            return weight.rows(start, stop)
+
+    whole = pack(KERNELS, weight, **layout)
+    for slab in (1, 75 * 48, 75 * 64):
+        asked.clear()
+        monkeypatch.setattr(weights, "_SLAB", slab)
+        found = pack(KERNELS, Listening(), **layout)
+        assert torch.equal(found.data, whole.data)
+        assert (found.order is None) == (whole.order is None)
+        assert sum(asked) == 120
+        assert max(asked) <= max(layout.get("unit", 16), slab // 75)
 
 
 def test_fewer_bits_take_less_memory() -> None:

@@ -328,6 +328,47 @@ print((kilobytes("VmHWM") - before) * 1024 / size)
 """
 
 
+ROUNDED = (
+    MEASURE.split("def keep", maxsplit=1)[0]
+    + """
+from pronk.model.weights import pass_weights
+
+def write(path, **sizes):
+    path.mkdir()
+    config = {"model_type": "llama", "num_attention_heads": 8, "tie_word_embeddings": True, **sizes}
+    (path / "config.json").write_text(json.dumps(config))
+    parts = plan_tensors(loader.read_config(path))
+    tensors = {piece.name: torch.randn(piece.shape).bfloat16() for part in parts for piece in part.pieces}
+    save_file(tensors, path / "model.safetensors")
+
+def load(path):
+    config, kernels = loader.read_config(path), load_kernels()
+    return loader.load_decoder(
+        path, config, dtype=torch.bfloat16, device=cpu, kernels=kernels, weights=sys.argv[2]
+    )
+
+write(folder / "small", vocab_size=64, hidden_size=128, intermediate_size=128, num_hidden_layers=1)
+write(folder / "large", vocab_size=50_000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=8)
+load(folder / "small")
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+Path("/proc/self/clear_refs").write_text("5")
+before = kilobytes("VmRSS")
+made = load(folder / "large")
+print((kilobytes("VmHWM") - before) * 1024 / pass_weights(made).nbytes)
+"""
+)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_memory_of_rounding(weights: str, tmp_path: Path) -> None:
+    """Likewise of what is kept, for weights that are rounded as they are loaded, with a large vocabulary."""
+    command = [sys.executable, "-c", ROUNDED, str(tmp_path), weights]
+    ratio = float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+    assert 0.5 < ratio < 1.15
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
 def test_memory_of_loading(tmp_path: Path) -> None:
     """The peak, pages of the mapped file included, is at most 1.15 times the weights in the file."""

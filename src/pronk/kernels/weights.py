@@ -5,18 +5,21 @@ from __future__ import annotations
 import ctypes
 import mmap
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pronk.kernels.library import CODED_TYPES, TYPES, Kernels, Weights
 from pronk.kernels.threads import num_threads
 from pronk.quantized.form import Quantized
 
-__all__ = ["Packed", "pack", "pages"]
+__all__ = ["CodedRows", "Packed", "pack", "pages"]
+
+# Codes that are packed at a time.
+_SLAB = 1 << 22
 
 # What a core's caches hold of addresses covers few small pages; weights lie together in large ones.
 _HUGE_PAGE = 1 << 21
@@ -32,6 +35,17 @@ def pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with suppress(OSError):  # a kernel without them: nothing is lost but speed
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
+
+
+class CodedRows(Protocol):
+    """A quantized matrix ``[outputs, inputs]``, or what will be one."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+
+    def rows(self, start: int, stop: int) -> Quantized:
+        """Some outputs of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +81,7 @@ class Packed:
 
 def pack(
     kernels: Kernels,
-    weight: Tensor | Quantized,
+    weight: Tensor | CodedRows,
     bias: Tensor | None = None,
     *,
     unit: int | None = None,
@@ -77,7 +91,7 @@ def pack(
 
     Args:
         kernels: who will read it.
-        weight: ``[outputs, inputs]``, float32, bfloat16, float16 or quantized; may be freed afterwards.
+        weight: ``[outputs, inputs]``, float32, bfloat16, float16, or what gives codes; may be freed afterwards.
         bias: ``[outputs]``.
         unit: outputs that are used together and begin a block of their own: the size of a head.
         gated: the first half of the outputs gates the second.
@@ -88,10 +102,10 @@ def pack(
     blocks = rows // unit * ceil(unit / 16) if not gated else 2 * ceil(n / 16)
     struct = Weights(gated=int(gated), n=n, k=k, unit=unit, blocks=blocks)
     order = None
-    if isinstance(weight, Quantized):
-        data, order = _pack_codes(kernels, struct, weight)
-    else:
+    if isinstance(weight, Tensor):
         data = _pack_numbers(kernels, struct, weight)
+    else:
+        data, order = _pack_codes(kernels, struct, weight)
     placed = None
     if bias is not None:
         placed = _place(bias.detach().float(), unit, blocks, gated=gated)
@@ -109,26 +123,52 @@ def _pack_numbers(kernels: Kernels, struct: Weights, weight: Tensor) -> Tensor:
     return data
 
 
-def _pack_codes(kernels: Kernels, struct: Weights, weight: Quantized) -> tuple[Tensor, Tensor | None]:
-    struct.type, struct.group, struct.minima = CODED_TYPES[weight.bits], weight.group, int(weight.minimum is not None)
-    struct.kp = ceil(struct.k / weight.group) * weight.group
-    # What follows the last input is multiplied with zeros.
-    codes = (pad(weight.codes, (0, struct.kp - struct.k)) if struct.kp > struct.k else weight.codes).contiguous()
-    scale = weight.scale.contiguous()
-    minimum = None if weight.minimum is None else weight.minimum.contiguous()
-    data = pages((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
-    struct.data = data.data_ptr()
-    kernels.library.pronk_pack_codes(
-        ctypes.byref(struct),
-        codes.data_ptr(),
-        scale.data_ptr(),
-        None if minimum is None else minimum.data_ptr(),
-        struct.data,
-        num_threads(),
-    )
-    order = None if weight.order is None else weight.order.to(torch.int32).contiguous()
+def _pack_codes(kernels: Kernels, struct: Weights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
+    """Some outputs at a time, so that whatever makes the codes makes no more of them than that."""
+    halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)
+    one_unit = struct.gated or struct.unit == struct.n
+    step = 16 if one_unit else struct.unit
+    step *= max(1, _SLAB // (step * struct.k * halves))
+    for start in range(0, struct.n, step):
+        stop = min(start + step, struct.n)
+        parts = [weight.rows(half * struct.n + start, half * struct.n + stop) for half in range(halves)]
+        slab = _filled_up(parts)
+        if not start:
+            struct.type, struct.group, struct.minima = CODED_TYPES[slab.bits], slab.group, int(slab.minimum is not None)
+            struct.kp = slab.shape[1]
+            data = pages((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
+            struct.data = data.data_ptr()
+        own = Weights.from_buffer_copy(struct)
+        own.n, own.unit = stop - start, stop - start if one_unit else struct.unit
+        own.blocks = halves * ceil(own.n / 16) if one_unit else own.n // struct.unit * blocks_of_unit
+        before = halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
+        kernels.library.pronk_pack_codes(
+            ctypes.byref(own),
+            slab.codes.data_ptr(),
+            slab.scale.data_ptr(),
+            None if slab.minimum is None else slab.minimum.data_ptr(),
+            struct.data + before * (len(data) // struct.blocks),
+            num_threads(),
+        )
+    order = None if parts[0].order is None else parts[0].order.to(torch.int32).contiguous()
     struct.order = None if order is None else order.data_ptr()
     return data, order
+
+
+def _filled_up(parts: list[Quantized]) -> Quantized:
+    """On top of each other, with columns up to whole groups; what follows the last input is multiplied with zeros."""
+    one, inputs = parts[0], parts[0].shape[1]
+    missing = -inputs % one.group
+    if len(parts) == 1 and not missing:
+        minimum = None if one.minimum is None else one.minimum.contiguous()
+        return replace(one, codes=one.codes.contiguous(), scale=one.scale.contiguous(), minimum=minimum, order=None)
+    rows = [each.shape[0] for each in parts]
+    codes = pages((sum(rows), inputs + missing), torch.uint8)  # of their own: in the heap they would leave holes
+    for target, each in zip(codes.split(rows), parts, strict=True):
+        target[:, :inputs] = each.codes
+    scale = torch.cat([each.scale for each in parts])
+    minima = [each.minimum for each in parts if each.minimum is not None]
+    return replace(one, codes=codes, scale=scale, minimum=torch.cat(minima) if minima else None, order=None)
 
 
 def _place(values: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:

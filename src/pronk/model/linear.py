@@ -6,6 +6,7 @@ Whatever the implementation, ``forward`` maps ``[rows, in]`` to ``[rows, out]`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
-from pronk.kernels.weights import pack
+from pronk.kernels.weights import CodedRows, pack
 from pronk.model.program import Program, Rows
-from pronk.quantized.form import Quantized
+from pronk.quantized.form import Bits, Quantized
 
 __all__ = [
     "WEIGHTS",
@@ -94,7 +95,7 @@ class KernelLinear(Linear):
     Within a layer the kernels use them directly; ``forward`` is for a product by itself.
     """
 
-    def __init__(self, kernels: Kernels, weight: Tensor | Quantized, bias: Tensor | None, layout: Layout) -> None:
+    def __init__(self, kernels: Kernels, weight: Tensor | CodedRows, bias: Tensor | None, layout: Layout) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.layout = layout
@@ -139,7 +140,11 @@ class SideBySide(Linear):
 
 
 def choose_linear(
-    kernels: Kernels | None, device: torch.device, weights: str = "plain", dtype: torch.dtype | None = None
+    kernels: Kernels | None,
+    device: torch.device,
+    weights: str = "plain",
+    dtype: torch.dtype | None = None,
+    release: Callable[[], None] = lambda: None,
 ) -> LinearFactory:
     """What makes the linear layers of a model.
 
@@ -149,6 +154,7 @@ def choose_linear(
         weights: ``"plain"`` leaves them as they are; ``"int8"`` and ``"int4"`` round those that are not quantized
             yet, the head to 8 bits in both.
         dtype: what torch computes with quantized weights in; ``None`` is float32.
+        release: called when some more of a weight that is rounded need not be in memory any longer.
 
     Raises:
         OptionError: ``weights`` is none of these, or there are no kernels for it.
@@ -157,9 +163,14 @@ def choose_linear(
         msg = f"weights: expected {', '.join(WEIGHTS)}; found {weights!r}"
         raise OptionError(msg)
     if kernels is not None:
-        return lambda weight, bias, layout: KernelLinear(
-            kernels, _rounded(kernels, weight, weights, layout), bias, layout
-        )
+
+        def packed(weight: Tensor | Quantized, bias: Tensor | None, layout: Layout) -> Linear:
+            if isinstance(weight, Quantized) or weights == "plain":
+                return KernelLinear(kernels, weight, bias, layout)
+            bits: Bits = 4 if weights == "int4" and not layout.head else 8
+            return KernelLinear(kernels, _Rounded(kernels, weight.detach(), bits, release), bias, layout)
+
+        return packed
     if weights != "plain":
         found = "no kernels" if device.type == "cpu" else f"device {device}"
         msg = f"weights: expected a CPU and pronk's kernels for {weights}, found {found}; use plain"
@@ -173,7 +184,22 @@ def choose_linear(
     return plain
 
 
-def _rounded(kernels: Kernels, weight: Tensor | Quantized, weights: str, layout: Layout) -> Tensor | Quantized:
-    if isinstance(weight, Quantized) or weights == "plain":
-        return weight
-    return round_weights(kernels, weight.detach(), 4 if weights == "int4" and not layout.head else 8)
+@dataclass(frozen=True)
+class _Rounded:
+    """A matrix that is rounded as it is packed: neither all its numbers need be in memory, nor all its codes."""
+
+    kernels: Kernels
+    weight: Tensor
+    bits: Bits
+    release: Callable[[], None]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def rows(self, start: int, stop: int) -> Quantized:
+        """Some outputs of it."""
+        made = round_weights(self.kernels, self.weight[start:stop], self.bits)
+        self.release()
+        return made

@@ -190,10 +190,12 @@ def load_decoder(
         CheckpointError: tensors are missing, left over, wrongly shaped, of a wrong type or damaged.
         OptionError: ``weights`` is neither, or the device has no products for it.
     """
-    linear = choose_linear(kernels, device, weights, dtype)
     checkpoint = open_checkpoint(folder)
+    linear = choose_linear(kernels, device, weights, dtype, checkpoint.release)
     parts = list(plan_tensors(config, names_of(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
+    # Tables first, then the head that is one of them; then what is large, while there is little beside it.
+    parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     with torch.device("meta"):
         decoder = Decoder(config)
     placer = _Placer(decoder, inventory, dtype, device, linear, quantized=kernels is not None)
@@ -320,6 +322,7 @@ class _Placer:
         stacked = self._empty(sum(rows), *weights[0].shape[1:])
         for target, weight in zip(stacked.split(rows), weights, strict=True):
             _fill(target, weight)
+            self.inventory.checkpoint.release()
         return stacked
 
     def _empty(self, *shape: int) -> Tensor:

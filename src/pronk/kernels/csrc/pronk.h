@@ -140,10 +140,10 @@ PRONK_API int32_t pronk_guess(const float* logits, int64_t n, float temperature,
 // Run a program over one request's rows, guess the token after the last one (`pass->logits` is [1, vocab]), run that
 // as a row of its own, and so on. Returns the number of passes, or what `pronk_run` returns where it fails.
 PRONK_API int32_t pronk_grow(const pronk_op* ops, int64_t count, const pronk_pass* pass, const pronk_chain* chain);
-// Move rows of pools to other slots: pool i of `pools` has numbers of `types[i]`, `kinds[i]` 0 for rows [heads, slots, width],
-// 1 for values and 2 for keys of heads of `width`; `shapes` [count, 3] are heads, slots and width.
-PRONK_API int32_t pronk_move(void* const* pools, const int32_t* types, const int32_t* kinds, const int64_t* shapes, int64_t count,
-                             const int64_t* source, const int64_t* target, int64_t moves);
+// Move rows of pools to other slots: pool i of `pools` has numbers of `types[i]`, `kinds[i]` 0 for rows [heads, slots,
+// width], 1 for values and 2 for keys of heads of `width`; `shapes` [count, 3] are heads, slots and width.
+PRONK_API int32_t pronk_move(void* const* pools, const int32_t* types, const int32_t* kinds, const int64_t* shapes,
+                             int64_t count, const int64_t* source, const int64_t* target, int64_t moves);
 // Read `bytes` once on all threads, for measuring the memory floor; returns a sum that keeps the read alive.
 PRONK_API double pronk_read(const void* data, int64_t bytes, int32_t threads);
 // Bytes that the library holds between passes.
