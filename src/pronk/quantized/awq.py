@@ -18,7 +18,7 @@ from pronk.checks import check_integer
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantized.form import Quantized
 from pronk.quantized.packing import OUTPUTS, affine, group_size, unpack
-from pronk.quantized.scheme import NOTHING, Module, Stored, listed, names, refuse
+from pronk.quantized.scheme import NOTHING, Module, Stored, check_bits, listed, names, refuse
 
 __all__ = ["AWQ"]
 
@@ -50,9 +50,7 @@ class AWQ:
         Raises:
             ConfigError: values that are missing, contradictory or not supported.
         """
-        bits = config.get("bits", config.get("w_bit", 4))
-        if bits != 4:
-            refuse("bits of 4", bits, _INSTEAD)
+        check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _INSTEAD)
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
             refuse("the version gemm", version, _INSTEAD)
