@@ -36,6 +36,7 @@ def targets(*targets: str, ignore: tuple[str, ...] = ()) -> dict[str, Any]:
     [
         (gptq(4).config, [UP, GATE, DOWN, TENTH, OF_GPT2]),
         (gptq(4).config | {"lm_head": True}, list(ALL)),
+        (gptq(4).config | {"lm_head": True, "dynamic": {"-:lm_head": {}}}, [UP, GATE, DOWN, TENTH, OF_GPT2]),
         (gptq(4).config | {"dynamic": {r"-:.*\.1\.mlp\.(up|gate)_proj": {}}}, [DOWN, TENTH, OF_GPT2]),
         (gptq(4).config | {"modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp.c_fc"]]}, [UP, TENTH, OF_GPT2]),
         (awq().config, [UP, GATE, DOWN, TENTH]),

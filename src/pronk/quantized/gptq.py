@@ -91,10 +91,10 @@ class GPTQ:
 
     def weight(self, module: Module) -> _Weight | None:
         """See :class:`~pronk.quantized.scheme.Scheme`."""
-        if module.head:
-            return _Weight(self, module) if self.head else None
         if any(pattern.match(module.name) for pattern in self.excluded):
             return None
+        if module.head:
+            return _Weight(self, module) if self.head else None
         if self.inside is not None and not any(module.name.endswith(f".{end}") for end in self.inside):
             return None
         return _Weight(self, module)
