@@ -42,6 +42,8 @@ def targets(*targets: str, ignore: tuple[str, ...] = ()) -> dict[str, Any]:
         (awq().config, [UP, GATE, DOWN, TENTH]),
         (awq().config | {"modules_to_not_convert": ["down_proj"]}, [UP, GATE, TENTH]),
         (awq().config | {"modules_to_not_convert": ["layers.1.", "gate"]}, [TENTH]),
+        (awq().config | {"modules_to_not_convert": ["layers.1", "self"]}, []),
+        (awq().config | {"modules_to_not_convert": ["ate_pr", "down.*"]}, [UP, DOWN, TENTH]),
         (awq().config | {"modules_to_not_convert": None}, [UP, GATE, DOWN, TENTH]),
         (FP8, [UP, GATE, DOWN, TENTH]),
         (FP8 | {"modules_to_not_convert": ["model.layers.1.mlp.gate", "layers.1.mlp.down_proj"]}, [UP, GATE, TENTH]),
