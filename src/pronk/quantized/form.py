@@ -7,7 +7,6 @@ scale and minimum belong to a group of codes beside each other along the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
@@ -95,28 +94,3 @@ class Quantized:
         """Some outputs of it."""
         minimum = None if self.minimum is None else self.minimum[start:stop]
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)
-
-    @classmethod
-    def stack(cls, parts: Sequence[Quantized]) -> Quantized:
-        """Matrices of the same inputs on top of each other.
-
-        Raises:
-            ValueError: they differ in bits, groups, minima or order.
-        """
-        first = parts[0]
-        for part in parts[1:]:
-            kinds = [(each.bits, each.group, each.minimum is None, each.order is None) for each in (first, part)]
-            if kinds[0] != kinds[1]:
-                msg = f"expected matrices that are quantized alike, found {kinds[0]} and {kinds[1]}"
-                raise ValueError(msg)
-            if first.order is not None and part.order is not None and not torch.equal(first.order, part.order):
-                msg = "expected one order of the inputs of matrices that share them, found several"
-                raise ValueError(msg)
-        if len(parts) == 1:
-            return first
-        return replace(
-            first,
-            codes=torch.cat([part.codes for part in parts]),
-            scale=torch.cat([part.scale for part in parts]),
-            minimum=None if first.minimum is None else torch.cat([part.minimum for part in parts]),  # type: ignore[misc]
-        )
