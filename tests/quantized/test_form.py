@@ -39,6 +39,8 @@ def test_rows() -> None:
         ({"bits": 3}, "expected codes of 8 or 4 bits as uint8, found 3 bits"),
         ({"group": 12}, "expected groups of a multiple of 8"),
         ({"group": 0}, "expected groups of a multiple of 8"),
+        ({"group": 96, "scale": torch.ones(4, 1)}, "expected groups of at most 95 for 64 inputs, found 96"),
+        ({"group": 65536, "scale": torch.ones(4, 1)}, "expected groups of at most 95 for 64 inputs, found 65536"),
         ({"scale": torch.ones(4, 3)}, r"expected scale \[4, 2\] in float32, found \[4, 3\]"),
         ({"scale": torch.ones(4, 2).half()}, "in float32, found"),
         ({"scale": torch.full((4, 2), torch.nan)}, "expected finite numbers in scale"),

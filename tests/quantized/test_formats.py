@@ -70,10 +70,16 @@ def test_blocks_beyond_the_matrix_cost_nothing() -> None:
     config = {"quant_method": "fp8", "weight_block_size": [10**12, 10**12]}
     found = numbers(weight_of(config, 32, 64), {"weight": tensors["weight"], "weight_scale_inv": scale}, 32, 64)
     assert np.array_equal(found.numpy(), kind.rule(tensors))
-    config = gptq(4, -1).config | {"group_size": 8 * 10**12}
-    tensors = gptq(4, -1).make(np.random.default_rng(0), 32, 64)
-    found = numbers(weight_of(config, 32, 64), tensors, 32, 64)
-    assert np.array_equal(found.numpy(), gptq(4, -1).rule(tensors))
+    rows = ints(4, "channel")
+    weights = rows.config["config_groups"]["group_0"]["weights"] | {"strategy": "group", "group_size": 8 * 10**12}
+    for kind, config in (
+        (gptq(4, -1), gptq(4).config | {"group_size": 8 * 10**12}),
+        (awq(-1), awq().config | {"group_size": 8 * 10**12}),
+        (rows, grouped(weights=weights)),
+    ):
+        tensors = kind.make(np.random.default_rng(0), 32, 64)
+        found = numbers(weight_of(config, 32, 64), tensors, 32, 64)
+        assert np.array_equal(found.numpy(), kind.rule(tensors))
 
 
 def test_zero_points_in_the_middle_need_no_minimum() -> None:

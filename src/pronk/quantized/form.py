@@ -22,6 +22,9 @@ Bits = Literal[8, 4]
 _UNIT = 8
 # Products of 255 by 127 that surely fit an integer of 32 bits.
 _MOST_INPUTS = 65_536
+# How many inputs more than a row a group may have: the kernels keep the codes of a row, filled up to whole groups, and
+# 8 bytes for each group, where its 16-bit numbers would be, filled up to 32.
+_BEYOND = 31
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,8 @@ class Quantized:
         scale: float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``.
         minimum: float32 ``[outputs, groups]``, or ``None``: codes are counted from ``2**(bits - 1)``.
         bits: of a code, 8 or 4.
-        group: inputs that share a scale, a multiple of 8; the last group of a row may have fewer.
+        group: inputs that share a scale, a multiple of 8 and at most 31 more than there are; the last group of a row
+            may have fewer.
         order: int64 ``[inputs]``, the input that each column of ``codes`` belongs to; ``None``: its own.
 
     Raises:
@@ -54,6 +58,9 @@ class Quantized:
             raise ValueError(msg)
         if self.group % _UNIT or self.group < _UNIT or not 0 < inputs <= _MOST_INPUTS:
             msg = f"expected groups of a multiple of {_UNIT} and 1..{_MOST_INPUTS} inputs, found {self.group}, {inputs}"
+            raise ValueError(msg)
+        if self.group > inputs + _BEYOND:
+            msg = f"expected groups of at most {inputs + _BEYOND} for {inputs} inputs, found {self.group}"
             raise ValueError(msg)
         for name, values in (("scale", self.scale), ("minimum", self.minimum)):
             if values is None:
