@@ -126,7 +126,9 @@ class _Weight:
         check_zeros("bias", tensors, "as config.json says that there is no bias")
         bits, group = self.scheme.bits, self.group
         unpack_into(codes, tensors["qweight"].t(), bits)
-        order = order_of("g_idx", tensors["g_idx"], group) if "g_idx" in tensors else None
+        order = None
+        if "g_idx" in tensors:
+            order = order_of("g_idx", tensors["g_idx"], group, ordered=self.scheme.ordered)
         return affine(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
 
     def _zeros(self, packed: Tensor) -> Tensor:
