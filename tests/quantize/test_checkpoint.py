@@ -96,6 +96,7 @@ def test_config_and_companions(checkpoint: MakeCheckpoint, tmp_path: Path) -> No
     [
         ("llama", {}),
         ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+        ("llama", {"mlp_bias": True, "save_dtype": torch.bfloat16}),
         ("mistral", {"sliding_window": 8}),
         ("qwen2", {"save_dtype": torch.bfloat16}),
         ("qwen3", {}),
