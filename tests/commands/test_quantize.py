@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from pronk import LLM
 from pronk.files import shards
@@ -70,6 +72,20 @@ def test_mistakes_are_one_line(run: Run, model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("method", ["nearest", "calibrated"])
+def test_a_damaged_model_is_one_line(method: str, run: Run, model: Path, tmp_path: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.0.input_layernorm.weight"][0] = torch.nan
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "book.txt").write_text("".join(f"Line {number} of a book.\n" for number in range(400)))
+    words = ("--calibrate", tmp_path / "book.txt") if method == "calibrated" else ()
+    code, out, err = run(model, tmp_path / "out", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert "layer 0: expected finite numbers" in err
+    assert "perplexity" not in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_interrupted(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: object) -> bytes:
         raise KeyboardInterrupt
@@ -79,6 +95,15 @@ def test_interrupted(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.
     assert code == 130
     assert "interrupted; nothing half written was kept" in err
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_help(run: Run) -> None:
+    code, out, err = run("--help")
+    assert (code, err) == (0, "")
+    assert "Usage: pronk quantize" in out
+    assert "Examples" in out
+    for option in ("--bits", "--group", "--calibrate", "--tokens", "--threads"):
+        assert option in out
 
 
 def test_help_needs_no_torch() -> None:

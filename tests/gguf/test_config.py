@@ -74,6 +74,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "softcap": (number("attn_logit_softcapping", 50.0), "llama.attn_logit_softcapping = 50.0 is not supported"),
     "window": (number("attention.sliding_window", 64), "llama.attention.sliding_window = 64 is not supported"),
     "scale": (number("logit_scale", 0.5), "llama.logit_scale = 0.5 is not supported"),
+    "dense layers": (number("leading_dense_block_count", 1), "llama.leading_dense_block_count = 1 is not supported"),
+    "more layers": (number("nextn_predict_layers", 1), "llama.nextn_predict_layers = 1 is not supported"),
+    "sections": (
+        lambda w: w.add_array("llama.rope.dimension_sections", [16, 24, 24, 0]),
+        r"llama.rope.dimension_sections = \[16, 24, 24, 0\] is not supported; expected a plain llama model",
+    ),
+    "clamped": (
+        lambda w: w.add_array("llama.swiglu_clamp_exp", [7.0] * 100),
+        r"llama.swiglu_clamp_exp = \[7.0, 7.0, .* is not supported",
+    ),
     "value length": (number("attention.value_length", 4), "attention.value_length: expected the 8 of a head's key, f"),
     "odd head": (number("attention.key_length", 7), "rope.dimension_count: expected the 7 of a head's key"),
     "longrope": (
@@ -94,6 +104,18 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "tensor rope_freqs.weight: expected numbers above 0",
     ),
 }
+
+
+def test_values_that_ask_for_nothing(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        for key in ("leading_dense_block_count", "nextn_predict_layers", "expert_count"):
+            writer.add_uint32(f"llama.{key}", 0)
+        writer.add_array("llama.rope.dimension_sections", [0, 0, 0, 0])
+        writer.add_float32("llama.logit_scale", 1.0)
+        writer.add_string("llama.tensor_data_layout", "Meta AI original pth")
+
+    folder = checkpoint("llama")
+    assert read_config(convert(folder, tmp_path / "a.gguf", change=change)) == read_config(folder)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -20,8 +20,9 @@ from quantized.codes import CODED, coded_product, some_codes
 
 SETS = candidates()
 KINDS = pytest.mark.parametrize("kind", CODED, ids=lambda kind: f"{kind[0]} bits, minima {kind[1]}, order {kind[2]}")
-# Outputs, inputs, group: less than a block and more, a last group that is not full, groups of all sizes, a whole row.
-SHAPES = [(5, 8, 8), (17, 40, 16), (97, 100, 32), (33, 640, 64), (48, 1100, 128), (20, 576, 576)]
+# Outputs, inputs, group: less than a block and more, a last group that is not full, groups of all sizes, a whole row
+# and more.
+SHAPES = [(5, 8, 8), (5, 25, 56), (17, 40, 16), (97, 100, 32), (33, 640, 64), (48, 1100, 128), (20, 576, 576)]
 
 
 def products(weight: Quantized, bias: Tensor | None = None) -> list[KernelLinear]:

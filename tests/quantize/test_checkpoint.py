@@ -96,6 +96,7 @@ def test_config_and_companions(checkpoint: MakeCheckpoint, tmp_path: Path) -> No
     [
         ("llama", {}),
         ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+        ("llama", {"mlp_bias": True, "save_dtype": torch.bfloat16}),
         ("mistral", {"sliding_window": 8}),
         ("qwen2", {"save_dtype": torch.bfloat16}),
         ("qwen3", {}),
@@ -258,6 +259,46 @@ def test_weights_that_are_no_numbers(texts: Texts, checkpoint: MakeCheckpoint, t
     damaged["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
     save_file(damaged, source / "model.safetensors", metadata={"format": "pt"})
     refuse(source, tmp_path / "x", CheckpointError, "layer 1: expected finite numbers", texts=replace(texts))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "where"),
+    [
+        ("model.embed_tokens.weight", torch.nan, "embedding"),
+        ("model.layers.0.input_layernorm.weight", torch.nan, "layer 0"),
+        ("model.layers.2.mlp.down_proj.weight", 3e38, "layer 2"),
+        ("model.norm.weight", torch.inf, "last norm or head"),
+        ("lm_head.weight", torch.nan, "last norm or head"),
+    ],
+)
+def test_models_that_predict_nothing(
+    name: str, value: float, where: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Norms, embedding and head are not rounded, so that nobody else looks at their numbers."""
+    source = shutil.copytree(checkpoint("llama"), tmp_path / "source")
+    damaged = tensors(source)
+    damaged[name][:] = value
+    save_file(damaged, source / "model.safetensors", metadata={"format": "pt"})
+    refuse(source, tmp_path / "x", CheckpointError, f"{where}: expected finite numbers behind it, found others")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_method_without_a_perplexity_is_not_the_best(
+    checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"nearest": torch.nan, "scaled": torch.inf, "gptq": 9.0}
+
+    def claim(*given: Any) -> float:
+        run_method(*given)
+        return figures[given[1]]
+
+    monkeypatch.setattr(module, "run", claim)
+    made = make(checkpoint("llama"), tmp_path / "out", texts=BOTH)
+    assert (made.method, made.after) == ("gptq", 9.0)
+    figures["gptq"] = torch.nan
+    message = "expected a finite perplexity, once quantized, found nan by nearest, inf by scaled, nan by gptq; use"
+    refuse(checkpoint("llama"), tmp_path / "x", CheckpointError, message, texts=BOTH)
     assert not (tmp_path / "x").exists()
 
 

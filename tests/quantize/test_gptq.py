@@ -76,6 +76,24 @@ def test_the_error_is_that_of_the_outputs() -> None:
     assert output_error(weight, other, x.t() @ x) == pytest.approx(float(wrong), rel=1e-5)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [(3, 3), (3, 5)], ids=["diagonal", "beside"])
+def test_products_that_are_no_numbers(place: tuple[int, int], value: float) -> None:
+    weight, hessian = some_layer(8, 32, 64)
+    hessian[place] = hessian[place[::-1]] = value
+    with pytest.raises(ValueError, match="expected finite products of the inputs, found others; quantize w") as caught:
+        gptq(weight, hessian, Rule(KERNELS, 4, 8, torch.bfloat16))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_matrix_that_no_inputs_have() -> None:
+    """Damping ends."""
+    hessian = torch.eye(32)
+    hessian[3, 5] = hessian[5, 3] = 1e30
+    with pytest.raises(ValueError, match="found a matrix that is far from positive definite"):
+        gptq(torch.ones(8, 32), hessian, Rule(KERNELS, 4, 8, torch.bfloat16))
+
+
 def test_inputs_that_are_never_there_and_too_few_samples() -> None:
     """Nothing is divided by 0: such weights go to the nearest code."""
     weight, hessian = some_layer(16, 64, 3)

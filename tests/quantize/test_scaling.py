@@ -10,6 +10,7 @@ import torch
 from checkpoints import MakeCheckpoint
 from pronk.kernels.library import candidates
 from pronk.model.decoder import Layer
+from pronk.quantize import scaling
 from pronk.quantize.layers import LINEARS, Stream, hessians
 from pronk.quantize.rounding import Rule
 from pronk.quantize.scaling import scale_layer
@@ -56,6 +57,11 @@ def test_same_function_and_better_codes(family: str, overrides: dict[str, bool],
     assert torch.equal(layer.attention_norm.weight, layer.attention_norm.weight.bfloat16().float())
     assert not torch.equal(layer.attention_norm.weight, plain.attention_norm.weight)
     assert not torch.equal(layer.down.weight, plain.down.weight)
+    if "mlp_bias" in overrides:
+        moved = layer.up.bias[80:]
+        assert torch.equal(moved, moved.bfloat16().float())
+        assert not torch.equal(moved, plain.up.bias[80:])
+        assert torch.equal(layer.up.bias[:80], plain.up.bias[:80])
     errors = []
     for each in (layer, plain):
         for name in LINEARS:
@@ -75,6 +81,26 @@ def test_gains_of_zero_stay(checkpoint: MakeCheckpoint) -> None:
     scale_layer(layer, seen, Rule(KERNELS, 4, 16, torch.bfloat16))
     assert layer.attention_norm.weight[9] == 0
     assert torch.equal(layer.qkv.weight[:, 9], before)
+
+
+@torch.no_grad()
+def test_biases_of_zero_scale_with_their_rows(checkpoint: MakeCheckpoint) -> None:
+    layer, stream = some_layer(checkpoint("llama", **BIASES))
+    layer.up.bias[100:120] = 0.0
+    expected, before = output(layer, stream), layer.up.weight.clone()
+    with hessians(layer) as seen:
+        output(layer, stream)
+    scale_layer(layer, seen, Rule(KERNELS, 4, 16, torch.bfloat16))
+    assert layer.up.bias[100:120].count_nonzero() == 0
+    assert (layer.up.weight != before)[100:120].all()
+    torch.testing.assert_close(output(layer, stream), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_what_is_divided_is_what_the_file_holds() -> None:
+    values, scale = torch.tensor([3.0, 1e-7, 60000.0, 0.0]), torch.tensor([7.0, 9.0, 0.5, 2.0])
+    divided, by = scaling._divide(values, scale, Rule(KERNELS, 4, 16, torch.float16))
+    assert divided.tolist() == [float(torch.tensor(3 / 7).half()), *values[1:].tolist()]
+    assert by.tolist() == [float(values[0] / divided[0]), 1.0, 1.0, 1.0]
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pronk.errors import CheckpointError
+from pronk.quantized.form import Quantized
 from pronk.quantized.formats import scheme_of
 from pronk.quantized.scheme import Module
 from quantized_formats import FORMATS, Format, gptq, ints, pack
@@ -85,6 +86,22 @@ def test_groups_that_do_not_match(index: list[int], message: str) -> None:
     damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=tensor), rf"^g_idx: .*{message}")
     kind = ints(4, "group", order=True)
     damaged(kind, lambda tensors: tensors.update(weight_g_idx=tensor), rf"^weight_g_idx: .*{message}")
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_an_order_that_was_never_set(value: int) -> None:
+    """Without it, codes would belong to other inputs; a single group has no order."""
+    index = torch.full((64,), value, dtype=torch.int32)
+    message = rf"^g_idx: expected the group of each input, 0..3, as desc_act .* found {value} for all; use a chec"
+    damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=index), message)
+    whole = gptq(4, -1, order=True)
+    tensors = whole.make(np.random.default_rng(0), 32, 64)
+    weight = scheme_of(whole.config).weight(Module("model.layers.0.mlp.up_proj", 32, 64))
+    assert weight is not None
+    read = weight.read(tensors | {"g_idx": index}, torch.empty(32, 64, dtype=torch.uint8))
+    assert isinstance(read, Quantized)
+    assert read.order is None
+    assert np.array_equal(read.dequantize().numpy(), whole.rule(tensors))
 
 
 def test_a_bias_that_the_model_does_not_have() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pronk.quantized.form import Bits, Quantized
+from pronk.quantized.form import Bits
 from quantized.codes import CODED, some_codes
 
 
@@ -26,12 +26,10 @@ def test_dequantized(kind: tuple[Bits, bool, bool], group: int) -> None:
             assert found[n, column if made.order is None else int(made.order[column])] == want
 
 
-def test_rows_and_stacks() -> None:
+def test_rows() -> None:
     made = some_codes((24, 64), 4, True, True, 32)
     parts = [made.rows(0, 5), made.rows(5, 16), made.rows(16, 24)]
-    again = Quantized.stack(parts)
-    assert torch.equal(again.dequantize(), made.dequantize())
-    assert Quantized.stack([made]) is made
+    assert torch.equal(torch.cat([part.dequantize() for part in parts]), made.dequantize())
 
 
 @pytest.mark.parametrize(
@@ -41,6 +39,8 @@ def test_rows_and_stacks() -> None:
         ({"bits": 3}, "expected codes of 8 or 4 bits as uint8, found 3 bits"),
         ({"group": 12}, "expected groups of a multiple of 8"),
         ({"group": 0}, "expected groups of a multiple of 8"),
+        ({"group": 96, "scale": torch.ones(4, 1)}, "expected groups of at most 95 for 64 inputs, found 96"),
+        ({"group": 65536, "scale": torch.ones(4, 1)}, "expected groups of at most 95 for 64 inputs, found 65536"),
         ({"scale": torch.ones(4, 3)}, r"expected scale \[4, 2\] in float32, found \[4, 3\]"),
         ({"scale": torch.ones(4, 2).half()}, "in float32, found"),
         ({"scale": torch.full((4, 2), torch.nan)}, "expected finite numbers in scale"),
@@ -55,16 +55,3 @@ def test_what_does_not_go_together_is_refused(changed: dict[str, Any], message: 
     with pytest.raises(ValueError, match=message) as caught:
         replace(made, **changed)
     assert "\n" not in str(caught.value)
-
-
-def test_matrices_that_are_quantized_in_other_ways_do_not_stack() -> None:
-    made = some_codes((4, 64), 8, False, True, 32)
-    for other in (
-        some_codes((4, 64), 4, False, True, 32),
-        some_codes((4, 64), 8, True, True, 32),
-        some_codes((4, 64), 8, False, True, 64),
-        some_codes((4, 64), 8, False, False, 32),
-        some_codes((4, 64), 8, False, True, 32, seed=1),
-    ):
-        with pytest.raises(ValueError, match="expected"):
-            Quantized.stack([made, other])

@@ -70,10 +70,16 @@ def test_blocks_beyond_the_matrix_cost_nothing() -> None:
     config = {"quant_method": "fp8", "weight_block_size": [10**12, 10**12]}
     found = numbers(weight_of(config, 32, 64), {"weight": tensors["weight"], "weight_scale_inv": scale}, 32, 64)
     assert np.array_equal(found.numpy(), kind.rule(tensors))
-    config = gptq(4, -1).config | {"group_size": 8 * 10**12}
-    tensors = gptq(4, -1).make(np.random.default_rng(0), 32, 64)
-    found = numbers(weight_of(config, 32, 64), tensors, 32, 64)
-    assert np.array_equal(found.numpy(), gptq(4, -1).rule(tensors))
+    rows = ints(4, "channel")
+    weights = rows.config["config_groups"]["group_0"]["weights"] | {"strategy": "group", "group_size": 8 * 10**12}
+    for kind, config in (
+        (gptq(4, -1), gptq(4).config | {"group_size": 8 * 10**12}),
+        (awq(-1), awq().config | {"group_size": 8 * 10**12}),
+        (rows, grouped(weights=weights)),
+    ):
+        tensors = kind.make(np.random.default_rng(0), 32, 64)
+        found = numbers(weight_of(config, 32, 64), tensors, 32, 64)
+        assert np.array_equal(found.numpy(), kind.rule(tensors))
 
 
 def test_zero_points_in_the_middle_need_no_minimum() -> None:
@@ -121,6 +127,14 @@ def packed(**weights: Any) -> dict[str, Any]:
     return INTS | {"config_groups": {"group_0": group | {"weights": group["weights"] | weights}}}
 
 
+def blocks(structure: object, **weights: Any) -> dict[str, Any]:
+    """A config of 8-bit floats with these blocks."""
+    config = FORMATS["float-block"].config
+    group = config["config_groups"]["group_0"]
+    changed = group["weights"] | {"block_structure": structure} | weights
+    return config | {"config_groups": {"group_0": group | {"weights": changed}}}
+
+
 def grouped(**values: Any) -> dict[str, Any]:
     return INTS | {"config_groups": {"group_0": INTS["config_groups"]["group_0"] | values}}
 
@@ -134,6 +148,7 @@ def grouped(**values: Any) -> dict[str, Any]:
         (GPTQ | {"bits": 3}, r"expected bits of 4 or 8, found 3; use a GPTQ checkpoint with 4 or 8 bits"),
         (GPTQ | {"bits": 2}, r"found 2; use a GPTQ"),
         (GPTQ | {"bits": True}, r"found True"),
+        (GPTQ | {"bits": 4.0}, r"bits of 4 or 8, found 4.0"),
         (GPTQ | {"bits": None}, r"found None"),
         (GPTQ | {"checkpoint_format": "marlin"}, r"checkpoint_format gptq or gptq_v2, found 'marlin'"),
         (GPTQ | {"checkpoint_format": ["gptq"]}, r"found \['gptq'\]"),
@@ -149,10 +164,17 @@ def grouped(**values: Any) -> dict[str, Any]:
         (GPTQ | {"dynamic": {"-:(": {}}}, r"regular expressions in dynamic, found '-:\('"),
         (GPTQ | {"dynamic": ["-:x"]}, r"an object of rules as dynamic"),
         (GPTQ | {"modules_in_block_to_quantize": [[1]]}, r"lists of names as modules_in_block_to_quantize"),
+        (GPTQ | {"modules_in_block_to_quantize": 5}, r"lists of names as modules_in_block_to_quantize, found 5"),
+        (GPTQ | {"modules_in_block_to_quantize": {"mlp.up_proj": 1}}, r"modules_in_block_to_quantize, found \{'mlp"),
+        (GPTQ | {"modules_in_block_to_quantize": "mlp.up_proj"}, r"modules_in_block_to_quantize, found 'mlp"),
+        (GPTQ | {"dynamic": {"-:" + "(" * 9999 + ")" * 9999: {}}}, r"regular expressions in dynamic, found '-:\(\("),
+        (GPTQ | {"dynamic": {"-:a{99999999999}": {}}}, r"regular expressions in dynamic, found '-:a\{9"),
         (AWQ | {"version": "gemv"}, r"expected the version gemm, found 'gemv'; use an AWQ checkpoint"),
         (AWQ | {"version": "gemv_fast"}, r"found 'gemv_fast'"),
         (AWQ | {"backend": "llm-awq"}, r"the backend autoawq, found 'llm-awq'"),
         (AWQ | {"bits": 8}, r"bits of 4, found 8"),
+        (AWQ | {"bits": 4.0}, r"bits of 4, found 4.0"),
+        (AWQ | {"bits": [4]}, r"bits of 4, found \[4\]"),
         (AWQ | {"zero_point": False}, r"zero_point true, found False"),
         (AWQ | {"group_size": 12}, r"a multiple of 8, or -1, found 12"),
         (AWQ | {"modules_to_not_convert": "lm_head"}, r"a list of names as modules_to_not_convert, found 'lm_head'"),
@@ -169,12 +191,23 @@ def grouped(**values: Any) -> dict[str, Any]:
         (INTS | {"transform_config": {"config_groups": {"a": {}}}}, r"expected no transform_config"),
         (INTS | {"config_groups": {}}, r"an object of rules as config_groups, found \{\}"),
         (INTS | {"config_groups": {"W4A16": ["Linear"]}}, r"objects in config_groups, found \['Linear'\]; write"),
+        (INTS | {"ignore": ["re:a{99999999999}"]}, r"regular expressions after re:, found 're:a\{9"),
         (INTS | {"ignore": ["re:("]}, r"regular expressions after re:, found 're:\('"),
         (grouped(targets="Linear"), r"a list of names as targets"),
         (grouped(weights=4), r"an object as weights, found 4"),
         (grouped(output_activations={"num_bits": 8}), r"expected no output_activations"),
         (grouped(format="float-quantized"), r"weights of the type float for float-quantized, found 'int'"),
-        (packed(num_bits=3), r"num_bits of 4 or 8 for the type int, found 3"),
+        (packed(num_bits=3), r"int weights with num_bits of 4 or 8, found 3"),
+        (packed(num_bits=4.0), r"num_bits of 4 or 8, found 4.0"),
+        (blocks("9" * 5000 + "x1"), r"two sizes as block_structure, found '99999"),
+        (blocks("axb1c2"), r"two sizes as block_structure, found 'axb1c2'"),
+        (blocks("32x16x8"), r"two sizes as block_structure, found '32x16x8'"),
+        (blocks("²x1"), r"two sizes as block_structure, found '²x1'"),
+        (blocks("0x16"), r"block_structure: expected an integer of at least 1, found 0"),
+        (blocks(["32", 16]), r"block_structure: expected an integer of at least 1, found '32'"),
+        (blocks([32, 1.5]), r"block_structure: expected an integer of at least 1, found 1.5"),
+        (blocks(None), r"two sizes as block_structure, found None"),
+        (blocks([32, 16], num_bits=8.0), r"float weights with num_bits of 8, found 8.0"),
         (packed(type="float", num_bits=4), r"weights of the type int for pack-quantized, found 'float'"),
         (packed(type="bool"), r"type: expected one of int, float, found 'bool'"),
         (packed(strategy="token"), r"strategy: expected one of tensor, channel, group, found 'token'"),

@@ -1,6 +1,7 @@
 """What the metadata of a GGUF file says its model is, as the :class:`~pronk.architecture.config.ModelConfig` of it.
 
-Keys that would change the computation are honoured or refused by name. Mistral is a ``llama`` to llama.cpp.
+Keys that are known to change the computation are honoured or refused by name; others are passed over. Mistral is
+a ``llama`` to llama.cpp.
 """
 
 from __future__ import annotations
@@ -28,18 +29,36 @@ _ROPE_FREQUENCIES = "rope_freqs.weight"
 _REFUSED: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
+    "attention.kv_lora_rank": (0,),
     "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.q_lora_rank": (0,),
+    "attention.relative_buckets_count": (0,),
     "attention.scale": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.temperature_scale": (0,),
     "attn_logit_softcapping": (0,),
+    "embedding_length_per_layer_input": (0,),
     "embedding_scale": (0, 1),
     "expert_count": (0,),
     "final_logit_softcapping": (0,),
+    "full_attention_interval": (0, 1),
+    "leading_dense_block_count": (0,),
     "logit_scale": (0, 1),
+    "n_deepstack_layers": (0,),
+    "nextn_predict_layers": (0,),
     "residual_scale": (0, 1),
+    "rope.dimension_sections": (0,),
+    "rope.scaling.alpha": (0, 1),
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_attn_factor": (1,),
     "rope.scaling.yarn_ext_factor": (1, -1),
     "rope.scaling.yarn_log_multiplier": (0,),
+    "shortconv.l_cache": (0,),
+    "ssm.conv_kernel": (0,),
+    "swiglu_clamp_exp": (0,),
+    "swiglu_clamp_shexp": (0,),
+    "swin_norm": (False,),
     "use_parallel_residual": (False,),
 }
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -117,9 +136,9 @@ class _Keys:
 
     def refuse_others(self) -> None:
         for key, fine in _REFUSED.items():
-            value = self.get(key)
-            if value is not None and value not in fine:
-                msg = f"{self.where(key)} = {value!r} is not supported; expected a plain {self.architecture} model"
+            found = self.checkpoint.header.get(f"{self.architecture}.{key}")
+            if found is not None and any(each not in fine for each in (found if isinstance(found, list) else [found])):
+                msg = f"{self.where(key)} = {found!r:.80} is not supported; expected a plain {self.architecture} model"
                 raise ConfigError(msg)
         window = self.get("attention.sliding_window", 0)
         if isinstance(window, int) and 0 < window < self.integer("context_length"):

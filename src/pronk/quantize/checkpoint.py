@@ -7,6 +7,7 @@ besides the states of the texts.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pronk.errors import OptionError
+from pronk.errors import CheckpointError, OptionError
 from pronk.files.atomic import new_folder, write_json, writing
 from pronk.files.companions import copy_companions
 from pronk.files.shards import Entry, check_target, write_weights
@@ -92,8 +93,8 @@ def quantize(
     Raises:
         OptionError: bits, a group or a folder that cannot be had, too little disk space, no kernels; or as of
             ``read``.
-        CheckpointError: the source cannot be read, is quantized already or of another family, or ``out`` cannot be
-            written.
+        CheckpointError: the source cannot be read, is quantized already or of another family, holds numbers that are
+            not finite, or ``out`` cannot be written.
     """
     source = Source(folder)
     known, size = choose_group(source.config, bits, group)
@@ -108,7 +109,7 @@ def quantize(
         before, tried = _try_all(source, rule, texts, partial, status)
         made = Made(
             rule,
-            min(tried, key=lambda method: tried[method]),
+            _best(tried, folder),
             tried,
             before,
             texts.evaluation[:, 1:].numel(),
@@ -156,6 +157,16 @@ def _try_all(source: Source, rule: Rule, texts: Texts, partial: Path, status: St
         (partial / method).mkdir()
         tried[method] = run(source, method, rule, texts, partial / method, tick(f"quantizing, {method}"))
     return before, tried
+
+
+def _best(tried: Mapping[str, float], folder: Path) -> str:
+    """The method with the lowest perplexity of those that have one."""
+    finite = {method: perplexity for method, perplexity in tried.items() if math.isfinite(perplexity)}
+    if not finite:
+        found = ", ".join(f"{perplexity} by {method}" for method, perplexity in tried.items())
+        msg = f"{folder}: expected a finite perplexity, once quantized, found {found}; use more bits or smaller groups"
+        raise CheckpointError(msg)
+    return min(finite, key=lambda method: finite[method])
 
 
 def _entries(source: Source, rule: Rule) -> Iterator[Entry]:

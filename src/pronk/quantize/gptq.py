@@ -20,6 +20,8 @@ __all__ = ["gptq", "output_error"]
 
 # Added to the diagonal of H, as a part of its mean (section 3.3 of the paper).
 _DAMPING = 0.01
+# How often ten times as much is tried.
+_TRIES = 8
 # Columns whose errors reach the columns behind them in one product.
 _BLOCK = 128
 
@@ -33,6 +35,9 @@ def gptq(weight: Tensor, hessian: Tensor, rule: Rule) -> Quantized:
         weight: ``[outputs, inputs]`` float32.
         hessian: ``H`` ``[inputs, inputs]``, up to a factor.
         rule: how it is quantized.
+
+    Raises:
+        ValueError: numbers that are not finite, or a matrix that is no ``H``; the message is one line.
     """
     inputs = weight.shape[1]
     group = rule.group or inputs
@@ -77,14 +82,20 @@ def _block(group: int) -> int:
 
 def _factor(hessian: Tensor) -> Tensor:
     """``U`` with ``H⁻¹ = Uᵀ U``, float32. An input that is always 0 is rounded by itself."""
+    if not bool(hessian.isfinite().all()):
+        msg = "expected finite products of the inputs, found others; quantize without a text to calibrate with"
+        raise ValueError(msg)
     wide = hessian.double()
     wide.diagonal().masked_fill_(wide.diagonal() <= 0, 1.0)
     mean = wide.diagonal().mean()
     damping = _DAMPING
-    while True:
+    for _ in range(_TRIES):
         wide.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(wide)
         if not failed:
-            inverse = torch.cholesky_inverse(lower)
-            return torch.linalg.cholesky(inverse, upper=True).float()
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not failed:
+                return upper.float()
         damping *= 10  # so few tokens, or so alike, that rounding made H indefinite
+    msg = "expected products of the inputs with each other, found a matrix that is far from positive definite"
+    raise ValueError(msg)

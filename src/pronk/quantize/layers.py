@@ -53,12 +53,13 @@ class Stream:
                 rows.copy_(out)
 
     def perplexity(self) -> float:
-        """Of each token but the first of a sequence, behind the last layer."""
+        """Of each token but the first of a sequence, behind the last layer; not finite if some numbers are not."""
         rows = self.rows.unflatten(0, (-1, self.length))[:, :-1].flatten(0, 1)
         head = self.frame.head
         assert isinstance(head, PlainLinear)
         loss, _ = text_loss(self.frame.norm(rows), head.weight, self.tokens[:, 1:].reshape(-1), torch.float32)
-        return math.exp(min(float(loss), 700.0))
+        value = float(loss)
+        return math.exp(min(value, 700.0)) if math.isfinite(value) else value
 
 
 @contextmanager

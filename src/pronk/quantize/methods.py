@@ -55,12 +55,20 @@ class Texts:
 
 @torch.no_grad()
 def measure(source: Source, texts: Texts, tick: Tick) -> float:
-    """Perplexity of the model as it is, computed in float32."""
+    """Perplexity of the model as it is, computed in float32.
+
+    Raises:
+        CheckpointError: it is not finite, or some states on the way are not.
+    """
     stream = Stream(source.frame(), texts.evaluation)
+    _check_finite(stream.rows, f"{source.folder}: embedding")
     for index in range(source.config.num_layers):
         stream.through(source.layer(index), index)
+        _check_finite(stream.rows, f"{source.folder}: layer {index}")
         tick()
-    return stream.perplexity()
+    found = stream.perplexity()
+    _check_finite(torch.tensor(found), f"{source.folder}: last norm or head")
+    return found
 
 
 @torch.no_grad()
@@ -76,7 +84,8 @@ def run(source: Source, method: str, rule: Rule, texts: Texts, folder: Path, tic
         tick: told of each layer.
 
     Returns:
-        Perplexity, with weights as they are written and everything else in float32.
+        Perplexity, with weights as they are written and everything else in float32; not finite if something
+        overflows with them.
     """
     frame = source.frame()
     evaluation = Stream(frame, texts.evaluation)
@@ -102,6 +111,12 @@ def run(source: Source, method: str, rule: Rule, texts: Texts, folder: Path, tic
 def layer_file(folder: Path, index: int) -> Path:
     """Where the tensors of a layer are until the checkpoint is put together."""
     return folder / f"layer-{index}.safetensors"
+
+
+def _check_finite(states: Tensor, where: str) -> None:
+    if not bool(states.isfinite().all()):
+        msg = f"{where}: expected finite numbers behind it, found others; restore the weights from their source"
+        raise CheckpointError(msg)
 
 
 def _quantize(layer: Layer, method: str, rule: Rule, seen: Mapping[str, Tensor], where: str) -> dict[str, Quantized]:

@@ -28,29 +28,38 @@ _LEAST = 1e-4
 
 
 def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: Rule) -> None:
-    """Scale the inputs of a layer's matrices in place; it computes what it did, up to the rounding of its gains.
+    """Scale the inputs of a layer's matrices in place; it computes what it did, up to roundings of float32.
 
     Args:
         layer: with plain weights in float32.
         hessians: ``X Xᵀ`` of the inputs of ``qkv``, ``up`` and ``down``.
-        rule: how the matrices will be quantized; gains are rounded to its dtype, too.
+        rule: how the matrices will be quantized; what is divided is rounded to its dtype, too.
     """
     for name, norm in (("qkv", layer.attention_norm), ("up", layer.mlp_norm)):
         linear = _linear(layer, name)
         scale = _search(linear.weight, hessians[name], rule)
-        gain = cast(Tensor, norm.weight.data)
-        divided = (gain / scale).to(rule.dtype).float()
-        # What the gain is divided by in the end, it being rounded; one that has become 0 cannot be made up for.
-        fits = (divided != 0) & divided.isfinite()
-        linear.weight.data.mul_(torch.where(fits, gain / divided, 1.0))
-        norm.weight.data = torch.where(fits, divided, gain)
+        norm.weight.data, by = _divide(cast(Tensor, norm.weight.data), scale, rule)
+        linear.weight.data.mul_(by)
     if layer.config.gated:
         down, up = _linear(layer, "down"), _linear(layer, "up")
         scale = _search(down.weight, hessians["down"], rule)
+        if up.bias is not None:
+            bias = up.bias.data[len(scale) :]
+            divided, by = _divide(bias, scale, rule)
+            scale = torch.where(bias == 0, scale, by)
+            bias.copy_(divided)
         down.weight.data.mul_(scale)
         up.weight.data[len(scale) :].div_(scale[:, None])
-        if up.bias is not None:
-            up.bias.data[len(scale) :].div_(scale)
+
+
+def _divide(values: Tensor, scale: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Values divided by scales, as the file will hold them, and what each is divided by in the end, it being rounded.
+
+    One that would become 0 or infinite stays: nothing could make up for that.
+    """
+    divided = (values / scale).to(rule.dtype).float()
+    fits = (divided != 0) & divided.isfinite()
+    return torch.where(fits, divided, values), torch.where(fits, values / divided, 1.0)
 
 
 def _linear(layer: Layer, name: str) -> PlainLinear:

@@ -18,7 +18,7 @@ from pronk.checks import check_integer
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantized.form import Quantized
 from pronk.quantized.packing import OUTPUTS, affine, group_size, unpack
-from pronk.quantized.scheme import NOTHING, Module, Stored, listed, names, refuse
+from pronk.quantized.scheme import NOTHING, Module, Stored, check_bits, listed, refuse
 
 __all__ = ["AWQ"]
 
@@ -33,7 +33,7 @@ class AWQ:
 
     Attributes:
         group: inputs of a group; -1 is all of them.
-        plain: components of the names of modules that are not quantized.
+        plain: parts of the names of modules that are not quantized, as AutoAWQ matches them: anywhere.
     """
 
     group: int
@@ -50,9 +50,7 @@ class AWQ:
         Raises:
             ConfigError: values that are missing, contradictory or not supported.
         """
-        bits = config.get("bits", config.get("w_bit", 4))
-        if bits != 4:
-            refuse("bits of 4", bits, _INSTEAD)
+        check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _INSTEAD)
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
             refuse("the version gemm", version, _INSTEAD)
@@ -67,7 +65,7 @@ class AWQ:
 
     def weight(self, module: Module) -> _Weight | None:
         """See :class:`~pronk.quantized.scheme.Scheme`."""
-        if module.head or module.transposed or any(names(module.name, pattern) for pattern in self.plain):
+        if module.head or module.transposed or any(part in module.name for part in self.plain):
             return None
         if module.outputs % 8:
             msg = f"{module.name}: expected a multiple of 8 outputs, found {module.outputs}; {_INSTEAD}"

@@ -17,7 +17,7 @@ from pronk.errors import ConfigError
 from pronk.quantized.form import Bits
 from pronk.quantized.fp8 import FP8_NOTE, FP8Weight
 from pronk.quantized.integers import Ints
-from pronk.quantized.scheme import NOTHING, STATIC_NOTE, Module, Weight, listed, refuse
+from pronk.quantized.scheme import NO_EXPRESSION, NOTHING, STATIC_NOTE, Module, Weight, check_bits, listed, refuse
 
 __all__ = ["CompressedTensors"]
 
@@ -132,7 +132,7 @@ def _targets(targets: Sequence[str]) -> tuple[str, ...]:
         if target.startswith("re:"):
             try:
                 re.compile(target.removeprefix("re:"))
-            except re.error as error:
+            except NO_EXPRESSION as error:
                 refuse("regular expressions after re:", target, f"this is none ({error})")
     return tuple(targets)
 
@@ -161,9 +161,8 @@ def _weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
     kind = check_choice("quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError)
     if _FORMATS[layout] not in (None, kind):
         refuse(f"weights of the type {_FORMATS[layout]} for {layout}", kind, "restore config.json from its source")
-    floats, bits = kind == "float", weights.get("num_bits", 8)
-    if bits not in ((8,) if floats else (4, 8)):
-        refuse(f"num_bits of {'8' if floats else '4 or 8'} for the type {kind}", bits, _INSTEAD)
+    floats = kind == "float"
+    bits = check_bits(f"{kind} weights with num_bits", weights.get("num_bits", 8), (8,) if floats else (4, 8), _INSTEAD)
     symmetric = check_flag("quantization_config: symmetric", weights.get("symmetric", True), error=ConfigError)
     if floats and not symmetric:
         refuse("symmetric floats", weights, _INSTEAD)
@@ -186,11 +185,11 @@ def _weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
 
 def _block(structure: object) -> tuple[int, int]:
     """``[128, 128]``, or ``"128x128"`` of older versions."""
-    found = re.findall(r"\d+", structure) if isinstance(structure, str) else structure
+    found = structure
+    if isinstance(structure, str):
+        text = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", structure)
+        found = [int(size) for size in text.groups()] if text else None
     if not isinstance(found, list) or len(found) != 2:
         refuse("two sizes as block_structure", structure, _INSTEAD)
-    high, wide = (
-        check_integer("quantization_config: block_structure", int(n) if isinstance(n, str) else n, 1, error=ConfigError)
-        for n in found
-    )
+    high, wide = (check_integer("quantization_config: block_structure", n, 1, error=ConfigError) for n in found)
     return high, wide

@@ -7,7 +7,6 @@ scale and minimum belong to a group of codes beside each other along the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
@@ -23,6 +22,9 @@ Bits = Literal[8, 4]
 _UNIT = 8
 # Products of 255 by 127 that surely fit an integer of 32 bits.
 _MOST_INPUTS = 65_536
+# How many inputs more than a row a group may have: the kernels keep the codes of a row, filled up to whole groups, and
+# 8 bytes for each group, where its 16-bit numbers would be, filled up to 32.
+_BEYOND = 31
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +36,8 @@ class Quantized:
         scale: float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``.
         minimum: float32 ``[outputs, groups]``, or ``None``: codes are counted from ``2**(bits - 1)``.
         bits: of a code, 8 or 4.
-        group: inputs that share a scale, a multiple of 8; the last group of a row may have fewer.
+        group: inputs that share a scale, a multiple of 8 and at most 31 more than there are; the last group of a row
+            may have fewer.
         order: int64 ``[inputs]``, the input that each column of ``codes`` belongs to; ``None``: its own.
 
     Raises:
@@ -55,6 +58,9 @@ class Quantized:
             raise ValueError(msg)
         if self.group % _UNIT or self.group < _UNIT or not 0 < inputs <= _MOST_INPUTS:
             msg = f"expected groups of a multiple of {_UNIT} and 1..{_MOST_INPUTS} inputs, found {self.group}, {inputs}"
+            raise ValueError(msg)
+        if self.group > inputs + _BEYOND:
+            msg = f"expected groups of at most {inputs + _BEYOND} for {inputs} inputs, found {self.group}"
             raise ValueError(msg)
         for name, values in (("scale", self.scale), ("minimum", self.minimum)):
             if values is None:
@@ -95,28 +101,3 @@ class Quantized:
         """Some outputs of it."""
         minimum = None if self.minimum is None else self.minimum[start:stop]
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)
-
-    @classmethod
-    def stack(cls, parts: Sequence[Quantized]) -> Quantized:
-        """Matrices of the same inputs on top of each other.
-
-        Raises:
-            ValueError: they differ in bits, groups, minima or order.
-        """
-        first = parts[0]
-        for part in parts[1:]:
-            kinds = [(each.bits, each.group, each.minimum is None, each.order is None) for each in (first, part)]
-            if kinds[0] != kinds[1]:
-                msg = f"expected matrices that are quantized alike, found {kinds[0]} and {kinds[1]}"
-                raise ValueError(msg)
-            if first.order is not None and part.order is not None and not torch.equal(first.order, part.order):
-                msg = "expected one order of the inputs of matrices that share them, found several"
-                raise ValueError(msg)
-        if len(parts) == 1:
-            return first
-        return replace(
-            first,
-            codes=torch.cat([part.codes for part in parts]),
-            scale=torch.cat([part.scale for part in parts]),
-            minimum=None if first.minimum is None else torch.cat([part.minimum for part in parts]),  # type: ignore[misc]
-        )

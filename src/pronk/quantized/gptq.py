@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from pronk.checks import check_flag, check_integer
 from pronk.errors import CheckpointError, ConfigError
 from pronk.quantized.form import Bits, Quantized
 from pronk.quantized.packing import affine, group_size, order_of, unpack, unpack_into
-from pronk.quantized.scheme import FLOATS, NOTHING, Module, Stored, check_zeros, refuse
+from pronk.quantized.scheme import FLOATS, NO_EXPRESSION, NOTHING, Module, Stored, check_bits, check_zeros, refuse
 
 __all__ = ["GPTQ"]
 
@@ -64,9 +64,7 @@ class GPTQ:
         Raises:
             ConfigError: values that are missing, contradictory or not supported.
         """
-        bits = config.get("bits")
-        if bits not in (4, 8) or isinstance(bits, bool):
-            refuse("bits of 4 or 8", bits, _INSTEAD)
+        bits = check_bits("bits", config.get("bits"), (4, 8), _INSTEAD)
         found = config.get("checkpoint_format") or config.get("format") or "gptq"
         if not isinstance(found, str) or found not in _OFFSETS:
             refuse(f"checkpoint_format {' or '.join(_OFFSETS)}", found, _INSTEAD)
@@ -76,7 +74,7 @@ class GPTQ:
             if config.get(key):
                 refuse(f"no {key}", config[key], _INSTEAD)
         return cls(
-            bits=cast(Bits, bits),
+            bits=bits,
             group=_group(config.get("group_size", -1)),
             offset=_OFFSETS[found],
             symmetric=_flag(config, "sym", default=True),
@@ -93,10 +91,10 @@ class GPTQ:
 
     def weight(self, module: Module) -> _Weight | None:
         """See :class:`~pronk.quantized.scheme.Scheme`."""
-        if module.head:
-            return _Weight(self, module) if self.head else None
         if any(pattern.match(module.name) for pattern in self.excluded):
             return None
+        if module.head:
+            return _Weight(self, module) if self.head else None
         if self.inside is not None and not any(module.name.endswith(f".{end}") for end in self.inside):
             return None
         return _Weight(self, module)
@@ -128,7 +126,9 @@ class _Weight:
         check_zeros("bias", tensors, "as config.json says that there is no bias")
         bits, group = self.scheme.bits, self.group
         unpack_into(codes, tensors["qweight"].t(), bits)
-        order = order_of("g_idx", tensors["g_idx"], group) if "g_idx" in tensors else None
+        order = None
+        if "g_idx" in tensors:
+            order = order_of("g_idx", tensors["g_idx"], group, ordered=self.scheme.ordered)
         return affine(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
 
     def _zeros(self, packed: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def _excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
             )
         try:
             patterns.append(re.compile(rule.removeprefix("-:")))
-        except re.error as error:
+        except NO_EXPRESSION as error:
             refuse("regular expressions in dynamic", rule, f"this is none ({error})")
     return tuple(patterns)
 
@@ -189,7 +189,9 @@ def _inside(config: Mapping[str, Any]) -> frozenset[str] | None:
     blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
     if not blocks:
         return None
-    flat = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
+    flat: list[Any] = [None]
+    if isinstance(blocks, list):
+        flat = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
     if not all(isinstance(name, str) for name in flat):
         refuse("lists of names as modules_in_block_to_quantize", blocks, "restore config.json from its source")
     return frozenset(flat)

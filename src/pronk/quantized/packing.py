@@ -80,13 +80,14 @@ def affine(
         raise CheckpointError(str(error)) from error
 
 
-def order_of(name: str, index: Tensor, group: int) -> Tensor | None:
+def order_of(name: str, index: Tensor, group: int, *, ordered: bool = False) -> Tensor | None:
     """The order of inputs in which those of a group are beside each other; ``None``: the one that they have.
 
     Args:
         name: of the tensor, for errors.
         index: integers ``[inputs]``, the group of each input.
         group: inputs of a group.
+        ordered: whether the file is said to have an order of its own, so that the index has to be there.
 
     Returns:
         int64 ``[inputs]``.
@@ -97,8 +98,15 @@ def order_of(name: str, index: Tensor, group: int) -> Tensor | None:
     inputs = len(index)
     plain = torch.arange(inputs) // group
     # Where the order is the plain one, some writers leave the tensor as it was made: all 0, or all -1.
-    if torch.equal(index.long(), plain) or not bool((index != 0).any()) or not bool((index != -1).any()):
+    unset = not bool((index != 0).any()) or not bool((index != -1).any())
+    if torch.equal(index.long(), plain) or (unset and not (ordered and len(plain) > group)):
         return None
+    if unset:
+        msg = (
+            f"{name}: expected the group of each input, 0..{int(plain[-1])}, as desc_act says that they are ordered, "
+            f"found {int(index[0])} for all; use a checkpoint whose {name} was written"
+        )
+        raise CheckpointError(msg)
     order = index.long().argsort(stable=True)
     if not torch.equal(index.long()[order], plain):
         low, high = int(index.min()), int(index.max())

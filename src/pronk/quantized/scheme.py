@@ -9,21 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 from torch import Tensor
 
 from pronk.errors import CheckpointError, ConfigError
-from pronk.quantized.form import Quantized
+from pronk.quantized.form import Bits, Quantized
 
 __all__ = [
     "FLOATS",
     "NOTHING",
+    "NO_EXPRESSION",
     "STATIC_NOTE",
     "Module",
     "Scheme",
     "Stored",
     "Weight",
+    "check_bits",
     "check_zeros",
     "listed",
     "names",
@@ -35,6 +37,9 @@ FLOATS = ("F32", "F16", "BF16")
 
 # Matches no name.
 NOTHING = re.compile(r"(?!)")
+
+# Raised for texts that are no regular expressions, or that repeat or nest without measure.
+NO_EXPRESSION = (re.error, OverflowError, RecursionError)
 
 STATIC_NOTE = "static scales of activations are not used: activations are rounded by their own range, or not at all"
 
@@ -122,6 +127,13 @@ def refuse(what: str, found: object, instead: str) -> NoReturn:
     raise ConfigError(msg)
 
 
+def check_bits(name: str, found: object, known: Sequence[int], instead: str) -> Bits:
+    """The bits of a code: an integer of ``known``, and no other number that equals it."""
+    if isinstance(found, bool) or not isinstance(found, int) or found not in known:
+        refuse(f"{name} of {' or '.join(map(str, known))}", found, instead)
+    return cast(Bits, found)
+
+
 def listed(config: Mapping[str, Any], key: str) -> list[str]:
     """A list of names in a config; empty where there is none.
 
@@ -142,7 +154,7 @@ def names(module: str, pattern: str) -> bool:
         return True
     try:
         return re.match(rf"(?:{pattern})(?=\.|$)", module) is not None
-    except re.error:
+    except NO_EXPRESSION:
         return False
 
 
