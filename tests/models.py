@@ -157,12 +157,20 @@ def make_cache(
     poison: float | None = POISON,
     packed: bool = True,
     kv_dtype: torch.dtype | None = None,
+    share_prefixes: bool = False,
 ) -> PagedCache:
     """A pool that is full of ``poison``, for the kernels or for torch."""
     if not packed and poison is not None:
         poison = 1e4  # torch multiplies what a mask hides by zero
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype, "device": CPU}
-    made = PagedCache(config, **shape, kv_dtype=kv_dtype, poison=poison, kernels=kernels() if packed else None)
+    made = PagedCache(
+        config,
+        **shape,
+        kv_dtype=kv_dtype,
+        poison=poison,
+        kernels=kernels() if packed else None,
+        share_prefixes=share_prefixes,
+    )
     for pool in (*made.keys, *made.values):
         if poison is not None:
             spoil(pool, poison)
@@ -176,14 +184,17 @@ def make_engine(
     block_size: int = 16,
     poison: float | None = POISON,
     kv_dtype: torch.dtype | None = None,
+    share_prefixes: bool = False,
     **options: Any,
 ) -> Engine:
     """An engine with a pool of its own, in the dtype of the decoder; ``options`` are the engine's."""
     dtype = decoder.embedding.dtype
     packed = decoder.kernels is not None
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "kv_dtype": kv_dtype}
-    pool = make_cache(decoder.config, dtype, **shape, poison=poison, packed=packed)
+    pool = make_cache(decoder.config, dtype, **shape, poison=poison, packed=packed, share_prefixes=share_prefixes)
     pool.allocator = StrictAllocator(num_blocks, block_size)
+    if pool.prefix is not None:
+        pool.prefix.attach(pool.allocator)
     return Engine(decoder, pool, **options)
 
 

@@ -474,7 +474,7 @@ def test_options_of_the_model_out_of_range(checkpoint: MakeCheckpoint, options: 
 
 
 def test_a_cache_that_is_too_small_says_so(checkpoint: MakeCheckpoint) -> None:
-    llm = LLM(checkpoint("llama"), kv_memory="100KB")
+    llm = LLM(checkpoint("llama"), kv_memory="60KB")
     with pytest.raises(CacheFullError, match=r"needs room for \d+ tokens .* has \d+; raise kv_memory"):
         llm.generate(PROMPTS[0], SamplingParams(max_tokens=200))
     assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=4)).token_ids

@@ -41,6 +41,7 @@ FLOORS = (
     {"engine"},
     {"outputs"},
     {"llm"},
+    {"aio"},
     {"proof", "testing"},
     {"bench", "inflate"},
     {"train"},
@@ -75,9 +76,9 @@ def test_functions_are_short() -> None:
 
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
-        "LLM", "Completion", "Drafter", "Guesser", "Piece", "SamplingParams", "TokenTree",
-        "PronkError", "CacheFullError", "CheckpointError", "ConfigError", "OptionError", "PromptError",
-        "TokenizerError", "__version__", *class_names(),
+        "LLM", "AsyncLLM", "Completion", "Drafter", "Guesser", "Piece", "SamplingParams", "TokenTree",
+        "PronkError", "CacheFullError", "CheckpointError", "ConfigError", "DeadlineError", "OptionError",
+        "OverloadedError", "PromptError", "TokenizerError", "__version__", *class_names(),
     }  # fmt: skip
     assert len(pronk.__all__) == len(set(pronk.__all__))
     for name in pronk.__all__:

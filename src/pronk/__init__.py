@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 from pronk.drafters.registry import class_names
 
 if TYPE_CHECKING:
+    from pronk.aio import AsyncLLM as AsyncLLM
     from pronk.choosing.params import SamplingParams as SamplingParams
     from pronk.drafters import *  # noqa: F403 - the drafters, for type checkers
     from pronk.errors import CacheFullError as CacheFullError
     from pronk.errors import CheckpointError as CheckpointError
     from pronk.errors import ConfigError as ConfigError
+    from pronk.errors import DeadlineError as DeadlineError
     from pronk.errors import OptionError as OptionError
+    from pronk.errors import OverloadedError as OverloadedError
     from pronk.errors import PromptError as PromptError
     from pronk.errors import PronkError as PronkError
     from pronk.errors import TokenizerError as TokenizerError
@@ -31,11 +34,14 @@ _HOMES = {
         "CacheFullError",
         "CheckpointError",
         "ConfigError",
+        "DeadlineError",
         "OptionError",
+        "OverloadedError",
         "PromptError",
         "PronkError",
         "TokenizerError",
     ),
+    "pronk.aio": ("AsyncLLM",),
     "pronk.llm": ("LLM",),
     "pronk.outputs": ("Completion", "Piece"),
     "pronk.choosing.params": ("SamplingParams",),

@@ -8,7 +8,9 @@
     │   └── TokenizerError   tokenizer files are missing or do not match the model
     ├── OptionError          an option out of its range, or one that a method cannot honour (also a ValueError)
     ├── PromptError          a prompt that cannot be decoded: empty, too long, ids outside the vocabulary
-    └── CacheFullError       the KV cache has no free blocks left
+    ├── CacheFullError       the KV cache has no free blocks left
+    ├── DeadlineError        a request was not done in time (also a TimeoutError)
+    └── OverloadedError      more requests than are let in; later there may be room
 
 Each message is one line: what was expected, what was found, what to do.
 """
@@ -19,7 +21,9 @@ __all__ = [
     "CacheFullError",
     "CheckpointError",
     "ConfigError",
+    "DeadlineError",
     "OptionError",
+    "OverloadedError",
     "PromptError",
     "PronkError",
     "TokenizerError",
@@ -52,3 +56,11 @@ class PromptError(PronkError, ValueError):
 
 class CacheFullError(PronkError):
     """The KV cache has no free blocks left."""
+
+
+class DeadlineError(PronkError, TimeoutError):
+    """A request was not done in time."""
+
+
+class OverloadedError(PronkError):
+    """More requests than are let in; later there may be room."""

@@ -57,6 +57,7 @@ class LLM:
         weights: str = "plain",
         kv_memory: str | int | None = None,
         kv_dtype: str = "auto",
+        prefix_cache: bool = False,
         max_batch: int = 16,
         prefill_chunk: int = 512,
         threads: int | None = None,
@@ -81,6 +82,9 @@ class LLM:
             kv_dtype: ``"auto"`` keeps keys and values as they are computed; ``"int8"`` rounds them to 8 bits, with a
                 scale for each head of each token: half the memory or less, and another model. Guessing changes
                 nothing there either. The caches of draft models stay as they are.
+            prefix_cache: keep what the cache holds of texts that have ended, as long as there is room, for texts that
+                begin alike: a chat's next turn, prompts with the same instructions. It changes no token. Models with
+                dynamic RoPE go without: there the keys of a prompt depend on its length.
             max_batch: most requests in one pass, 1..1024.
             prefill_chunk: most prompt tokens in one pass, 16..8192.
             threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
@@ -122,7 +126,13 @@ class LLM:
         memory = KVBudget(kv_memory, max_batch, target)
         self.engine = Engine(
             decoder,
-            memory.add(self.config, computed_in(kind, chosen), chosen, torch.int8 if kv_dtype == "int8" else None),
+            memory.add(
+                self.config,
+                computed_in(kind, chosen),
+                chosen,
+                torch.int8 if kv_dtype == "int8" else None,
+                share_prefixes=prefix_cache,
+            ),
             max_batch=max_batch,
             prefill_chunk=prefill_chunk,
             budget=budget == "auto",

@@ -524,7 +524,7 @@ def test_blocks_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     assert blocks(torch.bfloat16, 10 * block, 9) == 20
     with pytest.raises(OptionError, match=f"kv_memory: expected at least {block} bytes.*found '1k'"):
         blocks(torch.float32, "1k", 9)
-    needed = 3 * (math.ceil(CONFIG.context / BLOCK_SIZE) + 1)
+    needed = 3 * math.ceil((CONFIG.context + 128) / BLOCK_SIZE)
     assert blocks(torch.float32, None, 3) == needed
     monkeypatch.setattr(budget, "_memory", lambda _: 4 * 10 * block)
     assert blocks(torch.float32, None, 3) == 10

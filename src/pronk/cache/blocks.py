@@ -8,13 +8,14 @@ each other is read as a view and needs no gathering.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pronk.errors import CacheFullError
 
-__all__ = ["BlockAllocator", "BlockTable", "Started"]
+__all__ = ["BlockAllocator", "BlockTable", "Keeper", "Started"]
 
 
 class Started(NamedTuple):
@@ -42,6 +43,9 @@ class BlockTable:
         length: committed tokens whose keys and values are in the cache; what lies beyond is a draft.
         in_run: whether the blocks are consecutive.
         started: what has been computed of a draft behind them in the first layers alone, or ``None``.
+        digests: of the text up to the end of each full block, as far as they are known
+            (:mod:`pronk.cache.prefix`).
+        version: of the pool that it was begun in.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -49,6 +53,8 @@ class BlockTable:
     length: int = 0
     in_run: bool = True
     started: Started | None = None
+    digests: list[bytes] = field(default_factory=list)
+    version: int = -1
     _numbers: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -69,17 +75,43 @@ class BlockTable:
         self._numbers = None
 
 
+class Keeper(Protocol):
+    """Who knows what is in blocks that nobody uses any more."""
+
+    def keeps(self, block: int) -> bool:
+        """Whether it is worth keeping."""
+        ...
+
+    def evict(self, block: int) -> None:
+        """Its place is needed."""
+        ...
+
+
 class BlockAllocator:
-    """Hands out blocks and counts who refers to them."""
+    """Hands out blocks and counts who refers to them.
+
+    Attributes:
+        num_blocks: in all.
+        block_size: tokens of a block.
+        references: tables that each block is in.
+        num_free: blocks that are in none; some may be *idle*.
+        idle: those of them that the keeper keeps, the least recently used first: they are taken when there is no other.
+        keeper: who keeps them.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.references = [0] * num_blocks
         self.num_free = num_blocks
+        self.idle: dict[int, None] = {}
+        self.keeper: Keeper | None = None
 
     def reset(self) -> None:
         """All blocks are free; no table may be in use."""
+        for block, references in enumerate(self.references):
+            if references and self.keeper is not None and self.keeper.keeps(block):
+                self.idle[block] = None
         self.references = [0] * self.num_blocks
         self.num_free = self.num_blocks
 
@@ -106,13 +138,29 @@ class BlockAllocator:
             table.blocks.append(self._take(self._next_block(table, missing)))
         table.changed()
 
+    def missing(self, table: BlockTable, tokens: int) -> int:
+        """Free blocks that it takes to make the places of tokens ``table.length .. tokens - 1`` writable."""
+        more = max(0, self.blocks_for(tokens) - table.released - len(table.blocks))
+        written = table.blocks[max(0, table.length // self.block_size - table.released) :]
+        return more + sum(self.shared(block) for block in written)
+
     def fork(self, table: BlockTable, tokens: int) -> BlockTable:
         """A second table over the blocks of the first ``tokens`` tokens."""
         count = max(0, self.blocks_for(tokens) - table.released)
-        blocks = table.blocks[:count]
+        made = BlockTable(released=table.released, length=tokens, version=table.version)
+        made.digests = table.digests[: tokens // self.block_size]
+        self.share(made, table.blocks[:count])
+        return made
+
+    def share(self, table: BlockTable, blocks: Sequence[int]) -> None:
+        """Let a table without blocks refer to these, which others may refer to as well."""
         for block in blocks:
+            if not self.references[block]:
+                self.num_free -= 1
+                self.idle.pop(block, None)
             self.references[block] += 1
-        return BlockTable(blocks, table.released, tokens, table.in_run)
+        table.blocks = list(blocks)
+        table.changed()
 
     def shared(self, block: int) -> bool:
         """Whether more than one table refers to ``block``: it must be copied before it is written."""
@@ -143,22 +191,40 @@ class BlockAllocator:
         gone, table.blocks = table.blocks, []
         table.length = table.released = 0
         table.started = None
+        table.digests = []
         table.changed()
+        return self._drop(gone)
+
+    def trim(self, table: BlockTable, tokens: int) -> list[int]:
+        """Give back the blocks behind the first ``tokens`` tokens; returns the blocks that are free now."""
+        count = max(0, self.blocks_for(tokens) - table.released)
+        gone, table.blocks = table.blocks[count:], table.blocks[:count]
+        if gone:
+            table.started = None
+            table.changed()
         return self._drop(gone)
 
     def _drop(self, blocks: list[int]) -> list[int]:
         freed = []
-        for block in blocks:
+        for block in reversed(blocks):  # the end of a text is the first to be forgotten
             if self.references[block] <= 0:
                 msg = f"block {block} was released twice"
                 raise AssertionError(msg)
             self.references[block] -= 1
-            if not self.references[block]:
+            if self.references[block]:
+                continue
+            self.num_free += 1
+            if self.keeper is not None and self.keeper.keeps(block):
+                self.idle[block] = None
+            else:
                 freed.append(block)
-        self.num_free += len(freed)
-        return freed
+        return freed[::-1]
 
     def _take(self, block: int) -> int:
+        if block in self.idle:
+            assert self.keeper is not None
+            self.keeper.evict(block)
+            del self.idle[block]
         self.references[block] = 1
         self.num_free -= 1
         return block
@@ -167,15 +233,17 @@ class BlockAllocator:
         """The block after the table's last one if it is free, or else the start of a run for all that are missing."""
         if table.blocks:
             after = table.blocks[-1] + 1
-            if after < self.num_blocks and not self.references[after]:
+            if after < self.num_blocks and self._empty(after):
                 return after
         return self._longest_run(missing)
 
     def _longest_run(self, enough: int) -> int:
-        """Start of the first run of ``enough`` free blocks, or of the longest one."""
+        """Start of the first run of ``enough`` empty blocks, or of the longest one; an idle block if none is empty."""
+        if len(self.idle) == self.num_free:
+            return next(iter(self.idle))
         best, best_length, start = 0, 0, 0
         for block in range(self.num_blocks + 1):
-            if block < self.num_blocks and not self.references[block]:
+            if block < self.num_blocks and self._empty(block):
                 continue
             if block - start > best_length:
                 best, best_length = start, block - start
@@ -183,3 +251,6 @@ class BlockAllocator:
                 break
             start = block + 1
         return best
+
+    def _empty(self, block: int) -> bool:
+        return not self.references[block] and block not in self.idle

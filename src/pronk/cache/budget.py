@@ -24,6 +24,9 @@ BLOCK_SIZE = 32
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
+# Places of each request for guesses beyond its text.
+_GUESSES = 128
+
 # Share of the machine's memory that the pool may take when nobody says how much.
 _DEFAULT_SHARE = 0.25
 
@@ -63,6 +66,8 @@ class KVBudget:
         dtype: torch.dtype,
         kernels: Kernels | None = None,
         kv_dtype: torch.dtype | None = None,
+        *,
+        share_prefixes: bool = False,
     ) -> PagedCache:
         """A new pool, for ``kernels`` or for torch; the others give up their share. The first one is the target's.
 
@@ -70,7 +75,7 @@ class KVBudget:
             OptionError: the budget does not hold a block of every pool, or a pool that has to shrink is in use.
         """
         if self._wanted is None:
-            self._wanted = self.max_requests * (-(-config.context // BLOCK_SIZE) + 1)
+            self._wanted = self.max_requests * -(-(config.context + _GUESSES) // BLOCK_SIZE)
         pool = PagedCache(
             config,
             num_blocks=self._share(kv_bytes_per_token(config, kv_dtype or dtype)),
@@ -79,6 +84,7 @@ class KVBudget:
             kv_dtype=kv_dtype,
             device=self.device,
             kernels=kernels,
+            share_prefixes=share_prefixes,
         )
         self._pools.add(pool)
         return pool

@@ -25,6 +25,7 @@ from torch import Tensor
 from pronk.architecture.config import ModelConfig
 from pronk.cache.blocks import BlockAllocator, BlockTable
 from pronk.cache.layout import PANEL, kv_bytes_per_token, layouts, spoil
+from pronk.cache.prefix import PrefixCache
 from pronk.kernels.library import TYPES
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class PagedCache:
         kv_dtype: of the keys and values that are kept: the same, or int8.
         kernels: who computes with it; ``None`` is torch.
         version: changes whenever the tensors are others than before.
+        prefix: which prefixes the blocks hold, or ``None`` if that is not remembered.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class PagedCache:
         kv_dtype: torch.dtype | None = None,
         poison: float | None = None,
         kernels: Kernels | None = None,
+        share_prefixes: bool = False,
     ) -> None:
         """``poison`` is written over freed blocks; tests use it to prove that nothing reads them."""
         assert kernels is None or block_size % PANEL == 0, "the kernels read keys in panels of 16"
@@ -72,6 +75,9 @@ class PagedCache:
         self.device = device
         self.block_size = block_size
         self.poison = poison
+        # Dynamic rotations of a prompt's keys depend on its length: the same tokens have others in another prompt.
+        dynamic = config.rope is not None and config.rope.kind == "dynamic"
+        self.prefix = PrefixCache() if share_prefixes and not dynamic else None
         self.keys: list[Tensor]
         self.values: list[Tensor]
         self.hidden: dict[int, Tensor] = {}
@@ -91,7 +97,7 @@ class PagedCache:
         self.keys = [_zeros(keys, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
         self.values = [_zeros(values, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
         self.hidden = {layer: self._rows() for layer in kept}
-        self.version += 1
+        self._changed()
 
     def keep_hidden(self, layer: int, owner: object) -> None:
         """From now on, keep the output of layer number ``layer`` (1 is the first) for the tokens of every pass.
@@ -101,13 +107,19 @@ class PagedCache:
         self._owners.setdefault(layer, WeakSet()).add(owner)
         if layer not in self.hidden:
             self.hidden[layer] = self._rows()
-            self.version += 1
+            self._changed()
 
     def forget_hidden(self) -> None:
         """Outputs whose owners are all gone are not kept any longer."""
         for layer in [layer for layer in self.hidden if not self._owners[layer]]:
             del self.hidden[layer]
-            self.version += 1
+            self._changed()
+
+    def _changed(self) -> None:
+        """The tensors are others: what older blocks hold is gone, or lacks the outputs that are kept from now on."""
+        self.version += 1
+        if self.prefix is not None:
+            self.prefix.attach(self.allocator)
 
     def _rows(self) -> Tensor:
         return _zeros((1, self.num_slots, self.config.hidden_size), self.dtype, self.device)
@@ -134,6 +146,8 @@ class PagedCache:
         Raises:
             CacheFullError: the pool has too few free blocks.
         """
+        if not table.blocks:
+            table.version = self.version
         self.allocator.grow(table, tokens)
         first = table.length // self.block_size - table.released
         for index in range(first, len(table.blocks)):
@@ -141,6 +155,9 @@ class PagedCache:
                 old, new = self.allocator.replace(table, index)
                 for pool in self._pools:
                     pool[:, self._places(pool, new)] = pool[:, self._places(pool, old)]
+            elif self.prefix is not None:
+                # A text that began with a part of it, and outlives the one that filled it, writes its own there.
+                self.prefix.forget(table.blocks[index])
 
     def _places(self, pool: Tensor, block: int) -> slice:
         """Where a block is in the second dimension of a pool, which counts slots or panels."""
@@ -244,6 +261,19 @@ class PagedCache:
     def rollback(self, table: BlockTable, length: int) -> None:
         """Forget everything after the first ``length`` tokens."""
         table.length = length
+        del table.digests[length // self.block_size :]
+
+    def match(self, tokens: Sequence[int], salt: bytes = b"") -> BlockTable | None:
+        """A table of the longest beginning of a text that the pool still holds; see :class:`PrefixCache`."""
+        table = None if self.prefix is None else self.prefix.match(tokens, salt)
+        if table is not None:
+            table.version = self.version
+        return table
+
+    def learn(self, table: BlockTable, tokens: Sequence[int], salt: bytes = b"") -> None:
+        """Remember the full blocks of a text, unless it began before the tensors were what they are."""
+        if self.prefix is not None and table.version == self.version:
+            self.prefix.learn(table, tokens, salt)
 
     def fork(self, table: BlockTable, tokens: int) -> BlockTable:
         """A table of the first ``tokens`` tokens that shares their blocks; whoever writes first gets a copy."""
@@ -252,6 +282,10 @@ class PagedCache:
     def release_before(self, table: BlockTable, token: int) -> None:
         """Give back the blocks whose tokens all lie before ``token``: no later token sees them."""
         self._poison(self.allocator.release_before(table, token))
+
+    def trim(self, table: BlockTable, tokens: int) -> None:
+        """Give back the blocks behind the first ``tokens`` tokens."""
+        self._poison(self.allocator.trim(table, tokens))
 
     def release(self, table: BlockTable) -> None:
         """Give back all blocks of a request."""

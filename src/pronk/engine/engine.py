@@ -62,7 +62,7 @@ class Engine:
         self.runner = Runner(decoder, cache)
         self.cache = cache
         self.scheduler = Scheduler(cache, decoder.config.window, max_batch, prefill_chunk, max_tree)
-        self.proposing = Proposing(self.runner, max_tree, budget=budget)
+        self.proposing = Proposing(self.runner, budget=budget)
         self.settling = Settling(cache)
         self.lock = RLock()
         self.target = Target(decoder, cache, tokenizer, kv_budget, folder, self.lock)

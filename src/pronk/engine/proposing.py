@@ -42,8 +42,8 @@ class Proposing:
         costs: of passes, measured when they are first asked for; ``None`` before.
     """
 
-    def __init__(self, runner: Runner, max_tree: int, *, budget: bool) -> None:
-        self.runner, self.max_tree, self.budget = runner, max_tree, budget
+    def __init__(self, runner: Runner, *, budget: bool) -> None:
+        self.runner, self.budget = runner, budget
         self.vocab_size = runner.decoder.config.vocab_size
         self.costs: PassCosts | None = None
 
@@ -63,8 +63,9 @@ class Proposing:
     def propose(self, turns: Sequence[Turn]) -> dict[Request, TokenTree]:
         """The guesses that pay, for all requests that decode; a prompt's own tokens need none."""
         drafts: dict[Request, TokenTree] = {}
-        for guesser, requests in _by_guesser(turn.request for turn in turns if turn.request.num_pending == 1):
-            drafts.update(self._ask(guesser, requests))
+        rooms = {turn.request: turn.room for turn in turns if turn.room}
+        for guesser, requests in _by_guesser(rooms):
+            drafts.update(self._ask(guesser, requests, rooms))
         return self._afford(turns, drafts)
 
     def observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
@@ -89,24 +90,28 @@ class Proposing:
             except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                 self._give_up(request, error)
 
-    def _ask(self, guesser: Guesser[Any], requests: Sequence[Request]) -> dict[Request, TokenTree]:
+    def _ask(
+        self, guesser: Guesser[Any], requests: Sequence[Request], rooms: Mapping[Request, int]
+    ) -> dict[Request, TokenTree]:
         """What one guesser proposes; if it raises, it is asked for each request alone, to learn whose fault it is."""
         began = perf_counter()
         try:
-            drafts = self._proposals(guesser, requests)
+            drafts = self._proposals(guesser, requests, rooms)
         except Exception as error:  # noqa: BLE001 - whatever a guesser raises
             if len(requests) == 1:
                 self._give_up(requests[0], error)
                 return {}
-            return {key: tree for request in requests for key, tree in self._ask(guesser, [request]).items()}
+            return {key: tree for request in requests for key, tree in self._ask(guesser, [request], rooms).items()}
         seconds = perf_counter() - began
         for request in requests:
             request.stats.draft_seconds += seconds
         return drafts
 
-    def _proposals(self, guesser: Guesser[Any], requests: Sequence[Request]) -> dict[Request, TokenTree]:
+    def _proposals(
+        self, guesser: Guesser[Any], requests: Sequence[Request], rooms: Mapping[Request, int]
+    ) -> dict[Request, TokenTree]:
         try:
-            contexts = [self._context(request) for request in requests]
+            contexts = [self._context(request, rooms[request]) for request in requests]
             with interruptible():
                 proposed = guesser.propose(contexts)
             trees = zip(requests, contexts, proposed, strict=True)
@@ -116,12 +121,12 @@ class Proposing:
             for request in requests:
                 request.chooser.recover()
 
-    def _context(self, request: Request) -> DraftContext[Any]:
+    def _context(self, request: Request, room: int) -> DraftContext[Any]:
         return DraftContext(
             request.draft_state,
             request.tokens,
             max(0, request.remaining - 1),
-            self.max_tree - 1,
+            room,
             request.params,
             request.chooser,
             request.table,

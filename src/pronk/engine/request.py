@@ -63,6 +63,10 @@ class Request:
         text: what its tokens are read by.
         ends: token ids that end it.
         parent: an earlier request of the same prompt, whose cache it may start from.
+        priority: those with a higher one go first.
+        deadline: when it ends with an error if it has not ended by then, by ``perf_counter``; ``None`` is never.
+        salt: only requests with the same one share what the cache has of their texts.
+        arrival: its number among those that were added.
         table: where its keys and values are.
         draft_state: what the guesser has started for it, if it is ``drafting``.
         guessed: of each generated token, whether it was an accepted guess.
@@ -87,6 +91,10 @@ class Request:
     text: TextOutput
     ends: frozenset[int]
     parent: Request | None = None
+    priority: int = 0
+    deadline: float | None = None
+    salt: bytes = b""
+    arrival: int = field(default=0, init=False)
     table: BlockTable = field(default_factory=BlockTable, init=False)
     draft_state: Any = field(default=None, init=False)
     drafting: bool = field(default=False, init=False)

@@ -1,24 +1,40 @@
-"""Who takes part in the next pass, and with how many of its tokens."""
+"""Who takes part in the next pass, with how many of its tokens, and with room for how many guesses.
+
+Every step is scheduled anew. Blocks of the cache are taken as they are needed: a turn has places for its pending tokens
+and for its guesses before the step begins, so that nothing runs out in the middle of it. Where blocks are short, these
+give way, in this order: guesses, requests that would start, and running requests, the last in order first. Such a
+request is *preempted*: its blocks are free, it waits in its old place, and later its text is read again, all of it,
+which gives the same keys and values, so that its tokens do not change.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from time import perf_counter
 
-from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.engine.request import Request
-from pronk.errors import CacheFullError
+from pronk.errors import CacheFullError, DeadlineError
 
 __all__ = ["Scheduler", "Turn"]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """``count`` of a request's pending tokens go through the next pass."""
+    """A request's part of the next pass.
+
+    Attributes:
+        request: whose.
+        count: so many of its pending tokens go through.
+        room: places that the cache has for guesses behind them.
+    """
 
     request: Request
     count: int
+    room: int = 0
 
     @property
     def decodes(self) -> bool:
@@ -28,17 +44,17 @@ class Turn:
 
 @dataclass
 class Scheduler:
-    """First come, first served.
-
-    A request is admitted when the cache can hold it to its end, so a running request never lacks room; one that the
-    whole cache could not hold is refused when it is added.
+    """Requests of higher priority first; first come, first served among equals.
 
     Attributes:
         cache: where the requests' keys and values go.
         window: positions after which no layer looks back, or ``None``.
         max_batch: most requests in a pass.
-        prefill_chunk: most prompt tokens in a pass.
+        prefill_chunk: most rows of a pass without guesses: one for each request that decodes, and prompts share the
+            rest, of which there is always a half.
         max_tree: most rows of a request in a pass that decodes.
+        waiting: in the order in which they will start.
+        running: in the order in which they are served.
     """
 
     cache: PagedCache
@@ -46,8 +62,9 @@ class Scheduler:
     max_batch: int
     prefill_chunk: int
     max_tree: int
-    waiting: deque[Request] = field(default_factory=deque)
+    waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
+    _arrivals: Iterator[int] = field(default_factory=count)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -55,29 +72,26 @@ class Scheduler:
         Raises:
             CacheFullError: the cache is too small for it even when empty.
         """
-        if self._bound(request) > self.cache.allocator.num_blocks:
+        if self._most(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._too_small(request))
-        self.waiting.append(request)
-
-    def _too_small(self, request: Request) -> str:
-        needed, blocks, size = self._bound(request), self.cache.allocator.num_blocks, self.cache.block_size
-        return (
-            f"the request needs room for {needed * size} tokens in the KV cache, which has {blocks * size}; "
-            "raise kv_memory or lower max_tokens"
-        )
+        request.arrival = next(self._arrivals)
+        bisect.insort(self.waiting, request, key=_order)
 
     def schedule(self) -> list[Turn]:
-        """The next pass: every running request that decodes, and prompts by chunks."""
+        """The next pass: every running request that decodes, prompts by chunks, and room for guesses."""
+        self._expire()
         self._admit()
-        turns: list[Turn] = []
-        budget = self.prefill_chunk
-        for request in self.running:
+        counts: dict[Request, int] = {}
+        decoding = sum(request.num_pending == 1 for request in self.running)
+        left = max(self.prefill_chunk - decoding, self.prefill_chunk // 2)
+        for request in [*self.running]:
             pending = request.num_pending
-            count = 1 if pending == 1 else min(pending, budget)
-            if count:
-                turns.append(Turn(request, count))
-                budget -= count if pending > 1 else 0
-        return turns
+            tokens = 1 if pending == 1 else min(pending, left)
+            if not request.ended and tokens and self._hold(request, tokens, counts):
+                counts[request] = tokens
+                left -= tokens if pending > 1 else 0
+        rooms = self._guesses([request for request in counts if request.num_pending == 1])
+        return [Turn(request, tokens, rooms.get(request, 0)) for request, tokens in counts.items()]
 
     def remove(self, request: Request) -> bool:
         """The request leaves, wherever it is, and its blocks are free. Returns whether it was here at all."""
@@ -91,43 +105,127 @@ class Scheduler:
             self.cache.allocator.reset()
         return True
 
+    def _expire(self) -> None:
+        """Requests whose time is over end with an error: they take part no more, and leave with the step."""
+        now = perf_counter()
+        for request in (*self.running, *self.waiting):
+            if request.deadline is not None and now > request.deadline and not request.ended:
+                waited = now - request.began
+                request.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
+
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_batch:
-            request = self.waiting[0]
-            if not self.running and self._bound(request) > self.cache.allocator.num_blocks:
+        for request in [request for request in self.waiting if not request.ended]:
+            if not self.running and self._most(request) > self.cache.allocator.num_blocks:
                 # A drafter that has joined since has taken its share of the memory.
-                self.waiting.popleft().fail(CacheFullError(self._too_small(request)))
+                request.fail(CacheFullError(self._too_small(request)))
                 continue
-            promised = sum(self._bound(other) for other in self.running)
-            if promised + self._bound(request) > self.cache.allocator.num_blocks:
+            parent = request.parent
+            if parent in self.running and parent.table.length < len(request.prompt) - 1 and not request.num_generated:
+                continue  # what it will start from is being computed
+            if not self._begin(request):
                 return
-            shared, of_prompt = self._shared(request), len(request.prompt) - 1
-            if shared is not None and shared.length < of_prompt:
-                return  # it is being computed
-            if shared is not None:
-                request.table = self.cache.fork(shared, of_prompt)
-            self.running.append(self.waiting.popleft())
-            if self.window is None:
-                # All at once, so that the blocks lie in a run; a window's blocks come and go.
-                self.cache.prepare(request.table, self._span(request))
+            self.waiting.remove(request)
+            bisect.insort(self.running, request, key=_order)
 
-    def _shared(self, request: Request) -> BlockTable | None:
-        """The table of an earlier sample of the same prompt that a request can start from, if there is one."""
-        parent = request.parent
-        if parent is None or parent.ended or parent.table.released or not parent.table.blocks:
-            return None
-        return parent.table
+    def _begin(self, request: Request) -> bool:
+        """Let a request start from what the cache has of its text, if there is a place for it and for the rest."""
+        lower = [each for each in self.running if each.priority < request.priority]
+        if len(self.running) >= self.max_batch and not lower:
+            return False
+        self._find(request)
+        allocator = self.cache.allocator
+        if self._wanted(request) > allocator.num_free:
+            self._give_back({})
+        given = sum(allocator.references[block] == 1 for each in lower for block in each.table.blocks)
+        if len(self.running) > len(lower) and self._wanted(request) > allocator.num_free + given:
+            self.cache.release(request.table)
+            return False
+        while self.running and lower:
+            if len(self.running) < self.max_batch and self._wanted(request) <= allocator.num_free:
+                break
+            self._preempt(lower.pop())
+        request.stats.cached_tokens += request.table.length
+        self._look_ahead(request)
+        return True
 
-    def _tail(self, request: Request) -> int:
-        """Tokens after the prompt that may be written: the output, and a tree beyond it."""
-        return request.params.max_tokens + self.max_tree
+    def _find(self, request: Request) -> None:
+        """What the cache has of a text, but for its last token: of the same prompt's first sample, or of any text."""
+        parent, of_prompt = request.parent, len(request.prompt) - 1
+        alive = parent is not None and not parent.ended and parent.table.blocks and not parent.table.released
+        if parent is not None and alive and parent.table.length >= of_prompt:
+            request.table = self.cache.fork(parent.table, of_prompt)
+        elif not request.reports_prompt:
+            request.table = self.cache.match(request.tokens, request.salt) or request.table
+        if self.window is not None:
+            self.cache.release_before(request.table, request.table.length - self.window + 1)
 
-    def _span(self, request: Request) -> int:
-        """Tokens that the cache holds of a request at a time."""
-        total = len(request.prompt) + self._tail(request)
-        chunk = self.prefill_chunk if request.num_pending > 1 else 1
-        return total if self.window is None else min(total, self.window + chunk + self.max_tree)
+    def _look_ahead(self, request: Request) -> None:
+        """While there is plenty, take all that a request will need at once, so that its blocks lie in a run."""
+        allocator, length = self.cache.allocator, len(request.prompt) + request.params.max_tokens + self.max_tree
+        if (
+            self.window is None
+            and allocator.missing(request.table, length) <= (allocator.num_free - len(allocator.idle)) // 2
+        ):
+            self.cache.prepare(request.table, length)
 
-    def _bound(self, request: Request) -> int:
+    def _wanted(self, request: Request) -> int:
+        """Free blocks that a request should find when it starts: for its text, and for one more of each other."""
+        length = request.num_pending + 1
+        if self.window is not None:
+            length = min(length, self.window + self.prefill_chunk + 1)
+        return self.cache.allocator.missing(request.table, request.table.length + length) + len(self.running)
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self.cache.release(request.table)
+        request.stats.preemptions += 1
+        bisect.insort(self.waiting, request, key=_order)
+
+    def _give_back(self, counts: Mapping[Request, int]) -> None:
+        """Places for guesses, and for what is still far away, give way first; those that the pass needs stay."""
+        for request in self.running:
+            self.cache.trim(request.table, request.table.length + counts.get(request, 0))
+
+    def _hold(self, request: Request, tokens: int, counts: Mapping[Request, int]) -> bool:
+        """Take places for some tokens; those that come last give theirs, up to the request itself."""
+        if request not in self.running:
+            return False
+        allocator, length = self.cache.allocator, request.table.length + tokens
+        if allocator.missing(request.table, length) > allocator.num_free:
+            self._give_back(counts)
+        while allocator.missing(request.table, length) > allocator.num_free:
+            last = self.running[-1]
+            self._preempt(last)
+            if last is request:
+                return False
+        self.cache.prepare(request.table, length)
+        return True
+
+    def _guesses(self, requests: Sequence[Request]) -> dict[Request, int]:
+        """Places for guesses behind the one pending token of each: as many as there may be, or a fair share."""
+        allocator, rooms = self.cache.allocator, dict[Request, int]()
+        for number, request in enumerate(requests):
+            table = request.table
+            blocks = table.released + len(table.blocks) + allocator.num_free // (len(requests) - number)
+            rooms[request] = max(0, min(self.max_tree, blocks * self.cache.block_size - table.length) - 1)
+            self.cache.prepare(table, table.length + 1 + rooms[request])
+        return rooms
+
+    def _most(self, request: Request) -> int:
+        """Blocks that a request needs at least at its end, or at any time if there is a window."""
+        length = len(request.prompt) + request.params.max_tokens
+        if self.window is not None:
+            length = min(length, self.window + self.prefill_chunk + 1)
         # One block more where the window starts in the middle of one.
-        return self.cache.allocator.blocks_for(self._span(request)) + (self.window is not None)
+        return self.cache.allocator.blocks_for(length) + (self.window is not None)
+
+    def _too_small(self, request: Request) -> str:
+        needed, blocks, size = self._most(request), self.cache.allocator.num_blocks, self.cache.block_size
+        return (
+            f"the request needs room for {needed * size} tokens in the KV cache, which has {blocks * size}; "
+            "raise kv_memory or lower max_tokens"
+        )
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return -request.priority, request.arrival

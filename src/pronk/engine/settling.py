@@ -115,7 +115,8 @@ class Settling:
         found = walk(plan.draft, choices(request.chooser, plan.draft, logits))
         committed = self._commit_tokens(request, found, logits)
         # A request with guesses has one pending token, so that its draft is the whole tree of the pass.
-        self._commit_rows(request, [0, *found.path] if found.path else range(turn.count))
+        # No row beyond the text, where it ends within the path: the last token is never in the cache.
+        self._commit_rows(request, [0, *found.path][: len(committed)] if found.path else range(turn.count))
         self._record(plan, found, len(committed))
         needs = request.needs
         return Outcome(
@@ -148,6 +149,7 @@ class Settling:
         if isinstance(offsets, list):
             request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
         self.cache.commit(request.table, offsets)
+        self.cache.learn(request.table, request.tokens, request.salt)
         if self.window is not None:
             self.cache.release_before(request.table, request.table.length - self.window + 1)
 
@@ -156,11 +158,12 @@ class Settling:
         request, top = plan.request, plan.request.params.prompt_logprobs
         if top is None or not request.reports_prompt:
             return
-        held = request.table.length
-        if not held:
+        if not request.prompt_logprobs:
             request.prompt_logprobs.append(None)
-        following = request.prompt[held + 1 : held + 1 + len(logits)]
-        request.prompt_logprobs.extend(token_logprobs(logits, following, top))
+        first = request.table.length + 1
+        known = len(request.prompt_logprobs) - first  # from before it was preempted
+        following = request.prompt[first + known : first + len(logits)]
+        request.prompt_logprobs.extend(token_logprobs(logits[known:], following, top))
 
     def _record(self, plan: Plan, found: Walk, tokens: int) -> None:
         stats, draft = plan.request.stats, plan.draft

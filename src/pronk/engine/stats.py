@@ -54,6 +54,8 @@ class Stats:
     Attributes:
         prompt_tokens: tokens of the prompt.
         generated_tokens: tokens of the output.
+        preemptions: how often it had to give its blocks away, and to be read again.
+        cached_tokens: tokens that it found in the cache, each time that it started.
         moved: rows of accepted guesses that did not lie where the text goes, and were moved there.
         draft_seconds: time in the drafter, of the batches this request was in.
         target_seconds: time in the target's forward pass, of the batches this request was in.
@@ -66,6 +68,8 @@ class Stats:
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
     moved: int = 0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0

@@ -182,8 +182,10 @@ class _Text:
     """One text through one layer."""
 
     def __init__(self, kernels: Kernels, decoder: Decoder, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
-        config, places = decoder.config, {"num_blocks": 8, "block_size": 16}
-        self.cache = PagedCache(config, **places, dtype=dtype, kv_dtype=kv_dtype, device=_CPU, kernels=kernels)
+        config = decoder.config
+        self.cache = PagedCache(
+            config, num_blocks=8, block_size=16, dtype=dtype, kv_dtype=kv_dtype, device=_CPU, kernels=kernels
+        )
         self.table = BlockTable()
         self.rope = RopeTable(config.rope)
         self.program = Program(kernels, config.hidden_size, dtype, self.cache)

@@ -275,11 +275,13 @@ class Draft:
         if length > self.context:
             return False
         to_come = max(context.max_depth, context.params.max_tokens - context.chooser.context.num_chosen)
-        try:
-            self.runner.cache.prepare(lane.table, length + to_come + context.max_nodes)
-        except CacheFullError:
-            return False
-        return True
+        for more in (to_come, 0):  # or as much as it takes now
+            try:
+                self.runner.cache.prepare(lane.table, length + more + context.max_nodes)
+            except CacheFullError:
+                continue
+            return True
+        return False
 
 
 def _settle(lane: DraftLane, new: Sequence[int], keep: int | None = None) -> None:

@@ -1,0 +1,129 @@
+"""Prefixes that several texts share: full blocks of committed tokens, found again by what they hold.
+
+A block is known by the digest of all tokens up to its end: a chain of keyed hashes, one for each block, that begins
+with the tenant's salt. The key is this process's own, so nobody can prepare two texts of one digest; and a hit is
+believed only when the tokens are the same, too. Blocks that nobody uses stay as they are until their place is needed,
+the least recently used first.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from pronk.cache.blocks import BlockAllocator, BlockTable
+
+__all__ = ["PrefixCache"]
+
+_DIGEST = 16
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A full block.
+
+    Attributes:
+        block: its number.
+        before: the digest of what comes before it.
+        tokens: its own, as bytes.
+    """
+
+    block: int
+    before: bytes
+    tokens: bytes
+
+
+class PrefixCache:
+    """What the blocks of one pool hold, by digest.
+
+    The allocator asks it which blocks are worth keeping, and tells it which one has to go.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._found: dict[bytes, _Entry] = {}
+        self._digests: dict[int, bytes] = {}  # of each block that is found
+
+    def __len__(self) -> int:
+        """Blocks that can be found."""
+        return len(self._found)
+
+    def attach(self, allocator: BlockAllocator) -> None:
+        """Begin anew: nothing is known of these blocks."""
+        self._found.clear()
+        self._digests.clear()
+        self._allocator = allocator
+        allocator.keeper = self
+        allocator.idle.clear()
+
+    def keeps(self, block: int) -> bool:
+        """Whether a block that nobody uses is worth keeping."""
+        return block in self._digests
+
+    def evict(self, block: int) -> None:
+        """The block's place is needed for something else."""
+        del self._found[self._digests.pop(block)]
+
+    def forget(self, block: int) -> None:
+        """Something else is written there; harmless if nothing is known of it."""
+        if block in self._digests:
+            self.evict(block)
+
+    def match(self, tokens: Sequence[int], salt: bytes = b"") -> BlockTable | None:
+        """A table of the longest known beginning of ``tokens``, in whole blocks; ``None`` if there is none.
+
+        The last token is left out: somebody wants to know what comes after it.
+
+        Args:
+            tokens: the text.
+            salt: only what was learned with the same one is found.
+        """
+        size, digest = self._allocator.block_size, self._digest(b"", salt)
+        blocks, digests = list[int](), list[bytes]()
+        for start in range(0, len(tokens) - size, size):
+            own = _as_bytes(tokens[start : start + size])
+            before, digest = digest, self._digest(digest, own)
+            entry = self._found.get(digest)
+            if entry is None or (entry.before, entry.tokens) != (before, own):
+                break
+            blocks.append(entry.block)
+            digests.append(digest)
+        if not blocks:
+            return None
+        table = BlockTable(length=len(blocks) * size)
+        table.digests = digests
+        self._allocator.share(table, blocks)
+        return table
+
+    def learn(self, table: BlockTable, tokens: Sequence[int], salt: bytes = b"") -> None:
+        """Remember the full blocks of a table that have been filled since the last time.
+
+        Args:
+            table: the text's; its first ``length`` tokens are committed.
+            tokens: the text.
+            salt: see :meth:`match`.
+        """
+        size = self._allocator.block_size
+        for number in range(len(table.digests), table.length // size):
+            own = _as_bytes(tokens[number * size : (number + 1) * size])
+            before = table.digests[-1] if table.digests else self._digest(b"", salt)
+            digest = self._digest(before, own)
+            table.digests.append(digest)
+            block = table.blocks[number - table.released] if number >= table.released else None
+            if block is None or digest in self._found or block in self._digests:
+                continue
+            self._found[digest] = _Entry(block, before, own)
+            self._digests[block] = digest
+
+    def _digest(self, before: bytes, tokens: bytes) -> bytes:
+        hashed = blake2b(before, digest_size=_DIGEST, key=self._key)
+        hashed.update(b"\0" + tokens)
+        return hashed.digest()
+
+
+def _as_bytes(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, dtype=np.int32).tobytes()

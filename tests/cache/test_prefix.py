@@ -1,0 +1,184 @@
+"""Prefixes are found again by their tokens, for their tenant alone, and go when their place is needed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from models import make_cache, tiny_config
+from pronk.cache.blocks import BlockAllocator, BlockTable
+from pronk.cache.prefix import PrefixCache
+
+SIZE = 4
+
+
+def made(blocks: int = 12) -> tuple[BlockAllocator, PrefixCache]:
+    allocator, prefix = BlockAllocator(blocks, SIZE), PrefixCache()
+    prefix.attach(allocator)
+    return allocator, prefix
+
+
+def text(allocator: BlockAllocator, prefix: PrefixCache, tokens: list[int], salt: bytes = b"") -> BlockTable:
+    """A text that is computed as far as it is not found."""
+    table = prefix.match(tokens, salt) or BlockTable()
+    allocator.grow(table, len(tokens))
+    table.length = len(tokens)
+    prefix.learn(table, tokens, salt)
+    return table
+
+
+def test_whole_blocks_are_found_and_the_last_token_never() -> None:
+    allocator, prefix = made()
+    tokens = list(range(10))
+    table = text(allocator, prefix, tokens)
+    assert len(prefix) == 2
+    for length, found in ((4, 0), (5, 4), (8, 4), (9, 8), (10, 8)):
+        match = prefix.match(tokens[:length])
+        assert (0 if match is None else match.length) == found
+        if match is not None:
+            assert match.blocks == table.blocks[: found // SIZE]
+            allocator.release(match)
+    assert prefix.match([1, *tokens[1:]]) is None
+    other = prefix.match([*tokens[:5], 0, 0, 0, 0, 0])
+    assert other is not None
+    assert other.length == 4
+    assert allocator.references[table.blocks[0]] == 2
+
+
+def test_the_same_tokens_after_others_are_another_prefix() -> None:
+    allocator, prefix = made()
+    text(allocator, prefix, [1, 2, 3, 4, 9, 9, 9, 9, 0])
+    assert prefix.match([9, 9, 9, 9, 0]) is None
+
+
+def test_tenants_share_nothing() -> None:
+    allocator, prefix = made()
+    tokens = [*range(9)]
+    one, other = (text(allocator, prefix, tokens, salt) for salt in (b"one", b"other"))
+    assert not {*one.blocks} & {*other.blocks}
+    assert prefix.match(tokens) is None
+    match = prefix.match(tokens, b"other")
+    assert match is not None
+    assert match.blocks == other.blocks[:2]
+
+
+def test_a_digest_is_believed_only_with_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator, prefix = made()
+    monkeypatch.setattr(prefix, "_digest", lambda before, tokens: b"always the same")
+    text(allocator, prefix, [1, 2, 3, 4, 5])
+    assert prefix.match([1, 2, 3, 5, 5]) is None
+
+
+def test_what_nobody_uses_is_kept_until_its_place_is_needed() -> None:
+    allocator, prefix = made(6)
+    old, new = [*range(9)], [*range(50, 59)]
+    for tokens in (old, new):
+        allocator.release(text(allocator, prefix, tokens))
+    assert allocator.num_free == 6
+    assert len(allocator.idle) == len(prefix) == 4
+    third = text(allocator, prefix, [7, 7, 7])  # a block was free
+    assert len(prefix) == 4
+    fourth = BlockTable()
+    allocator.grow(fourth, 2 * SIZE)
+    assert len(prefix) == 3
+    match = prefix.match(old)
+    assert match is not None
+    assert match.length == 4, "the end of the oldest text went first"
+    allocator.release(match)
+    whole = prefix.match(new)
+    assert whole is not None
+    assert whole.length == 8
+    for table in (third, fourth, whole):
+        allocator.release(table)
+    assert allocator.num_free == 6
+    assert not any(allocator.references)
+
+
+def test_a_match_keeps_its_blocks_from_being_evicted() -> None:
+    allocator, prefix = made(4)
+    tokens = [*range(9)]
+    allocator.release(text(allocator, prefix, tokens))
+    match = prefix.match(tokens)
+    assert match is not None
+    assert allocator.num_free == 2
+    rest = BlockTable()
+    allocator.grow(rest, 2 * SIZE)
+    assert not {*rest.blocks} & {*match.blocks}
+    assert len(prefix) == 2
+
+
+def test_another_allocator_knows_nothing() -> None:
+    allocator, prefix = made()
+    text(allocator, prefix, [*range(9)])
+    allocator.reset()
+    assert len(allocator.idle) == 2
+    other = BlockAllocator(12, SIZE)
+    prefix.attach(other)
+    assert prefix.match([*range(9)]) is None
+
+
+@dataclass
+class Held:
+    table: BlockTable
+    tokens: list[int] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_texts(seed: int) -> None:
+    """What is found is what was written for these tokens, whatever was evicted, and no block is lost."""
+    dice, written = random.Random(seed), dict[int, tuple[int, ...]]()
+    allocator, prefix = made(dice.randint(6, 30))
+    texts, hits, evictions = list[Held](), 0, 0
+    for _ in range(400):
+        if texts and (dice.random() < 0.4 or allocator.num_free < 4):
+            allocator.release(texts.pop(dice.randrange(len(texts))).table)
+            continue
+        tokens = [dice.randrange(2) for _ in range(dice.randint(1, 16))]
+        salt = dice.choice([b"", b"a"])
+        table = prefix.match(tokens, salt) or BlockTable()
+        for number, block in enumerate(table.blocks):
+            assert written[block] == (salt, *tokens[: (number + 1) * SIZE])
+            hits += 1
+        if allocator.missing(table, len(tokens)) > allocator.num_free:
+            allocator.release(table)
+            continue
+        before = len(prefix)
+        allocator.grow(table, len(tokens))
+        evictions += before - len(prefix)
+        for number in range(table.length // SIZE, len(table.blocks)):
+            written[table.blocks[number]] = (salt, *tokens[: (number + 1) * SIZE])
+        table.length = len(tokens)
+        prefix.learn(table, tokens, salt)
+        texts.append(Held(table, tokens))
+        references = [0] * allocator.num_blocks
+        for each in texts:
+            for block in each.table.blocks:
+                references[block] += 1
+        assert references == allocator.references
+        assert allocator.num_free == references.count(0)
+        assert all(not references[block] and prefix.keeps(block) for block in allocator.idle)
+    assert hits > 0
+    assert evictions > 0
+    for each in texts:
+        allocator.release(each.table)
+    assert allocator.num_free == allocator.num_blocks
+
+
+def test_new_tensors_forget_prefixes() -> None:
+    """Outputs that are kept from now on are not in the blocks of before."""
+    cache = make_cache(tiny_config(), torch.float32, num_blocks=8, share_prefixes=True)
+    tokens, table = [*range(40)], BlockTable()
+    cache.prepare(table, 40)
+    cache.commit(table, range(40))
+    cache.learn(table, tokens)
+    match = cache.match(tokens)
+    assert match is not None
+    assert match.length == 32
+    cache.release(match)
+    cache.keep_hidden(1, cache)
+    assert cache.match(tokens) is None
+    cache.learn(table, tokens)
+    assert cache.match(tokens) is None, "the text began before"

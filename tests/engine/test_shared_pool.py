@@ -1,0 +1,203 @@
+"""A tight pool and remembered prefixes do not show: preempted and cached requests have the tokens of plain decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, text, total
+from models import make_engine, make_request, run, tiny_decoder
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Suffix
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+
+# Nine blocks hold the longest of them to its end, and no two.
+SHORT = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 20, 33, 40, 60, 95)))
+TIGHT: dict[str, Any] = {"num_blocks": 9, "block_size": 16}
+CLOSE = ("suffix", "recycling", "lookahead", "kangaroo", "glide", "draft_model", "oracle", "adversarial")
+NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
+
+
+def serve(engine: Engine, name: str, options: str, want: Sequence[Request]) -> list[Request]:
+    """All prompts at once, by one drafter."""
+    guesser = drafter(name, want).bind(engine.target)
+    got = [ask(request.prompt, params(options, index), guesser) for index, request in enumerate(want)]
+    run(engine, got)
+    return got
+
+
+@pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "all"])
+@pytest.mark.parametrize("name", NAMES)
+def test_preempted_requests(name: str, options: str) -> None:
+    want = plain(torch.bfloat16, options, SHORT)
+    got = serve(make_engine(tiny_decoder(torch.bfloat16), **TIGHT), name, options, want)
+    assert_same(got, want)
+    assert total(got, "preemptions") > 0
+    if name in ("oracle", "adversarial"):
+        assert total(got, "accepted") > 0
+
+
+@pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "all"])
+@pytest.mark.parametrize("name", NAMES)
+def test_remembered_prefixes(name: str, options: str) -> None:
+    """The same prompts again, and what was said as a prompt: half of the pool's blocks are idle, or are taken back."""
+    want = plain(torch.bfloat16, options, SHORT)
+    for settings in ({}, {"num_blocks": 12}):
+        engine = make_engine(tiny_decoder(torch.bfloat16), share_prefixes=True, **settings)
+        for _ in range(2):
+            got = serve(engine, name, options, want)
+            assert_same(got, want)
+        assert total(got, "cached_tokens") > 0
+        allocator = engine.cache.allocator
+        assert allocator.num_free == allocator.num_blocks
+
+
+def test_a_second_turn_reads_what_is_new() -> None:
+    engine = make_engine(tiny_decoder(), share_prefixes=True)
+    first = make_request(text(3, 100), SamplingParams(max_tokens=30, seed=1))
+    run(engine, [first])
+    again = [*first.tokens, *text(4, 20)]
+    second, alone = (make_request(again, SamplingParams(max_tokens=30, seed=2)) for _ in range(2))
+    run(engine, [second])
+    run(make_engine(tiny_decoder()), [alone])
+    assert second.output == alone.output
+    assert second.stats.cached_tokens == 128  # of 129 that the cache had, in blocks of 16
+    assert alone.stats.cached_tokens == 0
+
+
+def test_hits_do_not_depend_on_guesses() -> None:
+    want = plain(torch.float32, "greedy")
+    hits = []
+    for name in ("autoregressive", "oracle"):
+        engine = make_engine(tiny_decoder(), share_prefixes=True)
+        serve(engine, name, "greedy", want)
+        hits.append([request.stats.cached_tokens for request in serve(engine, name, "greedy", want)])
+    assert hits[0] == hits[1]
+    assert sum(hits[0]) > 0
+
+
+def test_prompts_that_are_reported_are_read() -> None:
+    engine = make_engine(tiny_decoder(), share_prefixes=True)
+    options = SamplingParams(max_tokens=4, seed=0, prompt_logprobs=2)
+    one, other = (make_request(text(3, 100), options) for _ in range(2))
+    run(engine, [one])
+    run(engine, [other])
+    assert other.stats.cached_tokens == 0
+    assert other.prompt_logprobs == one.prompt_logprobs
+
+
+def test_a_preempted_prompt_is_reported_once() -> None:
+    """Preempted in the middle of its prompt by one of higher priority, which takes its blocks."""
+    options = SamplingParams(max_tokens=4, seed=0, prompt_logprobs=1)
+    prompt = text(3, 100)
+    alone, shared = (make_request(prompt, options) for _ in range(2))
+    run(make_engine(tiny_decoder()), [alone])
+    engine = make_engine(tiny_decoder(), **TIGHT, prefill_chunk=16, max_batch=1)
+    engine.add(shared)
+    for _ in range(3):
+        engine.step()
+    urgent = make_request(text(5, 60), SamplingParams(max_tokens=4, seed=0))
+    urgent.priority = 1
+    engine.add(urgent)
+    while not urgent.ended:
+        engine.step()
+    assert not shared.ended
+    assert 0 < len(shared.prompt_logprobs) < 100
+    while not shared.ended:
+        engine.step()
+    assert shared.stats.preemptions == 1
+    assert shared.prompt_logprobs == alone.prompt_logprobs
+    assert shared.output == alone.output
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_traffic(seed: int) -> None:
+    """Requests that come, are given up and share beginnings, in a tight pool: nobody gets another's tokens."""
+    dice, decoder = random.Random(seed), tiny_decoder()
+    engine = make_engine(decoder, num_blocks=12, share_prefixes=bool(seed % 2), max_batch=4, max_tree=8)
+    guesser, beginnings = Suffix().bind(engine.target), [text(9, 40), text(8, 70)]
+    alive, done = list[Request](), list[Request]()
+    for step in range(160):
+        if step < 120 and dice.random() < 0.35:
+            prompt = dice.choice(beginnings)[: dice.randint(1, 70)] + text(step, dice.randint(1, 20))
+            options = SamplingParams(max_tokens=dice.randint(1, 60), seed=step, temperature=dice.choice([0.0, 0.9]))
+            request = make_request(prompt, options, dice.choice([None, guesser]))
+            request.priority = dice.randint(0, 2)
+            engine.add(request)
+            alive.append(request)
+        if alive and dice.random() < 0.05:
+            engine.abort(alive.pop(dice.randrange(len(alive))))
+        engine.step()
+        done += [request for request in alive if request.ended]
+        alive = [request for request in alive if not request.ended]
+    while alive:
+        engine.step()
+        done += [request for request in alive if request.ended]
+        alive = [request for request in alive if not request.ended]
+    assert sum(request.stats.preemptions for request in done) > 0
+    assert (sum(request.stats.cached_tokens for request in done) > 0) == bool(seed % 2)
+    assert engine.cache.allocator.num_free == 12
+    for request in done:
+        assert request.error is None
+        alone = make_request(request.prompt, request.params)
+        run(make_engine(decoder), [alone])
+        assert request.output == alone.output
+
+
+def test_a_block_that_is_written_again_is_forgotten() -> None:
+    """A sample forks the first one's cache in the middle of a block, which that one fills, and outlives it."""
+    engine = make_engine(tiny_decoder(), share_prefixes=True)
+    cache, tokens = engine.cache, text(3, 40)
+    first = make_request(tokens, SamplingParams(max_tokens=20, seed=1))
+    run(engine, [first])
+    table = cache.match(first.tokens)
+    assert table is not None
+    child = cache.fork(table, 39)  # two blocks are whole, the third is the parent's text beyond
+    cache.release(table)
+    assert cache.prefix is not None
+    assert cache.prefix.keeps(child.blocks[2])
+    cache.prepare(child, 45)
+    assert not cache.prefix.keeps(child.blocks[2])
+    assert cache.prefix.keeps(child.blocks[1])
+    cache.release(child)
+
+
+def test_dynamic_rotations_share_nothing() -> None:
+    """There a prompt's keys depend on its length."""
+    engine = make_engine(tiny_decoder(dynamic=True), share_prefixes=True)
+    assert engine.cache.prefix is None
+
+
+def test_a_prefix_larger_than_the_pool_beside_a_window() -> None:
+    """Only the window's blocks of it are held, so that a request alone always goes on."""
+    decoder = tiny_decoder(windows=(32, 32))
+    engine = make_engine(decoder, num_blocks=9, share_prefixes=True, prefill_chunk=32, max_tree=1)
+    tokens = text(1, 16 * 9 - 1)
+    run(engine, [make_request(tokens[:-4], SamplingParams(max_tokens=4, seed=0))])
+    again, alone = (make_request(tokens[:-9] + text(7, 100), SamplingParams(max_tokens=5, seed=0)) for _ in range(2))
+    engine.add(again)
+    for _ in range(50):
+        engine.step()
+    assert again.ended
+    run(make_engine(decoder), [alone])
+    assert again.output == alone.output
+    assert again.stats.preemptions == 0
+
+
+def test_the_end_within_an_accepted_path() -> None:
+    """Nothing beyond the text is in the cache, so that what is found again is the same as without guesses."""
+    want = plain(torch.float32, "all")
+    for name in ("oracle", "autoregressive"):
+        engine = make_engine(tiny_decoder(), share_prefixes=True)
+        got = serve(engine, name, "all", want)
+        known = [engine.cache.match([*request.tokens, 0]) for request in got]
+        found = [0 if table is None else table.length for table in known]
+        assert found == [(len(request.tokens) - 1) // 16 * 16 for request in got]
+        for table in known:
+            if table is not None:
+                engine.cache.release(table)
