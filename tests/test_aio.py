@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from checkpoints import MakeCheckpoint
 from pronk.aio import AsyncLLM
 from pronk.choosing.params import SamplingParams
-from pronk.errors import DeadlineError, OptionError, OverloadedError, PromptError, PronkError
+from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PromptError, PronkError
 from pronk.llm import LLM
 from pronk.outputs import Piece
 
@@ -159,9 +159,9 @@ def test_closing_ends_what_runs(llm: LLM) -> None:
         await made.close()
         with pytest.raises(PronkError, match="closed"):
             await task
-        with pytest.raises(OverloadedError, match="being closed"):
+        with pytest.raises(ClosedError, match="being closed"):
             await made.generate(PROMPTS[0])
-        assert not any(thread.name == "pronk-engine" for thread in threading.enumerate())
+        assert not made.alive
 
     asyncio.run(main())
 
@@ -174,5 +174,50 @@ def test_other_threads_use_the_same_model(llm: LLM) -> None:
         theirs = await asyncio.to_thread(llm.generate, PROMPTS, params(3))
         assert [each.token_ids for each in await mine] == want
         assert [each.token_ids for each in theirs] == want
+
+    drive(llm, work)
+
+
+def test_one_that_is_forgotten_lets_its_thread_go(llm: LLM) -> None:
+    made = AsyncLLM(llm)
+    thread = made._worker.thread
+    assert thread.is_alive()
+    del made
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_prompts_side_by_side(llm: LLM) -> None:
+    own = params(3, n=2)
+    firsts = [llm.generate(prompt, own) for prompt in PROMPTS[:3]]
+    want = [sample for first in firsts for sample in (first, *first.others)]
+
+    async def work(made: AsyncLLM) -> None:
+        done = {}
+        async for pieces in made.steps(PROMPTS[:3], own):
+            done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
+        assert [done[index].token_ids for index in range(6)] == [sample.token_ids for sample in want]
+        with pytest.raises(PromptError):
+            async for _ in made.steps([PROMPTS[0], ""], own):
+                pass
+        assert made.num_requests == 0
+
+    drive(llm, work)
+
+
+def test_a_thread_that_dies_tells_everybody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DeadError(BaseException):
+        pass
+
+    def die() -> None:
+        raise DeadError
+
+    async def work(made: AsyncLLM) -> None:
+        monkeypatch.setattr(llm.engine, "step", die)
+        with pytest.raises(DeadError):
+            await made.generate("x", params(1))
+        with pytest.raises(ClosedError, match="being closed"):
+            await made.generate("x", params(1))
 
     drive(llm, work)

@@ -43,7 +43,7 @@ FLOORS = (
     {"llm"},
     {"aio"},
     {"proof", "testing"},
-    {"bench", "inflate"},
+    {"bench", "inflate", "server"},
     {"train"},
     {"quantize"},
     {"commands"},
@@ -77,8 +77,9 @@ def test_functions_are_short() -> None:
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
         "LLM", "AsyncLLM", "Completion", "Drafter", "Guesser", "Piece", "SamplingParams", "TokenTree",
-        "PronkError", "CacheFullError", "CheckpointError", "ConfigError", "DeadlineError", "OptionError",
-        "OverloadedError", "PromptError", "TokenizerError", "__version__", *class_names(),
+        "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
+        "DeadlineError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "__version__",
+        *class_names(),
     }  # fmt: skip
     assert len(pronk.__all__) == len(set(pronk.__all__))
     for name in pronk.__all__:
@@ -224,6 +225,6 @@ def test_readme_names_files_that_exist() -> None:
 @pytest.mark.skipif(not (SOURCE / "bundled" / "pronk-tiny" / "config.json").exists(), reason="no bundled model yet")
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    [example] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    example, *_ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
     assert "tokens per pass of the model" in capsys.readouterr().out

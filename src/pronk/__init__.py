@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from pronk.drafters import *  # noqa: F403 - the drafters, for type checkers
     from pronk.errors import CacheFullError as CacheFullError
     from pronk.errors import CheckpointError as CheckpointError
+    from pronk.errors import ClosedError as ClosedError
     from pronk.errors import ConfigError as ConfigError
+    from pronk.errors import ContextError as ContextError
     from pronk.errors import DeadlineError as DeadlineError
     from pronk.errors import OptionError as OptionError
     from pronk.errors import OverloadedError as OverloadedError
@@ -33,7 +35,9 @@ _HOMES = {
     "pronk.errors": (
         "CacheFullError",
         "CheckpointError",
+        "ClosedError",
         "ConfigError",
+        "ContextError",
         "DeadlineError",
         "OptionError",
         "OverloadedError",

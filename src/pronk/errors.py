@@ -10,7 +10,8 @@
     ├── PromptError          a prompt that cannot be decoded: empty, too long, ids outside the vocabulary
     ├── CacheFullError       the KV cache has no free blocks left
     ├── DeadlineError        a request was not done in time (also a TimeoutError)
-    └── OverloadedError      more requests than are let in; later there may be room
+    ├── OverloadedError      more requests than are let in; later there may be room
+    └── ClosedError          the model is being closed, or has been
 
 Each message is one line: what was expected, what was found, what to do.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 __all__ = [
     "CacheFullError",
     "CheckpointError",
+    "ClosedError",
     "ConfigError",
     "DeadlineError",
     "OptionError",
@@ -54,6 +56,10 @@ class PromptError(PronkError, ValueError):
     """A prompt that cannot be decoded: empty, too long, or with ids outside the vocabulary."""
 
 
+class ContextError(PromptError):
+    """A prompt that is longer than the model's context."""
+
+
 class CacheFullError(PronkError):
     """The KV cache has no free blocks left."""
 
@@ -64,3 +70,7 @@ class DeadlineError(PronkError, TimeoutError):
 
 class OverloadedError(PronkError):
     """More requests than are let in; later there may be room."""
+
+
+class ClosedError(PronkError):
+    """The model is being closed, or has been: nothing is let in any more."""

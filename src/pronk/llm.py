@@ -259,8 +259,7 @@ class LLM:
     def _pieces(self, requests: Sequence[Request]) -> Generator[Piece]:
         with closing(self.engine.stream(requests)) as tokens:
             for index, token, last in tokens:
-                done = Completion.of(requests[index]) if last else None
-                yield Piece(token.token_id, token.text, token.guessed, index, done)
+                yield Piece.of(token, index, requests[index], last=last)
 
     def _options(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pronk.engine.request import FinishReason, Request
+from pronk.engine.request import FinishReason, Request, Token
 from pronk.engine.stats import Stats
 
 __all__ = ["Completion", "Piece"]
@@ -45,6 +46,10 @@ class Completion:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return values | {"stats": self.stats.to_dict(), "others": [other.to_dict() for other in self.others]}
 
+    def beside(self, others: Iterable[Completion]) -> Completion:
+        """The same, with further samples of its prompt."""
+        return replace(self, others=tuple(others))
+
     @classmethod
     def of(cls, request: Request, others: tuple[Completion, ...] = ()) -> Completion:
         """The result of a request that has ended."""
@@ -77,13 +82,28 @@ class Piece:
         token_id: the token.
         text: text that became final with it: may be empty (half a character, the possible start of a stop string),
             or more than the token's own.
-        guessed: whether the token was an accepted guess.
+        source: the name of the drafter whose accepted guess the token was; ``None`` if it was none.
+        step: number of the pass of the model that it came with, from 0.
         index: which of the ``n`` samples it belongs to.
+        logprobs: of it and the likeliest, as :attr:`Completion.logprobs` has them.
         completion: the finished sample, with its last token.
     """
 
     token_id: int
     text: str
-    guessed: bool
+    source: str | None = None
+    step: int = 0
     index: int = 0
+    logprobs: dict[int, float] | None = None
     completion: Completion | None = None
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the token was an accepted guess."""
+        return self.source is not None
+
+    @classmethod
+    def of(cls, token: Token, index: int, request: Request, *, last: bool) -> Piece:
+        """A request's token, with the finished sample if it is its last."""
+        done = Completion.of(request) if last else None
+        return cls(token.token_id, token.text, token.source, token.step, index, token.logprobs, done)

@@ -148,7 +148,14 @@ def test_transformers_agrees_with_us(method: str, llm: LLM, converted: Path, wor
     check_method(method, llm, converted, workers)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("openvino")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "openvino_draft" else ())
+        for name in METHODS
+        if name.startswith("openvino")
+    ],
+)
 def test_openvino_agrees_with_us(method: str, llm: LLM, converted: Path, workers: dict[str, WorkerProcess]) -> None:
     pytest.importorskip("openvino_genai")
     check_method(method, llm, converted, workers)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -59,7 +62,7 @@ def test_growing() -> None:
 
 
 def test_runs_are_preferred() -> None:
-    """A table goes on after its last block; a new one takes the first run that is long enough, or the longest."""
+    """A table goes on after its last block; a new one takes the shortest run that is long enough, or the longest."""
     allocator = BlockAllocator(12, 1)
     a, b, c, d = grown(allocator, 2, 3, 1, 4)  # 0-1, 2-4, 5, 6-9; 10 and 11 are free
     allocator.release(b)
@@ -206,3 +209,168 @@ def test_reset() -> None:
     grown(allocator, 9, 3)
     allocator.reset()
     check(allocator, [])
+
+
+@dataclass
+class Memory:
+    """Keeps some blocks, and notes which have gone."""
+
+    kept: set[int] = field(default_factory=set)
+    gone: list[int] = field(default_factory=list)
+
+    def keeps(self, block: int) -> bool:
+        return block in self.kept
+
+    def evict(self, block: int) -> None:
+        self.kept.remove(block)
+        self.gone.append(block)
+
+
+class Slow:
+    """The allocator's rules by looking at every block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.references = [0] * num_blocks
+        self.idle: list[int] = []
+
+    @property
+    def empty(self) -> list[int]:
+        return [b for b, count in enumerate(self.references) if not count and b not in self.idle]
+
+    def claim(self, count: int, place: int) -> list[int]:
+        taken = list[int]()
+        while len(taken) < count:
+            empty, missing = self.empty, count - len(taken)
+            if missing > len(empty):
+                every = sorted([*empty, *self.idle[: missing - len(empty)]])
+                more = [b for b in every if b >= place] + [b for b in every if b < place]
+            else:
+                more = self.run(empty, place) or self.fitting(empty, missing)
+            taken += more[:missing]
+            for block in more[:missing]:
+                self.references[block] = 1
+                self.idle = [b for b in self.idle if b != block]
+        return taken
+
+    def run(self, empty: Sequence[int], start: int) -> list[int]:
+        found = list[int]()
+        while start + len(found) in empty:
+            found.append(start + len(found))
+        return found
+
+    def fitting(self, empty: Sequence[int], missing: int) -> list[int]:
+        runs = [self.run(empty, block) for block in empty if block - 1 not in empty]
+        enough = [run for run in runs if len(run) >= missing]
+        return min(enough, key=len) if enough else max(runs, key=len)
+
+    def drop(self, blocks: Sequence[int], memory: Memory) -> None:
+        for block in reversed(blocks):
+            self.references[block] -= 1
+            if not self.references[block] and memory.keeps(block):
+                self.idle.append(block)
+
+
+def act(allocator: BlockAllocator, slow: Slow, memory: Memory, tables: list[BlockTable], dice: random.Random) -> None:
+    """One operation on both, the blocks of which are compared."""
+    table, size = dice.choice(tables), allocator.block_size
+    held = list(table.blocks)
+    operation = dice.randrange(7)
+    if operation < 3:
+        count = min(dice.choice((1, 1, 3, 8)), allocator.num_free)
+        allocator.grow(table, (table.released + len(held) + count) * size)
+        assert table.blocks == held + slow.claim(count, held[-1] + 1 if held else -1)
+    elif operation == 3:
+        keep = dice.randint(0, len(held))
+        allocator.trim(table, (table.released + keep) * size)
+        slow.drop(held[keep:], memory)
+    elif operation == 4 and len(tables) < 8:
+        tables.append(allocator.fork(table, dice.randint(0, table.released + len(held)) * size))
+        for block in tables[-1].blocks:
+            slow.references[block] += 1
+    elif operation == 5:
+        allocator.release(table)
+        slow.drop(held, memory)
+    elif held:
+        count = dice.randint(0, len(held))
+        allocator.release_before(table, (table.released + count) * size)
+        slow.drop(held[:count], memory)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_against_a_slow_allocator(seed: int) -> None:
+    """The same blocks in the same order, and the same ones forgotten, whatever is asked for."""
+    dice = random.Random(seed)
+    blocks = dice.choice((3, 12, 40))
+    allocator, slow, memory = BlockAllocator(blocks, 4), Slow(blocks), Memory()
+    allocator.entrust(memory)
+    tables = [BlockTable() for _ in range(4)]
+    for _ in range(400):
+        act(allocator, slow, memory, tables, dice)
+        used = [b for b, count in enumerate(slow.references) if count]
+        memory.kept |= {b for b in used if dice.random() < 0.3}  # something is known of it from now on
+        check(allocator, tables)
+        assert allocator.references == slow.references
+        assert [*allocator.idle] == slow.idle
+        assert [*allocator._empty] == slow.empty
+    assert memory.gone
+    assert len(tables) == 8
+
+
+def test_idle_blocks_that_go_together_make_a_run() -> None:
+    allocator, memory = BlockAllocator(10, 1), Memory({*range(10)})
+    (text,) = grown(allocator, 10)
+    allocator.entrust(memory)
+    allocator.release(text)
+    assert [*allocator.idle] == [*range(9, -1, -1)], "its end goes first"
+    (table,) = grown(allocator, 4)
+    assert (table.blocks, memory.gone) == ([6, 7, 8, 9], [6, 7, 8, 9])
+    allocator.grow(table, 6)
+    assert table.blocks == [6, 7, 8, 9, 4, 5]
+
+
+def test_idle_blocks_behind_a_table_go_on_with_it() -> None:
+    allocator = BlockAllocator(8, 1)
+    first, second, third = grown(allocator, 2, 4, 2)
+    allocator.entrust(Memory({*range(8)}))
+    allocator.release(first)
+    allocator.release(third)
+    allocator.grow(second, 8)
+    assert second.blocks == [2, 3, 4, 5, 6, 7, 0, 1]
+
+
+def test_a_keeper_that_begins_anew_keeps_nothing() -> None:
+    allocator = BlockAllocator(4, 1)
+    allocator.entrust(Memory({*range(4)}))
+    (table,) = grown(allocator, 4)
+    allocator.release(table)
+    assert len(allocator.idle) == 4
+    fresh = Memory()
+    allocator.entrust(fresh)
+    assert not allocator.idle
+    assert grown(allocator, 4)[0].blocks == [0, 1, 2, 3]
+    assert not fresh.gone
+
+
+class Counted(list[Any]):
+    """A list that counts how often it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(index)
+
+
+def test_a_block_of_a_large_pool_costs_no_look_at_all_of_it() -> None:
+    allocator = BlockAllocator(4096, 1)
+    tables = grown(allocator, *[1] * 4096)
+    for table in tables[::2]:
+        allocator.release(table)
+    references = allocator.references = Counted(allocator.references)
+    lists = allocator._empty._starts, allocator._empty._lengths
+    allocator._empty._starts, allocator._empty._lengths = counted = (Counted(lists[0]), Counted(lists[1]))
+    for number in range(1, 401, 2):
+        allocator.grow(tables[number], 2)
+        allocator.release(tables[number])
+    assert 0 < references.looks < 20 * 200
+    assert all(0 < each.looks < 200 * 200 for each in counted), "it searches for runs, and does not go through them"

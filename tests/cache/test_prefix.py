@@ -182,3 +182,28 @@ def test_new_tensors_forget_prefixes() -> None:
     assert cache.match(tokens) is None
     cache.learn(table, tokens)
     assert cache.match(tokens) is None, "the text began before"
+
+
+def test_a_text_that_is_asked_for_again_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator, prefix = made(20)
+    tokens = [*range(30)]
+    allocator.release(text(allocator, prefix, tokens[:13]))
+    hashed, digest = list[bytes](), prefix._digest
+
+    def counted(before: bytes, own: bytes) -> bytes:
+        hashed.append(own)
+        return digest(before, own)
+
+    monkeypatch.setattr(prefix, "_digest", counted)
+    digests = list[bytes]()
+    for salt, count in ((b"", 4), (b"", 0)):
+        hashed.clear()
+        match = prefix.match(tokens, salt, digests)
+        assert match is not None
+        assert match.length == 12
+        assert match.digests == digests[:3]
+        allocator.release(match)
+        assert sum(map(bool, hashed)) == count
+    assert [prefix.knows(each) for each in digests] == [True, True, True, False]
+    allocator.release(text(allocator, prefix, tokens[:17]))
+    assert all(map(prefix.knows, digests))

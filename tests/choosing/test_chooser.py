@@ -400,3 +400,5 @@ def test_logprobs() -> None:
             assert report == pytest.approx({t: float(exact[row, t]) for t in report}, abs=1e-5)
             assert [t for t in report if t != token] == [t for t in best if t != token]
     assert token_logprobs(logits[:0], (), 3) == []
+    (wanted,) = token_logprobs(logits[:1], (5,), 1, (9, 5))
+    assert wanted == token_logprobs(logits[:1], (5,), 1)[0] | {9: pytest.approx(float(exact[0, 9]), abs=1e-5)}

@@ -61,7 +61,7 @@ class FakeLLM:
                 if self.error is not None and i == 2:
                     raise self.error
                 done = self._complete() if i == len(self.words) - 1 else None
-                yield Piece(i, word, guessed=i % 2 == 1, index=index, completion=done)
+                yield Piece(i, word, source="suffix" if i % 2 else None, index=index, completion=done)
 
     def _complete(self) -> Completion:
         steps = [Step(1, 0, 0, 0, 1, 0.0, 0.1, 0.2), Step(5, 4, 4, 1, 2, 0.0, 0.2, 0.4)]
@@ -160,6 +160,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
         "kv_dtype": "int8",
         "kernels": "portable",
         "max_batch": 16,
+        "prefix_cache": False,
         "budget": "all",
         "progress": None,
     }
@@ -242,7 +243,7 @@ class Slow:
     def __init__(self, *_, **__): pass
     def stream(self, prompt, params):
         while True:
-            yield Piece(0, "tick ", False)
+            yield Piece(0, "tick ")
             time.sleep(0.01)
 pronk.llm.LLM = Slow
 pronk.commands.main.main(["generate", "x"])

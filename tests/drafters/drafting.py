@@ -116,6 +116,9 @@ class Watched(Guesser[Any]):
                 notes[-1].path = outcome.path
         self.inner.observe(outcome)
 
+    def give_way(self, state: Any) -> None:
+        self.inner.give_way(state)
+
     def stop(self, state: Any) -> None:
         self.inner.stop(state)
 
@@ -141,6 +144,8 @@ def watch_draft(draft: Draft) -> list[Pass]:
     forward, grow = draft.runner.forward, draft.runner.grow
     allocator = draft.runner.cache.allocator
     draft.runner.cache.allocator = StrictAllocator(allocator.num_blocks, allocator.block_size)
+    if draft.runner.cache.prefix is not None:
+        draft.runner.cache.prefix.attach(draft.runner.cache.allocator)
 
     def watched_lane() -> Any:
         lanes.append(lane())

@@ -30,27 +30,40 @@ def some_tree(dice: random.Random, size: int) -> TokenTree:
     return trie.tree(size)
 
 
-def value(trees: list[TokenTree], rows: int, kept: list[set[int]], costs: PassCosts) -> float:
-    gains = [tree.gain or () for tree in trees]
-    expected = len(trees) + sum(gain[node] for gain, nodes in zip(gains, kept, strict=True) for node in nodes)
-    return expected / costs.at(rows + sum(map(len, kept)))
+def value(expected: float, requests: int, nodes: int, prompts: int, costs: PassCosts) -> float:
+    """Tokens over what they take: what a pass without prompts takes, and what is added to the one that there is."""
+    added = costs.at(prompts + requests + nodes) - costs.at(prompts + requests)
+    return (requests + expected) / (costs.at(requests) + added)
 
 
 def test_no_subset_is_worth_more() -> None:
     dice = random.Random(0)
     for _ in range(60):
         trees = [some_tree(dice, dice.randrange(5)) for _ in range(dice.randint(1, 2))]
-        rows = len(trees) + dice.randrange(4)
+        requests, prompts = len(trees) + dice.randrange(4), dice.choice([0, 0, 3, 40])
         nodes = [(number, node) for number, tree in enumerate(trees) for node in range(1, len(tree))]
         best = 0.0
         for count in range(len(nodes) + 1):
             for chosen in combinations(nodes, count):
                 kept = [{node for other, node in chosen if other == number} for number in range(len(trees))]
-                best = max(best, value(trees, rows, kept, STEPS))
-        cut = keep_paying_nodes(trees, rows, STEPS)
-        expected = len(trees) + sum(sum((tree.gain or ())[1:]) for tree in cut)
-        found = expected / STEPS.at(rows + sum(tree.num_guesses for tree in cut))
+                gain = sum((tree.gain or ())[node] for tree, own in zip(trees, kept, strict=True) for node in own)
+                best = max(best, value(gain, requests, count, prompts, STEPS))
+        cut = keep_paying_nodes(trees, requests, STEPS, prompts=prompts)
+        gain = sum(sum((tree.gain or ())[1:]) for tree in cut)
+        found = value(gain, requests, sum(tree.num_guesses for tree in cut), prompts, STEPS)
         assert found == pytest.approx(best)
+
+
+def test_a_prompt_beside_makes_no_guess_cheaper() -> None:
+    """Where a row more costs the same in any pass, it makes no difference; one that is free alone is not free there."""
+    tree = TokenTree.chain([1, 2, 3, 4, 5], gain=[1.0, 0.9, 0.6, 0.3, 0.1])
+    even = PassCosts((1, 64), (1.0, 32.5))
+    assert keep_paying_nodes([tree], 1, even, prompts=500) == keep_paying_nodes([tree], 1, even)
+    assert keep_paying_nodes([tree], 1, STEPS)[0].num_guesses == 3
+    assert keep_paying_nodes([tree], 1, STEPS, prompts=500)[0].num_guesses == 3
+    dear = PassCosts((1, 4, 64), (1.0, 1.0, 61.0))
+    assert keep_paying_nodes([tree], 1, dear)[0].num_guesses == 3
+    assert keep_paying_nodes([tree], 1, dear, prompts=500)[0].num_guesses == 0
 
 
 def test_hopeless_guesses_go_and_free_ones_stay() -> None:

@@ -151,3 +151,21 @@ def test_a_request_that_waits_for_memory_which_is_gone_ends_with_an_error() -> N
     while not small.ended:
         engine.step()
     assert small.error is None
+
+
+def test_what_is_found_again_has_its_rows() -> None:
+    """Blocks that were filled before a layer was kept are not found; all others have the outputs of their tokens."""
+    engine, plain = make_engine(tiny_decoder(), share_prefixes=True), tiny_decoder(packed=False)
+    prompt = PROMPTS[2]
+    for kept in ((), (1,), (1, 2)):
+        for layer in kept:
+            engine.target.keep_hidden(layer, engine)
+        for turn in range(2):
+            request = make_request(prompt, SamplingParams(max_tokens=20, temperature=0.9, seed=turn))
+            engine.add(request)
+            rows = 0
+            while not request.ended:
+                engine.step()
+                rows += check(engine, plain, [] if request.ended else [request], kept)
+            assert (request.stats.cached_tokens > 0) == bool(turn)
+            assert rows > 0

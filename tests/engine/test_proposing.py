@@ -121,7 +121,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow), "block"])
 @pytest.mark.parametrize("odd", ODD)
 def test_guesses_that_are_none(odd: str, rule: Any) -> None:
     class Odd(Touchy):

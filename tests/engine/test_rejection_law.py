@@ -127,10 +127,10 @@ def p_value(strings: Sequence[Request], law: Tensor) -> float:
     [
         ("prompt_lookup", "shaped"),
         pytest.param("random", "temperature", marks=pytest.mark.slow),
-        ("bushy", "temperature"),
+        pytest.param("bushy", "temperature", marks=pytest.mark.slow),
         ("bushy", "shaped"),
         pytest.param("recycling", "colder", marks=pytest.mark.slow),
-        ("shared", "temperature"),
+        pytest.param("shared", "temperature", marks=pytest.mark.slow),
     ],
 )
 def test_strings_have_the_law_of_the_model(guesser: str, options: str) -> None:

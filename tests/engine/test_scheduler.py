@@ -28,12 +28,18 @@ class Fake:
     priority: int = 0
     deadline: float | None = None
     tokens: int = 0
+    tenant: str = ""
     arrival: int = 0
+    start: int | None = None
+    accounted: int = 0
     began: float = 0.0
     salt: bytes = b""
     reports_prompt: bool = False
+    guesses: bool = True
     stats: Stats = field(default_factory=Stats)
     table: BlockTable = field(default_factory=BlockTable)
+    digests: list[bytes] = field(default_factory=list)
+    refused: object = None
     finish_reason: str | None = None
     error: Exception | None = None
 
@@ -82,8 +88,11 @@ class FakeCache:
     def fork(self, table: BlockTable, tokens: int) -> BlockTable:
         return self.allocator.fork(table, tokens)
 
-    def match(self, tokens: object, salt: bytes) -> None:
+    def match(self, tokens: object, salt: bytes, digests: object) -> None:
         return None
+
+    def knows(self, digest: bytes) -> bool:
+        return False
 
     def release_before(self, table: BlockTable, token: int) -> None:
         self.allocator.release_before(table, token)
@@ -146,8 +155,8 @@ def check(plan: Scheduler, turns: Sequence[Turn]) -> None:
     decoding = [request for request in plan.running if request.num_pending == 1]
     live = {id(request) for request in decoding if not request.ended}
     assert live <= {id(turn.request) for turn in turns}, "a decoding request stalls"
-    order = [(-request.priority, request.arrival) for request in plan.running]
-    assert order == sorted(order)
+    order = [(-request.priority, request.start) for request in plan.running]
+    assert order == sorted(order)  # type: ignore[type-var]
     counts = [0] * plan.cache.allocator.num_blocks
     for request in plan.running:
         for block in request.table.blocks:
@@ -194,7 +203,8 @@ def test_any_load(window: int | None) -> None:
         assert allocator.num_free == allocator.num_blocks
         assert not any(allocator.references)
         preempted += sum(request.stats.preemptions for request in came)
-    assert preempted > 20
+    # Within a window all that a request will ever hold is known when it starts.
+    assert preempted > 20 if window is None else not preempted
 
 
 def test_prompts_are_read_in_chunks_beside_those_that_decode() -> None:
@@ -264,6 +274,66 @@ def test_guesses_give_way_before_requests_do() -> None:
     assert first.stats.preemptions == second.stats.preemptions == 0
 
 
+class Remembers:
+    """Every block is worth keeping."""
+
+    def __init__(self) -> None:
+        self.gone = list[int]()
+
+    def keeps(self, block: int) -> bool:
+        return block not in self.gone
+
+    def evict(self, block: int) -> None:
+        self.gone.append(block)
+
+
+def remembering(num_blocks: int, idle: int, **options: Any) -> tuple[Scheduler, Remembers]:
+    """A schedule whose pool remembers something in its last blocks."""
+    plan, memory = scheduler(num_blocks, **options), Remembers()
+    allocator, table, kept = plan.cache.allocator, BlockTable(), BlockTable()
+    allocator.grow(table, BLOCK * (num_blocks - idle))
+    allocator.grow(kept, BLOCK * idle)
+    allocator.entrust(memory)
+    allocator.release(kept)
+    memory.gone = [*table.blocks]
+    allocator.release(table)
+    memory.gone.clear()
+    assert len(allocator.idle) == idle
+    return plan, memory
+
+
+def test_who_does_not_guess_gets_no_room() -> None:
+    plan, memory = remembering(12, 8, tree=16, max_batch=2)
+    add(plan, Fake(6, 6, guesses=False), Fake(5, 3))
+    rooms = [turn.room for turn in plan.schedule()]
+    assert rooms == [0, 0], "their prompts are being read"
+    for request in plan.running:
+        request.table.length += request.num_pending
+        request.tokens += 1  # type: ignore[operator, assignment]
+    rooms = [turn.room for turn in plan.schedule()]
+    assert rooms == [0, 2]
+    assert not memory.gone
+
+
+def test_guesses_take_what_is_empty_and_at_most_a_block_of_what_is_remembered() -> None:
+    plan, memory = remembering(12, 10, tree=16)
+    request: Any = Fake(7, 8)
+    add(plan, request)
+    rooms = []
+    while not request.finish_reason:
+        held = len(request.table.blocks)
+        (turn,) = plan.schedule()
+        rooms.append(turn.room)
+        assert len(request.table.blocks) - held <= (1 if turn.room else 2)
+        request.table.length += turn.count
+        request.tokens += 1
+        if request.num_generated == 8:
+            request.finish_reason = "length"
+    # From position 7 on: the rest of its block, and the next one as soon as that is less than a block.
+    assert rooms == [0, 4, 7, 6, 5, 4, 3, 2]
+    assert len(memory.gone) == 2, "the text has 15 tokens, in four blocks, of which two were empty"
+
+
 def test_the_last_one_is_preempted_and_starts_again_in_its_place() -> None:
     plan, dice = scheduler(num_blocks=8, max_batch=3, tree=1, chunk=64), random.Random(0)
     first, second, third = Fake(8, 20), Fake(7, 20), Fake(4, 4)
@@ -285,6 +355,39 @@ def test_the_last_one_is_preempted_and_starts_again_in_its_place() -> None:
     assert (turn.request, turn.count) == (second, held)  # type: ignore[comparison-overlap]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "output", "most"),
+    [((20, 60), (40, 120), 10), ((100, 200), (20, 60), 4), ((5, 10), (100, 300), 18)],
+    ids=["chat", "long prompts", "long outputs"],
+)
+def test_many_in_a_pool_for_few_are_seldom_preempted(
+    prompt: tuple[int, int], output: tuple[int, int], most: int
+) -> None:
+    """Sixteen requests where four fit to their end: with a block each as margin it was 50 to 60 times."""
+    preempted, seeds = 0, range(10)
+    for seed in seeds:
+        dice = random.Random(seed)
+        requests = [Fake(dice.randint(*prompt), dice.randint(*output)) for _ in range(16)]
+        whole = [-(-(each.length + each.max_tokens) // BLOCK) for each in requests]
+        plan = scheduler(max(sum(whole) // 4, *whole), max_batch=16, tree=8, chunk=64)
+        add(plan, *requests)
+        together = 0
+        while plan.running or plan.waiting:
+            turns = plan.schedule()
+            check(plan, turns)
+            together = max(together, len(turns))
+            for turn in turns:  # no guess is ever right
+                turn.request.table.length += turn.count
+                if turn.request.num_pending == 0:
+                    turn.request.tokens += 1  # type: ignore[operator, assignment]
+                if turn.request.num_generated == turn.request.params.max_tokens:
+                    turn.request.finish_reason = "length"
+            leave(plan)
+        assert together >= 4, "what may never be needed is not kept free"
+        preempted += sum(each.stats.preemptions for each in requests)
+    assert 0 < preempted <= most * len(seeds)
+
+
 def test_higher_priority_starts_first_and_takes_the_place_of_a_lower_one() -> None:
     plan, dice = scheduler(max_batch=2), random.Random(0)
     low, middle, high = Fake(4, 30), Fake(4, 30, priority=1), Fake(4, 4, priority=2)
@@ -301,6 +404,68 @@ def test_higher_priority_starts_first_and_takes_the_place_of_a_lower_one() -> No
     assert [turn.request for turn in plan.schedule()] == [high, middle], "an equal one waits"
 
 
+def plain_step(plan: Scheduler) -> None:
+    """A step in which no guess is right; those that have ended leave."""
+    turns = plan.schedule()
+    check(plan, turns)
+    for turn in turns:
+        request: Any = turn.request
+        request.table.length += turn.count
+        if not request.num_pending:
+            request.tokens += 1
+        if request.num_generated == request.max_tokens:
+            request.finish_reason = "length"
+    leave(plan)
+
+
+@pytest.mark.parametrize("num_blocks", [64, 16], ids=["plenty", "tight"])
+@pytest.mark.parametrize("before", [0, 7])
+def test_a_tenant_that_floods_delays_another_by_a_request_at_most(num_blocks: int, before: int) -> None:
+    steps = []
+    for tenant in ("other", "flood"):
+        plan = scheduler(num_blocks, max_batch=4, chunk=64, tree=1)
+        add(plan, *[Fake(8, 12, tenant="flood") for _ in range(50)])
+        for _ in range(before):
+            plain_step(plan)
+        one = Fake(8, 12, tenant=tenant)
+        add(plan, one)
+        steps.append(0)
+        while not one.ended:
+            plain_step(plan)
+            steps[-1] += 1
+    assert steps[0] <= 2 * 13
+    assert steps[1] > 10 * 13, "by itself it would wait for all of them"
+
+
+def test_tenants_that_both_wait_are_served_alike() -> None:
+    plan, dice = scheduler(40, max_batch=4, chunk=64), random.Random(3)
+    short = [Fake(4, dice.randint(2, 6), tenant="short") for _ in range(300)]
+    long = [Fake(40, dice.randint(20, 40), tenant="long") for _ in range(30)]
+    add(plan, *long, *short)
+    largest = 40 + 2 * 40
+    for _ in range(150):
+        plain_step(plan)
+        served = plan.tenants.served
+        assert abs(served["short"] - served["long"]) <= 4 * largest
+    assert [each for each in plan.waiting if each.tenant == "short"]
+    assert [each for each in plan.waiting if each.tenant == "long"]
+    ended = [sum(each.ended for each in group) for group in (short, long)]
+    assert ended[0] > 3 * ended[1] > 0
+    by_tenant = [[each.start for each in group if each.start is not None] for group in (short, long)]
+    assert all(order == sorted(order) for order in by_tenant), "a tenant's own start as they came"
+
+
+def test_priorities_go_before_tenants() -> None:
+    plan = scheduler(max_batch=1)
+    urgent = [Fake(4, 4, tenant="served", priority=1) for _ in range(3)]
+    patient = Fake(4, 4, tenant="new")
+    add(plan, patient, *urgent)
+    for _ in range(12):
+        plain_step(plan)
+    assert all(each.ended for each in urgent)
+    assert not patient.num_generated
+
+
 def test_nobody_is_preempted_for_what_cannot_start() -> None:
     plan, dice = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1), random.Random(0)
     equal, low, urgent = Fake(40, 4, priority=1), Fake(4, 20), Fake(30, 4, priority=1)
@@ -314,7 +479,11 @@ def test_nobody_is_preempted_for_what_cannot_start() -> None:
 def test_deadlines() -> None:
     plan = scheduler(max_batch=1)
     late, waits, other = Fake(4, 4, deadline=0.0), Fake(4, 4, deadline=0.0), Fake(4, 4, deadline=1e18)
-    add(plan, late, waits, other)
+    add(plan, late)
+    plan.schedule()
+    add(plan, waits, other)
+    plan.expire()
+    leave(plan)
     assert [turn.request for turn in plan.schedule()] == [other]
     for request in (late, waits):
         assert isinstance(request.error, DeadlineError)

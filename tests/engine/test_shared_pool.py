@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, text, total
 from models import make_engine, make_request, run, tiny_decoder
+from pronk.cache.paged import PagedCache
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Suffix
+from pronk.drafters.shared import side_cache
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 
 # Nine blocks hold the longest of them to its end, and no two.
 SHORT = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 20, 33, 40, 60, 95)))
 TIGHT: dict[str, Any] = {"num_blocks": 9, "block_size": 16}
-CLOSE = ("suffix", "recycling", "lookahead", "kangaroo", "glide", "draft_model", "oracle", "adversarial")
+CLOSE = ("suffix", "lookahead", "kangaroo", "glide", "draft_model", "oracle")
+# All that have keys and values of their own, alone, around one another, and as parts.
+ALONE = ("draft_model", "glide", "vanilla", "kangaroo", "multi_token")
+WITH_POOLS = (*ALONE, "staged", "cape of kangaroo", "merged with trained")
 NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
 
 
@@ -42,12 +48,66 @@ def test_preempted_requests(name: str, options: str) -> None:
         assert total(got, "accepted") > 0
 
 
+class Pools(PagedCache):
+    """Notes the caches that drafters open beside the target's."""
+
+    opened: ClassVar[list[PagedCache]] = []
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.opened.append(self)
+
+    @classmethod
+    def held(cls) -> int:
+        """Blocks of requests in all of them."""
+        return sum(pool.allocator.num_blocks - pool.allocator.num_free for pool in cls.opened)
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> type[Pools]:
+    Pools.opened.clear()
+    monkeypatch.setattr(side_cache, "PagedCache", Pools)
+    return Pools
+
+
+@pytest.mark.parametrize("name", WITH_POOLS)
+def test_preempted_requests_hold_nothing_of_a_drafter(name: str, pools: type[Pools]) -> None:
+    """Nor do they lose their guesses: what they gave away is read again with their text."""
+    want = plain(torch.bfloat16, "all", SHORT)
+    engine = make_engine(tiny_decoder(torch.bfloat16), **TIGHT)
+    guesser = drafter(name, want).bind(engine.target)
+    assert pools.opened
+    got = [ask(want[index].prompt, params("all", index), guesser) for index in (4, 5)]
+    request, urgent = got
+    urgent.priority = 1
+    engine.add(request)
+    while not request.stats.drafted:
+        assert not request.ended
+        engine.step()
+    assert pools.held() > 0
+    engine.add(urgent)
+    engine.scheduler.schedule()
+    assert engine.scheduler.preempted == [request]
+    engine.proposing.give_way([request])
+    assert pools.held() == 0
+    before = len(request.stats.steps)
+    while not all(each.ended for each in got):
+        engine.step()
+    assert_same(got, want[4:])
+    assert request.stats.preemptions == 1
+    assert any(step.drafted for step in request.stats.steps[before:])
+    assert not any(each.stats.draft_error for each in got)
+    assert pools.held() == 0
+
+
 @pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "all"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [each if each != "glide" else pytest.param(each, marks=pytest.mark.slow) for each in NAMES]
+)
 def test_remembered_prefixes(name: str, options: str) -> None:
     """The same prompts again, and what was said as a prompt: half of the pool's blocks are idle, or are taken back."""
     want = plain(torch.bfloat16, options, SHORT)
-    for settings in ({}, {"num_blocks": 12}):
+    for settings in ({}, {"num_blocks": 18}):
         engine = make_engine(tiny_decoder(torch.bfloat16), share_prefixes=True, **settings)
         for _ in range(2):
             got = serve(engine, name, options, want)
@@ -55,6 +115,8 @@ def test_remembered_prefixes(name: str, options: str) -> None:
         assert total(got, "cached_tokens") > 0
         allocator = engine.cache.allocator
         assert allocator.num_free == allocator.num_blocks
+        if settings:
+            assert sum(len(request.tokens) // 16 for request in got) > allocator.num_blocks, "some were taken back"
 
 
 def test_a_second_turn_reads_what_is_new() -> None:
@@ -68,6 +130,80 @@ def test_a_second_turn_reads_what_is_new() -> None:
     assert second.output == alone.output
     assert second.stats.cached_tokens == 128  # of 129 that the cache had, in blocks of 16
     assert alone.stats.cached_tokens == 0
+
+
+class Hashes:
+    """Counts what a prefix cache hashes, and how often it is asked for a text."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        prefix = engine.cache.prefix
+        assert prefix is not None
+        digest, match = prefix._digest, prefix.match
+        self.texts, self.asked = list[bytes](), 0
+
+        def counted(before: bytes, tokens: bytes) -> bytes:
+            self.texts.append(tokens)
+            return digest(before, tokens)
+
+        def counting(*arguments: Any) -> Any:
+            self.asked += 1
+            return match(*arguments)
+
+        monkeypatch.setattr(prefix, "_digest", counted)
+        monkeypatch.setattr(prefix, "match", counting)
+
+
+def test_waiting_costs_no_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that waits is hashed once, and looked for again only when the pool has more room, or more of it."""
+    engine = make_engine(tiny_decoder(), num_blocks=20, share_prefixes=True, max_tree=1)
+    beginning = text(3, 64)
+    run(engine, [make_request(beginning, SamplingParams(max_tokens=16, seed=0))])
+    running = make_request(text(5, 100), SamplingParams(max_tokens=100, seed=1))
+    waiting = make_request(beginning + text(6, 130), SamplingParams(max_tokens=20, seed=2))
+    engine.add(running)
+    for _ in range(20):
+        engine.step()
+    hashes = Hashes(engine, monkeypatch)
+    engine.add(waiting)
+    engine.step()
+    assert hashes.asked == 1
+    assert sum(map(bool, hashes.texts)) == 5, "what is known, and the block behind it"
+    hashes.texts.clear()
+    for _ in range(40):
+        engine.step()
+    assert waiting in engine.scheduler.waiting
+    assert not running.ended
+    assert hashes.asked == 1
+    assert 0 < len(hashes.texts) <= 3, "only what the running one has filled"
+    while not running.ended:
+        engine.step()
+    hashes.texts.clear()
+    while not waiting.ended:
+        engine.step()
+    assert hashes.asked == 2
+    assert waiting.stats.cached_tokens == 64
+    assert sum(map(bool, hashes.texts)) == len(waiting.tokens) // 16 - 4
+    alone = make_request(waiting.prompt, waiting.params)
+    run(make_engine(tiny_decoder()), [alone])
+    assert waiting.output == alone.output
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "oracle"])
+def test_rows_of_guesses_push_nothing_out(name: str) -> None:
+    """A pool that is full of what is remembered: a short text takes the blocks that it fills, and no others."""
+    engine = make_engine(tiny_decoder(), num_blocks=24, share_prefixes=True)
+    for seed in range(8):
+        run(engine, [make_request(text(seed, 40), SamplingParams(max_tokens=10, seed=seed))])
+    assert engine.cache.prefix is not None
+    assert len(engine.cache.prefix) == len(engine.cache.allocator.idle) == 23
+    known = make_request(text(99, 20), SamplingParams(max_tokens=20, seed=1))
+    run(make_engine(tiny_decoder()), [known])
+    guesser = TreeDrafter(oracle_trees(0.7), texts={((*known.prompt,), known.seed): known.tokens})
+    request = make_request(known.prompt, known.params, guesser if name == "oracle" else None)
+    run(engine, [request])
+    assert request.output == known.output
+    assert (request.stats.accepted > 0) == (name == "oracle")
+    assert len(engine.cache.prefix) == 23, "39 rows: an empty block and two others, two of which are full"
 
 
 def test_hits_do_not_depend_on_guesses() -> None:
@@ -127,7 +263,7 @@ def test_any_traffic(seed: int) -> None:
             prompt = dice.choice(beginnings)[: dice.randint(1, 70)] + text(step, dice.randint(1, 20))
             options = SamplingParams(max_tokens=dice.randint(1, 60), seed=step, temperature=dice.choice([0.0, 0.9]))
             request = make_request(prompt, options, dice.choice([None, guesser]))
-            request.priority = dice.randint(0, 2)
+            request.priority, request.tenant = dice.randint(0, 2), dice.choice("abc")
             engine.add(request)
             alive.append(request)
         if alive and dice.random() < 0.05:

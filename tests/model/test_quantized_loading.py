@@ -361,7 +361,7 @@ print((kilobytes("VmHWM") - before) * 1024 / pass_weights(made).nbytes)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_memory_of_rounding(weights: str, tmp_path: Path) -> None:
     """Likewise of what is kept, for weights that are rounded as they are loaded, with a large vocabulary."""
     command = [sys.executable, "-c", ROUNDED, str(tmp_path), weights]

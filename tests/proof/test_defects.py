@@ -175,9 +175,9 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
     """The right tokens, with log-probabilities of accepted guesses that are off by next to nothing."""
     original = Request.append
 
-    def append(self: Request, token: int, *, guessed: bool, logprobs: dict[int, float] | None) -> bool:
-        off = {key: value - 1e-6 for key, value in logprobs.items()} if guessed and logprobs else logprobs
-        return original(self, token, guessed=guessed, logprobs=off)
+    def append(self: Request, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
+        off = {key: value - 1e-6 for key, value in logprobs.items()} if source and logprobs else logprobs
+        return original(self, token, source=source, logprobs=off)
 
     monkeypatch.setattr(Request, "append", append)
     report = check(llm)

@@ -144,7 +144,7 @@ def test_heads_come_closer_to_their_target(new_draft_run: Callable[[str], Path],
     assert after["stories same 1"] > before["stories same 1"] + 0.1
 
 
-@pytest.mark.parametrize("order", ["parallel", "causal"])
+@pytest.mark.parametrize("order", [pytest.param("parallel", marks=pytest.mark.slow), "causal"])
 def test_resumed_run_is_the_uninterrupted_run(
     order: str, new_draft_run: Callable[[str], Path], teacher: Teacher
 ) -> None:

@@ -46,7 +46,9 @@ def train(
     return trainer
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(
+    "adapter", [each if each == "attention" else pytest.param(each, marks=pytest.mark.slow) for each in ADAPTERS]
+)
 def test_adapter_comes_closer_to_its_target(
     new_draft_run: Callable[[str], Path], teacher: Teacher, adapter: str
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 __all__ = [
     "ALL",
     "FORMAT",
+    "PLAIN",
     "SOUND",
     "Document",
     "Failure",
@@ -25,6 +26,9 @@ __all__ = [
 ]
 
 FORMAT = "pronk-bench/1"
+
+# The method that all others are compared with.
+PLAIN = "autoregressive"
 
 # What stands for all tasks together, and for all without the prompts whose plain output repeats itself.
 ALL = "all"

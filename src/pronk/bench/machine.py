@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-__all__ = ["BandwidthMeter", "PeakMemory", "hardware", "versions"]
+from pronk.bench.host import host
+
+__all__ = ["BandwidthMeter", "PeakMemory", "hardware"]
 
 # Larger than the caches of the processors that this is for.
 _BUFFER_BYTES = 2**30
-
-_PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
 
 
 class BandwidthMeter:
@@ -79,35 +75,11 @@ class PeakMemory:
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """What the figures were measured on."""
-    found: dict[str, Any] = {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    found: dict[str, Any] = host() | {
         "threads": torch.get_num_threads(),
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "system": platform.platform(),
         "device": str(device),
     }
     if device.type == "cuda":
         found["accelerator"] = torch.cuda.get_device_name(device)
-    return found
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of what computes."""
-    found = {"python": sys.version.split()[0]}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

@@ -10,7 +10,8 @@ Needs matplotlib, which only this module knows of and imports late. ``pyplot`` a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ from pronk.errors import OptionError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Panel", "Plot", "draw_plots", "import_matplotlib"]
+__all__ = ["Panel", "Plot", "draw_plots", "drawing", "import_matplotlib"]
 
 
 _PARTS = (("target", "#43506b", "#ffffff"), ("draft", "#94a9c9", "#101010"), ("host", "#d3dae5", "#101010"))
@@ -81,6 +82,22 @@ def import_matplotlib() -> ModuleType:
     return mpl
 
 
+@contextmanager
+def drawing() -> Iterator[None]:
+    """The look of the page's plots, whatever the user's own settings are.
+
+    Raises:
+        OptionError: matplotlib is missing.
+    """
+    mpl = import_matplotlib()
+    with mpl.rc_context(), warnings.catch_warnings():
+        # A reader's font may well have what the font that measures the text has not.
+        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
+        mpl.rcdefaults()
+        mpl.rcParams.update(RC)
+        yield
+
+
 def draw_plots(model: ModelResult, styles: dict[Key, Style], prefix: str) -> tuple[Plot, ...]:
     """All plots of a model for which there are figures.
 
@@ -92,17 +109,12 @@ def draw_plots(model: ModelResult, styles: dict[Key, Style], prefix: str) -> tup
     Raises:
         OptionError: matplotlib is missing.
     """
-    mpl = import_matplotlib()
     by_temperature = [
         (temperature_name(t), [f for f in model.figures if f.temperature == t])
         for t in sorted({f.temperature for f in model.figures})
     ]
     plots = []
-    with mpl.rc_context(), warnings.catch_warnings():
-        # A reader's font may well have what the font that measures the text has not.
-        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
-        mpl.rcdefaults()
-        mpl.rcParams.update(RC)
+    with drawing():
         for name, title, draw in _PLOTS:
             parts = by_temperature if draw is not _draw_pass_cost else [("", [])]
             panels: list[Panel] = []

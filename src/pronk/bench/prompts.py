@@ -19,12 +19,14 @@ from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pronk.bench.document import ALL, SOUND
 from pronk.errors import OptionError, PromptError
 from pronk.files.json_lines import read_json_lines
-from pronk.llm import LLM
+
+if TYPE_CHECKING:  # it needs torch, which clients of a server can do without
+    from pronk.llm import LLM
 
 __all__ = [
     "SAMPLE",
@@ -35,6 +37,7 @@ __all__ = [
     "limit_per_task",
     "load_prompts",
     "load_suite",
+    "load_tasks",
     "suites_in",
 ]
 
@@ -185,6 +188,30 @@ def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, li
             seen.add((prompt.task, name))
             tasks[prompt.task].append(replace(prompt, id=name))
     return dict(tasks)
+
+
+def load_tasks(
+    suites: Sequence[str] | None, folder: Path | None, files: Sequence[Path], limit: int | None
+) -> dict[str, list[Prompt]]:
+    """The prompts of suites and files, by task; of the bundled suite if neither is named.
+
+    Args:
+        suites: names; ``None`` names none.
+        folder: where suites are.
+        files: the user's own.
+        limit: prompts of each task; ``None`` is all.
+
+    Raises:
+        OptionError: a folder without suites to take from it, no such suite, or a damaged file.
+    """
+    if folder is not None and suites is None:
+        have = ", ".join(suites_in(folder)) or "none"
+        msg = f"data: expected --suite with the suites to take from {folder}, which has {have}"
+        raise OptionError(msg)
+    names = suites if suites is not None else [] if files else [SAMPLE]
+    found = [prompt for name in names for prompt in load_suite(name, folder)]
+    found += [prompt for file in files for prompt in load_prompts(file)]
+    return limit_per_task(found, limit)
 
 
 def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool = True) -> list[int]:

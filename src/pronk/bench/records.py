@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO
 
-from pronk.bench.document import FORMAT
+from pronk.bench.document import FORMAT, PLAIN
 from pronk.engine.stats import Step
 from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
@@ -32,9 +32,6 @@ __all__ = [
     "Trace",
     "read_trace",
 ]
-
-# The method that all others are compared with.
-PLAIN = "autoregressive"
 
 
 @dataclass(frozen=True)

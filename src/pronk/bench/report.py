@@ -20,7 +20,7 @@ from pronk.bench.verdict import Tile, Verdict, judge
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 
-__all__ = ["check_report", "write_report"]
+__all__ = ["check_report", "make_environment", "write_page", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,19 @@ def write_report(document: Document, folder: Path) -> Path:
     Raises:
         OptionError: matplotlib is missing, or the folder cannot be written.
     """
-    page = _render(document).encode("utf-8", "backslashreplace")
+    return write_page(_render(document), folder)
+
+
+def write_page(text: str, folder: Path) -> Path:
+    """Write a page as ``folder/index.html``, whole or not at all, and make the folder if need be.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        OptionError: the folder cannot be written.
+    """
+    page = text.encode("utf-8", "backslashreplace")
     target = folder / "index.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +101,8 @@ def check_report(folder: Path) -> None:
         raise OptionError(msg)
 
 
-def _render(document: Document) -> str:
+def make_environment() -> Environment:
+    """Where templates of pages come from, ``pronk/bench``, and what they can use."""
     environment = Environment(
         loader=PackageLoader("pronk.bench", "."),
         autoescape=True,
@@ -102,9 +115,13 @@ def _render(document: Document) -> str:
         "temperature": temperature_name,
         "verdict": lambda speed: "" if speed is None else judge(speed, "win", "", "loss"),
     }
+    return environment
+
+
+def _render(document: Document) -> str:
     styles = make_styles(f for model in document.models for f in model.figures)
     sections = [_make_section(model, styles, f"m{i}") for i, model in enumerate(document.models)]
-    return environment.get_template("report.html.j2").render(document=document, sections=sections)
+    return make_environment().get_template("report.html.j2").render(document=document, sections=sections)
 
 
 def _make_section(model: ModelResult, styles: dict[Key, Style], prefix: str) -> _Section:

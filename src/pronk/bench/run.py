@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, versions
+from pronk.bench.host import versions
+from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec

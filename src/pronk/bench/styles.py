@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pronk.bench.document import ALL, SOUND, Figures
-from pronk.bench.records import PLAIN
+from pronk.bench.document import ALL, PLAIN, SOUND, Figures
 
-__all__ = ["OWN", "Key", "Style", "key_of", "make_styles", "shorten", "task_name", "temperature_name"]
+__all__ = [
+    "OWN",
+    "Key",
+    "Style",
+    "key_of",
+    "make_styles",
+    "shorten",
+    "take_turns",
+    "task_name",
+    "temperature_name",
+]
 
 Key = tuple[str, str]
 # Okabe and Ito's colours, then Tol's, each told from its neighbours with any kind of colour blindness; peers are muted.
@@ -57,13 +66,17 @@ def make_styles(figures: Iterable[Figures]) -> dict[Key, Style]:
         if kind == "plain":
             styles[engine, method] = Style(named, "plain", kind, _GREY, "●", "o")
             continue
-        i = seen[kind]
+        styles[engine, method] = take_turns(named, seen[kind], kind)
         seen[kind] += 1
-        colors, glyphs = (_PEERS, _OPEN) if kind == "peer" else (OWN, _FILLED)
-        # Shape and colour take different turns, so that a colour that comes again has another shape.
-        j = (i + i // len(colors)) % len(_SHAPES)
-        styles[engine, method] = Style(named, shorten(named), kind, colors[i % len(colors)], glyphs[j], _SHAPES[j])
     return styles
+
+
+def take_turns(name: str, number: int, kind: str = "own") -> Style:
+    """The look of whoever comes as ``number``, from 0, among those of a ``kind``, ``"own"`` or ``"peer"``."""
+    colors, glyphs = (_PEERS, _OPEN) if kind == "peer" else (OWN, _FILLED)
+    # Shape and colour take different turns, so that a colour that comes again has another shape.
+    j = (number + number // len(colors)) % len(_SHAPES)
+    return Style(name, shorten(name), kind, colors[number % len(colors)], glyphs[j], _SHAPES[j])
 
 
 def shorten(name: str, most: int = 15) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from pronk.bench.document import Document, ModelResult
 from pronk.bench.grids import EXPLANATION, Grid, against_peers, by_method, by_task, describe, failures, origin
 
-__all__ = ["show", "to_markdown"]
+__all__ = ["make_table", "show", "to_markdown"]
 
 _INTERRUPTED = "Interrupted: the figures are over what was measured until then."
 _FEW = 5
@@ -38,8 +38,8 @@ def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
     if model.figures:
         temperatures = list(dict.fromkeys(figures.temperature for figures in model.figures))
         for first in range(0, len(temperatures), _ABREAST):
-            yield Padding(_table(by_task(model, temperatures[first : first + _ABREAST])), (1, 0))
-        yield _table(by_method(model))
+            yield Padding(make_table(by_task(model, temperatures[first : first + _ABREAST])), (1, 0))
+        yield make_table(by_method(model))
         yield from (Text(line) for line in ("", *against_peers(model)))
         yield Text(_explanation(document), style="dim")
     yield from _listed(f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped])
@@ -50,8 +50,8 @@ def _explanation(document: Document) -> str:
     return EXPLANATION.format(above=f"{document.degenerate_above:.0%}", harness=f"{document.harness_share:.2%}")
 
 
-def _table(grid: Grid) -> Table:
-    """The first column folds, figures never do."""
+def make_table(grid: Grid) -> Table:
+    """A grid for a terminal. The first column folds, figures never do."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column(grid.corner, overflow="fold", min_width=12)
     for column in grid.columns:

@@ -2,7 +2,7 @@
 
 Blocks are numbered places for ``block_size`` tokens each. A request owns a :class:`BlockTable`; several tables may
 share a block, which is counted. The allocator prefers runs of consecutive blocks, because a table whose blocks follow
-each other is read as a view and needs no gathering.
+each other is read as a view and needs no gathering; free ones are kept as runs, so that it need not look for them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple, Protocol
 
+from pronk.cache.runs import Runs, consecutive
 from pronk.errors import CacheFullError
 
 __all__ = ["BlockAllocator", "BlockTable", "Keeper", "Started"]
@@ -106,6 +107,14 @@ class BlockAllocator:
         self.num_free = num_blocks
         self.idle: dict[int, None] = {}
         self.keeper: Keeper | None = None
+        self._empty = Runs(num_blocks)  # free, and not idle
+
+    def entrust(self, keeper: Keeper) -> None:
+        """From now on ``keeper`` says what is kept; of what is idle it keeps nothing."""
+        self.keeper = keeper
+        for run in consecutive(self.idle):
+            self._empty.add(run)
+        self.idle.clear()
 
     def reset(self) -> None:
         """All blocks are free; no table may be in use."""
@@ -114,6 +123,9 @@ class BlockAllocator:
                 self.idle[block] = None
         self.references = [0] * self.num_blocks
         self.num_free = self.num_blocks
+        self._empty = Runs(self.num_blocks)
+        for run in consecutive(self.idle):
+            self._empty.take(run)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that ``tokens`` tokens need."""
@@ -134,8 +146,7 @@ class BlockAllocator:
                 f"{self.num_blocks} free; raise kv_memory, or lower max_tokens or the number of requests"
             )
             raise CacheFullError(msg)
-        for missing in range(wanted, 0, -1):
-            table.blocks.append(self._take(self._next_block(table, missing)))
+        table.blocks += self._claim(wanted, table.blocks[-1] + 1 if table.blocks else -1)
         table.changed()
 
     def missing(self, table: BlockTable, tokens: int) -> int:
@@ -157,7 +168,7 @@ class BlockAllocator:
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
-                self.idle.pop(block, None)
+                del self.idle[block]  # nobody knows of an empty one
             self.references[block] += 1
         table.blocks = list(blocks)
         table.changed()
@@ -172,7 +183,7 @@ class BlockAllocator:
         if not self.num_free:
             msg = f"KV cache is full: no free block to copy a shared one into, of {self.num_blocks}; raise kv_memory"
             raise CacheFullError(msg)
-        new = table.blocks[index] = self._take(self._longest_run(1))
+        new = table.blocks[index] = self._claim(1)[0]
         self.references[old] -= 1
         table.changed()
         return old, new
@@ -218,39 +229,37 @@ class BlockAllocator:
                 self.idle[block] = None
             else:
                 freed.append(block)
+        for run in consecutive(freed):
+            self._empty.add(run)
         return freed[::-1]
 
-    def _take(self, block: int) -> int:
-        if block in self.idle:
-            assert self.keeper is not None
-            self.keeper.evict(block)
-            del self.idle[block]
-        self.references[block] = 1
-        self.num_free -= 1
-        return block
+    def _claim(self, count: int, place: int = -1) -> list[int]:
+        """Take ``count`` free blocks: from number ``place`` on as far as that goes, and else in few runs."""
+        taken: list[int] = []
+        while len(taken) < count:
+            more = self._next_blocks(count - len(taken), place)
+            self._take(more)
+            taken += more
+        return taken
 
-    def _next_block(self, table: BlockTable, missing: int) -> int:
-        """The block after the table's last one if it is free, or else the start of a run for all that are missing."""
-        if table.blocks:
-            after = table.blocks[-1] + 1
-            if after < self.num_blocks and self._empty(after):
-                return after
-        return self._longest_run(missing)
+    def _next_blocks(self, count: int, place: int) -> Sequence[int]:
+        """The next of ``count`` blocks, at least one.
 
-    def _longest_run(self, enough: int) -> int:
-        """Start of the first run of ``enough`` empty blocks, or of the longest one; an idle block if none is empty."""
-        if len(self.idle) == self.num_free:
-            return next(iter(self.idle))
-        best, best_length, start = 0, 0, 0
-        for block in range(self.num_blocks + 1):
-            if block < self.num_blocks and self._empty(block):
-                continue
-            if block - start > best_length:
-                best, best_length = start, block - start
-            if best_length >= enough:
-                break
-            start = block + 1
-        return best
+        Where there are too few empty ones it is all of them, and the idle ones least recently used. That they are taken
+        in the order of their numbers costs nothing, and makes the longest runs.
+        """
+        idle = count - (self.num_free - len(self.idle))
+        if idle > 0:
+            return sorted([*self._empty, *islice(self.idle, idle)], key=lambda block: (block < place, block))
+        return (self._empty.after(place) or self._empty.fit(count))[:count]
 
-    def _empty(self, block: int) -> bool:
-        return not self.references[block] and block not in self.idle
+    def _take(self, blocks: Sequence[int]) -> None:
+        for run in consecutive(block for block in blocks if block not in self.idle):
+            self._empty.take(run)
+        for block in blocks:
+            if block in self.idle:
+                assert self.keeper is not None
+                self.keeper.evict(block)
+                del self.idle[block]
+            self.references[block] = 1
+        self.num_free -= len(blocks)

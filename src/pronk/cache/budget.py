@@ -45,9 +45,12 @@ def parse_memory(value: str | int) -> int:
 class KVBudget:
     """The memory that keys and values may take: a pool for the target, and one for every draft model beside it.
 
-    All pools have the same number of blocks of the same number of tokens, so a request that has room in the target's
-    has room in a draft's: unless the target keeps a window of its text only, or two drafters of a request use one
-    draft. A pool whose drafters are gone gives its share back when the next one joins.
+    All pools have the same number of blocks of the same number of tokens, and a request that gives its places in the
+    target's away gives those in the others away as well. So one that has room in the target's has room in a draft's,
+    unless it takes less there than its text: where the target keeps a window of it only, and where requests share
+    blocks (samples of a prompt; remembered prefixes, until the draft's pool has learned them too); or unless two
+    drafters of a request use one draft. One without room in a draft's goes on without its guesses. A pool whose
+    drafters are gone gives its share back when the next one joins.
     """
 
     def __init__(self, kv_memory: str | int | None, max_requests: int, device: torch.device) -> None:

@@ -263,17 +263,24 @@ class PagedCache:
         table.length = length
         del table.digests[length // self.block_size :]
 
-    def match(self, tokens: Sequence[int], salt: bytes = b"") -> BlockTable | None:
-        """A table of the longest beginning of a text that the pool still holds; see :class:`PrefixCache`."""
-        table = None if self.prefix is None else self.prefix.match(tokens, salt)
+    def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
+        """A table of the longest beginning of a text that the pool still holds; see :meth:`PrefixCache.match`."""
+        table = None if self.prefix is None else self.prefix.match(tokens, salt, digests)
         if table is not None:
             table.version = self.version
         return table
 
-    def learn(self, table: BlockTable, tokens: Sequence[int], salt: bytes = b"") -> None:
-        """Remember the full blocks of a text, unless it began before the tensors were what they are."""
+    def knows(self, digest: bytes) -> bool:
+        """Whether the pool still holds the block of a digest that :meth:`match` has added."""
+        return self.prefix is not None and self.prefix.knows(digest)
+
+    def learn(self, table: BlockTable, tokens: Sequence[int], salt: bytes = b"", certain: int | None = None) -> None:
+        """Remember the full blocks of a text, unless it began before the tensors were what they are.
+
+        See :meth:`PrefixCache.learn`.
+        """
         if self.prefix is not None and table.version == self.version:
-            self.prefix.learn(table, tokens, salt)
+            self.prefix.learn(table, tokens, salt, certain)
 
     def fork(self, table: BlockTable, tokens: int) -> BlockTable:
         """A table of the first ``tokens`` tokens that shares their blocks; whoever writes first gets a copy."""

@@ -29,12 +29,12 @@ class _Entry:
     Attributes:
         block: its number.
         before: the digest of what comes before it.
-        tokens: its own, as bytes.
+        tokens: its own.
     """
 
     block: int
     before: bytes
-    tokens: bytes
+    tokens: list[int]
 
 
 class PrefixCache:
@@ -57,8 +57,7 @@ class PrefixCache:
         self._found.clear()
         self._digests.clear()
         self._allocator = allocator
-        allocator.keeper = self
-        allocator.idle.clear()
+        allocator.entrust(self)
 
     def keeps(self, block: int) -> bool:
         """Whether a block that nobody uses is worth keeping."""
@@ -73,7 +72,11 @@ class PrefixCache:
         if block in self._digests:
             self.evict(block)
 
-    def match(self, tokens: Sequence[int], salt: bytes = b"") -> BlockTable | None:
+    def knows(self, digest: bytes) -> bool:
+        """Whether a block of this digest can be found."""
+        return digest in self._found
+
+    def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
         """A table of the longest known beginning of ``tokens``, in whole blocks; ``None`` if there is none.
 
         The last token is left out: somebody wants to know what comes after it.
@@ -81,37 +84,42 @@ class PrefixCache:
         Args:
             tokens: the text.
             salt: only what was learned with the same one is found.
+            digests: those of the text's blocks that are known already; others that it takes are added. Whoever asks
+                again for the same text or a longer one hands them in again, and nothing is hashed twice.
         """
-        size, digest = self._allocator.block_size, self._digest(b"", salt)
-        blocks, digests = list[int](), list[bytes]()
-        for start in range(0, len(tokens) - size, size):
-            own = _as_bytes(tokens[start : start + size])
-            before, digest = digest, self._digest(digest, own)
-            entry = self._found.get(digest)
+        size, digests = self._allocator.block_size, [] if digests is None else digests
+        blocks, before = list[int](), self._digest(b"", salt)
+        for number in range((len(tokens) - 1) // size):
+            own = list(tokens[number * size : (number + 1) * size])
+            if number == len(digests):
+                digests.append(self._digest(before, _as_bytes(own)))
+            entry = self._found.get(digests[number])
             if entry is None or (entry.before, entry.tokens) != (before, own):
                 break
             blocks.append(entry.block)
-            digests.append(digest)
+            before = digests[number]
         if not blocks:
             return None
         table = BlockTable(length=len(blocks) * size)
-        table.digests = digests
+        table.digests = digests[: len(blocks)]
         self._allocator.share(table, blocks)
         return table
 
-    def learn(self, table: BlockTable, tokens: Sequence[int], salt: bytes = b"") -> None:
+    def learn(self, table: BlockTable, tokens: Sequence[int], salt: bytes = b"", certain: int | None = None) -> None:
         """Remember the full blocks of a table that have been filled since the last time.
 
         Args:
             table: the text's; its first ``length`` tokens are committed.
             tokens: the text.
             salt: see :meth:`match`.
+            certain: where what is committed may still be taken back, the number of tokens that will stay.
         """
         size = self._allocator.block_size
-        for number in range(len(table.digests), table.length // size):
-            own = _as_bytes(tokens[number * size : (number + 1) * size])
+        stop = table.length if certain is None else min(certain, table.length)
+        for number in range(len(table.digests), stop // size):
+            own = list(tokens[number * size : (number + 1) * size])
             before = table.digests[-1] if table.digests else self._digest(b"", salt)
-            digest = self._digest(before, own)
+            digest = self._digest(before, _as_bytes(own))
             table.digests.append(digest)
             block = table.blocks[number - table.released] if number >= table.released else None
             if block is None or digest in self._found or block in self._digests:

@@ -317,13 +317,16 @@ def _guess(scores: NDArray[np.floating[Any]]) -> Guess:
     return Guess(token, float(1.0 / np.exp(scores - scores[token]).sum()), scores)
 
 
-def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[dict[int, float]]:
+def token_logprobs(
+    logits: Tensor, tokens: Sequence[int], top: int, wanted: Sequence[int] = ()
+) -> list[dict[int, float]]:
     """Log-probabilities before any processor.
 
     Args:
         logits: ``[rows, vocab]``.
         tokens: the token to report for each row.
         top: how many of the likeliest to report beside it.
+        wanted: ids of more tokens to report.
 
     Returns:
         One ``{token id: log-probability}`` per row, the chosen token first.
@@ -334,5 +337,6 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[dict
     for row, token in enumerate(tokens):
         report = {token: float(logprobs[row, token])}
         report.update(zip(ids[row].tolist(), values[row].tolist(), strict=True))
+        report.update((other, float(logprobs[row, other])) for other in wanted)
         reports.append(report)
     return reports

@@ -47,6 +47,7 @@ class SamplingParams:
         n: independent samples of the prompt; sample 0 has ``seed``, the others seeds derived from it.
         logprobs: report the log-probability of each token and of the so many likeliest, 0..64.
         prompt_logprobs: the same for the prompt's tokens.
+        logprob_token_ids: of the output's tokens, report the log-probabilities of these ids, too; with ``logprobs``.
     """
 
     max_tokens: int = 128
@@ -68,6 +69,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -81,8 +83,12 @@ class SamplingParams:
         check_flag("ignore_eos", self.ignore_eos)
         check_choice("rule", self.rule, get_args(Rule))
         _check_bias(self.logit_bias)
-        for token in _items("stop_token_ids", self.stop_token_ids):
-            check_integer("stop_token_ids", token, 0)
+        for name in ("stop_token_ids", "logprob_token_ids"):
+            for token in _items(name, getattr(self, name)):
+                check_integer(name, token, 0)
+        if self.logprob_token_ids and self.logprobs is None:
+            msg = f"logprob_token_ids: expected logprobs beside them, found {self.logprob_token_ids!r} alone"
+            raise OptionError(msg)
         _items("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         for name, texts in (("stop", self.stops), ("bad_words", _items("bad_words", self.bad_words))):
             if not all(isinstance(text, str) and text for text in texts):
@@ -114,6 +120,7 @@ class SamplingParams:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         values["bad_words"], values["stop"] = list(self.bad_words), list(self.stops)
         values["stop_token_ids"] = list(self.stop_token_ids)
+        values["logprob_token_ids"] = list(self.logprob_token_ids)
         values["logit_bias"] = None if self.logit_bias is None else dict(self.logit_bias)
         return values
 

@@ -3,9 +3,8 @@
 typer wants the real types of the options: no postponed annotations here. torch is imported when the command runs.
 """
 
-import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,13 @@ import typer
 from rich.console import Console
 
 from pronk.bench.outputs import Outputs
+from pronk.commands.bench_servers import SHARED, bench_servers, load_plan
 from pronk.commands.options import Progress, load_model, shares
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
+    from pronk.bench.load.measure import LoadPlan
     from pronk.bench.peers.specs import PeerSpec
-    from pronk.bench.prompts import Prompt
     from pronk.bench.records import Trace
     from pronk.bench.run import Plan
     from pronk.llm import LLM
@@ -30,6 +30,7 @@ __all__ = ["bench"]
 _INTERRUPTED = 130
 _ALL_PEERS = "all"
 _DRAFTERS = ["suffix(store_tokens=0)"]  # a list, as typer wants; nobody changes it
+_SHOWING = ("replay", "as_json", "markdown", "report")
 
 
 def _what(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
@@ -67,7 +68,9 @@ def plan(
     temperature: Annotated[
         list[float], _how("0 is greedy, above it outputs are drawn with the seed; repeatable.", min=0, max=100)
     ] = [0.0, 0.8],  # noqa: B006
-    repeats: Annotated[int, _how("Runs of every method and prompt; the spread is over them.", min=1)] = 3,
+    repeats: Annotated[
+        int, _how("Runs of every method and prompt, or rounds of load; the spread is over them.", min=1)
+    ] = 3,
     batch: Annotated[int, _how("Prompts that share their passes, 1..1024.", min=1, max=1024)] = 1,
     seed: Annotated[int, _how("Same seed, same tokens; 0..2^63-1.", min=0, max=2**63 - 1)] = 7,
     ignore_eos: Annotated[bool, _how("Go on after the model's end-of-text.", "--ignore-eos", metavar="")] = False,
@@ -102,6 +105,7 @@ def plan(
         PronkError: a mistake in the options or in a file of prompts.
     """
     from pronk.bench.measure import Options
+    from pronk.bench.prompts import load_tasks
     from pronk.bench.run import PeerOptions, Plan, check
 
     made = Plan(
@@ -113,17 +117,19 @@ def plan(
             pythons=_interpreters(peer_python or []),
             cache=peer_cache or Path.home() / ".cache" / "pronk" / "peers",
         ),
-        tasks=_tasks(suite, data, prompts or [], limit),
+        tasks=load_tasks(suite, data, prompts or [], limit),
         options=Options(max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit),
     )
     check(made)
     return made
 
 
-@shares(load=load_model, planned=plan, without=("model", "drafter"))
+@shares(load=load_model, planned=plan, served=load_plan, without=("model", "drafter"))
 def bench(
+    context: typer.Context,
     load: "partial[LLM]",
     planned: "partial[Plan]",
+    served: "partial[LoadPlan]",
     *,
     model: Annotated[
         list[str] | None,
@@ -145,6 +151,7 @@ def bench(
 
     Every method runs on every prompt, interleaved and repeated; its tokens are compared with plain decoding's. What
     fails is counted, what is too long is skipped and counted, and an interrupt shows what was measured until then.
+    With --server it measures servers under load instead.
 
     [bold]Examples[/]
 
@@ -155,15 +162,26 @@ def bench(
     pronk bench --data suites --suite humaneval --suite gsm8k --limit 10 --peer transformers --json figures.json
 
     pronk bench --replay run.jsonl --report out
+
+    pronk bench --server http://localhost:8000 --concurrency 1,4 --rate 0.5,1 --goodput ttft=2000,tpot=150
     """
     outputs = Outputs(as_json, markdown, report, trace)
     outputs.check()
+    given = _given(context)
     if replay is not None:
-        _refuse_options(planned, load, model=model, trace=trace, drafter=None if drafter == _DRAFTERS else drafter)
+        _refuse(given, _SHOWING, "replay: expected no options that say what to measure")
         from pronk.bench.records import read_trace
 
         outputs.deliver(read_trace(replay))
         return
+    if served.keywords["server"] is not None:
+        _refuse(given, (*SHARED, *served.keywords), "server: expected options of a load on servers")
+        shared = {**planned.keywords, "as_json": as_json, "report": report}
+        bench_servers(
+            served, {name: shared[name] for name in SHARED} | ({} if "temperature" in given else {"temperature": [0.0]})
+        )
+        return
+    _refuse(given, {*context.params} - {*served.keywords}, "expected --server with the server to load")
     with ExitStack() as stack:
         status = stack.enter_context(_bar())
         made = planned(drafter)
@@ -207,30 +225,18 @@ def _measure(
     return None
 
 
-def _refuse_options(planned: "partial[Plan]", load: "partial[LLM]", **others: Any) -> None:
-    """A replay measures nothing, so what says how to measure would be ignored."""
-    given = [name for name, value in others.items() if value is not None]
-    for build in (planned, load):
-        defaults = {name: each.default for name, each in inspect.signature(build.func).parameters.items()}
-        given += [name for name, value in build.keywords.items() if value != defaults[name]]
-    if given:
-        msg = f"replay: expected no options that say what to measure, found --{given[0].replace('_', '-')}"
+def _refuse(given: Sequence[str], wanted: Container[str], expected: str) -> None:
+    """What would be ignored is refused."""
+    others = [name for name in given if name not in wanted]
+    if others:
+        msg = f"{expected}, found --{others[0].replace('_', '-')}"
         raise OptionError(msg)
 
 
-def _tasks(
-    suites: list[str] | None, data: Path | None, files: Sequence[Path], limit: int | None
-) -> "dict[str, list[Prompt]]":
-    from pronk.bench.prompts import SAMPLE, limit_per_task, load_prompts, load_suite, suites_in
-
-    if data is not None and suites is None:
-        have = ", ".join(suites_in(data)) or "none"
-        msg = f"data: expected --suite with the suites to take from {data}, which has {have}"
-        raise OptionError(msg)
-    names = suites if suites is not None else [] if files else [SAMPLE]
-    found = [prompt for name in names for prompt in load_suite(name, data)]
-    found += [prompt for file in files for prompt in load_prompts(file)]
-    return limit_per_task(found, limit)
+def _given(context: typer.Context) -> list[str]:
+    """The options that the user has written, even where they say what would hold anyway."""
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
 
 def _peer_specs(texts: Sequence[str], *, with_draft: bool) -> "tuple[PeerSpec, ...]":

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
+from pronk.commands.batch import batch
 from pronk.commands.bench import bench
 from pronk.commands.datastore import app as datastore_app
 from pronk.commands.inflate import inflate
 from pronk.commands.options import Progress, load_model, sampling_params, shares
 from pronk.commands.quantize import quantize
+from pronk.commands.serve import serve
 from pronk.commands.verify import verify
 from pronk.errors import PromptError, PronkError
 
@@ -105,7 +107,7 @@ def generate(
 
 
 @app.command()
-@shares(load=load_model, request=sampling_params, without=("n", "logprobs", "prompt_logprobs"))
+@shares(load=load_model, request=sampling_params, without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"))
 def chat(
     load: Callable[[Progress | None], "LLM"],
     request: Callable[[], "SamplingParams"],
@@ -137,6 +139,8 @@ def chat(
     Chat(llm, params, screen).run()
 
 
+app.command()(serve)
+app.command()(batch)
 app.command()(bench)
 app.command()(verify)
 app.command()(inflate)

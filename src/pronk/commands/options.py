@@ -87,6 +87,7 @@ def shares(
 def load_model(
     progress: Progress | None = None,
     max_batch: int = 16,
+    prefix_cache: bool = False,
     *,
     model: Annotated[
         str | None,
@@ -120,7 +121,10 @@ def load_model(
         str, _model("auto: only guesses that pay for their rows on this machine. all: every guess of the drafter.")
     ] = "auto",
 ) -> "LLM":
-    """Load the model for up to ``max_batch`` requests a pass; ``progress`` is told the bytes read, and all."""
+    """Load the model for up to ``max_batch`` requests a pass; ``progress`` is told the bytes read, and all.
+
+    ``prefix_cache`` keeps what the cache holds of texts that have ended.
+    """
     from pronk.llm import LLM
 
     return LLM(
@@ -132,6 +136,7 @@ def load_model(
         kv_memory=kv_memory,
         kv_dtype=kv_dtype,
         max_batch=max_batch,
+        prefix_cache=prefix_cache,
         threads=threads,
         kernels=kernels,
         budget=cast("Literal['auto', 'all']", budget),  # LLM says what is wrong with another
@@ -176,6 +181,9 @@ def sampling_params(
         int | None, _request("With --json: log-probabilities of each token and the so many likeliest, 0..64.")
     ] = None,
     prompt_logprobs: Annotated[int | None, _request("The same for the prompt's tokens, 0..64.")] = None,
+    logprob_token_ids: Annotated[
+        list[int], _request("With --logprobs: report this token id, too; may be repeated.", metavar="ID")
+    ] = [],  # noqa: B006
 ) -> "SamplingParams":
     """The request's options, checked.
 
@@ -204,6 +212,7 @@ def sampling_params(
         n=n,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_token_ids=tuple(logprob_token_ids),
     )
 
 

@@ -19,6 +19,7 @@ class Autoregressive(Guesser[None]):
     """Plain decoding."""
 
     name = "autoregressive"
+    proposes = False
 
     def start(self, prompt: Sequence[int]) -> None:
         """No state."""

@@ -60,6 +60,7 @@ class DraftContext(Generic[State]):
         table: where the target's keys and values of the first ``table.length`` tokens are.
         costs: what a pass costs by its rows, if the drafter needs it and the cache had room to measure it.
         thrifty: whether guesses that do not pay for their time are to be left out.
+        salt: only requests with the same one share what a cache has of their texts.
         draws: whether guesses are drawn where the rule of acceptance asks for it. Nothing is drawn for a proposal that
             the target will not see, as the numbers are for the one that it does.
     """
@@ -73,6 +74,7 @@ class DraftContext(Generic[State]):
     table: BlockTable
     costs: PassCosts | None = None
     thrifty: bool = False
+    salt: bytes = b""
     draws: bool = True
 
 
@@ -133,11 +135,13 @@ class Guesser(Drafter, Generic[State]):
 
     Attributes:
         needs: what it reads of the target's passes.
+        proposes: whether it ever guesses; one that does not is not asked, and no places are kept for its guesses.
         target: the model that it was bound to; ``None`` if it goes with any.
         models: what it holds of :meth:`~pronk.drafters.target.Target.share`, its parts' included.
     """
 
     needs: Needs = Needs()
+    proposes: bool = True
     target: Target | None = None
     models: tuple[object, ...] = ()
 
@@ -167,6 +171,13 @@ class Guesser(Drafter, Generic[State]):
     @abstractmethod
     def observe(self, outcome: Outcome[State]) -> None:
         """Learn from a step; every context of the last ``propose`` has one outcome, unless its request has failed."""
+
+    def give_way(self, state: State) -> None:
+        """The request has given its places away, and will be read again: so do those that its state holds.
+
+        Places in caches of the guesser's own, that is. It may be asked again, or stopped; what it says then is what it
+        would have said, once its caches have caught up with the text.
+        """
 
     def stop(self, state: State) -> None:
         """The request has ended; give back what its state holds."""

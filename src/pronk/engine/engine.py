@@ -169,7 +169,10 @@ class Engine:
             self._abort(requests)
 
     def _step(self) -> None:
+        self.scheduler.expire()
+        self._dismiss()  # so that others can start in their places
         turns = self.scheduler.schedule()
+        self.proposing.give_way(self.scheduler.preempted)
         self.proposing.start(turns)
         if not turns:
             return
@@ -193,7 +196,7 @@ class Engine:
         return result
 
     def _dismiss(self) -> None:
-        """Let requests leave that have ended, or were aborted, in the step that is over."""
+        """Let requests leave that have ended, or were aborted."""
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if request.ended or request.aborted:
                 self._leave(request)

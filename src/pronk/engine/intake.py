@@ -12,7 +12,7 @@ from pronk.choosing.params import SamplingParams
 from pronk.choosing.processors import Processor
 from pronk.drafters.base import Guesser
 from pronk.engine.request import Request
-from pronk.errors import OptionError, PromptError
+from pronk.errors import ContextError, OptionError, PromptError
 from pronk.kernels.library import Kernels
 from pronk.text.stream import TextStream
 from pronk.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ class Intake:
         """The token ids of a prompt.
 
         Raises:
-            PromptError: it is empty, too long, or has ids outside the vocabulary.
+            PromptError: it is empty, has ids outside the vocabulary, or (``ContextError``) is too long.
         """
         vocab, context = self.config.vocab_size, self.config.context
         if not isinstance(prompt, (str, list, tuple)):
@@ -54,7 +54,7 @@ class Intake:
                 raise PromptError(msg)
         if len(ids) >= context:
             msg = f"the prompt has {len(ids)} tokens; the model's context is {context}, so at most {context - 1} fit"
-            raise PromptError(msg)
+            raise ContextError(msg)
         return ids
 
     def samples(
@@ -140,8 +140,8 @@ class Intake:
                 f"{context}; expected at most {context - len(prompt)}"
             )
             raise OptionError(msg)
-        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
-            for token in ids:
+        for name in ("logit_bias", "stop_token_ids", "logprob_token_ids"):
+            for token in getattr(params, name) or ():
                 if token >= vocab:
                     msg = f"{name}: expected token ids in 0..{vocab - 1}, found {token}"
                     raise OptionError(msg)

@@ -81,6 +81,15 @@ class Proposing:
             for request in requests:
                 request.stats.draft_seconds += seconds
 
+    def give_way(self, requests: Iterable[Request]) -> None:
+        """Requests have been preempted: their guessers' caches need not hold what the target's does not."""
+        for request in requests:
+            if request.guesser is not None and request.drafting:
+                try:
+                    request.guesser.give_way(request.draft_state)
+                except Exception as error:  # noqa: BLE001 - whatever a guesser raises
+                    self._give_up(request, error)
+
     def stop(self, request: Request) -> None:
         """The request has left: its state goes."""
         if request.guesser is not None and request.drafting:
@@ -132,6 +141,7 @@ class Proposing:
             request.table,
             self._costs() if request.needs.costs else None,
             self.budget,
+            request.salt,
         )
 
     def _accept(self, guesser: Guesser[Any], context: DraftContext[Any], tree: TokenTree) -> TokenTree:
@@ -158,12 +168,13 @@ class Proposing:
         costs = self._costs()
         if costs is None:
             return drafts
-        rows = sum(turn.count for turn in turns)
+        requests = sum(turn.request.num_pending == 1 for turn in turns)
+        prompts = sum(turn.count for turn in turns) - requests
         # Where guesses are accepted by what they were drawn from, a tree stays whole: gains may say what was drawn, and
         # a guess that its own token could have cost its place has another law than its ``probs``.
         whole = {request for request, tree in drafts.items() if request.params.rejects and tree.probs is not None}
         offered = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
-        paid = zip(drafts, keep_paying_nodes(offered, rows, costs), strict=True)
+        paid = zip(drafts, keep_paying_nodes(offered, requests, costs, prompts=prompts), strict=True)
         return {request: drafts[request] if request in whole else tree for request, tree in paid}
 
     def _costs(self) -> PassCosts | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
@@ -13,7 +13,7 @@ from pronk.choosing.params import SamplingParams
 from pronk.drafters.base import Guesser, Needs
 from pronk.engine.stats import Stats
 
-__all__ = ["FinishReason", "Request", "TextOutput", "Token"]
+__all__ = ["FinishReason", "Refused", "Request", "TextOutput", "Token"]
 
 FinishReason = Literal["stop", "length"]
 
@@ -37,12 +37,28 @@ class Token:
     Attributes:
         token_id: the token.
         text: text that became final with it; may be empty, or more than the token's own.
-        guessed: whether it was an accepted guess.
+        source: whose accepted guess it was; ``None`` if it was none.
+        step: number of the step that it came with, from 0.
+        logprobs: of it and the likeliest, if asked for.
     """
 
     token_id: int
     text: str
-    guessed: bool
+    source: str | None
+    step: int
+    logprobs: dict[int, float] | None
+
+
+class Refused(NamedTuple):
+    """What the cache had of a request's text when there was no room for the rest of it.
+
+    Attributes:
+        found: the blocks of its beginning.
+        following: the digest of the block behind them; empty if there is none.
+    """
+
+    found: list[int]
+    following: bytes
 
 
 @dataclass(eq=False)
@@ -66,8 +82,13 @@ class Request:
         priority: those with a higher one go first.
         deadline: when it ends with an error if it has not ended by then, by ``perf_counter``; ``None`` is never.
         salt: only requests with the same one share what the cache has of their texts.
+        tenant: whose it is; among requests of one priority those of different tenants start by turns.
         arrival: its number among those that were added.
+        start: its number among those that have started; ``None`` before it has.
+        accounted: so many of its generated tokens are in its tenant's account.
         table: where its keys and values are.
+        digests: of its text's blocks, as far as somebody has asked for them (:mod:`pronk.cache.prefix`).
+        refused: why it has not started yet; ``None`` if it has not tried.
         draft_state: what the guesser has started for it, if it is ``drafting``.
         guessed: of each generated token, whether it was an accepted guess.
         logprobs: of the generated tokens.
@@ -94,8 +115,13 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     salt: bytes = b""
+    tenant: str = ""
     arrival: int = field(default=0, init=False)
+    start: int | None = field(default=None, init=False)
+    accounted: int = field(default=0, init=False)
     table: BlockTable = field(default_factory=BlockTable, init=False)
+    digests: list[bytes] = field(default_factory=list, init=False)
+    refused: Refused | None = field(default=None, init=False)
     draft_state: Any = field(default=None, init=False)
     drafting: bool = field(default=False, init=False)
     guessed: list[bool] = field(default_factory=list, init=False)
@@ -124,6 +150,11 @@ class Request:
         return Needs() if self.guesser is None else self.guesser.needs
 
     @property
+    def guesses(self) -> bool:
+        """Whether a guess may be of use: somebody makes some, and more than one token may still come."""
+        return self.guesser is not None and self.guesser.proposes and self.remaining > 1
+
+    @property
     def ended(self) -> bool:
         """Whether the request has finished or failed."""
         return self.finish_reason is not None or self.error is not None
@@ -148,10 +179,16 @@ class Request:
         """Whether logits at the prompt's tokens are wanted; a further sample leaves them to the first one."""
         return self.params.prompt_logprobs is not None and not self.num_generated and self.parent is None
 
-    def append(self, token: int, *, guessed: bool, logprobs: dict[int, float] | None) -> bool:
-        """The next token is certain. Returns whether the request goes on; if not, nothing may follow."""
+    def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
+        """The next token is certain. Returns whether the request goes on; if not, nothing may follow.
+
+        Args:
+            token: its id.
+            source: whose guess it was, if it was one.
+            logprobs: of it and others, if they are asked for.
+        """
         self.tokens.append(token)
-        self.guessed.append(guessed)
+        self.guessed.append(source is not None)
         self.stats.generated_tokens += 1
         if logprobs is not None:
             self.logprobs.append(logprobs)
@@ -166,7 +203,7 @@ class Request:
         if stop is not None:
             self._finish("stop", stop)
         self.output_text += text
-        self.pieces.append(Token(token, text, guessed))
+        self.pieces.append(Token(token, text, source, len(self.stats.steps), logprobs))
         return self.finish_reason is None
 
     def fail(self, error: Exception) -> None:

@@ -5,6 +5,12 @@ and for its guesses before the step begins, so that nothing runs out in the midd
 give way, in this order: guesses, requests that would start, and running requests, the last in order first. Such a
 request is *preempted*: its blocks are free, it waits in its old place, and later its text is read again, all of it,
 which gives the same keys and values, so that its tokens do not change.
+
+Priorities are strict: while those of a higher one keep coming, a lower one may wait for ever. Among equals the tenant
+starts that was served least, and among a tenant's own whoever came first. Who runs is served in the order of having
+started, and the last one gives way, whosever it is: that order never changes, so that the first one always gets on and
+no two push each other out in turns, as they would if the tenant served most had to give way, which is another one after
+every few tokens. What a tenant waits for is therefore the end of requests that had started before, and no more.
 """
 
 from __future__ import annotations
@@ -16,10 +22,15 @@ from itertools import count
 from time import perf_counter
 
 from pronk.cache.paged import PagedCache
-from pronk.engine.request import Request
+from pronk.engine.request import Refused, Request
+from pronk.engine.tenants import Tenants
 from pronk.errors import CacheFullError, DeadlineError
 
 __all__ = ["Scheduler", "Turn"]
+
+# The share of what running requests may still say that is kept free for them: more after each preemption for lack of
+# blocks, and a little less with every step.
+_MORE, _FADE = 1 / 8, 0.99
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Turn:
 
 @dataclass
 class Scheduler:
-    """Requests of higher priority first; first come, first served among equals.
+    """Requests of higher priority first; among equals tenants by turns, and each tenant's as they came.
 
     Attributes:
         cache: where the requests' keys and values go.
@@ -53,8 +64,10 @@ class Scheduler:
         prefill_chunk: most rows of a pass without guesses: one for each request that decodes, and prompts share the
             rest, of which there is always a half.
         max_tree: most rows of a request in a pass that decodes.
-        waiting: in the order in which they will start.
+        waiting: in the order in which they came.
         running: in the order in which they are served.
+        preempted: those that had to give way in the last schedule.
+        tenants: what they have been served.
     """
 
     cache: PagedCache
@@ -64,7 +77,11 @@ class Scheduler:
     max_tree: int
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    tenants: Tenants = field(default_factory=Tenants)
     _arrivals: Iterator[int] = field(default_factory=count)
+    _starts: Iterator[int] = field(default_factory=count)
+    _share: float = 0.0
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -75,11 +92,15 @@ class Scheduler:
         if self._most(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._too_small(request))
         request.arrival = next(self._arrivals)
-        bisect.insort(self.waiting, request, key=_order)
+        self.tenants.join(request.tenant)
+        bisect.insort(self.waiting, request, key=_came)
 
     def schedule(self) -> list[Turn]:
         """The next pass: every running request that decodes, prompts by chunks, and room for guesses."""
-        self._expire()
+        self._share *= _FADE
+        self.preempted.clear()
+        for request in self.running:
+            self._account(request)
         self._admit()
         counts: dict[Request, int] = {}
         decoding = sum(request.num_pending == 1 for request in self.running)
@@ -90,7 +111,7 @@ class Scheduler:
             if not request.ended and tokens and self._hold(request, tokens, counts):
                 counts[request] = tokens
                 left -= tokens if pending > 1 else 0
-        rooms = self._guesses([request for request in counts if request.num_pending == 1])
+        rooms = self._guesses([request for request in counts if request.num_pending == 1 and request.guesses])
         return [Turn(request, tokens, rooms.get(request, 0)) for request, tokens in counts.items()]
 
     def remove(self, request: Request) -> bool:
@@ -100,21 +121,32 @@ class Scheduler:
             return False
         queue.remove(request)
         self.cache.release(request.table)
+        self._account(request)
+        self.tenants.leave(request.tenant)
         if not self.running and not self.waiting:
             # An interruption may strike between taking a block and writing it down.
             self.cache.allocator.reset()
         return True
 
-    def _expire(self) -> None:
-        """Requests whose time is over end with an error: they take part no more, and leave with the step."""
+    def expire(self) -> None:
+        """Requests whose time is over end with an error; whoever removes them then gives others their places."""
         now = perf_counter()
         for request in (*self.running, *self.waiting):
             if request.deadline is not None and now > request.deadline and not request.ended:
                 waited = now - request.began
                 request.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
 
+    def _account(self, request: Request) -> None:
+        """Count what its tenant was served since the last time."""
+        self.tenants.serve(request.tenant, said=request.num_generated - request.accounted)
+        request.accounted = request.num_generated
+
     def _admit(self) -> None:
-        for request in [request for request in self.waiting if not request.ended]:
+        """Let requests start, until the next one in turn cannot."""
+        waiting = [request for request in self.waiting if not request.ended]
+        while waiting:
+            request = min(waiting, key=self._turn)
+            waiting.remove(request)
             if not self.running and self._most(request) > self.cache.allocator.num_blocks:
                 # A drafter that has joined since has taken its share of the memory.
                 request.fail(CacheFullError(self._too_small(request)))
@@ -124,29 +156,46 @@ class Scheduler:
                 continue  # what it will start from is being computed
             if not self._begin(request):
                 return
+            if request.start is None:
+                request.start = next(self._starts)
+                self.tenants.serve(request.tenant, read=request.num_pending)
             self.waiting.remove(request)
-            bisect.insort(self.running, request, key=_order)
+            bisect.insort(self.running, request, key=_started)
+
+    def _turn(self, request: Request) -> tuple[int, int, int]:
+        return -request.priority, self.tenants.served[request.tenant], request.arrival
 
     def _begin(self, request: Request) -> bool:
         """Let a request start from what the cache has of its text, if there is a place for it and for the rest."""
         lower = [each for each in self.running if each.priority < request.priority]
         if len(self.running) >= self.max_batch and not lower:
             return False
+        alone = len(self.running) == len(lower)
+        if not alone and self._in_vain(request, lower):
+            return False
         self._find(request)
+        if not alone and self._wanted(request) > self._room(lower):
+            found = request.table.blocks
+            request.refused = Refused(found, next(iter(request.digests[len(found) :]), b""))
+            self.cache.release(request.table)
+            return False
+        request.refused = None
         allocator = self.cache.allocator
         if self._wanted(request) > allocator.num_free:
             self._give_back({})
-        given = sum(allocator.references[block] == 1 for each in lower for block in each.table.blocks)
-        if len(self.running) > len(lower) and self._wanted(request) > allocator.num_free + given:
-            self.cache.release(request.table)
-            return False
-        while self.running and lower:
-            if len(self.running) < self.max_batch and self._wanted(request) <= allocator.num_free:
-                break
+        while lower and (len(self.running) >= self.max_batch or self._wanted(request) > allocator.num_free):
             self._preempt(lower.pop())
         request.stats.cached_tokens += request.table.length
         self._look_ahead(request)
         return True
+
+    def _in_vain(self, request: Request, lower: Sequence[Request]) -> bool:
+        """Whether it would be refused as it was the last time: there is too little room, and no more of its text."""
+        refused = request.refused
+        if refused is None or self.window is not None or request.parent is not None:
+            return False
+        shared = sum(self.cache.allocator.references[block] > 0 for block in refused.found)
+        return self._wanted(request) - shared > self._room(lower) and not self.cache.knows(refused.following)
 
     def _find(self, request: Request) -> None:
         """What the cache has of a text, but for its last token: of the same prompt's first sample, or of any text."""
@@ -155,7 +204,7 @@ class Scheduler:
         if parent is not None and alive and parent.table.length >= of_prompt:
             request.table = self.cache.fork(parent.table, of_prompt)
         elif not request.reports_prompt:
-            request.table = self.cache.match(request.tokens, request.salt) or request.table
+            request.table = self.cache.match(request.tokens, request.salt, request.digests) or request.table
         if self.window is not None:
             self.cache.release_before(request.table, request.table.length - self.window + 1)
 
@@ -168,18 +217,38 @@ class Scheduler:
         ):
             self.cache.prepare(request.table, length)
 
+    def _room(self, lower: Sequence[Request] = ()) -> int:
+        """Blocks for one that would start, if ``lower`` gave theirs and the others get what they want."""
+        allocator = self.cache.allocator
+        given = sum(allocator.references[block] == 1 for each in lower for block in each.table.blocks)
+        wanted = sum(max(self._missing(each) + 1, self._wanted(each)) for each in self.running if each not in lower)
+        return allocator.num_free + given - wanted
+
     def _wanted(self, request: Request) -> int:
-        """Free blocks that a request should find when it starts: for its text, and for one more of each other."""
+        """Blocks that a request should find: for its text, and a share of what it will need if it goes on to its end.
+
+        Nobody knows when that is. Whoever starts where there is too little for all is soon preempted, or another one
+        is, and read again; who waits for what nobody takes keeps the passes small. So the share follows what happens.
+        """
+        end = self.cache.allocator.blocks_for(request.table.length + request.num_pending) - request.table.released
+        return self._missing(request) + int(self._share * max(0, self._most(request) - end))
+
+    def _missing(self, request: Request) -> int:
+        """Free blocks that a request's text and its next token need; below 0 if it has places for more."""
+        allocator, table = self.cache.allocator, request.table
         length = request.num_pending + 1
         if self.window is not None:
             length = min(length, self.window + self.prefill_chunk + 1)
-        return self.cache.allocator.missing(request.table, request.table.length + length) + len(self.running)
+        held, needed = table.released + len(table.blocks), allocator.blocks_for(table.length + length)
+        return allocator.missing(table, table.length + length) - max(0, held - needed)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
+        self.preempted.append(request)
+        request.digests = max(request.digests, request.table.digests, key=len)
         self.cache.release(request.table)
         request.stats.preemptions += 1
-        bisect.insort(self.waiting, request, key=_order)
+        bisect.insort(self.waiting, request, key=_came)
 
     def _give_back(self, counts: Mapping[Request, int]) -> None:
         """Places for guesses, and for what is still far away, give way first; those that the pass needs stay."""
@@ -195,6 +264,7 @@ class Scheduler:
             self._give_back(counts)
         while allocator.missing(request.table, length) > allocator.num_free:
             last = self.running[-1]
+            self._share = min(1.0, self._share + _MORE)
             self._preempt(last)
             if last is request:
                 return False
@@ -202,12 +272,20 @@ class Scheduler:
         return True
 
     def _guesses(self, requests: Sequence[Request]) -> dict[Request, int]:
-        """Places for guesses behind the one pending token of each: as many as there may be, or a fair share."""
-        allocator, rooms = self.cache.allocator, dict[Request, int]()
+        """Places for guesses behind the one pending token of each: as many as there may be, or a fair share.
+
+        They are those of empty blocks. What is remembered gives way only to a block that a text will reach, where the
+        rest of its last one is less than a block: the text will take it soon, and guesses have so much room at least.
+        """
+        allocator, size, rooms = self.cache.allocator, self.cache.block_size, dict[Request, int]()
         for number, request in enumerate(requests):
             table = request.table
-            blocks = table.released + len(table.blocks) + allocator.num_free // (len(requests) - number)
-            rooms[request] = max(0, min(self.max_tree, blocks * self.cache.block_size - table.length) - 1)
+            held = table.released + len(table.blocks)
+            empty = (allocator.num_free - len(allocator.idle)) // (len(requests) - number)
+            end = allocator.blocks_for(len(request.prompt) + request.params.max_tokens)
+            if not empty and allocator.num_free and held * size - table.length <= size and held < end:
+                empty = 1
+            rooms[request] = max(0, min(self.max_tree, (held + empty) * size - table.length) - 1)
             self.cache.prepare(table, table.length + 1 + rooms[request])
         return rooms
 
@@ -227,5 +305,10 @@ class Scheduler:
         )
 
 
-def _order(request: Request) -> tuple[int, int]:
+def _came(request: Request) -> tuple[int, int]:
     return -request.priority, request.arrival
+
+
+def _started(request: Request) -> tuple[int, int]:
+    assert request.start is not None
+    return -request.priority, request.start

@@ -52,6 +52,12 @@ class Plan(NamedTuple):
         """Rows of the pass before the draft's."""
         return len(self.job.segment.tree) - len(self.draft)
 
+    def source(self, node: int) -> str:
+        """Who guessed a node of the draft: as the tree says, or else the request's drafter."""
+        if self.draft.origin is not None:
+            return self.draft.origin[node][0]
+        return "" if self.request.guesser is None else self.request.guesser.name
+
 
 class Settling:
     """Plans passes, and settles what they say, one request at a time.
@@ -113,7 +119,7 @@ class Settling:
         position = request.table.length + plan.above
         request.chooser.recover()  # it may have been told of choices of a step that was interrupted
         found = walk(plan.draft, choices(request.chooser, plan.draft, logits))
-        committed = self._commit_tokens(request, found, logits)
+        committed = self._commit_tokens(plan, found, logits)
         # A request with guesses has one pending token, so that its draft is the whole tree of the pass.
         # No row beyond the text, where it ends within the path: the last token is never in the cache.
         self._commit_rows(request, [0, *found.path][: len(committed)] if found.path else range(turn.count))
@@ -130,16 +136,19 @@ class Settling:
             {layer: hidden[layer][plan.above :] for layer in needs.hidden},
         )
 
-    def _commit_tokens(self, request: Request, found: Walk, logits: Tensor) -> tuple[int, ...]:
+    def _commit_tokens(self, plan: Plan, found: Walk, logits: Tensor) -> tuple[int, ...]:
         """Append what the target chose, up to the request's end; returns these tokens."""
+        request = plan.request
         reports: list[dict[int, float]] | None = None
         if request.params.logprobs is not None:
-            reports = token_logprobs(logits[[0, *found.path]], found.tokens, request.params.logprobs)
+            wanted = request.params.logprob_token_ids
+            reports = token_logprobs(logits[[0, *found.path]], found.tokens, request.params.logprobs, wanted)
         before = len(request.tokens)
+        sources = [*(plan.source(node) for node in found.path), None]
         try:
             for count, token in enumerate(found.tokens):
                 report = reports[count] if reports else None
-                if not request.append(token, guessed=count < len(found.path), logprobs=report):
+                if not request.append(token, source=sources[count], logprobs=report):
                     break
         finally:
             request.chooser.settle(len(request.tokens) - before)
@@ -172,7 +181,9 @@ class Settling:
         clocks = (stats.draft_seconds, stats.target_seconds, clock)
         rows = len(plan.job.segment.tree)
         stats.steps.append(Step(rows, len(depths) - 1, max(depths), len(found.path), tokens, *clocks))
-        stats.count_sources(draft, found.path)
+        accepted = set(found.path)
+        guesses = [node for node in range(1, len(draft)) if draft.acceptable[node]]
+        stats.count_sources([(plan.source(node), node in accepted) for node in guesses])
 
 
 def _check(logits: Tensor) -> None:

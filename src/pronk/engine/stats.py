@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pronk.errors import PronkError
-from pronk.tree import TokenTree
 
 __all__ = ["Source", "Stats", "Step"]
 
@@ -62,7 +61,7 @@ class Stats:
         total_seconds: from the request's start to its end.
         steps: the passes of the target that chose tokens; the last pass over the prompt is the first of them, so
             that plain decoding has exactly one token per step.
-        sources: drafter's name to what became of its guesses, where a tree says whose they are.
+        sources: drafter's name to what became of its guesses.
         draft_error: what the drafter raised, if the request had to go on without it.
     """
 
@@ -78,16 +77,11 @@ class Stats:
     sources: dict[str, Source] = field(default_factory=dict)
     draft_error: str | None = None
 
-    def count_sources(self, tree: TokenTree, path: Sequence[int]) -> None:
-        """Whose guesses a verified tree had; ``path`` are its accepted nodes."""
-        if tree.origin is None:
-            return
-        accepted = set(path)
-        for node in range(1, len(tree)):
-            if tree.acceptable[node]:
-                name = tree.origin[node][0]
-                drafted, taken = self.sources.get(name, Source(0, 0))
-                self.sources[name] = Source(drafted + 1, taken + (node in accepted))
+    def count_sources(self, guesses: Iterable[tuple[str, bool]]) -> None:
+        """Whose guesses a verified tree had, and whether each was accepted."""
+        for name, accepted in guesses:
+            drafted, taken = self.sources.get(name, Source(0, 0))
+            self.sources[name] = Source(drafted + 1, taken + accepted)
 
     def check_guesser(self) -> None:
         """For whoever measures guesses: those of a request that went on without them say nothing of the drafter.
@@ -144,6 +138,8 @@ class Stats:
         return {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,
+            "preemptions": self.preemptions,
+            "cached_tokens": self.cached_tokens,
             "target_steps": self.target_steps,
             "step_compression": self.step_compression,
             "drafted": self.drafted,

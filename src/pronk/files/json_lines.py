@@ -32,7 +32,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         msg = f"{path}, line {number}: expected one JSON object a line, found {error}"
         raise OptionError(msg) from error
     if not isinstance(row, dict):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from pronk.gguf.checkpoint import is_gguf
 from pronk.gguf.reader import GgufFile
 from pronk.gguf.tokenizer import read_tokenizer
 from pronk.model.checkpoint import read_json
-from pronk.text.chat.messages import Messages
+from pronk.text.chat.messages import Messages, check_messages
 from pronk.text.chat.template import ChatTemplate
+from pronk.text.chat.untrusted import disguise, plain_ids, reveal
 
 __all__ = ["Tokenizer"]
 
@@ -141,14 +142,24 @@ class Tokenizer:
         """
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def chat_ids(self, messages: Messages) -> list[int]:
+    def chat_ids(self, messages: Messages, *, add_generation_prompt: bool = True, trusted: bool = True) -> list[int]:
         """Token ids of a conversation up to the point where the model answers.
+
+        Args:
+            messages: see :mod:`pronk.text.chat.messages`.
+            add_generation_prompt: end with what comes before the assistant's answer.
+            trusted: read names of special tokens in the messages as those tokens, as transformers does; otherwise
+                they stay text (see :mod:`pronk.text.chat.untrusted`).
 
         Raises:
             TokenizerError: see :meth:`chat`.
             PromptError: see :meth:`chat`; or the template makes nothing of the messages.
         """
-        ids = self.encode(self.chat(messages), add_special_tokens=False)
+        names: dict[str, str] = {}
+        if not trusted:
+            messages, names = disguise(check_messages(messages), self._special_names)
+        text = self.chat(messages, add_generation_prompt=add_generation_prompt)
+        ids = [token for piece, hidden in reveal(text, names) for token in self._piece_ids(piece, hidden=hidden)]
         if not ids:
             msg = (
                 "the model's chat template: expected a text made of these messages, found one of no tokens; "
@@ -156,6 +167,15 @@ class Tokenizer:
             )
             raise PromptError(msg)
         return ids
+
+    def _piece_ids(self, text: str, *, hidden: bool) -> list[int]:
+        encode = partial(self.encode, add_special_tokens=False)
+        return plain_ids(text, encode, self.special_ids) if hidden else encode(text)
+
+    @cached_property
+    def _special_names(self) -> tuple[str, ...]:
+        tokens = self.backend.get_added_tokens_decoder().values()
+        return tuple(token.content for token in tokens if token.special and token.content)
 
     @cached_property
     def _template(self) -> ChatTemplate:

@@ -153,8 +153,10 @@ class Burn(list[int]):
 
 @pytest.mark.parametrize(
     "spec",
-    [f"cape(threshold({model(FAIR)}))", f"staged({model(FAIR)}, prompt_lookup(min_ngram=1))"],
-    ids=["cape", "staged"],
+    [
+        pytest.param(f"cape(threshold({model(FAIR)}))", id="cape"),
+        pytest.param(f"staged({model(FAIR)}, prompt_lookup(min_ngram=1))", id="staged", marks=pytest.mark.slow),
+    ],
 )
 def test_choosers_recover_from_an_interruption_between_two_lines(spec: str) -> None:
     """After a token was noted and before it was counted: penalties see the true text all the same."""

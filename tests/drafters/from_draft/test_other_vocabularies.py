@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 
 import pronk
 from checkpoints import MakeCheckpoint
+from drafters.helpers import context
 from pronk import LLM, OptionError, SamplingParams
+from pronk.drafters.from_draft.draft_model import ModelGuesser
 
 BUNDLED = Path(pronk.__file__).parent / "bundled"
 DRAFT = BUNDLED / "pronk-tiny-draft"
@@ -72,10 +74,8 @@ def write(
     return f"model={str(folder)!r}"
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_in_another_order_guess_the_same(llm: LLM, kind: str, options: str, tmp_path: Path) -> None:
-    """The same model with its vocabulary shuffled goes through re-encoding and intersection, and says the same."""
+def shuffle_vocabulary(folder: Path) -> str:
+    """The bundled draft model with its ids in another order."""
     order = list(range(4, 4096))  # the first ones are special
     random.Random(0).shuffle(order)
     new = [0, 1, 2, 3, *order]  # old id to new id
@@ -88,13 +88,43 @@ def test_ids_in_another_order_guess_the_same(llm: LLM, kind: str, options: str, 
         vocab = document["model"]["vocab"]
         document["model"]["vocab"] = {token: new[i] for token, i in vocab.items()}
 
-    shuffled = write(tmp_path / "shuffled", shuffle, rename)
+    return write(folder, shuffle, rename)
+
+
+@pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "seeded"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_in_another_order_guess_the_same(llm: LLM, kind: str, options: str, tmp_path: Path) -> None:
+    """The same model with its vocabulary shuffled goes through re-encoding and intersection, and says the same."""
+    shuffled = shuffle_vocabulary(tmp_path / "shuffled")
     steps, drafted, accepted = decode(llm, kind.format(shuffled), options)
     assert accepted > 20
     if kind.startswith("draft_model"):  # the context of the other ones is the same text, perhaps in other pieces
         plain = decode(llm, kind.format(f"model={str(DRAFT)!r}"), options)
         assert abs(steps - plain[0]) <= 0.1 * plain[0]
     assert drafted > 0
+
+
+def test_a_text_in_other_tokens_is_found_again(llm: LLM, tmp_path: Path) -> None:
+    """Where the target remembers prefixes, a draft's cache does so by the draft's own tokens."""
+    spec = KINDS[0].format(shuffle_vocabulary(tmp_path / "shuffled"))
+    prompts = ["".join(PROMPTS * count) for count in (6, 8)]  # each begins the next one
+    remembering = LLM(budget="all", prefix_cache=True)
+    for options in OPTIONS:
+        for prompt in prompts:
+            want, got = (each.generate(prompt, params_of(options), drafter=spec) for each in (llm, remembering))
+            assert got.token_ids == want.token_ids
+            assert [step[1:5] for step in got.stats.steps] == [step[1:5] for step in want.stats.steps]
+            assert got.stats.accepted > 0
+    assert got.stats.cached_tokens > 100
+    guesser = remembering.meet(spec)
+    assert isinstance(guesser, ModelGuesser)
+    lane, (state,) = guesser.draft.lane(), [guesser.start([])]
+    ids = remembering.intake.ids(prompts[-1])
+    (pending,) = guesser.draft.level([lane], [context(state, ids)])
+    assert pending is not None
+    assert len(lane.tokens) > 100
+    assert len(pending) < 64
+    guesser.draft.release(lane)
 
 
 def test_padding_makes_no_difference(llm: LLM, tmp_path: Path) -> None:

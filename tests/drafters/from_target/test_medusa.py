@@ -117,7 +117,7 @@ def test_as_the_smaller_drafter_of_a_draft_model() -> None:
     assert total(decode(engine, drafter, PROMPTS, temperature=0.7), "accepted") > 0
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
 def test_strings_have_the_law_of_the_model(rule: Any) -> None:
     decoder = tiny_decoder(vocab=SMALL)
     engine = make_engine(decoder, max_batch=600, num_blocks=3000)

@@ -65,7 +65,8 @@ class Branches:
     @property
     def room(self) -> int:
         """How many more nodes the cache has places for."""
-        return self.context.max_depth + self.context.max_nodes + 1 - len(self)
+        most = self.context.max_depth + self.context.max_nodes + 1
+        return min(most, self._draft.places(self.lane) - len(self.lead)) - len(self)
 
     def ask(self, parent: int, token: int) -> int | None:
         """The node of ``token`` below ``parent``, old or new.

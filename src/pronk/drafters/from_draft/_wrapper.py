@@ -104,6 +104,10 @@ class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
         """The drafter within hears what the target said."""
         self.inner.observe(replace(outcome, state=outcome.state.inner))
 
+    def give_way(self, state: Wrapped[Own]) -> None:
+        """The places of the state within go."""
+        self.inner.give_way(state.inner)
+
     def stop(self, state: Wrapped[Own]) -> None:
         """The state within goes."""
         self.inner.stop(state.inner)

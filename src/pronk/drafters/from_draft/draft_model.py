@@ -103,6 +103,10 @@ class ModelGuesser(PacedGuesser[DraftLane]):
             grow(begun, logits, ends)
         return chains
 
+    def give_way(self, state: DraftState) -> None:
+        """Give back the lane, which begins anew."""
+        self.draft.release(state.lane)
+
     def stop(self, state: DraftState) -> None:
         """Give back the lane."""
         self.draft.release(state.lane)

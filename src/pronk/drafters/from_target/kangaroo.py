@@ -104,6 +104,10 @@ class KangarooGuesser(PacedGuesser[SideLane]):
         grow([chains[number] for number in numbers], logits, ends)
         return chains
 
+    def give_way(self, state: KangarooState) -> None:
+        """Give back the lane, which begins anew."""
+        self.exit.release(state.lane)
+
     def stop(self, state: KangarooState) -> None:
         """Give back the lane."""
         self.exit.release(state.lane)

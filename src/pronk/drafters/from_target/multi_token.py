@@ -250,6 +250,10 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
         state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
         state.able = False
 
+    def give_way(self, state: MultiTokenState) -> None:
+        """Give back the lane, which begins anew."""
+        self.loaded.beside.release(state.lane)
+
     def stop(self, state: MultiTokenState) -> None:
         """Give back the lane."""
         self.loaded.beside.release(state.lane)

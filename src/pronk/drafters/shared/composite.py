@@ -59,6 +59,7 @@ class CompositeGuesser(Guesser[Parts]):
     Attributes:
         parts: in order of precedence.
         needs: what any of them reads.
+        proposes: whether any of them does.
         models: of all of them.
     """
 
@@ -67,6 +68,7 @@ class CompositeGuesser(Guesser[Parts]):
         wants = [part.needs for part in self.parts]
         hidden = tuple(sorted({layer for want in wants for layer in want.hidden}))
         self.needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
+        self.proposes = any(part.proposes for part in self.parts)
         self.models = tuple(model for part in self.parts for model in part.models)
 
     def bind(self, target: Target) -> Self:
@@ -89,6 +91,11 @@ class CompositeGuesser(Guesser[Parts]):
         """Every part hears what the target said, of the others' guesses too."""
         for part, own in zip(self.parts, outcome.state, strict=True):
             part.observe(replace(outcome, state=own))
+
+    def give_way(self, state: Parts) -> None:
+        """Every part's places go."""
+        for part, own in zip(self.parts, state, strict=True):
+            part.give_way(own)
 
     def stop(self, state: Parts) -> None:
         """Every part's state goes, whatever others raise; of several errors it is the first."""

@@ -51,6 +51,8 @@ class DraftLane:
         tokens: the text, in the draft's ids.
         tree: the nodes, in the draft's ids, or ``None``; its root is the token after the text.
         certain: number of leading tokens that were certain at the last proposal, and so are the same now.
+        settled: number of leading ones of ``tokens`` that will stay.
+        salt: of the request.
         reencoder: for a draft that has other tokens than the target.
     """
 
@@ -58,6 +60,8 @@ class DraftLane:
     tokens: list[int] = field(default_factory=list)
     tree: TokenTree | None = None
     certain: int = 0
+    settled: int = 0
+    salt: bytes = b""
     reencoder: Reencoder | None = None
 
 
@@ -122,6 +126,7 @@ class Draft:
     def release(self, lane: DraftLane) -> None:
         """Give back what a lane holds."""
         with uninterrupted():
+            self._learn(lane)
             self.runner.cache.release(lane.table)
             lane.tokens.clear()
             lane.tree = None
@@ -153,8 +158,11 @@ class Draft:
                 if lane.reencoder is not None:
                     same = lane.reencoder.update(context.tokens, lane.certain)
                     text = lane.reencoder.tokens
+                self._recall(lane, text, context.salt)
                 self._follow(lane, text, same)
                 lane.certain = context.table.length + 1  # what follows may be guesses, which come and go
+                lane.settled = lane.certain if lane.reencoder is None else same
+                self._learn(lane)
                 fits = self._reserve(lane, len(text), context)
             fits = fits and (lane.reencoder is None or lane.reencoder.current)
             pending.append(list(text[len(lane.tokens) :]) if fits else None)
@@ -241,12 +249,16 @@ class Draft:
     def cut(self, lane: DraftLane, length: int) -> None:
         """Forget what a lane holds beyond the first ``length`` tokens of its text."""
         if lane.tree is not None or len(lane.tokens) > length:
-            _settle(lane, (), min(len(lane.tokens), length))
+            self._keep(lane, min(len(lane.tokens), length))
             lane.tree = None
 
     def room(self, lane: DraftLane) -> int:
         """How many more tokens the lane's text may have."""
         return self.context - len(lane.tokens)
+
+    def places(self, lane: DraftLane) -> int:
+        """How many more tokens the cache has places for; there may be fewer than were asked for."""
+        return len(lane.table.blocks) * self.runner.cache.block_size - len(lane.tokens)
 
     def ids(self, tokens: Sequence[int]) -> list[int]:
         """The draft's ids of tokens that it guessed."""
@@ -255,6 +267,17 @@ class Draft:
 
     def _run(self, jobs: Sequence[Job]) -> list[Tensor]:
         return [self.translation.to_target(each.float()) for each in self.runner.forward(jobs).logits]
+
+    def _recall(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
+        """Let a new lane begin with what the cache has of its text."""
+        lane.salt = salt
+        found = None if lane.table.blocks or lane.tokens else self.runner.cache.match(text, salt)
+        if found is not None:
+            lane.table, lane.tokens = found, list(text[: found.length])
+
+    def _learn(self, lane: DraftLane) -> None:
+        """Remember what will stay of a lane's text."""
+        self.runner.cache.learn(lane.table, lane.tokens, lane.salt, lane.settled)
 
     def _follow(self, lane: DraftLane, text: Sequence[int], same: int) -> None:
         """Keep as much of what the lane holds as the text begins with, but for the text's last token.
@@ -267,8 +290,12 @@ class Draft:
             self.runner.cache.commit(lane.table, path)
             _settle(lane, text[held : held + len(path)])
         else:
-            _settle(lane, (), min(held, len(text) - 1))
+            self._keep(lane, min(held, len(text) - 1))
         lane.tree = None
+
+    def _keep(self, lane: DraftLane, length: int) -> None:
+        del lane.tokens[length:]
+        self.runner.cache.rollback(lane.table, length)
 
     def _reserve(self, lane: DraftLane, length: int, context: DraftContext[Any]) -> bool:
         """Find places for the text, and at first for all that will follow, so that the blocks lie in a run."""
@@ -284,9 +311,9 @@ class Draft:
         return False
 
 
-def _settle(lane: DraftLane, new: Sequence[int], keep: int | None = None) -> None:
-    """Set a lane's text to its first ``keep`` tokens (``None``: all), followed by ``new``."""
-    lane.tokens[len(lane.tokens) if keep is None else keep :] = new
+def _settle(lane: DraftLane, new: Sequence[int]) -> None:
+    """A lane's text goes on with ``new``, of which its cache has the rows."""
+    lane.tokens += new
     lane.table.length = len(lane.tokens)
 
 

@@ -66,11 +66,13 @@ class SideLane:
         table: the places of the rows.
         tokens: the text that they belong to.
         certain: number of leading tokens that were certain at the last proposal, and so are the same now.
+        salt: of the request.
     """
 
     table: BlockTable = field(default_factory=BlockTable)
     tokens: list[int] = field(default_factory=list)
     certain: int = 0
+    salt: bytes = b""
 
 
 class SideCache:
@@ -96,6 +98,7 @@ class SideCache:
             Whether there are places.
         """
         text, size = context.tokens, self.cache.block_size
+        self._recall(lane, context)
         held = shared_prefix(lane.tokens, text, lane.certain)
         lane.certain = context.table.length + 1  # what follows may be guesses, which come and go
         # What has left a sliding window cannot be read any more, and is seen by none of the later tokens.
@@ -103,7 +106,8 @@ class SideCache:
         window = self.cache.config.window
         with uninterrupted():
             lane.tokens[held:] = text[held:gone]
-            lane.table.length = len(lane.tokens)
+            self.cache.rollback(lane.table, len(lane.tokens))
+            self._learn(lane)
             # The next row is that behind those held, and looks back from there.
             self.cache.release_before(lane.table, gone if window is None or held < gone else max(0, held + 1 - window))
             if not lane.table.blocks:
@@ -116,9 +120,28 @@ class SideCache:
                 return False
         return True
 
+    def _recall(self, lane: SideLane, context: DraftContext[Any]) -> None:
+        """Let a new lane begin with what the cache has of its text, but for the last row of the target's."""
+        lane.salt = context.salt
+        if lane.table.blocks or lane.tokens or self.cache.config.window is not None:
+            return
+        with uninterrupted():
+            found = self.cache.match(context.tokens[: context.table.length], lane.salt)
+            if found is not None:
+                lane.table, lane.tokens = found, list(context.tokens[: found.length])
+
+    def _learn(self, lane: SideLane) -> None:
+        """Remember the rows of certain tokens.
+
+        Not behind a window: a lane may begin where the target's did not hold the first rows any more.
+        """
+        if self.cache.config.window is None:
+            self.cache.learn(lane.table, lane.tokens, lane.salt, max(0, lane.certain - 1))
+
     def release(self, lane: SideLane) -> None:
         """Give back what a lane holds."""
         with uninterrupted():
+            self._learn(lane)
             self.cache.release(lane.table)
             lane.tokens.clear()
 
@@ -204,13 +227,17 @@ class SideCache:
 def open_pool(
     target: Target, config: ModelConfig, dtype: torch.dtype | None = None, kernels: Kernels | None = None
 ) -> PagedCache:
-    """A cache for a drafter, in the target's memory; of its dtype and for its kernels, unless a dtype is given."""
+    """A cache for a drafter, in the target's memory; of its dtype and for its kernels, unless a dtype is given.
+
+    It remembers prefixes if the target's does.
+    """
     beside = target.cache
+    remembers = beside.prefix is not None
     if dtype is None:
         dtype, kernels = beside.dtype, beside.kernels
     if target.budget is not None:
         with target.lock:  # the others shrink
-            return target.budget.add(config, dtype, kernels)
+            return target.budget.add(config, dtype, kernels, share_prefixes=remembers)
     return PagedCache(
         config,
         num_blocks=beside.allocator.num_blocks,
@@ -219,6 +246,7 @@ def open_pool(
         device=beside.device,
         poison=beside.poison,
         kernels=kernels,
+        share_prefixes=remembers,
     )
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pronk.drafters.shared.vocabulary.spelling import Prefix
 from pronk.errors import PromptError
+from pronk.text.spelling import Prefix
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["Recoding", "Reencoder"]

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pronk.drafters.shared.vocabulary.reencoder import Recoding, Reencoder
-from pronk.drafters.shared.vocabulary.spelling import Spelling, spell, without_prefix
 from pronk.errors import OptionError
+from pronk.text.spelling import Spelling, spell, without_prefix
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["Reencoder", "Translation"]

@@ -1,0 +1,1 @@
+"""Load on servers that speak OpenAI's protocol: clients and arrivals, latencies, throughput, goodput."""

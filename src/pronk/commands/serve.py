@@ -1,0 +1,197 @@
+"""``pronk serve``: an OpenAI-compatible server."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pronk.commands.options import Progress, load_model, shares
+from pronk.errors import OptionError
+
+if TYPE_CHECKING:
+    from pronk.commands.console import Screen
+    from pronk.llm import LLM
+    from pronk.server.guardrails import Reflection
+    from pronk.server.settings import Settings
+    from pronk.text.tokenizer import Tokenizer
+
+__all__ = ["needs_serve", "serve"]
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+
+def _server(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(*names, help=help, rich_help_panel="Server", **more)
+
+
+def _limit(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(help=help, rich_help_panel="Limits", **more)
+
+
+@shares(load=load_model, without=("progress",))
+def serve(
+    load: "Callable[[Progress | None, int, bool], LLM]",
+    *,
+    host: Annotated[str, _server("Address to listen at; 0.0.0.0 is all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, _server("Port to listen at; 0 is any that is free.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        list[str], _server("A key that clients must have; may be repeated.", envvar="PRONK_API_KEY", metavar="KEY")
+    ] = [],  # noqa: B006 - typer needs a list, and nobody changes it
+    api_key_file: Annotated[
+        Path | None, _server("Keys, one a line; better than --api-key, which others see in the list of processes.")
+    ] = None,
+    open_to_all: Annotated[
+        bool, _server("Listen beyond this machine without any key.", "--open-to-all", metavar="")
+    ] = False,
+    name: Annotated[str | None, _server("What clients call the model.", show_default="its folder's name")] = None,
+    allow_host: Annotated[
+        list[str], _server("A further name that clients may call the server by; may be repeated.", metavar="NAME")
+    ] = [],  # noqa: B006
+    also: Annotated[
+        list[str], _server("A further drafter that requests may ask for; may be repeated.", metavar="DRAFTER")
+    ] = [],  # noqa: B006
+    guardrails: Annotated[
+        str | None,
+        _server('A system prompt in front of every conversation: "mistral", or a file with your own.', metavar="WHICH"),
+    ] = None,
+    moderation_prompt: Annotated[
+        Path | None,
+        _server("What /v1/moderations asks the model, with {text}, {categories} and {kind}.", show_default="built in"),
+    ] = None,
+    page: Annotated[bool, _server("A page at / to chat with the model.")] = True,
+    prefix_cache: Annotated[bool, _server("Keep what the cache has of texts, for those that begin alike.")] = True,
+    max_batch: Annotated[int, _server("Most requests in one pass.", min=1, max=1024)] = 32,
+    access_log: Annotated[bool, _server("A line for each request, without its text.")] = False,
+    drain: Annotated[float, _server("Seconds that requests have to end in after SIGTERM.", min=0.0)] = 60.0,
+    max_requests: Annotated[int, _limit("Most samples at a time, waiting ones included.", min=1)] = 256,
+    max_tokens: Annotated[
+        int | None, _limit("Most tokens of an answer.", min=1, show_default="the model's context")
+    ] = None,
+    max_n: Annotated[int, _limit("Most samples of a prompt.", min=1)] = 16,
+    max_body: Annotated[int, _limit("Most bytes of a request's body.", min=1024)] = 4 * 2**20,
+    max_connections: Annotated[int, _limit("Most open connections.", min=1)] = 512,
+    timeout: Annotated[float, _limit("Seconds from a request's arrival to its end.", min=1.0)] = 600.0,
+) -> None:
+    r"""Serve the model to OpenAI clients, with a page at / to look at.
+
+    [bold]Examples[/]
+
+    pronk serve
+
+    pronk serve --model Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt
+
+    curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "def fib(n):"}'
+    """
+    from pronk.commands.console import Screen
+
+    needs_serve("serve")
+    from pronk.aio import AsyncLLM
+    from pronk.server.run import Server
+    from pronk.server.service import Service
+    from pronk.server.settings import Limits, Settings
+
+    keys = _keys(api_key, api_key_file)
+    near = host in _LOOPBACK
+    if not near and not keys and not open_to_all:
+        msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; or say --open-to-all"
+        raise OptionError(msg)
+    system = _guardrails(guardrails)
+    question = None if moderation_prompt is None else _text("moderation-prompt", moderation_prompt)
+    limits = Limits(
+        requests=max_requests,
+        max_tokens=max_tokens,
+        n=max_n,
+        body=max_body,
+        connections=max_connections,
+        seconds=timeout,
+    )
+    screen = Screen()
+    with screen.loading() as bar:
+        llm = load(bar, max_batch, prefix_cache)
+    settings = Settings(
+        name=name or llm.path.name,
+        keys=keys,
+        hosts={*_LOOPBACK, *map(str.lower, allow_host)} if near else None,
+        limits=limits,
+        drafters=tuple(also),
+        guardrails=system,
+        page=page,
+    )
+    for spec in also:
+        llm.meet(spec)  # a mistake in one shows now
+    engine = AsyncLLM(llm, max_requests=limits.requests)
+    service = Service(engine, settings, reflection=_reflection(llm.tokenizer, question))
+    Server(
+        service,
+        host=host,
+        port=port,
+        drain_seconds=drain,
+        access_log=access_log,
+        on_start=lambda address, at: _greet(screen, settings, address, at),
+    ).run()
+
+
+def needs_serve(command: str) -> None:
+    """Hold a command to what it needs.
+
+    Raises:
+        OptionError: the extra ``serve`` is not installed.
+    """
+    from importlib.util import find_spec
+
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        msg = f"{command}: expected {', '.join(missing)}, found no such package; run: pip install 'pronk[serve]'"
+        raise OptionError(msg)
+
+
+def _greet(screen: "Screen", settings: "Settings", host: str, port: int) -> None:
+    with suppress(OSError):  # a full disk below the log is no reason to serve nobody
+        _say(screen, settings, host, port)
+
+
+def _say(screen: "Screen", settings: "Settings", host: str, port: int) -> None:
+    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    screen.say(f"{settings.name} · {where}/v1" + (f" · a page to look at: {where}/" if settings.page else ""))
+    if not settings.keys and settings.hosts is None:
+        screen.note("open to whoever can reach this machine: no key is asked for")
+
+
+def _keys(given: list[str], path: Path | None) -> tuple[str, ...]:
+    lines = [] if path is None else [line.strip() for line in _text("api-key-file", path).splitlines()]
+    found = [line for line in lines if line and not line.startswith("#")]
+    if path is not None and not found:
+        msg = f"api-key-file: expected keys, one a line, found none in {path}"
+        raise OptionError(msg)
+    return (*given, *found)
+
+
+def _guardrails(which: str | None) -> str | None:
+    if which is None:
+        return None
+    from pronk.server.guardrails import MISTRAL_PROMPT
+
+    if which == "mistral":
+        return MISTRAL_PROMPT
+    text = _text("guardrails", Path(which)).strip()
+    if not text:
+        msg = f"guardrails: expected a prompt, found an empty file, {which}"
+        raise OptionError(msg)
+    return text
+
+
+def _reflection(tokenizer: "Tokenizer", question: str | None) -> "Reflection":
+    from pronk.server.guardrails import Reflection
+
+    return Reflection(tokenizer) if question is None else Reflection(tokenizer, question)
+
+
+def _text(option: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = error.strerror if isinstance(error, OSError) else "bytes that are no UTF-8"
+        msg = f"{option}: expected a text file, found {path}: {found}"
+        raise OptionError(msg) from error

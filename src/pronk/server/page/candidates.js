@@ -1,0 +1,121 @@
+// What else the model could have said: the likeliest candidates of the token under the pointer, the finger, the focus.
+
+import { count, fixed, make, visible } from "./dom.js";
+import { slot } from "./sources.js";
+
+const GAP = 8;
+
+export class Candidates {
+  constructor(element) {
+    this.element = element;
+    addEventListener("resize", () => this.hide());
+  }
+
+  /** Show those of an answer's tokens when they are pointed at, and let arrow keys go from one to the next. */
+  attach(answer) {
+    const { text } = answer;
+    const number = (event) => event.target.closest?.(".token")?.dataset.number;
+    text.addEventListener("pointerover", (event) => {
+      if (event.pointerType === "mouse" && number(event)) this.show(answer, Number(number(event)));
+    });
+    text.addEventListener("pointerleave", (event) => {
+      const focused = text.querySelector(".token:focus-visible");
+      if (event.pointerType !== "mouse") return;
+      if (focused) this.show(answer, Number(focused.dataset.number));
+      else this.hide();
+    });
+    text.addEventListener("click", (event) => {
+      // A selection that is being made is not disturbed.
+      if (number(event) && getSelection().isCollapsed) this.#focus(answer, Number(number(event)));
+    });
+    text.addEventListener("focusin", (event) => number(event) && this.show(answer, Number(number(event))));
+    text.addEventListener("focusout", () => this.hide());
+    text.addEventListener("keydown", (event) => this.#key(answer, event));
+  }
+
+  show(answer, number) {
+    this.hide();
+    const span = answer.spans[number];
+    this.span = span;
+    span.classList.add("shown");
+    span.setAttribute("role", "note");
+    span.setAttribute("aria-describedby", this.element.id);
+    this.element.replaceChildren(...card(answer, answer.tokens[number]));
+    this.element.hidden = false;
+    this.#place(span.getClientRects()[0] ?? span.getBoundingClientRect());
+  }
+
+  hide() {
+    this.span?.classList.remove("shown");
+    this.span?.removeAttribute("aria-describedby");
+    this.span = null;
+    this.element.hidden = true;
+  }
+
+  get open() {
+    return !this.element.hidden;
+  }
+
+  /** Below the token, or above it where there is no room; never beyond an edge. */
+  #place(at) {
+    const { offsetWidth: width, offsetHeight: height, style } = this.element;
+    const floor = document.querySelector(".dock").getBoundingClientRect().top;
+    const left = Math.max(GAP, Math.min(at.left - 12, document.documentElement.clientWidth - width - GAP));
+    const below = at.bottom + GAP;
+    const top = below + height <= floor || at.top - height - GAP < 0 ? below : at.top - height - GAP;
+    style.left = `${left + scrollX}px`;
+    style.top = `${top + scrollY}px`;
+  }
+
+  #focus(answer, number) {
+    const span = answer.spans[number];
+    if (!span) return;
+    for (const each of answer.text.querySelectorAll('.token[tabindex="0"]')) each.tabIndex = -1;
+    span.tabIndex = 0;
+    span.focus();
+  }
+
+  #key(answer, event) {
+    if (!event.target.dataset.number || event.ctrlKey || event.metaKey || event.altKey) return;
+    const number = Number(event.target.dataset.number);
+    const { step } = answer.tokens[number];
+    const of = (pass) => answer.tokens.findIndex((token) => token.step === pass);
+    const aim = {
+      ArrowRight: () => number + 1,
+      ArrowLeft: () => number - 1,
+      ArrowDown: () => of(step + 1),
+      ArrowUp: () => of(step - 1),
+      Home: () => 0,
+      End: () => answer.tokens.length - 1,
+    }[event.key];
+    if (!aim) return;
+    event.preventDefault();
+    this.#focus(answer, aim());
+  }
+}
+
+function card(answer, token) {
+  const { source, step, text } = token;
+  const pass = answer.tokens.filter((each) => each.step === step);
+  const place = pass.indexOf(token) + 1;
+  const who = source === null ? make("span", "", "chosen by the model itself") : make("span", "", "guessed by ");
+  if (source !== null) who.append(make("span", `token guess ${slot(source)}`, source));
+  const where = pass.length > 1 ? `token ${place} of ${pass.length} of pass ${count(step + 1)}` : `pass ${count(step + 1)}, alone`;
+  const head = make("p", "what", make("code", "", visible(token.token ?? text)), who, make("small", "", where));
+  const rows = (token.top_logprobs ?? []).map((each) => row(each, same(each, token)));
+  if (rows.length && !token.top_logprobs.some((each) => same(each, token))) rows.push(row(token, true));
+  return [head, make("ol", "", ...rows)];
+}
+
+const same = (one, other) => one.token === other.token && String(one.bytes) === String(other.bytes);
+
+function row({ token, logprob }, chosen) {
+  const share = Math.exp(logprob);
+  const bar = make("span", "bar", make("span", "fill"));
+  bar.firstChild.style.width = `${100 * share}%`;
+  const item = make("li", chosen ? "chosen" : "", make("code", "", visible(token)), bar, make("span", "share", percent(share)));
+  if (chosen) item.append(make("span", "unseen", "the one that was chosen"));
+  return item;
+}
+
+const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${fixed(100 * share, 1)} %`);

@@ -1,0 +1,170 @@
+// What an answer took: counters, a legend of who guessed, and a strip with the tokens of each pass.
+
+import { count, draw, fixed, make, speed } from "./dom.js";
+import { slot } from "./sources.js";
+
+const COLUMNS = 240; // most columns of the strip: longer answers have several passes in each
+
+/** The counts of a stream, as they are while it goes on and, with the server's usage, when it is over. */
+export class Counts {
+  constructor(asked) {
+    this.asked = asked; // when
+    this.tokens = this.accepted = 0;
+    this.passes = []; // of each pass the tokens of each source; null is the model itself
+    this.sources = new Map([[null, 0]]);
+  }
+
+  /** A chunk has come: the tokens of a pass, at a time in milliseconds. */
+  add(leaps, now) {
+    for (const { source, step } of leaps) {
+      this.passes[step] ??= new Map();
+      for (const each of [this.passes[step], this.sources]) each.set(source, (each.get(source) ?? 0) + 1);
+      this.accepted += source !== null;
+    }
+    this.tokens += leaps.length;
+    this.first ??= { now, tokens: leaps.length };
+    this.last = now;
+  }
+
+  finish(usage) {
+    this.usage = usage;
+    Object.assign(this, { tokens: usage.completion_tokens, accepted: usage.accepted, drafted: usage.drafted });
+  }
+
+  get steps() {
+    return this.usage?.steps ?? this.passes.length;
+  }
+
+  get perPass() {
+    return this.tokens / this.steps;
+  }
+
+  /** Seconds from the first tokens to the last. */
+  get seconds() {
+    return (this.last - this.first?.now) / 1000;
+  }
+
+  /** Tokens per second after the first ones, which wait for the prompt. */
+  get rate() {
+    return this.seconds > 0 ? (this.tokens - this.first.tokens) / this.seconds : NaN;
+  }
+}
+
+export class Figures {
+  constructor(counts) {
+    this.counts = counts;
+    this.least = { passes: 48, tokens: 2 }; // of the strip's width and height
+    this.strip = draw("svg", { class: "strip", preserveAspectRatio: "none", "aria-hidden": "true" });
+    this.layers = new Map();
+    this.one = this.strip.appendChild(draw("path", { class: "one" }));
+    this.mean = this.strip.appendChild(draw("path", { class: "mean" }));
+    this.most = make("span", "most");
+    this.plainly = make("span", "plainly", "1");
+    this.chart = make("div", "chart", this.most, this.plainly, this.strip);
+    this.chart.setAttribute("role", "img");
+    this.legend = make("ul", "legend");
+    this.values = {};
+    const numbers = make("dl", "numbers");
+    for (const [name, label] of Object.entries(LABELS)) {
+      this.values[name] = make("dd", name);
+      numbers.append(make("div", `number of-${name}`, make("dt", "", label), this.values[name]));
+    }
+    this.element = make("div", "figures", numbers, this.chart, this.legend);
+    this.chart.addEventListener("pointermove", (event) => this.onpoint(this.#passAt(event)));
+    this.chart.addEventListener("pointerleave", () => this.onpoint(null));
+    this.chart.addEventListener("click", (event) => this.onpick(this.#passAt(event)));
+    this.update();
+  }
+
+  /** Called with a pass under the pointer, or null. */
+  onpoint = () => {};
+
+  /** Called with a pass that was clicked. */
+  onpick = () => {};
+
+  update() {
+    const { counts, values } = this;
+    const { usage } = counts;
+    const cached = usage?.prompt_tokens_details.cached_tokens ?? 0;
+    values.perPass.textContent = fixed(counts.perPass, 2);
+    values.tokens.textContent = count(counts.tokens);
+    values.passes.textContent = count(counts.steps);
+    values.rate.textContent = speed(counts.rate);
+    values.accepted.textContent = count(counts.accepted) + (usage ? ` of ${count(counts.drafted)}` : "");
+    values.prompt.textContent = usage ? count(usage.prompt_tokens) : "–";
+    values.prompt.previousSibling.textContent = cached ? `prompt, ${count(cached)} from the cache` : LABELS.prompt;
+    values.wait.textContent = counts.first ? wait(counts.first.now - counts.asked) : "–";
+    this.#updateLegend();
+    this.#updateStrip();
+  }
+
+  #updateLegend() {
+    const { sources } = this.counts;
+    for (const [source, tokens] of sources) {
+      let item = this.legend.querySelector(`[data-source="${CSS.escape(source ?? "")}"]`);
+      if (!item) {
+        const swatch = make("span", source === null ? "swatch own" : `swatch guess ${slot(source)}`, "abc");
+        swatch.setAttribute("aria-hidden", "true");
+        item = make("li", "", swatch, ` ${source ?? "the model itself"} `, make("b"));
+        item.dataset.source = source ?? "";
+        this.legend.append(item);
+      }
+      item.lastChild.textContent = count(tokens);
+    }
+  }
+
+  #updateStrip() {
+    const { passes, sources } = this.counts;
+    const bin = (this.bin = Math.ceil(Math.max(passes.length, this.least.passes) / COLUMNS));
+    this.columns = Math.max(Math.ceil(passes.length / bin), Math.ceil(this.least.passes / bin));
+    const sizes = passes.map((pass) => [...pass.values()].reduce((sum, each) => sum + each, 0));
+    const most = sizes.reduce((largest, each) => Math.max(largest, each), this.least.tokens);
+    this.top = most;
+    this.strip.setAttribute("viewBox", `0 0 ${this.columns} ${most}`);
+    const heights = new Float64Array(this.columns);
+    for (const source of sources.keys()) {
+      let path = "";
+      for (let column = 0; column * bin < passes.length; column++) {
+        const here = passes.slice(column * bin, (column + 1) * bin);
+        const height = here.reduce((sum, pass) => sum + (pass.get(source) ?? 0), 0) / here.length;
+        if (height) path += `M${column + 0.1} ${most - heights[column]}v${-height}h.8v${height}z`;
+        heights[column] += height;
+      }
+      this.#layer(source).setAttribute("d", path);
+    }
+    const mean = this.counts.perPass || 0;
+    this.one.setAttribute("d", `M0 ${most - 1}H${this.columns}`);
+    this.mean.setAttribute("d", `M0 ${most - mean}H${this.columns}`);
+    this.most.textContent = most;
+    this.plainly.style.bottom = `${100 / most}%`;
+    this.chart.setAttribute("aria-label", `Tokens of each pass: ${fixed(mean, 2)} on average, ${most} at most`);
+  }
+
+  #layer(source) {
+    if (!this.layers.has(source)) {
+      const path = draw("path", { class: source === null ? "own" : slot(source) });
+      this.strip.insertBefore(path, this.one);
+      this.layers.set(source, path);
+    }
+    return this.layers.get(source);
+  }
+
+  #passAt(event) {
+    const box = this.strip.getBoundingClientRect();
+    const column = Math.floor(((event.clientX - box.left) / box.width) * this.columns);
+    return Math.min(column * this.bin, this.counts.passes.length - 1);
+  }
+}
+
+const LABELS = {
+  perPass: "tokens per pass",
+  rate: "tokens per second",
+  tokens: "tokens",
+  passes: "passes",
+  accepted: "guesses kept",
+  prompt: "prompt",
+  wait: "until the first",
+};
+
+const wait = (milliseconds) =>
+  milliseconds < 995 ? `${fixed(milliseconds, 0)} ms` : `${fixed(milliseconds / 1000, 1)} s`;

@@ -1,0 +1,287 @@
+"""From what a client asks to what it gets; the app and ``pronk batch`` go this way alike."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import fields, is_dataclass
+from functools import cached_property, lru_cache
+from http import HTTPStatus
+from time import perf_counter
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from pronk import __version__
+from pronk.aio import AsyncLLM
+from pronk.choosing.params import SamplingParams
+from pronk.drafters.base import Drafter
+from pronk.drafters.registry import make_drafter
+from pronk.errors import DeadlineError, OptionError, OverloadedError
+from pronk.outputs import Completion, Piece
+from pronk.server.errors import ApiError
+from pronk.server.guardrails import Reflection, guarded, knows_system
+from pronk.server.metrics import Metrics
+from pronk.server.protocol.ask import Ask, Work, refuse
+from pronk.server.protocol.chat import ChatAsk, plain_messages
+from pronk.server.protocol.completions import CompletionAsk
+from pronk.server.protocol.others import DetokenizeAsk, ModerationAsk, TokenizeAsk, moderation
+from pronk.server.protocol.responses import ResponseAsk
+from pronk.server.settings import Settings
+
+__all__ = ["Service"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Options of drafters that name files: a request may not choose which files are read. Those of the first kind have
+# files even if they are left out: bundled ones.
+_MODELS, _FILES = ("model", "datastore"), ("store", "table")
+_MOST_PARTS = 8  # of a drafter that a request asks for, which may be made of others
+
+
+class Service:
+    """One model, for clients who need not trust each other.
+
+    Attributes:
+        engine: the model.
+        settings: what is allowed.
+        metrics: what happens.
+        reflection: how texts are moderated.
+        draining: whether it is on its way out, and takes nothing more in.
+    """
+
+    def __init__(self, engine: AsyncLLM, settings: Settings, *, reflection: Reflection | None = None) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.metrics = Metrics(engine, settings.name)
+        self.reflection = reflection or Reflection(engine.llm.tokenizer)
+        self.draining = False
+        # Templates and long prompts take a while; a few threads, so that they cannot take all of the machine.
+        self._pool = ThreadPoolExecutor(2, "pronk-reading")
+        self._reading = 0
+        self._drafter = lru_cache(256)(self._allowed)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is work that a client waits for."""
+        return self._reading > 0 or self.engine.num_requests > 0
+
+    def close(self) -> None:
+        """Let its threads go."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def work(self, ask: Ask) -> Work:
+        """Read what is asked.
+
+        Raises:
+            ApiError: it asks for more than is allowed, or for what there is not.
+            PronkError: its prompt or its options do not fit the model.
+        """
+        self._check_model(ask.model)
+        ask.check(self.settings.limits)
+        if ask.drafter is not None:
+            self._drafter(ask.drafter)
+        return await self._read(self._work, ask)
+
+    async def whole(self, ask: Ask, tenant: str = "") -> dict[str, Any]:
+        """The reply, all at once.
+
+        Args:
+            ask: what is asked for.
+            tenant: who asks; texts of others are neither found in the cache nor ever seen.
+
+        Raises:
+            ApiError, PronkError: see :meth:`work`; or it came to no end.
+        """
+        arrived = perf_counter()
+        work = await self.work(ask)
+        done = dict[int, Completion]()
+        async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
+            async for pieces in steps:
+                done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
+        return await asyncio.to_thread(work.answer.body, [done[index] for index in sorted(done)])
+
+    async def chunks(self, ask: Ask, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
+        """The same as it comes, step by step.
+
+        Nothing is given out before the model has begun, so that whatever is wrong with the request is raised first.
+        """
+        arrived = perf_counter()
+        work = await self.work(ask)
+        done, begun = dict[int, Completion](), False
+        async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
+            async for pieces in steps:
+                first = [] if begun else work.answer.start()
+                begun = True
+                done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
+                yield [*first, *work.answer.step(pieces)]
+        yield work.answer.end([done[index] for index in sorted(done)])
+
+    async def moderate(self, ask: ModerationAsk, tenant: str = "") -> dict[str, Any]:
+        """What the model thinks of texts; see :mod:`pronk.server.guardrails`."""
+        self._check_model(ask.model)
+        texts = ask.texts
+        if not 1 <= len(texts) <= self.settings.limits.prompts:
+            raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
+        arrived, kind = perf_counter(), ask.kind or "prompt"
+        prompts = await self._read(lambda: [self._chat_ids(self.reflection.messages(text, kind)) for text in texts])
+        letters = tuple(self.reflection.letters().values())
+        params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letters, ignore_eos=True)
+        found: dict[int, dict[int, float]] = {}
+        async with aclosing(self._steps(prompts, params, Ask.model_validate({}), tenant, arrived)) as steps:
+            async for pieces in steps:
+                found.update((piece.index, piece.logprobs or {}) for piece in pieces)
+        scores, flagged = zip(*(self.reflection.scores(found[index]) for index in sorted(found)), strict=True)
+        return moderation(f"modr-{uuid4().hex}", self.settings.name, list(scores), list(flagged))
+
+    async def tokenize(self, ask: TokenizeAsk) -> dict[str, Any]:
+        """Token ids of a text or of a conversation."""
+        self._check_model(ask.model)
+        if (ask.prompt is None) == (ask.messages is None):
+            raise refuse("prompt", "expected either it or messages")
+        ids = await self._read(self._tokenize, ask)
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.llm.config.context}
+
+    async def detokenize(self, ask: DetokenizeAsk) -> dict[str, Any]:
+        """The text of token ids."""
+        self._check_model(ask.model)
+        most = self.engine.llm.config.vocab_size
+        if not all(0 <= token < most for token in ask.tokens):
+            raise refuse("tokens", f"expected token ids in 0..{most - 1}")
+        decode = self.engine.llm.tokenizer.decode
+        return {"prompt": await self._read(lambda: decode(ask.tokens, skip_special_tokens=False))}
+
+    async def _steps(
+        self, prompts: Sequence[list[int]], params: SamplingParams, ask: Ask, tenant: str, arrived: float
+    ) -> AsyncGenerator[list[Piece]]:
+        with self.metrics.request(prompts, params, arrived) as observe:
+            steps = self.engine.steps(
+                prompts,
+                params,
+                drafter=None if ask.drafter is None else self._drafter(ask.drafter),
+                priority=ask.priority or 0,
+                deadline=max(0.0, arrived + self.settings.limits.seconds - perf_counter()),
+                salt=hashlib.sha256(f"{tenant}\0{ask.cache_salt or ''}".encode()).digest(),
+                tenant=tenant,
+            )
+            async with aclosing(steps):
+                async for pieces in steps:
+                    observe(pieces)
+                    yield pieces
+
+    def _work(self, ask: Ask) -> Work:
+        llm = self.engine.llm
+        frame = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
+        if isinstance(ask, CompletionAsk):
+            self._check_length(*ask.texts())
+            prompts = [llm.intake.ids(text) for text in ask.texts()]
+            self._max_tokens(ask.max_tokens, 0)
+            return ask.work(prompts, llm.tokenizer, frame)
+        assert isinstance(ask, (ChatAsk, ResponseAsk))
+        messages = plain_messages(ask.messages) if isinstance(ask, ChatAsk) else ask.messages()
+        prompt = self._chat_ids(guarded(messages, self.settings.guardrails, system=self._knows_system))
+        return ask.work(prompt, self._max_tokens(ask.wanted, len(prompt)), llm.tokenizer, frame)
+
+    def _chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        parts = [message["content"] for message in messages]
+        self._check_length(*(each["text"] for part in parts if isinstance(part, list) for each in part), *parts)
+        return self.engine.llm.intake.ids(self.engine.llm.tokenizer.chat_ids(messages, trusted=False))
+
+    def _tokenize(self, ask: TokenizeAsk) -> list[int]:
+        tokenizer = self.engine.llm.tokenizer
+        self._check_length(ask.prompt)
+        if ask.prompt is not None:
+            return tokenizer.encode(ask.prompt, add_special_tokens=ask.add_special_tokens is not False)
+        prompted = ask.add_generation_prompt is not False
+        return tokenizer.chat_ids(plain_messages(ask.messages or []), add_generation_prompt=prompted, trusted=False)
+
+    def _check_length(self, *texts: object) -> None:
+        """Refuse what cannot fit, however it is split, before a tokenizer is busy with it."""
+        most = self.engine.llm.config.context * self._longest
+        for text in texts:
+            if isinstance(text, (str, list)) and len(text) > most:
+                message = (
+                    f"the prompt has {len(text)} characters or ids; more than {most} are beyond the model's context"
+                )
+                raise ApiError(HTTPStatus.BAD_REQUEST, message, "context_length_exceeded")
+
+    @cached_property
+    def _knows_system(self) -> bool:
+        return knows_system(self.engine.llm.tokenizer)
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters of the longest token; one that is a byte alone may be a character's part."""
+        return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
+
+    def _max_tokens(self, wanted: int | None, prompt: int) -> int:
+        """What the client asks for, or else all that there is room for."""
+        limit = self.settings.limits.max_tokens or self.engine.llm.config.context
+        if wanted is None:
+            return max(1, min(limit, self.engine.llm.config.context - prompt))
+        if wanted > limit:
+            raise refuse("max_tokens", f"expected at most {limit}, found {wanted}")
+        return wanted
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self.settings.name):
+            message = f"model: expected {self.settings.name!r}, found {name!r}"
+            raise ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
+
+    def _allowed(self, spec: str) -> Drafter:
+        """A drafter that a request may have: one that the server was given, or one that reads no files of its own.
+
+        Raises:
+            ApiError: it may not.
+        """
+        try:
+            drafter = make_drafter(spec)
+        except OptionError as error:
+            raise refuse("drafter", str(error)) from error
+        if drafter in self._known:
+            return drafter
+        parts = _parts(drafter)
+        if len(parts) > _MOST_PARTS:
+            raise refuse("drafter", f"expected at most {_MOST_PARTS} drafters in one, found {len(parts)}")
+        if not any(map(_reads_files, parts)):
+            return drafter
+        message = "expected one without files of its own, or one that the server was started with (--also)"
+        raise refuse("drafter", f"{message}, found {spec!r}", "drafter_not_allowed")
+
+    @cached_property
+    def _known(self) -> tuple[Drafter, ...]:
+        """Drafters that whoever started the server has named."""
+        return (self.engine.llm.drafter, *map(make_drafter, self.settings.drafters))
+
+    async def _read(self, work: Callable[..., T], *given: Any) -> T:
+        """In a thread beside the loop; those who wait for one are counted, and wait only so long."""
+        limits = self.settings.limits
+        if self._reading >= limits.requests:
+            msg = f"expected at most {limits.requests} requests at a time, found one more; try again later"
+            raise OverloadedError(msg)
+        self._reading += 1
+        try:
+            async with asyncio.timeout(limits.seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._pool, work, *given)
+        except TimeoutError as error:
+            msg = f"expected the prompt to be read within {limits.seconds:g} s; try again later"
+            raise DeadlineError(msg) from error
+        finally:
+            self._reading -= 1
+
+
+def _parts(drafter: Drafter) -> list[Drafter]:
+    """A drafter and all that it is made of."""
+    inner = getattr(drafter, "parts", ())
+    return [drafter, *(part for each in inner for part in _parts(each))]
+
+
+def _reads_files(drafter: Drafter) -> bool:
+    """Whether a drafter has files of its own."""
+    names: list[str] = [each.name for each in fields(drafter)] if is_dataclass(drafter) else []
+    return any(name in _MODELS or (name in _FILES and getattr(drafter, name) is not None) for name in names)

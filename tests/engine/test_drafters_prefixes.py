@@ -1,0 +1,219 @@
+"""Caches of drafters remember prefixes where the target's does: fewer passes, the same guesses, nobody else's text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from drafters.drafting import Watched, watch_draft
+from drafters.from_target import exits, trained_glide
+from drafters.from_target.trained_kangaroo import calm_decoder
+from drafters.helpers import within
+from engine.cases import assert_same, drafter, text
+from engine.test_shared_pool import ALONE, WITH_POOLS
+from models import make_engine, make_request, run, tiny_decoder
+from pronk.cache.blocks import BlockTable
+from pronk.cache.budget import KVBudget
+from pronk.cache.paged import PagedCache
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Drafter, make_drafter
+from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.drafters.shared import side_cache
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.model.decoder import Decoder
+
+FIRST, NEW = text(3, 100), text(4, 23)
+ONCE = SamplingParams(max_tokens=40, seed=1, temperature=0.7, logprobs=2)
+AGAIN = replace(ONCE, seed=2)
+
+
+class Pools(PagedCache):
+    """Notes what caches beside the target's have found of texts."""
+
+    opened: ClassVar[list[PagedCache]] = []
+    found: ClassVar[list[int]] = []
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.opened.append(self)
+
+    def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
+        table = super().match(tokens, salt, digests)
+        self.found.append(0 if table is None else table.length)
+        return table
+
+
+@pytest.fixture(autouse=True)
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that they have found, each time that they were asked."""
+    Pools.opened.clear()
+    Pools.found.clear()
+    monkeypatch.setattr(side_cache, "PagedCache", Pools)
+    return Pools.found
+
+
+def second_turn(
+    engine: Engine, made: Drafter, prompts: Sequence[Sequence[int]], salts: tuple[bytes, bytes] = (b"", b"")
+) -> tuple[Request, list[Any]]:
+    """A conversation of two turns: the second request, and the trees that were proposed for it."""
+    guesser = Watched(made.bind(engine.target))
+    turns = [make_request(prompt, params, guesser) for prompt, params in zip(prompts, (ONCE, AGAIN), strict=True)]
+    for request, salt in zip(turns, salts, strict=True):
+        request.salt = salt
+        run(engine, [request])
+    return turns[1], [(note.tokens, note.tree.tokens, note.tree.parents, note.path) for note in guesser.of(turns[1])]
+
+
+def conversation(decoder: Decoder, first: Sequence[int] = FIRST) -> list[list[int]]:
+    """The prompts of its two turns."""
+    request = make_request(first, ONCE)
+    run(make_engine(decoder), [request])
+    return [list(first), [*request.tokens, *NEW]]
+
+
+def compare(decoder: Decoder, made: Drafter, pools: list[int], first: Sequence[int] = FIRST, **options: Any) -> Request:
+    """The second turn with remembered prefixes, which is as it is without them; what the pools found stays in them."""
+    prompts = conversation(decoder, first)
+    plain = make_request(prompts[1], AGAIN)
+    run(make_engine(decoder), [plain])
+    forgetful, trees = second_turn(make_engine(decoder), made, prompts)
+    assert not any(pools)
+    pools.clear()
+    got, others = second_turn(make_engine(decoder, share_prefixes=True, **options), made, prompts)
+    assert_same([got, forgetful], [plain, plain])
+    assert others == trees
+    assert got.stats.drafted > 0
+    assert got.stats.cached_tokens > 0
+    return got
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
+@pytest.mark.parametrize("name", WITH_POOLS)
+def test_guesses_are_the_same(name: str, dtype: torch.dtype, pools: list[int]) -> None:
+    got = compare(tiny_decoder(dtype), drafter(name, ()), pools)
+    assert got.stats.cached_tokens == 128
+    # A drafter has not seen the last step of the first turn.
+    assert max(pools) >= 112
+
+
+def test_a_glide_of_several_layers(pools: list[int]) -> None:
+    """Its rows depend on what they have seen of the target's cache; what is remembered has seen all of it."""
+    made = make_drafter(f"glide(model={trained_glide.glide_folder(layers=2)!r})")
+    got = compare(tiny_decoder(), made, pools)
+    assert got.stats.accepted > 0
+    assert max(pools) >= 112
+
+
+@pytest.mark.parametrize("windows", [exits.WINDOWS, (None,) * 4], ids=["window", "all"])
+def test_a_side_cache_behind_a_window_remembers_nothing(windows: tuple[int | None, ...], pools: list[int]) -> None:
+    """There a lane may begin in the middle of a text."""
+    decoder = calm_decoder(windows=windows)
+    for prompt in (FIRST, FIRST[:5]):
+        pools.clear()
+        compare(decoder, make_drafter(exits.named(decoder)), pools, prompt, prefill_chunk=32)
+        assert any(pools) == (windows[0] is None)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_guesses_are_not_remembered(name: str, pools: list[int]) -> None:
+    """Only text is, as far as the target has computed it, whenever a request leaves."""
+    engine = make_engine(tiny_decoder(), share_prefixes=True)
+    guesser = drafter(name, ()).bind(engine.target)
+    known = set[tuple[int, ...]]()
+    for steps in range(3, 30):
+        request = make_request(text(steps, 20), replace(ONCE, seed=steps, temperature=1.5), guesser)
+        engine.add(request)
+        for _ in range(steps):
+            engine.step()
+        engine.abort(request)
+        known |= {tuple(request.tokens[at : at + 16]) for at in range(0, len(request.tokens), 16)}
+    (pool,) = Pools.opened
+    assert pool.prefix is not None
+    found = {tuple(entry.tokens) for entry in pool.prefix._found.values()}
+    assert len(found) > 30
+    assert found <= known
+
+
+@pytest.mark.parametrize("name", WITH_POOLS)
+def test_nothing_is_shared_across_salts(name: str, pools: list[int]) -> None:
+    decoder, made = tiny_decoder(), drafter(name, ())
+    prompts, found = conversation(decoder), list[bool]()
+    for salts in ((b"one", b"other"), (b"one", b""), (b"", b"one"), (b"one", b"one")):
+        pools.clear()
+        got, _ = second_turn(make_engine(decoder, share_prefixes=True), made, prompts, salts)
+        found.append(any(pools))
+        assert bool(got.stats.cached_tokens) == found[-1]
+    assert found == [False, False, False, True]
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("name", ["draft_model", "glide"])
+def test_a_second_turn_costs_the_draft_no_pass_over_the_first(name: str, shares: bool) -> None:
+    engine = make_engine(tiny_decoder(), share_prefixes=shares)
+    guesser = drafter(name, ()).bind(engine.target)
+    (model,) = within(guesser, ModelGuesser)
+    passes = watch_draft(model.draft)
+    first = make_request(FIRST, ONCE, guesser)
+    run(engine, [first])
+    passes.clear()
+    second = make_request([*first.tokens, *NEW], AGAIN, guesser)
+    run(engine, [second])
+    read = {place for each in passes for texts in each.texts for place in map(len, texts)}
+    assert second.stats.drafted > 0
+    assert min(read) == (129 if shares else 1)
+    assert passes[0].rows == [len(second.prompt) + 1 - (128 if shares else 0)]
+
+
+def test_a_preempted_request_finds_its_draft_again(pools: list[int]) -> None:
+    """What it gave away is idle, in both caches."""
+    engine = make_engine(tiny_decoder(), num_blocks=24, max_batch=1, share_prefixes=True)
+    guesser = drafter("draft_model", ()).bind(engine.target)
+    low, urgent = (make_request(text(seed, 60), replace(ONCE, seed=seed), guesser) for seed in (1, 2))
+    urgent.priority = 1
+    engine.add(low)
+    while low.num_generated < 20:
+        engine.step()
+    engine.add(urgent)
+    pools.clear()
+    while not (low.ended and urgent.ended):
+        engine.step()
+    assert low.stats.preemptions == 1
+    assert low.stats.cached_tokens >= 64
+    assert max(pools) >= 64
+    for request in (low, urgent):
+        alone = make_request(request.prompt, request.params)
+        run(make_engine(tiny_decoder()), [alone])
+        assert_same([request], [alone])
+
+
+def test_tight_pools_of_both(pools: list[int]) -> None:
+    """Blocks that are remembered go when a lane needs them, and lanes that share some write nowhere else."""
+    decoder = tiny_decoder()
+    prompts = [text(7, 48)[: 20 + 9 * number] + text(number, 10) for number in range(8)]
+    want = [make_request(prompt, replace(ONCE, seed=seed)) for seed, prompt in enumerate(prompts)]
+    for request in want:
+        run(make_engine(decoder), [request])
+    engine = make_engine(decoder, num_blocks=20, share_prefixes=True)
+    for name in ("draft_model", "kangaroo", "multi_token", "glide"):
+        guesser = drafter(name, ()).bind(engine.target)
+        for _ in range(2):
+            pools.clear()
+            got = [make_request(request.prompt, request.params, guesser) for request in want]
+            run(engine, got)
+            assert_same(got, want)
+        assert any(pools)
+
+
+def test_pools_of_a_budget_remember_as_the_target_s_does() -> None:
+    decoder = tiny_decoder()
+    for shares in (True, False):
+        budget = KVBudget("4MB", 4, torch.device("cpu"))
+        cache = budget.add(decoder.config, torch.float32, decoder.kernels, share_prefixes=shares)
+        engine = Engine(decoder, cache, kv_budget=budget)
+        (model,) = within(drafter("draft_model", ()).bind(engine.target), ModelGuesser)
+        assert (model.draft.runner.cache.prefix is not None) == shares

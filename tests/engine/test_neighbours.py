@@ -1,0 +1,62 @@
+"""Neighbours that leave, fail, preempt and are preempted, in a pool with remembered prefixes: nobody else notices.
+
+The last cells of the equality matrix: for every drafter, tokens and log-probabilities to the bit are those of each
+request alone without guesses.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, total
+from engine.test_shared_pool import SHORT, TIGHT
+from engine.touchy import Fuse, PlantedError, TouchyText
+from models import make_engine, run, tiny_decoder
+from pronk.engine.request import Request
+
+CLOSE = ("suffix", "kangaroo", "draft_model", "oracle")
+NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
+
+
+@pytest.mark.parametrize("options", [pytest.param("greedy", marks=pytest.mark.slow), "all"])
+@pytest.mark.parametrize("name", NAMES)
+def test_neighbours_that_leave_and_fail(name: str, options: str) -> None:
+    want = plain(torch.bfloat16, options, SHORT)
+    engine = make_engine(tiny_decoder(torch.bfloat16), share_prefixes=True, max_batch=2, **TIGHT)
+    guesser, dice = drafter(name, want).bind(engine.target), random.Random(3)
+
+    def again(index: int) -> Request:
+        return ask(want[index].prompt, params(options, index), guesser)
+
+    kept = [again(index) for index in range(len(want))]
+    leaving, failing = [again(index) for index in (1, 3, 4)], [again(index) for index in (0, 2, 5)]
+    for request in failing:
+        request.text = TouchyText("push", Fuse(dice.randint(1, 8)))
+    for request in dice.sample(kept, len(kept)):
+        engine.add(request)
+    for _ in range(6):
+        engine.step()
+    for request in (*leaving, *failing):  # the first of them needs a place at once
+        request.priority = 1 if request is leaving[0] else dice.choice([0, 0, 1])
+        engine.add(request)
+    while engine.scheduler.running or engine.scheduler.waiting:
+        engine.step()
+        for request in leaving:
+            if request.num_generated > 3 or (request is not leaving[0] and dice.random() < 0.02):
+                engine.abort(request)
+    assert_same(kept, want)
+    assert all(isinstance(request.error, PlantedError) for request in failing)
+    assert leaving[0].aborted
+    assert leaving[0].num_generated > 3
+    assert total([*kept, *leaving, *failing], "preemptions") > 0
+    for _ in range(2):
+        last = again(4)
+        run(engine, [last])
+        assert_same([last], want[4:5])
+    assert last.stats.cached_tokens >= len(last.prompt) // 16 * 16
+    allocator = engine.cache.allocator
+    assert allocator.num_free == allocator.num_blocks
+    assert total(kept, "accepted") > 0 or name != "oracle"

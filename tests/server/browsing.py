@@ -1,0 +1,144 @@
+"""Pages in Chromium, and answers that they are made to hear."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from threading import Event
+from time import monotonic
+from typing import Any, Self
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+ARGS = (
+    "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
+    "--no-first-run"
+).split()
+CHAT = "**/v1/chat/completions"
+expect.set_options(timeout=15_000)
+REPEAT = "Repeat this three times: The quick brown fox jumps over the lazy dog."
+
+
+class Visits:
+    """Opens pages. They may complain of nothing but what they are expected to, and go nowhere else."""
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self._browser, self._url = browser, url
+        self._contexts: list[Any] = []
+        self._complaints: list[str] = []
+        self._strangers: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        for context in self._contexts:
+            context.close()
+        if kind is None:
+            assert self._complaints == []
+            assert self._strangers == []
+
+    def __call__(self, url: str = "", *, expected: str = "$^", settings: Any = None, **context: Any) -> Page:
+        """The page.
+
+        Args:
+            url: of the server, if it is another than usual.
+            expected: what it may complain of, as a regular expression.
+            settings: as if they had been made in an earlier visit.
+            context: options of the browser.
+        """
+        made = self._browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **context})
+        self._contexts.append(made)
+        made.set_default_timeout(10_000)
+        kept = json.dumps(json.dumps({"max_tokens": "40", **(settings or {})}))
+        made.add_init_script(f"localStorage['pronk.settings'] ??= {kept}")
+        page, url = made.new_page(), url or self._url
+
+        def hear(message: ConsoleMessage) -> None:
+            if message.type in ("error", "warning") and not re.search(expected, message.text):
+                self._complaints.append(message.text)
+
+        page.on("console", hear)
+        page.on("pageerror", lambda error: self._complaints.append(str(error)))
+        page.on("request", lambda each: each.url.startswith((url, "data:")) or self._strangers.append(each.url))
+        page.goto(url)
+        return page
+
+
+def ask(page: Page, text: str = REPEAT) -> None:
+    """Send a message and wait for the end of its answer."""
+    page.fill("#message", text)
+    page.keyboard.press("Enter")
+    settle(page)
+
+
+def settle(page: Page) -> None:
+    expect(page.locator(".turn").last).to_be_visible()
+    expect(page.locator("body")).not_to_have_class(re.compile("busy"), timeout=20_000)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what no element of the page shows."""
+    end, pause = monotonic() + 10, Event()
+    while not condition():
+        assert monotonic() < end
+        pause.wait(0.01)
+
+
+def number(page: Page, name: str) -> str:
+    return page.locator(f".{name}").last.inner_text()
+
+
+def chunk(texts: list[str], step: int, source: str | None = "suffix", ids: int = 0) -> dict[str, Any]:
+    """What a server sends of a pass, all but whose last token were guessed."""
+    leaps = [
+        {"id": ids + place, "text": text, "source": source if place < len(texts) - 1 else None, "step": step}
+        for place, text in enumerate(texts)
+    ]
+    shares = [{"token": text, "logprob": -0.5, "bytes": [*text.encode()]} for text in texts]
+    content = [{**each, "top_logprobs": [each, {"token": "<b>", "logprob": -3, "bytes": [1]}]} for each in shares]
+    choice = {"index": 0, "delta": {"content": "".join(texts)}, "finish_reason": None}
+    return {"choices": [{**choice, "leaps": leaps, "logprobs": {"content": content}}]}
+
+
+def end(tokens: int, steps: int) -> list[dict[str, Any]]:
+    usage = {"prompt_tokens": 3, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 0}}
+    counts = {"steps": steps, "drafted": tokens, "accepted": tokens - steps}
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    return [last, {"choices": [], "usage": {**usage, **counts}}]
+
+
+def answer_with(page: Page, *events: dict[str, Any], done: bool = True) -> None:
+    """Let the page hear these events instead of the server's."""
+    lines = [*(f"data: {json.dumps(event)}\n\n" for event in events), "data: [DONE]\n\n" if done else ""]
+    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body="".join(lines)))
+
+
+def refused_drafter(page: Page) -> None:
+    page.click("#open-settings")
+    page.select_option("select[name=drafter]", "other")
+    page.fill("input[name=other]", "retrieval")
+
+
+def own_drafter(page: Page) -> None:
+    page.select_option("select[name=drafter]", "")
+
+
+def mistaken_seed(page: Page) -> None:
+    page.route(CHAT, lambda route: route.continue_(post_data=json.dumps({"messages": [], "seed": 0.5})))
+
+
+def lost_network(page: Page) -> None:
+    page.route(CHAT, lambda route: route.abort())
+
+
+def broken_stream(page: Page) -> None:
+    answer_with(page, chunk(["half"], 0), done=False)
+
+
+def failed_stream(page: Page) -> None:
+    answer_with(page, chunk(["half"], 0), {"error": {"message": "no more", "code": "internal_error"}}, done=False)

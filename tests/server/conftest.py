@@ -1,0 +1,28 @@
+"""A server of the bundled model, once for all tests of these files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from pronk.llm import LLM
+from server.serving import Running, running
+
+
+@pytest.fixture(scope="session")
+def model() -> LLM:
+    return LLM(prefix_cache=True, max_batch=8, threads=1)
+
+
+@pytest.fixture(scope="session")
+def served(model: LLM) -> Iterator[Running]:
+    with running(model, drafters=("draft_model",)) as made:
+        yield made
+
+
+@pytest.fixture
+def client(served: Running) -> Iterator[httpx.Client]:
+    with served.client() as made:
+        yield made

@@ -1,0 +1,168 @@
+"""Batches: every request is answered once, whatever was interrupted, as the library itself would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pronk.aio import AsyncLLM
+from pronk.choosing.params import SamplingParams
+from pronk.errors import OptionError, PronkError
+from pronk.llm import LLM
+from pronk.server.batch import Answers, read_batch, run_batch
+from pronk.server.service import Service
+from pronk.server.settings import Settings
+
+
+def line(number: int, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    return {"custom_id": f"r{number}", "method": "POST", "url": url, "body": body}
+
+
+LINES = [
+    *(line(i, prompt=f"def f{i}(x):", max_tokens=6, seed=i, temperature=0.9) for i in range(8)),
+    line(8, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], max_tokens=4, seed=1),
+    line(9, "/v1/responses", input="Hi", max_output_tokens=4, seed=1),
+    line(10, "/v1/moderations", input="Hi"),
+    line(11, prompt="x", nonsense=1),
+    line(12, prompt="", max_tokens=3),
+    line(13, prompt="x", stream=True),
+    line(14, prompt="x", drafter="draft_model(model='/etc')"),
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in LINES))
+    return path
+
+
+def run(model: LLM, source: Path, target: Path, stop_after: int | None = None) -> int:
+    class StopError(Exception):
+        pass
+
+    counted = 0
+
+    def progress() -> None:
+        nonlocal counted
+        counted += 1
+        if counted == stop_after:
+            raise StopError
+
+    async def main() -> int:
+        async with AsyncLLM(model) as engine:
+            service = Service(engine, Settings(name="tiny"))
+            try:
+                with Answers(target) as answers:
+                    return await run_batch(service, source, answers, at_a_time=4, progress=progress)
+            finally:
+                service.close()
+
+    try:
+        return asyncio.run(main())
+    except StopError:
+        return -1
+
+
+def answers(target: Path) -> dict[str, Any]:
+    rows = [json.loads(text) for text in target.read_text().splitlines()]
+    found = {row["custom_id"]: row["response"] for row in rows}
+    assert len(found) == len(rows)
+    assert all(row["error"] is None for row in rows)
+    return found
+
+
+def test_answers_are_those_of_the_library(model: LLM, source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    assert run(model, source, target) == 4
+    found = answers(target)
+    assert set(found) == {each["custom_id"] for each in LINES}
+    for i in range(8):
+        want = model.generate(f"def f{i}(x):", SamplingParams(max_tokens=6, seed=i, temperature=0.9))
+        assert found[f"r{i}"]["body"]["choices"][0]["text"] == want.text
+    assert [found[f"r{i}"]["status_code"] for i in range(15)] == [200] * 11 + [400] * 4
+    assert found["r9"]["body"]["output"][0]["content"][0]["text"]
+    assert found["r11"]["body"]["error"]["code"] == "unknown_field"
+
+
+@pytest.mark.parametrize("stop_after", [1, 5, 9])
+def test_goes_on_where_it_was(model: LLM, source: Path, tmp_path: Path, stop_after: int) -> None:
+    target = tmp_path / "out.jsonl"
+    assert run(model, source, target, stop_after) == -1
+    before = target.read_bytes()
+    assert stop_after <= before.count(b"\n") < len(LINES)
+    with target.open("ab") as file:
+        file.write(b'{"id": "batch_req_12", "custo')
+    run(model, source, target)
+    assert target.read_bytes().startswith(before)
+    assert set(answers(target)) == {each["custom_id"] for each in LINES}
+    whole = target.read_bytes()
+    assert run(model, source, target) == 0
+    assert target.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"custom_id": "\ud800"}, "line 2: custom_id: expected a text"),
+        ({"custom_id": ""}, "line 2: custom_id: expected a text that is not empty, found ''"),
+        ({"method": "GET"}, "line 2: method: expected 'POST', found 'GET'"),
+        ({"url": "/v1/embeddings"}, "line 2: url: expected one of /v1/completions"),
+        ({"body": []}, "line 2: body: expected an object"),
+        ({"custom_id": "r0"}, "line 2: expected a custom_id of its own, found 'r0' for the second time"),
+    ],
+)
+def test_damaged_files_are_told_before_anything_runs(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in (LINES[0], LINES[1] | row)))
+    with pytest.raises(OptionError, match=message):
+        list(read_batch(path))
+
+
+@pytest.mark.parametrize("text", ["my only notes", '{"a": 1}\n{"b": 2}', '{"id": "batch_req_1"}\n', "\n"])
+def test_files_of_somebody_elses_stay_as_they_are(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text(text)
+    with pytest.raises(OptionError, match="line 1: expected answers of a batch"):
+        Answers(path)
+    assert path.read_text() == text
+
+
+def test_a_file_of_something_else_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"custom_id": "r1"}\n')
+    with pytest.raises(OptionError, match="line 1: expected answers of a batch"):
+        Answers(path)
+    assert path.read_text() == '{"custom_id": "r1"}\n'
+    with pytest.raises(OptionError, match="expected a file to write to"):
+        Answers(tmp_path / "nowhere" / "out.jsonl")
+
+
+def test_a_file_is_one_runs_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with Answers(path) as first:
+        with pytest.raises(OptionError, match="found another run that writes to it"):
+            Answers(path)
+        first.write("r1", 200, {})
+    with Answers(path) as second:
+        assert second.done == {"r1"}
+
+
+def test_pipes_are_not_read_twice(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OptionError, match="write its lines to a file first"):
+        next(read_batch(path))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is a file of Linux")
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    with Answers(tmp_path / "out.jsonl") as answers, Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), answers._file.fileno())
+        with pytest.raises(PronkError, match="expected room for an answer, found No space left"):
+            answers.write("r1", 200, {})

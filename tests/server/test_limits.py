@@ -1,0 +1,294 @@
+"""Every limit answers with its own refusal; nothing unknown is ignored; keys open what they should."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from pronk.drafters.registry import DRAFTERS, make_drafter
+from pronk.errors import OptionError
+from pronk.llm import LLM
+from pronk.server.settings import Limits, Settings
+from server.serving import KEY, Running, running
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+TEXT = {"prompt": "Hi", "max_tokens": 2}
+
+
+def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    found = answer.json()["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    assert found["code"] == code
+    assert "\n" not in found["message"]
+    assert len(found["message"]) <= 300
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "code", "param"),
+    [
+        ("/v1/completions", TEXT | {"nonsense": 1}, "unknown_field", "nonsense"),
+        ("/v1/completions", TEXT | {"chat_template": "{{ 1 }}"}, "unknown_field", "chat_template"),
+        ("/v1/completions", TEXT | {"max_tokens": "2"}, "invalid_value", "max_tokens"),
+        ("/v1/completions", TEXT | {"max_tokens": True}, "invalid_value", "max_tokens"),
+        ("/v1/completions", TEXT | {"max_tokens": 10**30}, "invalid_value", "max_tokens"),
+        ("/v1/completions", TEXT | {"max_tokens": 100_000}, "invalid_value", "max_tokens"),
+        ("/v1/completions", TEXT | {"max_tokens": 2047}, "invalid_value", "max_tokens"),
+        ("/v1/completions", TEXT | {"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ("/v1/completions", TEXT | {"n": 17}, "invalid_value", "n"),
+        ("/v1/completions", TEXT | {"stop": ["a"] * 17}, "invalid_value", "stop"),
+        ("/v1/completions", TEXT | {"stop": "a" * 257}, "invalid_value", "stop"),
+        ("/v1/completions", TEXT | {"stop": ""}, "invalid_value", "stop"),
+        ("/v1/completions", TEXT | {"bad_words": ["a"] * 17}, "invalid_value", "bad_words"),
+        ("/v1/completions", TEXT | {"logprobs": 21}, "invalid_value", "logprobs"),
+        ("/v1/completions", TEXT | {"logit_bias": {"1": 101}}, "invalid_value", "logit_bias"),
+        ("/v1/completions", TEXT | {"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
+        ("/v1/completions", TEXT | {"logit_bias": {"99999999": 1}}, "invalid_value", "logit_bias"),
+        ("/v1/completions", TEXT | {"logit_bias": {str(i): 1 for i in range(1025)}}, "invalid_value", "logit_bias"),
+        ("/v1/completions", TEXT | {"prompt": ["a"] * 65}, "invalid_value", "prompt"),
+        ("/v1/completions", TEXT | {"prompt": []}, "invalid_value", "prompt"),
+        ("/v1/completions", TEXT | {"prompt": ""}, "invalid_prompt", None),
+        ("/v1/completions", TEXT | {"prompt": "a b " * 4000}, "context_length_exceeded", None),
+        ("/v1/completions", TEXT | {"prompt": [10**9]}, "invalid_prompt", None),
+        ("/v1/completions", TEXT | {"best_of": 3}, "unsupported", "best_of"),
+        ("/v1/completions", TEXT | {"suffix": "x"}, "unsupported", "suffix"),
+        ("/v1/completions", TEXT | {"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+        ("/v1/completions", TEXT | {"leaps": True}, "invalid_value", "leaps"),
+        ("/v1/completions", TEXT | {"drafter": "nonsense"}, "invalid_value", "drafter"),
+        ("/v1/completions", TEXT | {"drafter": "lookahead(window=-1)"}, "invalid_value", "drafter"),
+        ("/v1/completions", TEXT | {"drafter": "draft_model(model='/etc')"}, "drafter_not_allowed", "drafter"),
+        ("/v1/completions", TEXT | {"drafter": "suffix(store='/etc/passwd')"}, "drafter_not_allowed", "drafter"),
+        ("/v1/completions", TEXT | {"drafter": "merged(suffix, glide)"}, "drafter_not_allowed", "drafter"),
+        ("/v1/completions", TEXT | {"rule": "typical"}, "invalid_value", "rule"),
+        ("/v1/completions", TEXT | {"priority": 10**6}, "invalid_value", "priority"),
+        ("/v1/chat/completions", CHAT | {"messages": []}, "invalid_value", "messages"),
+        ("/v1/chat/completions", CHAT | {"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", None),
+        ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+        ("/v1/chat/completions", CHAT | {"tools": [{}]}, "unsupported", "tools"),
+        ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, "unsupported", "tool_choice"),
+        ("/v1/chat/completions", CHAT | {"parallel_tool_calls": 1}, "unsupported", "parallel_tool_calls"),
+        ("/v1/chat/completions", CHAT | {"reasoning_effort": "high"}, "unsupported", "reasoning_effort"),
+        ("/v1/chat/completions", CHAT | {"service_tier": "priority"}, "unsupported", "service_tier"),
+        ("/v1/completions", TEXT | {"prompt": [[1], ["a"]]}, "invalid_value", "prompt.1.0"),
+        (
+            "/v1/completions",
+            TEXT | {"drafter": "merged(suffix,merged(suffix,merged(suffix,merged(suffix,suffix))))"},
+            "invalid_value",
+            "drafter",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "invalid_value",
+            "messages.0.content.0.text",
+        ),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "invalid_value", "messages.0.content"),
+        ("/v1/chat/completions", {}, "invalid_value", "messages"),
+        ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "unsupported", "response_format"),
+        ("/v1/chat/completions", CHAT | {"store": True}, "unsupported", "store"),
+        ("/v1/responses", {"input": "Hi", "previous_response_id": "x"}, "unsupported", "previous_response_id"),
+        ("/v1/responses", {"input": "Hi", "n": 2}, "invalid_value", "n"),
+        ("/v1/responses", {"input": []}, "invalid_value", "input"),
+        ("/v1/moderations", {"input": []}, "invalid_value", "input"),
+        ("/tokenize", {}, "invalid_value", "prompt"),
+        ("/detokenize", {"tokens": [-1]}, "invalid_value", "tokens"),
+    ],
+)
+def test_refused_by_name(client: httpx.Client, route: str, body: dict[str, Any], code: str, param: str | None) -> None:
+    found = error(client.post(route, json=body), 400, code)
+    if param is not None:
+        assert found["param"] == param
+    assert not any(word in found["message"] for word in ("Input should", "Value error", "Field required", "function-"))
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "idle"),
+    [
+        ("/v1/completions", TEXT, {"service_tier": "auto", "user": "me", "best_of": 1, "suffix": "", "seed": -1}),
+        (
+            "/v1/chat/completions",
+            CHAT,
+            {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "functions": [], "metadata": {"a": "b"},
+             "modalities": ["text"], "response_format": {"type": "text"}, "store": False, "verbosity": "medium",
+             "prompt_cache_key": "x", "safety_identifier": "y", "service_tier": "default", "reasoning_effort": "none"},
+        ),
+        (
+            "/v1/responses",
+            {"input": "Hi", "max_output_tokens": 2},
+            {"tools": [], "tool_choice": "none", "text": {"format": {"type": "text"}}, "truncation": "disabled",
+             "background": False, "reasoning": {"effort": "none"}, "store": False, "metadata": {"a": "b"}},
+        ),
+    ],
+)  # fmt: skip
+def test_what_asks_for_nothing_is_taken(
+    client: httpx.Client, route: str, body: dict[str, Any], idle: dict[str, Any]
+) -> None:
+    for given in (idle, dict.fromkeys(idle), *({name: value} for name, value in idle.items())):
+        answer = client.post(route, json=body | given)
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    "drafter", ["autoregressive", "recycling(num_nodes=7)", "merged(suffix, jacobi)", "draft_model", "jacobi"]
+)
+def test_drafters_of_requests(client: httpx.Client, drafter: str) -> None:
+    body = {"prompt": "def f(x):", "max_tokens": 12, "seed": 1}
+    plain = client.post("/v1/completions", json=body).json()
+    got = client.post("/v1/completions", json=body | {"drafter": drafter}).json()
+    assert got["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert (got["usage"]["drafted"] > 0) == (drafter != "autoregressive")
+
+
+def test_every_drafter_with_files_is_known(served: Running) -> None:
+    """A new one with an option of another name must be put where requests cannot reach it."""
+    for name in DRAFTERS:
+        drafter = make_drafter(name)
+        found = {each.name for each in fields(drafter) if "str" in str(each.type)} if is_dataclass(drafter) else set()
+        assert found <= {"model", "datastore", "store", "table", "dtype", "weights", "sizes", "toward"}, (name, found)
+
+
+def test_message_with_an_image(client: httpx.Client) -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
+    error(
+        client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [image]}]}),
+        400,
+        "invalid_value",
+    )
+
+
+def test_model_of_another_name(client: httpx.Client) -> None:
+    for route, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT), ("/tokenize", {"prompt": "x"})):
+        error(client.post(route, json=body | {"model": "gpt-4"}), 404, "model_not_found")
+
+
+def test_other_media_types(client: httpx.Client) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
+        error(answer, 415, "unsupported_media_type")
+
+
+def test_routes_and_methods_that_there_are_not(client: httpx.Client) -> None:
+    error(client.get("/v1/nonsense"), 404, "not_found")
+    error(client.get("/docs"), 404, "not_found")
+    error(client.delete("/v1/models"), 405, "method_not_allowed")
+
+
+def test_keys_open_everything_but_health(served: Running) -> None:
+    posts = {"/v1/completions": TEXT, "/v1/chat/completions": CHAT, "/v1/moderations": {"input": "x"}}
+    gets = ("/v1/models", "/metrics", "/openapi.json", "/v1/models/tiny", "/nonsense")
+    for key in (None, "a-key-for-test", f"{KEY}x", f"{KEY} {KEY}", "ä"):
+        headers = {} if key is None else {"Authorization": f"Bearer {key}".encode()}
+        with httpx.Client(base_url=served.url, headers=headers) as other:
+            answers = [other.get(route) for route in gets] + [other.post(r, json=b) for r, b in posts.items()]
+            for answer in answers:
+                error(answer, 401, "invalid_api_key")
+                assert answer.headers["www-authenticate"] == "Bearer"
+            assert other.get("/health").json() == {"status": "ok"}
+            assert other.get("/ready").status_code == 200
+    with httpx.Client(base_url=served.url, headers={"Authorization": f"Basic {KEY}"}) as other:
+        error(other.get("/v1/models"), 401, "invalid_api_key")
+
+
+def test_sizes(client: httpx.Client) -> None:
+    error(client.get("/health", headers={"X-Long": "x" * 20_000}), 431, "headers_too_large")
+    error(client.post("/v1/completions", json={"prompt": "x" * (4 * 2**20 + 1)}), 413, "body_too_large")
+
+    def parts() -> Any:
+        for _ in range(80):
+            yield b"x" * 2**16
+
+    error(
+        client.post("/v1/completions", content=parts(), headers={"Content-Type": "application/json"}),
+        413,
+        "body_too_large",
+    )
+
+
+def test_hosts(model: LLM) -> None:
+    with running(model, keys=(), hosts={"127.0.0.1", "localhost"}) as made, httpx.Client(base_url=made.url) as other:
+        assert other.get("/v1/models").status_code == 200
+        for host in ("evil.example", "evil.example:80", "[::1]:1", ""):
+            error(other.get("/v1/models", headers={"Host": host}), 421, "unknown_host")
+            assert other.get("/health", headers={"Host": host}).status_code == 200
+        assert other.head("/ready").status_code == 200
+
+
+def test_crowds_and_time(model: LLM) -> None:
+    limits = Limits(requests=3, seconds=0.5, max_tokens=1500)
+    with running(model, limits=limits) as made, made.client() as other:
+        error(other.post("/v1/completions", json=TEXT | {"n": 4}), 400, "invalid_value")
+        busy = {"prompt": "Hi", "max_tokens": 1500, "n": 3, "ignore_eos": True, "stream": True}
+        with other.stream("POST", "/v1/completions", json=busy), made.client() as late:
+            answer = late.post("/v1/completions", json=TEXT)
+            error(answer, 429, "overloaded")
+            assert answer.headers["retry-after"] == "1"
+        while not made.idle:
+            pass
+        assert other.post("/v1/completions", json=TEXT | {"n": 3}).status_code == 200
+        long = {"prompt": "Hi", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.5, "drafter": "autoregressive"}
+        answer = other.post("/v1/completions", json=long)
+        error(answer, 408, "timeout")
+        assert answer.headers["x-should-retry"] == "false"
+        assert made.idle
+
+
+def test_connections(model: LLM) -> None:
+    with running(model, limits=Limits(connections=2)) as made:
+        clients = [made.client() for _ in range(3)]
+        try:
+            answers = [each.get("/health") for each in clients]
+            assert [answer.status_code for answer in answers] == [200, 200, 429]
+            error(answers[2], 429, "too_many_connections")
+        finally:
+            for each in clients:
+                each.close()
+
+
+@pytest.mark.parametrize("key", ["short", "with space in it", "umläut-umläut", "a\nnewline-in"])
+def test_keys_that_cannot_be(key: str) -> None:
+    with pytest.raises(OptionError, match="at least 8 printable ASCII characters"):
+        Settings(name="x", keys=(key,))
+
+
+@pytest.mark.parametrize(("name", "value"), [("body", 0), ("n", 1.5), ("seconds", 0.0), ("receive_seconds", -1)])
+def test_limits_that_cannot_be(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=name):
+        Limits(**{name: value})
+
+
+def test_reading_counts_and_takes_its_time(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crowd is sent away before its prompts are read, and who waits for that long is told."""
+    held = threading.Event()
+    read = model.intake.ids
+
+    def slow(prompt: Any) -> list[int]:
+        held.wait(30)
+        return read(prompt)
+
+    with running(model, limits=Limits(requests=2, seconds=1.0)) as made, ThreadPoolExecutor(2) as pool:
+        monkeypatch.setattr(model.intake, "ids", slow)
+
+        def ask() -> httpx.Response:
+            with made.client() as other:
+                return other.post("/v1/completions", json=TEXT)
+
+        first = [pool.submit(ask) for _ in range(2)]
+        while not made.server.service.busy:
+            pass
+        try:
+            late = ask()
+            while late.status_code == 408:  # it came before one of the others
+                late = ask()
+            error(late, 429, "overloaded")
+            assert {each.result().status_code for each in first} <= {408, 429}
+        finally:
+            held.set()
+        monkeypatch.undo()
+        assert ask().status_code == 200
+        assert not made.server.service.busy

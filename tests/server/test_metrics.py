@@ -1,0 +1,82 @@
+"""What Prometheus reads is what happened."""
+
+from __future__ import annotations
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from pronk.llm import LLM
+from pronk.server.settings import Limits
+from server.serving import Running, running
+
+
+def scraped(client: httpx.Client) -> dict[tuple[str, ...], float]:
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, *(value for name, value in sorted(sample.labels.items()) if name != "model_name")): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_counts_are_those_of_the_usage(model: LLM) -> None:
+    with running(model) as made, made.client() as client:
+        before = scraped(client)
+        assert before["vllm:num_requests_running",] == before["vllm:kv_cache_usage_perc",] == 0.0
+        body = {
+            "prompt": "def f(x):\n    return x\n\ndef f(x):\n    return",
+            "max_tokens": 40,
+            "temperature": 0,
+            "n": 2,
+        }
+        usage = [client.post("/v1/completions", json=body).json()["usage"] for _ in range(2)]
+        after = scraped(client)
+        for name, field in (
+            ("vllm:prompt_tokens_total", "prompt_tokens"),
+            ("vllm:generation_tokens_total", "completion_tokens"),
+            ("vllm:spec_decode_num_draft_tokens_total", "drafted"),
+            ("vllm:spec_decode_num_accepted_tokens_total", "accepted"),
+            ("pronk:steps_total", "steps"),
+        ):
+            assert after[name,] == sum(each[field] for each in usage) > 0
+        assert after["vllm:request_success_total", "length"] == 4
+        assert after["http_requests_total", "/v1/completions", "POST", "200"] == 2
+        assert after["vllm:time_to_first_token_seconds_count",] == after["vllm:e2e_request_latency_seconds_count",] == 4
+        assert after["vllm:prefix_cache_hits_total",] > 0
+        accepted = after["vllm:spec_decode_num_accepted_tokens_total",]
+        assert sum(value for key, value in after.items() if key[0].endswith("per_pos_total")) == accepted
+        assert after["pronk:accepted_tokens_total", "suffix"] == accepted
+
+
+def test_failures_are_counted_by_why(model: LLM) -> None:
+    body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 1.9}
+    with running(model, limits=Limits(seconds=0.2)) as made, made.client() as client:
+        assert client.post("/v1/completions", json=body).status_code == 408
+        found = scraped(client)
+        assert found["pronk:request_failure_total", "timeout"] == found["vllm:time_to_first_token_seconds_count",] == 1
+        assert found["vllm:generation_tokens_total",] > 0  # of what was not finished, too
+
+
+def test_refusals_and_judgements_are_counted(model: LLM) -> None:
+    with running(model) as made, made.client() as client:
+        client.post("/v1/moderations", json={"input": ["a", "b"]})
+        client.post("/v1/completions", json={"nonsense": 1})
+        client.request("BREW", "/" + "x" * 50)
+        httpx.get(f"{made.url}/v1/models")
+        found = scraped(client)
+        answers = {key[1:]: value for key, value in found.items() if key[0] == "http_requests_total"}
+        assert found["vllm:request_success_total", "length"] == 2
+        assert answers["/v1/moderations", "POST", "200"] == answers["/v1/completions", "POST", "400"] == 1
+        assert answers["none", "other", "404"] == answers["none", "GET", "401"] == 1
+
+
+def test_who_leaves_is_counted(served: Running, client: httpx.Client) -> None:
+    before = scraped(client).get(("pronk:request_failure_total", "abort"), 0.0)
+    body = {"prompt": "x", "max_tokens": 1900, "stream": True, "ignore_eos": True}
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    with served.client() as other:
+        while scraped(other).get(("pronk:request_failure_total", "abort"), 0.0) == before:
+            pass
+    assert served.idle

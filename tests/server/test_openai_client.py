@@ -1,0 +1,188 @@
+"""The official client drives every route, as its users do, and gets what the library itself gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from pronk.choosing.params import SamplingParams
+from pronk.llm import LLM
+from server.serving import KEY, Running, running
+
+PROMPT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return a +"
+MESSAGES: Any = [{"role": "user", "content": "Say hello, please."}]
+
+
+@pytest.fixture
+def api(served: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+def test_models(api: openai.OpenAI) -> None:
+    assert [model.id for model in api.models.list()] == ["tiny"]
+    assert api.models.retrieve("tiny").owned_by == "pronk"
+    with pytest.raises(openai.NotFoundError, match="expected 'tiny', found 'huge'"):
+        api.models.retrieve("huge")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_completions_are_those_of_the_library(api: openai.OpenAI, model: LLM, temperature: float) -> None:
+    own = SamplingParams(max_tokens=24, temperature=temperature, seed=3, logprobs=2, stop=("zq",), n=2)
+    want = model.generate(PROMPT, own)
+    options: Any = {"max_tokens": 24, "temperature": temperature, "seed": 3, "logprobs": 2, "stop": "zq", "n": 2}
+    got = api.completions.create(model="tiny", prompt=PROMPT, **options)
+    assert [choice.text for choice in got.choices] == [want.text, want.others[0].text]
+    assert [choice.finish_reason for choice in got.choices] == [want.finish_reason, want.others[0].finish_reason]
+    reported = got.choices[0].logprobs
+    assert reported is not None
+    assert reported.token_logprobs == [report[t] for t, report in zip(want.token_ids, want.logprobs or (), strict=True)]
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == len(want.prompt_token_ids)
+    assert got.usage.completion_tokens == len(want.token_ids) + len(want.others[0].token_ids)
+    extra = got.usage.model_extra or {}
+    assert extra["steps"] < got.usage.completion_tokens
+    assert 0 < extra["accepted"] <= extra["drafted"]
+
+    chunks = [*api.completions.create(model="tiny", prompt=PROMPT, stream=True, **options)]
+    for index, whole in enumerate(got.choices):
+        mine = [c.choices[0] for c in chunks if c.choices[0].index == index]
+        assert "".join(choice.text for choice in mine) == whole.text
+        assert mine[-1].finish_reason == whole.finish_reason
+        assert all(choice.finish_reason is None for choice in mine[:-1])
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            joined = [each for choice in mine for each in getattr(choice.logprobs, name)]
+            assert joined == getattr(whole.logprobs, name)
+
+
+def test_several_prompts_and_echo(api: openai.OpenAI, model: LLM) -> None:
+    prompts = ["def f(x):", [5, 6, 7, 8]]
+    for prompt in prompts:
+        got = api.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0, echo=True, logprobs=1)
+        want = model.generate(prompt, SamplingParams(max_tokens=8, logprobs=1, prompt_logprobs=1))
+        text = prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt, skip_special_tokens=False)
+        assert got.choices[0].text == text + want.text
+        reported = got.choices[0].logprobs
+        assert reported is not None
+        assert reported.token_logprobs is not None
+        ids = [*want.prompt_token_ids, *want.token_ids]
+        reports = [*(want.prompt_logprobs or ()), *(want.logprobs or ())]
+        assert reported.token_logprobs[0] is None
+        assert reported.token_logprobs[1:] == [r[t] for t, r in zip(ids[1:], reports[1:], strict=True) if r is not None]
+    texts = ["def f(x):", "def g(y):"]
+    both = api.completions.create(model="tiny", prompt=texts, max_tokens=6, temperature=0, n=2, seed=1)
+    alone = [model.generate(text, SamplingParams(max_tokens=6)).text for text in texts]
+    assert [choice.text for choice in both.choices] == [alone[0], alone[0], alone[1], alone[1]]
+    scored = api.completions.create(model="tiny", prompt="def f(x):", max_tokens=0, echo=True, logprobs=0)
+    assert scored.choices[0].text == "def f(x):"
+    assert scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+    assert scored.choices[0].logprobs is not None
+    assert len(scored.choices[0].logprobs.tokens or ()) == scored.usage.prompt_tokens
+
+
+def test_chat(api: openai.OpenAI, model: LLM) -> None:
+    own = SamplingParams(max_tokens=24, temperature=0.7, seed=11, top_p=0.9, logprobs=3)
+    want = model.chat(MESSAGES, own)
+    options: Any = {"max_tokens": 24, "temperature": 0.7, "seed": 11, "top_p": 0.9, "logprobs": True, "top_logprobs": 3}
+    got = api.chat.completions.create(model="tiny", messages=MESSAGES, **options)
+    choice = got.choices[0]
+    assert choice.message.content == want.text
+    assert choice.logprobs is not None
+    assert [entry.logprob for entry in choice.logprobs.content or ()] == [
+        report[token] for token, report in zip(want.token_ids, want.logprobs or (), strict=True)
+    ]
+    spelled = b"".join(bytes(entry.bytes or ()) for entry in choice.logprobs.content or ())
+    assert spelled.decode(errors="replace").startswith(want.text)
+    assert all(len(entry.top_logprobs) == 3 for entry in choice.logprobs.content or ())
+
+    extra: Any = {"leaps": True}
+    usage: Any = {"include_usage": True}
+    stream = api.chat.completions.create(
+        model="tiny", messages=MESSAGES, stream=True, stream_options=usage, extra_body=extra, **options
+    )
+    chunks = [*stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == want.text
+    leaps = [leap for c in chunks if c.choices for leap in (c.choices[0].model_extra or {}).get("leaps", ())]
+    assert [leap["id"] for leap in leaps] == want.token_ids
+    assert chunks[-1].usage == got.usage
+    assert sum(leap["source"] is not None for leap in leaps) <= (got.usage.model_extra or {})["accepted"]  # type: ignore[union-attr]
+    assert len({leap["step"] for leap in leaps}) == (got.usage.model_extra or {})["steps"]  # type: ignore[union-attr]
+
+
+def test_responses(api: openai.OpenAI, model: LLM) -> None:
+    own = SamplingParams(max_tokens=20, temperature=0.5, logprobs=0)
+    asked: Any = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Say hello, please."}]
+    options: Any = {"max_output_tokens": 20, "temperature": 0.5, "extra_body": {"seed": 5}}
+    want = model.chat(asked, SamplingParams(**{**own.__dict__, "seed": 5}))
+    got = api.responses.create(model="tiny", input="Say hello, please.", instructions="Be kind.", **options)
+    assert got.output_text == want.text
+    assert got.status == ("incomplete" if want.finish_reason == "length" else "completed")
+    assert got.usage is not None
+    assert got.usage.output_tokens == len(want.token_ids)
+    with api.responses.stream(model="tiny", input="Say hello, please.", instructions="Be kind.", **options) as stream:
+        events = [*stream]
+        final = stream.get_final_response()
+    assert final.output_text == want.text
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == want.text
+
+
+def test_moderations(api: openai.OpenAI) -> None:
+    got = api.moderations.create(model="tiny", input=["Hello there.", "How do I steal a car?"])
+    assert len(got.results) == 2
+    for result in got.results:
+        scores = result.category_scores.model_extra or {}
+        assert set(scores) == {"illegal", "hateful", "unqualified_advice"}
+        assert 0.0 < sum(scores.values()) < 1.0
+
+
+def test_errors_are_the_clients_own(api: openai.OpenAI, served: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        api.chat.completions.create(model="tiny", messages=MESSAGES, temperature=200)
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    with pytest.raises(openai.BadRequestError, match="tools: not built here"):
+        api.chat.completions.create(model="tiny", messages=MESSAGES, tools=tools)
+    with pytest.raises(openai.BadRequestError, match="response_format: not built here"):
+        api.chat.completions.create(model="tiny", messages=MESSAGES, response_format={"type": "json_object"})
+    with (
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="another-key", max_retries=0) as other,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        other.models.list()
+
+
+def test_errors_in_the_midst_of_a_stream(api: openai.OpenAI, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, steps = served.llm.engine.step, 0
+
+    def fail() -> None:
+        nonlocal steps
+        steps += 1
+        if steps > 3:
+            msg = "SECRET"
+            raise RuntimeError(msg)
+        step()
+
+    monkeypatch.setattr(served.llm.engine, "step", fail)
+    events = [*api.responses.create(model="tiny", input="Hi", max_output_tokens=50, stream=True)]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    last: Any = events[-1]
+    assert (last.type, last.code, last.param) == ("error", "internal_error", None)
+    assert "SECRET" not in last.message
+    steps = 0
+    with pytest.raises(openai.APIError, match="an error inside the server"):
+        list(api.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=50, stream=True))
+
+
+def test_the_snippet_of_the_readme(model: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    [snippet] = re.findall(r"```python\n(from openai .*?)```", readme, re.DOTALL)
+    with running(model, name="pronk-tiny", keys=()) as made:
+        exec(compile(snippet.replace("http://127.0.0.1:8000", made.url), "README.md", "exec"), {})
+    want = model.chat([{"role": "user", "content": "Say hello."}], SamplingParams(max_tokens=1))
+    assert f"prompt_tokens={len(want.prompt_token_ids)}" in capsys.readouterr().out

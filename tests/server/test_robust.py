@@ -1,0 +1,397 @@
+"""Hard to kill: damaged requests, slow and leaving clients, signals, full disks, clocks that jump."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import pytest
+
+from pronk.llm import LLM
+from pronk.server.settings import Limits
+from server.serving import KEY, Running, running
+
+LONG = {"prompt": "def f(x):", "max_tokens": 1800, "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
+
+
+def eventually(fine: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not fine() and time.monotonic() < end:
+        time.sleep(0.005)
+    return fine()
+
+
+@contextmanager
+def connected(made: Running) -> Iterator[socket.socket]:
+    url = httpx.URL(made.url)
+    with socket.create_connection((url.host, url.port or 80), 20) as sock:
+        yield sock
+
+
+def head(route: str, length: int | str, *more: str) -> bytes:
+    lines = [f"POST {route} HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {KEY}", f"Content-Length: {length}"]
+    return "\r\n".join([*lines, "Content-Type: application/json", *more, "", ""]).encode()
+
+
+def status(sock: socket.socket) -> int:
+    """Of the answer; 0 if the connection is closed without one."""
+    answer = http.client.HTTPResponse(sock)
+    try:
+        answer.begin()
+        answer.read()
+    except (http.client.HTTPException, OSError):
+        return 0
+    return answer.status
+
+
+DEEP = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe\x00",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "prompt": 5}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "x", "top_p": -0.0}',
+        b'{"prompt": "x", "max_tokens": 1' + b"0" * 5000 + b"}",
+        b'{"prompt": "x", "seed": 9223372036854775808}',
+        b'{"prompt": "x", "seed": -9223372036854775809}',
+        b'{"prompt": [1' + b"0" * 400 + b"]}",
+        b'{"prompt": [[[1]]]}',
+        b'{"prompt": [1, "a"]}',
+        b'{"prompt": {"a": 1}}',
+        b'{"prompt": "x", "logit_bias": {"' + b"9" * 5000 + b'": 1}}',
+        b'{"prompt": "x", "stop": [null]}',
+        b'{"prompt": "x", "stop": "\\ud800"}',
+        b'{"prompt": "x", "stop": [[]]}',
+        b'{"prompt": "x", "drafter": "' + b"merged(" * 30 + b'"}',
+        b'{"prompt": "x", "drafter": "__import__(\'os\')"}',
+        b'{"prompt": "x", "user": {}}',
+        DEEP,
+        b'{"a": ' * 20_000 + b"1" + b"}" * 20_000,
+    ],
+)
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_damaged_bodies(client: httpx.Client, body: bytes, route: str) -> None:
+    if route == "/v1/chat/completions":
+        body = body.replace(b'"prompt": "x"', b'"messages": [{"role": "user", "content": "x"}]')
+        body = body.replace(b'"prompt"', b'"messages"')
+    answer = client.post(route, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+
+
+ODD = [
+    "\0", "a\0b", "\u202e\u200d", "\U0001f469\u200d\U0001f467" * 50, "e\u0301", "\ufffd", "\x1b[2J", " ", "\n" * 99,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ODD, ids=range(9))
+def test_unicode_edges(client: httpx.Client, text: str) -> None:
+    for route, body in (
+        ("/v1/completions", {"prompt": text, "stop": [text], "echo": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "stop": [text]}),
+        ("/v1/responses", {"input": text}),
+    ):
+        most = "max_output_tokens" if route == "/v1/responses" else "max_tokens"
+        answer = client.post(route, json={**body, "temperature": 0, most: 3})
+        assert answer.status_code == 200, answer.text
+    ids = client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": ids}).json()["prompt"] == text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\0\0\0\r\n\r\n",
+        b"GET / HTTP/nine\r\n\r\n",
+        b"GET /\0 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nzzz",
+        b"GET /" + b"x" * 200_000,
+        b"\x16\x03\x01\x02\x00\x01\x00",
+    ],
+)
+def test_what_is_no_request(served: Running, data: bytes) -> None:
+    with connected(served) as sock:
+        with suppress(OSError):
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+        assert 400 <= (status(sock) or 400) < 500
+    with served.client() as other:
+        assert other.get("/health").status_code == 200
+
+
+def test_a_client_that_leaves_frees_its_request(served: Running) -> None:
+    for stream in (True, False):
+        body = json.dumps({**LONG, "stream": stream}).encode()
+        with connected(served) as sock:
+            sock.sendall(head("/v1/completions", len(body)) + body)
+            assert eventually(lambda: len(served.llm.engine.scheduler.running) == 1)
+            (request,) = served.llm.engine.scheduler.running
+        assert eventually(lambda: served.idle)
+        assert request.aborted
+        assert request.num_generated < 1800
+
+
+def test_a_client_that_leaves_with_more_to_say(served: Running) -> None:
+    """The next request's head has begun, and is not read as long as this one runs."""
+    body = json.dumps(LONG).encode()
+    with connected(served) as sock:
+        sock.sendall(head("/v1/completions", len(body)) + body)
+        assert eventually(lambda: len(served.llm.engine.scheduler.running) == 1)
+        sock.sendall(b"GET /health HTTP/1.1\r\n")
+        (request,) = served.llm.engine.scheduler.running
+    assert eventually(lambda: served.idle)
+    assert request.aborted
+    assert request.num_generated < 1800
+
+
+def test_a_refused_body_is_not_waited_for(served: Running) -> None:
+    with connected(served) as sock:
+        sock.sendall(head("/v1/completions", 1000).replace(KEY.encode(), b"another-key"))
+        assert status(sock) == 401
+        sock.settimeout(10)
+        with suppress(ConnectionError):
+            sock.sendall(b"{")
+            assert sock.recv(1) == b""
+
+
+def test_bodies_in_crumbs_are_cut_off(served: Running) -> None:
+    """Each byte in a chunk of its own costs the server more than it costs the client."""
+    start = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    body = json.dumps({"prompt": "x" * 100, "max_tokens": 2}).encode()
+    with connected(served) as sock:
+        sock.sendall(start + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+        assert status(sock) == 200
+    with connected(served) as sock:
+        with suppress(ConnectionError):
+            sock.sendall(start + b"1\r\n{\r\n" * 50_000)
+        assert status(sock) in {0, 400}
+    with connected(served) as sock:
+        chunk = b"2000\r\n" + b" " * 0x2000 + b"\r\n"
+        sock.sendall(start + chunk * 300 + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+        assert status(sock) == 200
+
+
+def test_damage_behind_a_refusal(served: Running, caplog: pytest.LogCaptureFixture) -> None:
+    start = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    with connected(served) as sock:
+        sock.sendall(start.replace(KEY.encode(), b"another-key"))
+        assert status(sock) == 401
+        with suppress(ConnectionError):
+            sock.sendall(b"zzz\r\n")
+            sock.settimeout(10)
+            assert sock.recv(1) == b""
+    with served.client() as other:
+        assert other.get("/health").status_code == 200
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("route", "item"),
+    [
+        ("/v1/completions", '{"prompt": [%s]}'),
+        ("/v1/chat/completions", '{"messages": [%s]}'),
+        ("/v1/responses", '{"input": [%s]}'),
+        ("/v1/moderations", '{"input": [%s]}'),
+    ],
+)
+@pytest.mark.parametrize(
+    "kind", ["[]", *(pytest.param(each, marks=pytest.mark.slow) for each in ("1.5", "{}", "null"))]
+)
+def test_a_million_mistakes_are_one(client: httpx.Client, route: str, item: str, kind: str) -> None:
+    body = (item % ",".join([kind] * 300_000)).encode()
+    answer = client.post(route, content=body, headers={"Content-Type": "application/json"}, timeout=10)
+    assert answer.status_code == 400
+    assert len(answer.content) < 1000
+
+
+def test_a_client_that_leaves_with_its_body_half_sent(served: Running) -> None:
+    with connected(served) as sock:
+        sock.sendall(head("/v1/completions", 1000) + b'{"prompt": "')
+    with connected(served) as sock:  # half closed: no more is coming
+        sock.sendall(head("/v1/completions", 1000) + b'{"prompt": "')
+        sock.shutdown(socket.SHUT_WR)
+        assert status(sock) in {0, 400}
+    assert served.idle
+
+
+def test_slow_clients_are_cut_off(model: LLM) -> None:
+    limits = Limits(receive_seconds=0.3, send_seconds=0.3)
+    with running(model, limits=limits) as made:
+        with connected(made) as sock:  # says nothing
+            assert sock.recv(1) == b""
+        with connected(made) as sock:  # half a head
+            sock.sendall(b"GET /health HTTP/1.1\r\nHo")
+            assert sock.recv(1) == b""
+        with connected(made) as sock:  # half a head behind a whole request
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
+            assert status(sock) == 200
+            assert sock.recv(1) == b""
+        with connected(made) as sock:  # half a body
+            sock.sendall(head("/v1/completions", 100) + b"{")
+            assert status(sock) == 408
+        body = json.dumps({**LONG, "stream": True, "logprobs": 20, "max_tokens": 1500, "n": 4, "leaps": True}).encode()
+        with connected(made) as sock:  # takes nothing of what it asked for
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            sock.sendall(head("/v1/completions", len(body)) + body)
+            assert eventually(lambda: bool(model.engine.scheduler.running))
+            assert eventually(lambda: made.idle, 60)
+        assert not made.server.server_state.connections
+
+
+def test_many_at_once_under_leaving_and_failing_neighbours(served: Running, model: LLM) -> None:
+    options = {"max_tokens": 24, "temperature": 0.8, "logprobs": 0}
+
+    def ask(seed: int) -> Any:
+        with served.client() as other:
+            body = {"prompt": f"def f{seed % 5}(x):", "seed": seed, **options}
+            if seed % 3 == 1:
+                with other.stream(
+                    "POST", "/v1/completions", json={**body, "stream": True, "max_tokens": 500}
+                ) as answer:
+                    next(answer.iter_lines())
+                return None
+            if seed % 3 == 2:
+                return other.post("/v1/completions", json={**body, "prompt": [10**9]}).status_code
+            return other.post("/v1/completions", json=body).json()["choices"][0]
+
+    with ThreadPoolExecutor(8) as pool:
+        storm = [*pool.map(ask, range(24))]
+    assert storm[2::3] == [400] * 8
+    for seed in range(0, 24, 3):
+        alone = ask(seed)
+        assert (storm[seed]["text"], storm[seed]["logprobs"]) == (alone["text"], alone["logprobs"])
+    assert eventually(lambda: served.idle)
+
+
+def test_clocks_that_jump(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time
+    with served.client() as other:
+        for shift in (-1e9, 1e9, -now()):
+            monkeypatch.setattr(time, "time", lambda shift=shift: now() + shift)
+            assert other.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).status_code == 200
+
+
+def test_an_error_inside_says_nothing_of_it(
+    served: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        msg = "SECRET PROMPT"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(served.llm.intake, "samples", fail)
+    with served.client() as other:
+        answer = other.post("/v1/completions", json={"prompt": "x"})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "internal_error"
+        assert "SECRET" not in answer.text
+        assert "SECRET" not in caplog.text
+        assert "RuntimeError" in caplog.text
+        monkeypatch.undo()
+        assert other.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+
+
+class Process:
+    """``pronk serve`` as its users run it."""
+
+    def __init__(self, *options: str, stderr: Any = subprocess.PIPE) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        start = "from pronk.commands.main import main; main()"
+        command = [sys.executable, "-c", start, "serve", "--port", str(self.port), "--threads", "1", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        assert eventually(self.ready, 60), self.process.stderr and self.process.stderr.read()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def ready(self) -> bool:
+        return self.state("/ready") == 200 or self.process.poll() is not None
+
+    def state(self, route: str, body: Any = None) -> int:
+        """The status that a route answers with; 0 if there is nobody."""
+        ask = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)  # httpx takes 50 ms to begin with
+        try:
+            ask.request(
+                "GET" if body is None else "POST", route, json.dumps(body), {"Content-Type": "application/json"}
+            )
+            return ask.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            ask.close()
+
+
+def lines_of(made: Process, body: dict[str, Any], found: list[str], begun: threading.Event) -> None:
+    with suppress(httpx.HTTPError), httpx.stream("POST", f"{made.url}/v1/completions", json=body, timeout=60) as answer:
+        for line in answer.iter_lines():
+            found.append(line)
+            begun.set()
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_the_first_signal_drains_and_the_second_stops(signals: int) -> None:
+    with Process("--access-log") as made:
+        found, begun = list[str](), threading.Event()
+        body = {**LONG, "max_tokens": 300 if signals == 1 else 2000, "stream": True}
+        thread = threading.Thread(target=lines_of, args=(made, body, found, begun))
+        thread.start()
+        assert begun.wait(30)
+        made.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: made.state("/ready") == 503)
+        assert made.state("/health") == 200
+        assert made.state("/v1/completions", {"prompt": "x"}) == 503
+        if signals == 2:
+            made.process.send_signal(signal.SIGTERM)
+        _, log = made.process.communicate(timeout=30)
+        thread.join(30)
+        assert made.process.returncode == 0
+        assert (found[-2:] == ["data: [DONE]", ""]) == (signals == 1)
+        assert b"/v1/completions" in log
+        assert b"def f(x)" not in log
+        assert b"Traceback" not in log, log.decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is a file of Linux")
+def test_a_full_disk_below_the_log_and_no_process_is_left_behind() -> None:
+    with Path("/dev/full").open("wb") as full, Process("--access-log", stderr=full) as made:
+        for _ in range(3):
+            assert httpx.post(f"{made.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+            assert httpx.post(f"{made.url}/v1/completions", json={"nonsense": 2}).status_code == 400
+        children = Path(f"/proc/{made.process.pid}/task/{made.process.pid}/children")
+        if children.exists():
+            assert children.read_text() == ""
+        os.kill(made.process.pid, signal.SIGKILL)
+        made.process.communicate(timeout=30)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{made.url}/health")

@@ -1,0 +1,146 @@
+"""Many clients, most of whom leave, in a pool that is far too small: nobody gets another's text, and nothing is lost.
+
+Every client may only say letters of its own, and says them at random: a letter of another's would have crossed over.
+What is finished is, besides, what the client would get alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import resource
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from pathlib import Path
+from string import ascii_letters
+
+import pytest
+
+from checkpoints import MakeCheckpoint
+from pronk.aio import AsyncLLM
+from pronk.choosing.params import SamplingParams
+from pronk.errors import DeadlineError
+from pronk.llm import LLM
+
+BLOCKS = 9
+CLIENTS = 26
+DRAFTERS = ("suffix(store_tokens=0)", "suffix", "recycling", "lookahead", "prompt_lookup", "autoregressive")
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: MakeCheckpoint) -> LLM:
+    made = LLM(checkpoint("llama"), prefix_cache=True, max_batch=6, kv_memory=BLOCKS * 12288)
+    assert made.engine.cache.allocator.num_blocks == BLOCKS
+    return made
+
+
+def canary(client: int) -> str:
+    return ascii_letters[2 * client : 2 * client + 2]
+
+
+def prompt(client: int) -> str:
+    return canary(client) * (3 + 2 * client)
+
+
+def options(llm: LLM, client: int) -> SamplingParams:
+    letters = {token: 100.0 for letter in canary(client) for token in llm.tokenizer.encode(letter)}
+    return SamplingParams(max_tokens=20 + client, temperature=5.0, seed=client, logit_bias=letters, ignore_eos=True)
+
+
+async def visit(engine: AsyncLLM, client: int, number: int, want: Mapping[int, str]) -> str:
+    """One request; most of them leave after a few tokens, or before the first, or at once."""
+    luck = random.Random(number)
+    leaves = luck.choice([None, 0, 1, 2, 5, 9])
+    deadline = 0.002 if luck.random() < 0.05 else None
+    own, said = options(engine.llm, client), ""
+    stream = engine.stream(
+        prompt(client),
+        own,
+        drafter=luck.choice(DRAFTERS),
+        priority=luck.choice([0, 0, 0, 1]),
+        salt=canary(client).encode(),
+        deadline=deadline,
+    )
+    task = asyncio.current_task()
+    assert task is not None
+    if leaves == 0:
+        asyncio.get_running_loop().call_later(luck.random() / 100, task.cancel)
+    async with aclosing(stream):
+        async for piece in stream:
+            said += piece.text
+            assert set(said) <= set(canary(client)), f"{canary(client)} was told {said}"
+            if leaves is not None and len(said) >= leaves > 0:
+                return "left"
+    assert said == want[client]
+    return "done"
+
+
+async def storm(llm: LLM, count: int, want: Mapping[int, str], first: int = 0) -> dict[str, int]:
+    found: dict[str, int] = {"done": 0, "left": 0, "late": 0}
+    room = asyncio.Semaphore(48)
+
+    async def one(engine: AsyncLLM, number: int) -> None:
+        async with room:
+            try:
+                found[await asyncio.create_task(visit(engine, number % CLIENTS, number, want))] += 1
+            except asyncio.CancelledError:
+                found["left"] += 1
+            except DeadlineError:
+                found["late"] += 1
+
+    async with AsyncLLM(llm) as engine:
+        await asyncio.gather(*(one(engine, number) for number in range(first, first + count)))
+        assert engine.num_requests == 0
+    engine_ = llm.engine
+    assert not engine_.scheduler.running
+    assert not engine_.scheduler.waiting
+    assert engine_.cache.allocator.num_free == BLOCKS
+    assert not any(engine_.cache.allocator.references)
+    return found
+
+
+def alone(llm: LLM) -> dict[int, str]:
+    return {
+        client: llm.generate(prompt(client), options(llm, client), drafter="autoregressive").text
+        for client in range(CLIENTS)
+    }
+
+
+def preempted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts those whom the scheduler preempts from now on."""
+    found, scheduler = list[int](), llm.engine.scheduler
+    preempt = scheduler._preempt
+    monkeypatch.setattr(scheduler, "_preempt", lambda request: (found.append(request.arrival), preempt(request)))
+    return found
+
+
+def test_nobody_gets_anothers_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = preempted(llm, monkeypatch)
+    found = asyncio.run(storm(llm, 300, alone(llm)))
+    assert sum(found.values()) == 300
+    assert min(found["done"], found["left"]) > 30
+    assert counted
+
+
+@pytest.mark.slow
+def test_ten_minutes_of_storms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, want = preempted(llm, monkeypatch), alone(llm)
+    memory, first, began = list[int](), 0, time.monotonic()
+    while time.monotonic() - began < 600:
+        found = asyncio.run(storm(llm, 2000, want, first))
+        assert sum(found.values()) == 2000
+        first += 2000
+        gc.collect()
+        memory.append(resident())
+    assert len(counted) > 100
+    # The first storms fill what grows to a limit: what drafters remember, and caches of all kinds.
+    settled = memory[len(memory) // 3]
+    assert memory[-1] - settled < 16 * 2**20, memory

@@ -1,0 +1,119 @@
+"""A stream says the same as the whole, however the tokens are cut into steps."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pronk.choosing.params import SamplingParams
+from pronk.llm import LLM
+from pronk.outputs import Completion, Piece
+from pronk.server.protocol.ask import Answer, Ask
+from pronk.server.protocol.chat import ChatAsk, Message
+from pronk.server.protocol.completions import CompletionAsk
+from pronk.server.protocol.responses import ResponseAsk
+
+FRAME = {"model": "tiny"}
+PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\ndef mean(values):\n"
+# Characters of several tokens, a stop string that lies across tokens, text that is held back until it is none.
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 1.3, "seed": 4, "max_tokens": 40, "n": 3, "stop": ["retu", "\n\n"]},
+    {"temperature": 0.0, "seed": 0, "max_tokens": 33, "n": 1, "stop": ["values)\n"]},
+    {"temperature": 1.8, "seed": 9, "max_tokens": 48, "n": 2, "stop": [], "ignore_eos": True},
+]
+
+
+def texts_of(kind: str, chunks: Sequence[dict[str, Any]]) -> dict[int, str]:
+    found = defaultdict[int, str](str)
+    for chunk in chunks:
+        for choice in chunk.get("choices", ()):
+            found[choice["index"]] += choice["text"] if kind == "completions" else choice["delta"].get("content", "")
+        if chunk.get("type") == "response.output_text.delta":
+            found[0] += chunk["delta"]
+    return found
+
+
+def logprobs_of(kind: str, chunks: Sequence[dict[str, Any]]) -> dict[int, list[Any]]:
+    found = defaultdict[int, list[Any]](list)
+    for chunk in chunks:
+        for choice in chunk.get("choices", ()):
+            own = choice["logprobs"]
+            if own is not None:
+                found[choice["index"]] += own["content"] if kind == "chat" else [*zip(*own.values(), strict=True)]
+        if chunk.get("type") == "response.output_text.delta":
+            found[0] += chunk["logprobs"]
+    return found
+
+
+def ends_of(chunks: Sequence[dict[str, Any]]) -> dict[int, Any]:
+    choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
+    return {choice["index"]: choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None}
+
+
+def ask_of(kind: str, options: dict[str, Any]) -> Ask:
+    more: dict[str, Any] = {**options, "stream": True}
+    tokens = more.pop("max_tokens")
+    if kind == "completions":
+        return CompletionAsk(prompt=PROMPT, logprobs=2, max_tokens=tokens, leaps=True, **more)
+    if kind == "chat":
+        message = Message(role="user", content=PROMPT)
+        return ChatAsk(messages=[message], logprobs=True, top_logprobs=2, max_tokens=tokens, leaps=True, **more)
+    return ResponseAsk(input=PROMPT, top_logprobs=2, max_output_tokens=tokens, **{**more, "n": 1})
+
+
+def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Answer, SamplingParams]:
+    ids = model.intake.ids(PROMPT)
+    if kind == "completions":
+        work = ask.work([ids], model.tokenizer, FRAME)
+    else:
+        work = ask.work(ids, ask.wanted, model.tokenizer, FRAME)
+    return work.answer, work.params
+
+
+def cut(pieces: list[Piece], random_: random.Random) -> list[list[Piece]]:
+    """Steps of any size; each sample's tokens stay in order, and samples may move against each other."""
+    queues = [[p for p in pieces if p.index == index] for index in sorted({p.index for p in pieces})]
+    mixed = list[Piece]()
+    while any(queues):
+        mixed.append(random_.choice([queue for queue in queues if queue]).pop(0))
+    steps = []
+    while mixed:
+        count = random_.randint(1, 9)
+        steps.append(mixed[:count])
+        mixed = mixed[count:]
+    return steps
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat", "responses"])
+@pytest.mark.parametrize("options", OPTIONS, ids=range(3))
+def test_any_chunking_says_the_same(model: LLM, kind: str, options: dict[str, Any]) -> None:
+    ask = ask_of(kind, options)
+    _, params = answer_of(model, kind, ask)
+    pieces = [*model.stream(PROMPT, params, drafter="recycling")]
+    done: list[Completion] = [piece.completion for piece in sorted(pieces, key=lambda p: p.index) if piece.completion]
+    whole = answer_of(model, kind, ask)[0].body(done)
+    random_ = random.Random(7)
+    for _ in range(12):
+        answer, _ = answer_of(model, kind, ask)
+        chunks = answer.start()
+        for step in cut(pieces, random_):
+            chunks += answer.step(step)
+        chunks += answer.end(done)
+        texts, logprobs = texts_of(kind, chunks), logprobs_of(kind, chunks)
+        if kind == "responses":
+            part = whole["output"][0]["content"][0]
+            assert (texts[0], logprobs[0]) == (part["text"], part["logprobs"])
+            assert chunks[-1]["response"]["usage"] == whole["usage"]
+            assert [chunk["sequence_number"] for chunk in chunks] == [*range(len(chunks))]
+            continue
+        for choice in whole["choices"]:
+            want = choice["text"] if kind == "completions" else choice["message"]["content"]
+            own = choice["logprobs"]
+            entries = own["content"] if kind == "chat" else [*zip(*own.values(), strict=True)]
+            assert texts[choice["index"]] == want
+            assert logprobs[choice["index"]] == entries
+            assert ends_of(chunks)[choice["index"]] == choice["finish_reason"]
