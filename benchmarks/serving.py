@@ -33,8 +33,7 @@ from pronk.bench.peers.engines.gguf_file import write_gguf as write_tensors
 BIN = Path(sys.executable).parent
 PORTS = {"pronk": 8300, "llama": 8301, "transformers": 8302}
 PLAIN, GUESSING = "plain", "guessing"
-SHARES = (0.4, 0.8)  # of what plain decoding can do
-MANY = 8  # clients, above which one round has to do
+OPEN = 8  # requests of an open loop
 
 
 def main() -> None:
@@ -43,7 +42,9 @@ def main() -> None:
     parser.add_argument("--drafter", default="", help="who guesses; by default the server's own choice")
     parser.add_argument("--levels", default="1,2,4,8,16,32")
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=2, help=f"of levels of up to {MANY} clients; one of others")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--asks", type=int, default=1, help="requests of each client of a closed loop, in a row")
+    parser.add_argument("--shares", default="0.4,0.8", help="of what plain decoding can do, that open loops ask for")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without", default="", help="peers to leave out: llama, transformers")
     parser.add_argument("--markdown", type=Path, help="where the tables go")
@@ -57,12 +58,12 @@ def main() -> None:
         lines, most = header(servers), 0.0
         print(lines, flush=True)
         for level in map(int, options.levels.split(",")):
-            rounds = options.rounds if level <= MANY else 1
-            found = bench(options, servers, folder, ["--concurrency", str(level)], max(2, level), rounds)
+            count = max(2, level) * options.asks
+            found = bench(options, servers, folder, ["--concurrency", str(level)], count)
             lines, most = lines + row(found, servers), found[PLAIN]["requests_per_second"]["median"]
             print(row(found, servers), end="", flush=True)
-        for share in SHARES:
-            found = bench(options, servers, folder, ["--rate", f"{most * share:.3f}"], MANY, 1)
+        for share in filter(None, options.shares.split(",")):
+            found = bench(options, servers, folder, ["--rate", f"{most * float(share):.3f}"], OPEN)
             lines += row(found, servers)
             print(row(found, servers), end="", flush=True)
     if options.markdown:
@@ -130,7 +131,7 @@ def write_gguf(model: Path, path: Path) -> None:
 
 
 def bench(
-    options: argparse.Namespace, servers: list[str], folder: Path, level: list[str], requests: int, rounds: int
+    options: argparse.Namespace, servers: list[str], folder: Path, level: list[str], requests: int
 ) -> dict[str, Any]:
     """One level, by `pronk bench --server`: the figures of each server."""
     where = folder / "load.json"
@@ -142,7 +143,7 @@ def bench(
     command += ["--extra-body", PLAIN + '={"drafter": "autoregressive"}']
     if options.drafter:
         command += ["--extra-body", f"{GUESSING}={json.dumps({'drafter': options.drafter})}"]
-    command += ["--max-tokens", str(options.tokens), "--repeats", str(rounds), "--requests", str(requests)]
+    command += ["--max-tokens", str(options.tokens), "--repeats", str(options.rounds), "--requests", str(requests)]
     command += [*level, "--temperature", "0", "--timeout", "3600", "--warmup", "1", "--json", str(where)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603 - our own
     return {row["server"]: row for row in json.loads(where.read_text())["figures"]}

@@ -28,7 +28,7 @@ from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.errors import ClosedError, OptionError, OverloadedError, PronkError
+from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError
 from pronk.llm import LLM, Prompt
 from pronk.outputs import Completion, Piece
 
@@ -171,8 +171,7 @@ class AsyncLLM:
         self._enter(count)
         job: _Job | None = None
         try:
-            # Reading a long prompt, or loading a draft model, would keep the loop's other tasks waiting.
-            requests = await asyncio.to_thread(self._requests, prompts, params, drafter)
+            requests = await self._read(prompts, params, drafter, deadline)
             for request in requests:
                 request.priority, request.deadline = priority, ends_at
                 request.salt, request.tenant = salt, tenant
@@ -188,9 +187,13 @@ class AsyncLLM:
             if job is not None:
                 self._worker.leave(job)
 
-    async def close(self) -> None:
-        """End what still runs, with an error, and wait for the thread. Nothing is let in any more."""
+    def stop(self) -> None:
+        """End what still runs, with an error, after the step that is being made. Nothing is let in any more."""
         self._worker.stop()
+
+    async def close(self) -> None:
+        """The same, and wait for the thread."""
+        self.stop()
         await asyncio.to_thread(self._worker.thread.join)
 
     async def __aenter__(self) -> Self:
@@ -200,6 +203,19 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _read(
+        self, prompts: Sequence[Prompt], params: SamplingParams, drafter: str | Drafter | None, deadline: float | None
+    ) -> list[Request]:
+        """In a thread: a long prompt, or a draft model to be loaded, would keep the loop's other tasks waiting."""
+        try:
+            async with asyncio.timeout(deadline) as limit:
+                return await asyncio.to_thread(self._requests, prompts, params, drafter)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            msg = f"the request was not done by its deadline, after {deadline:.1f} s"
+            raise DeadlineError(msg) from error
 
     def _requests(
         self, prompts: Sequence[Prompt], params: SamplingParams, drafter: str | Drafter | None
@@ -258,7 +274,7 @@ class _Worker:
 
     def _serve(self) -> None:
         """What the thread does until it is stopped."""
-        cause: BaseException = PronkError("the model was closed before the request was done")
+        cause: BaseException = ClosedError("expected a model that is open, found one that was closed meanwhile")
         try:
             while self._act():
                 if self._jobs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 )
 def test_serve(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
     assert message in said(capsys, "serve", *options)
+
+
+def test_a_port_that_somebody_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        message = f"port: expected an address to listen at, found 127.0.0.1:{port}: Address already in use"
+        assert message in said(capsys, "serve", "--port", port)
 
 
 def test_files_with_nothing_in_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

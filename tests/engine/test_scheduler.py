@@ -73,7 +73,7 @@ class Fake:
 class FakeCache:
     """Blocks without anything in them."""
 
-    block_size = BLOCK
+    block_size, version = BLOCK, 0
 
     def __init__(self, num_blocks: int) -> None:
         self.allocator = BlockAllocator(num_blocks, BLOCK)
@@ -474,6 +474,21 @@ def test_nobody_is_preempted_for_what_cannot_start() -> None:
     add(plan, urgent)
     assert [turn.request for turn in plan.schedule()] == [equal, low]
     assert low.stats.preemptions == 0
+
+
+def test_a_refusal_is_of_the_blocks_that_there_were() -> None:
+    """The cache may be a smaller one, whose blocks have no such numbers, when the request's turn comes again."""
+    plan, dice = scheduler(num_blocks=16, max_batch=4, chunk=64, tree=1), random.Random(0)
+    large, waits = Fake(44, 4), Fake(30, 4)
+    add(plan, large, waits)
+    advance(plan, plan.schedule(), dice)
+    assert waits.refused is not None
+    waits.refused = waits.refused._replace(found=[15])  # type: ignore[attr-defined]
+    plan.cache.allocator, plan.cache.version = BlockAllocator(12, BLOCK), 1
+    large.table = BlockTable()
+    large.finish_reason = "abort"
+    leave(plan)
+    assert [turn.request for turn in plan.schedule()] == [waits]
 
 
 def test_deadlines() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,11 +28,13 @@ class Running:
         url: where.
         llm: its model.
         server: the server itself.
+        thread: that it runs in.
     """
 
     url: str
     llm: LLM
     server: Server
+    thread: threading.Thread
 
     def client(self, **options: Any) -> httpx.Client:
         """A client with the key."""
@@ -46,7 +49,9 @@ class Running:
 
 
 @contextmanager
-def running(llm: LLM, *, limits: Limits | None = None, **options: Any) -> Iterator[Running]:
+def running(
+    llm: LLM, *, limits: Limits | None = None, drain_seconds: float = 5.0, **options: Any
+) -> Iterator[Running]:
     """Serve a model in a thread."""
     settings = Settings(**{"name": "tiny", "keys": (KEY,), "limits": limits or Limits(), **options})
     service = Service(AsyncLLM(llm, max_requests=settings.limits.requests), settings)
@@ -56,13 +61,15 @@ def running(llm: LLM, *, limits: Limits | None = None, **options: Any) -> Iterat
         where.append((host, port))
         started.set()
 
-    server = Server(service, drain_seconds=5.0, on_start=on_start)
+    server = Server(service, drain_seconds=drain_seconds, on_start=on_start)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         assert started.wait(30)
-        yield Running(f"http://{where[0][0]}:{where[0][1]}", llm, server)
+        yield Running(f"http://{where[0][0]}:{where[0][1]}", llm, server, thread)
     finally:
         server.stop()
         thread.join(30)
+        if thread.is_alive():
+            faulthandler.dump_traceback()
     assert not thread.is_alive()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pronk.llm import LLM
@@ -56,6 +59,15 @@ def test_failures_are_counted_by_why(model: LLM) -> None:
         found = scraped(client)
         assert found["pronk:request_failure_total", "timeout"] == found["vllm:time_to_first_token_seconds_count",] == 1
         assert found["vllm:generation_tokens_total",] > 0  # of what was not finished, too
+
+
+def test_who_does_not_get_to_the_model_is_counted(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(model, limits=Limits(seconds=0.2)) as made, made.client() as client:
+        assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 10**6}).status_code == 400
+        monkeypatch.setattr(made.llm.tokenizer, "encode", lambda *_, **__: time.sleep(0.5))
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 408
+        found = scraped(client)
+        assert found["pronk:request_failure_total", "refused"] == found["pronk:request_failure_total", "timeout"] == 1
 
 
 def test_refusals_and_judgements_are_counted(model: LLM) -> None:

@@ -111,6 +111,7 @@ def test_chat(api: openai.OpenAI, model: LLM) -> None:
     leaps = [leap for c in chunks if c.choices for leap in (c.choices[0].model_extra or {}).get("leaps", ())]
     assert [leap["id"] for leap in leaps] == want.token_ids
     assert chunks[-1].usage == got.usage
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks[:-1])
     assert sum(leap["source"] is not None for leap in leaps) <= (got.usage.model_extra or {})["accepted"]  # type: ignore[union-attr]
     assert len({leap["step"] for leap in leaps}) == (got.usage.model_extra or {})["steps"]  # type: ignore[union-attr]
 

@@ -264,6 +264,32 @@ def test_slow_clients_are_cut_off(model: LLM) -> None:
         assert not made.server.server_state.connections
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_who_takes_nothing_does_not_hold_up_the_end(model: LLM, signals: int) -> None:
+    """Answers that fill all buffers, and one after the other: the client would be waited for, for a minute."""
+    body = json.dumps({"prompt": "x y z " * 200, "max_tokens": 1, "echo": True, "logprobs": 20}).encode()
+    with running(model, drain_seconds=1.0) as made, connected(made) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.sendall((head("/v1/completions", len(body)) + body) * 6)
+        connections = made.server.server_state.connections
+        assert eventually(lambda: any(each.flow.write_paused for each in connections))
+        for _ in range(signals):
+            made.server.stop()
+        made.thread.join(20)
+        assert not made.thread.is_alive()
+
+
+def test_a_body_that_is_not_whole_when_the_server_ends(model: LLM) -> None:
+    with running(model, drain_seconds=0.0) as made, connected(made) as sock:
+        sock.sendall(head("/v1/completions", 100) + b"{")
+        assert eventually(lambda: bool(made.server.server_state.tasks))
+        made.server.stop()
+        answer = http.client.HTTPResponse(sock)
+        answer.begin()
+        assert answer.status == 503
+        assert json.loads(answer.read())["error"]["code"] == "closed"
+
+
 def test_many_at_once_under_leaving_and_failing_neighbours(served: Running, model: LLM) -> None:
     options = {"max_tokens": 24, "temperature": 0.8, "logprobs": 0}
 

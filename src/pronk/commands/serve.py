@@ -119,8 +119,6 @@ def serve(
         guardrails=system,
         page=page,
     )
-    for spec in also:
-        llm.meet(spec)  # a mistake in one shows now
     engine = AsyncLLM(llm, max_requests=limits.requests)
     service = Service(engine, settings, reflection=_reflection(llm.tokenizer, question))
     Server(

@@ -55,10 +55,12 @@ class Refused(NamedTuple):
     Attributes:
         found: the blocks of its beginning.
         following: the digest of the block behind them; empty if there is none.
+        version: of the cache; another one has other blocks.
     """
 
     found: list[int]
     following: bytes
+    version: int
 
 
 @dataclass(eq=False)

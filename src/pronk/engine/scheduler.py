@@ -176,7 +176,8 @@ class Scheduler:
         self._find(request)
         if not alone and self._wanted(request) > self._room(lower):
             found = request.table.blocks
-            request.refused = Refused(found, next(iter(request.digests[len(found) :]), b""))
+            following = next(iter(request.digests[len(found) :]), b"")
+            request.refused = Refused(found, following, self.cache.version)
             self.cache.release(request.table)
             return False
         request.refused = None
@@ -193,6 +194,8 @@ class Scheduler:
         """Whether it would be refused as it was the last time: there is too little room, and no more of its text."""
         refused = request.refused
         if refused is None or self.window is not None or request.parent is not None:
+            return False
+        if refused.version != self.cache.version:
             return False
         shared = sum(self.cache.allocator.references[block] > 0 for block in refused.found)
         return self._wanted(request) - shared > self._room(lower) and not self.cache.knows(refused.following)

@@ -155,11 +155,13 @@ def _add_others(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", response_model=None)
     async def tokenize(ask: TokenizeAsk) -> Response:
         """Token ids of a text or a conversation."""
+        _check_open(service)
         return await asyncio.to_thread(JSONResponse, await service.tokenize(ask))
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(ask: DetokenizeAsk) -> Response:
         """The text of token ids."""
+        _check_open(service)
         return await asyncio.to_thread(JSONResponse, await service.detokenize(ask))
 
 

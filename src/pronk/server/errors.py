@@ -117,7 +117,7 @@ def _place(parts: Sequence[str | int], body: Any) -> list[str]:
     for number, part in enumerate(parts, 1):
         if (isinstance(at, list) and part in range(len(at))) or (isinstance(at, dict) and part in at):
             at = at[part]  # type: ignore[index]
-        elif not (isinstance(at, dict) and number == len(parts)):  # which is missing there
+        elif part == "[key]" or not (isinstance(at, dict) and number == len(parts)):  # which is missing there
             continue
         names.append(str(part))
     return names

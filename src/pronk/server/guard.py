@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -70,27 +69,24 @@ class Guard:
 
         async def tell(message: Message) -> None:
             nonlocal status
+            await send(message)
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._answered(scope, status)
-            await send(message)
 
         try:
             self._check(scope)
             body = await self._read(scope, receive)
+            if body is not None:
+                await self._work(scope, body, receive, tell)
         except ApiError as error:
             # The rest of its body is not waited for.
             error.headers["Connection"] = "close"
             await _refuse(tell, error)
-            return
-        if body is None:
-            return
-        left = False
-        with suppress(asyncio.CancelledError):  # the server ends, and with it this task
-            left = await self._work(scope, body, receive, tell)
-        if not (left or status):
-            message = "expected a server that goes on, found one that is being stopped; ask another"
-            await _refuse(tell, ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed"))
+        except asyncio.CancelledError:  # the server ends, and with it this task
+            if not status:
+                message = "expected a server that goes on, found one that is being stopped; ask another"
+                await _refuse(tell, ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed"))
 
     def _check(self, scope: Scope) -> None:
         limits = self._settings.limits
@@ -152,8 +148,8 @@ class Guard:
             msg = f"expected the body within {self._settings.limits.receive_seconds:g} s; send it faster"
             raise ApiError(HTTPStatus.REQUEST_TIMEOUT, msg, "slow_body", headers={"Connection": "close"}) from None
 
-    async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
-        """Let the app answer. Returns whether the client has left before it had."""
+    async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Let the app answer, until it has, or the client has left."""
         given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
@@ -166,7 +162,6 @@ class Guard:
         gone = asyncio.ensure_future(_until_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            left = not work.done()
         finally:
             for task in (gone, work):
                 if not task.done():
@@ -175,7 +170,6 @@ class Guard:
         if not work.cancelled():
             # What the app could not answer it has logged, without the message, which may quote a text.
             work.exception()
-        return left
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -12,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pronk.aio import AsyncLLM
 from pronk.choosing.params import SamplingParams
 from pronk.engine.stats import Stats
-from pronk.errors import DeadlineError, OverloadedError
 from pronk.outputs import Piece
+from pronk.server.errors import of_exception
 
 __all__ = ["Metrics"]
 
@@ -64,18 +65,26 @@ class Metrics:
         return generate_latest(self.registry)
 
     @contextmanager
-    def request(
+    def request(self) -> Iterator[float]:
+        """Count a client's request if it does not come to its end. Gives when it came, by ``perf_counter``."""
+        try:
+            yield perf_counter()
+        except (GeneratorExit, asyncio.CancelledError):
+            self._failed.labels(self._model, "abort").inc()
+            raise
+        except Exception as error:
+            self._failed.labels(self._model, _reason(error)).inc()
+            raise
+
+    def observer(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, arrived: float
-    ) -> Iterator[Callable[[Sequence[Piece]], None]]:
-        """Count a client's request while it runs.
+    ) -> Callable[[Sequence[Piece]], None]:
+        """What is to be called with the pieces of each step of a request.
 
         Args:
             prompts: token ids of each.
             params: of all.
-            arrived: when it came, by ``perf_counter``.
-
-        Returns:
-            What is to be called with the pieces of each step.
+            arrived: see :meth:`request`.
         """
         self._most.labels(self._model).observe(params.max_tokens)
         self._samples.labels(self._model).observe(params.n)
@@ -96,14 +105,7 @@ class Metrics:
                     self._whole.labels(self._model).observe(now - arrived)
                     self._count(piece.completion.stats)
 
-        try:
-            yield observe
-        except (GeneratorExit, asyncio.CancelledError):
-            self._failed.labels(self._model, "abort").inc()
-            raise
-        except Exception as error:
-            self._failed.labels(self._model, _reason(error)).inc()
-            raise
+        return observe
 
     def answered(self, method: str, route: str, status: int) -> None:
         """Count an answer of HTTP."""
@@ -138,7 +140,6 @@ class Metrics:
     def _gauges(self) -> None:
         """What is read when somebody looks."""
         engine = self._engine.llm.engine
-        blocks = engine.cache.allocator
         for name, text, read in (
             ("vllm:num_requests_running", "Requests in the passes.", lambda: len(engine.scheduler.running)),
             ("vllm:num_requests_waiting", "Requests that wait for room.", lambda: len(engine.scheduler.waiting)),
@@ -147,7 +148,11 @@ class Metrics:
                 "Share of the cache's blocks that requests hold, 0..1.",
                 lambda: 1.0 - engine.cache.allocator.num_free / max(1, engine.cache.allocator.num_blocks),
             ),
-            ("pronk:kv_cache_idle_blocks", "Blocks kept for texts that begin alike.", lambda: len(blocks.idle)),
+            (
+                "pronk:kv_cache_idle_blocks",
+                "Blocks kept for texts that begin alike.",
+                lambda: len(engine.cache.allocator.idle),
+            ),
         ):
             gauge = Gauge(name, text, ["model_name"], registry=self.registry)
             gauge.labels(self._model).set_function(read)
@@ -164,5 +169,7 @@ class Metrics:
 
 def _reason(error: Exception) -> str:
     """Why a request did not come to its end, in a word."""
-    kinds = {DeadlineError: "timeout", OverloadedError: "overloaded"}
-    return next((word for kind, word in kinds.items() if isinstance(error, kind)), "error")
+    status = of_exception(error).status
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "error"
+    return {408: "timeout", 429: "overloaded"}.get(status, "refused")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
+import sys
 from collections.abc import Callable
-from socket import SO_SNDBUF, SOL_SOCKET, socket
+from http import HTTPStatus
+from socket import AI_PASSIVE, SO_SNDBUF, SOCK_STREAM, SOL_SOCKET, create_server, getaddrinfo, socket
 from time import perf_counter
 from types import FrameType
 from typing import Any, ClassVar
@@ -15,7 +18,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pronk.errors import OptionError
 from pronk.server.app import make_app
+from pronk.server.errors import ApiError
 from pronk.server.guard import Guard, Scope
 from pronk.server.service import Service
 from pronk.server.settings import Limits
@@ -30,6 +35,7 @@ _SEND_BUFFER = 2**17
 _METHODS = ("GET", "HEAD", "POST")  # that there are; a client may write any
 _SLICE = 2**14  # bytes of HTTP that are read at once
 _LOOKS = 0.05  # seconds between looks at whether all is done
+_FAREWELL = 1.0  # seconds for last answers, of requests that are cut off
 
 _LOG: dict[str, Any] = {
     "version": 1,
@@ -81,7 +87,7 @@ class Server(uvicorn.Server):
             ),
             host=host,
             port=port,
-            http=type("Patient", (_Patient,), {"limits": limits}),
+            http=type("Patient", (_Patient,), {"limits": limits, "refused": service.metrics.answered}),
             ws="none",
             lifespan="off",
             server_header=False,
@@ -94,8 +100,12 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Listen."""
-        await super().startup(sockets)
+        """Listen.
+
+        Raises:
+            OptionError: it cannot be listened at the address.
+        """
+        await super().startup(sockets or _listen(self.config.host, self.config.port))
         if self.started and self._on_start is not None:
             host, port, *_ = self.servers[0].sockets[0].getsockname()
             self._on_start(host, port)
@@ -113,8 +123,22 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             self.service.close()
+            await self._cut_off()
             if not self.force_exit:
                 await self.service.engine.close()
+
+    async def _cut_off(self) -> None:
+        """End what still runs. Whoever does not take its answer, which its task would wait for, is left without."""
+        tasks = [*self.server_state.tasks]
+        for task in tasks:
+            if not task.cancelling():
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_FAREWELL)
+        for connection in [*self.server_state.connections]:
+            connection.transport.abort()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_FAREWELL)
 
     def _answered(self, scope: Scope, status: int) -> None:
         method, route = scope["method"], getattr(scope.get("route"), "path", "none")
@@ -134,10 +158,21 @@ class Server(uvicorn.Server):
         self.handle_exit(signal.SIGTERM, None)
 
 
+def _listen(host: str, port: int) -> list[socket]:
+    """At every address of a name."""
+    try:
+        found = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
+        return [create_server(address, family=family) for family, *_, address in found]
+    except OSError as error:
+        msg = f"port: expected an address to listen at, found {host}:{port}: {error.strerror}; choose another"
+        raise OptionError(msg) from error
+
+
 class _Patient(H11Protocol):
     """uvicorn's, with clients cut off that do not send the head of a request, or do not take what they are sent."""
 
     limits: ClassVar[Limits]
+    refused: ClassVar[Callable[[str, str, int], None]]  # told the method, the route, and the status
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -174,11 +209,24 @@ class _Patient(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Damaged HTTP; where an answer has begun, another cannot follow."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
+        """Damaged HTTP, or too much of it; where an answer has begun, another cannot follow."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
+            return
+        status = HTTPStatus(getattr(sys.exception(), "error_status_hint", HTTPStatus.BAD_REQUEST))
+        large = status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        message = f"headers: expected at most {self.limits.headers} bytes, found more" if large else msg
+        error = ApiError(status, message, "headers_too_large" if large else "invalid_http")
+        body = json.dumps(error.body()).encode()
+        head = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        for event in (
+            h11.Response(status_code=status, headers=[*head.items()], reason=status.phrase.encode()),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        type(self).refused("other", "none", status)
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

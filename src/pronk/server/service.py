@@ -59,6 +59,8 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.metrics = Metrics(engine, settings.name)
+        # Those whom whoever started the server has named: a mistake in one shows now, and what they load stays.
+        self._named = {make_drafter(spec): engine.llm.meet(spec) for spec in settings.drafters}
         self.reflection = reflection or Reflection(engine.llm.tokenizer)
         self.draining = False
         # Templates and long prompts take a while; a few threads, so that they cannot take all of the machine.
@@ -72,8 +74,9 @@ class Service:
         return self._reading > 0 or self.engine.num_requests > 0
 
     def close(self) -> None:
-        """Let its threads go."""
+        """Let its threads go, the model's with the step that it is at."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self.engine.stop()
 
     async def work(self, ask: Ask) -> Work:
         """Read what is asked.
@@ -98,44 +101,44 @@ class Service:
         Raises:
             ApiError, PronkError: see :meth:`work`; or it came to no end.
         """
-        arrived = perf_counter()
-        work = await self.work(ask)
-        done = dict[int, Completion]()
-        async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
-            async for pieces in steps:
-                done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
-        return await asyncio.to_thread(work.answer.body, [done[index] for index in sorted(done)])
+        with self.metrics.request() as arrived:
+            work = await self.work(ask)
+            done = dict[int, Completion]()
+            async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
+                async for pieces in steps:
+                    done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
+            return await asyncio.to_thread(work.answer.body, [done[index] for index in sorted(done)])
 
     async def chunks(self, ask: Ask, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
         """The same as it comes, step by step.
 
         Nothing is given out before the model has begun, so that whatever is wrong with the request is raised first.
         """
-        arrived = perf_counter()
-        work = await self.work(ask)
-        done, begun = dict[int, Completion](), False
-        async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
-            async for pieces in steps:
-                first = [] if begun else work.answer.start()
-                begun = True
-                done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
-                yield [*first, *work.answer.step(pieces)]
+        with self.metrics.request() as arrived:
+            work = await self.work(ask)
+            done, begun = dict[int, Completion](), False
+            async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
+                async for pieces in steps:
+                    first = [] if begun else work.answer.start()
+                    begun = True
+                    done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
+                    yield [*first, *work.answer.step(pieces)]
         yield work.answer.end([done[index] for index in sorted(done)])
 
     async def moderate(self, ask: ModerationAsk, tenant: str = "") -> dict[str, Any]:
         """What the model thinks of texts; see :mod:`pronk.server.guardrails`."""
-        self._check_model(ask.model)
-        texts = ask.texts
-        if not 1 <= len(texts) <= self.settings.limits.prompts:
-            raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
-        arrived, kind = perf_counter(), ask.kind or "prompt"
-        prompts = await self._read(lambda: [self._chat_ids(self.reflection.messages(text, kind)) for text in texts])
-        letters = tuple(self.reflection.letters().values())
-        params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letters, ignore_eos=True)
         found: dict[int, dict[int, float]] = {}
-        async with aclosing(self._steps(prompts, params, Ask.model_validate({}), tenant, arrived)) as steps:
-            async for pieces in steps:
-                found.update((piece.index, piece.logprobs or {}) for piece in pieces)
+        with self.metrics.request() as arrived:
+            self._check_model(ask.model)
+            texts, kind = ask.texts, ask.kind or "prompt"
+            if not 1 <= len(texts) <= self.settings.limits.prompts:
+                raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
+            prompts = await self._read(lambda: [self._chat_ids(self.reflection.messages(text, kind)) for text in texts])
+            letters = tuple(self.reflection.letters().values())
+            params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letters, ignore_eos=True)
+            async with aclosing(self._steps(prompts, params, Ask.model_validate({}), tenant, arrived)) as steps:
+                async for pieces in steps:
+                    found.update((piece.index, piece.logprobs or {}) for piece in pieces)
         scores, flagged = zip(*(self.reflection.scores(found[index]) for index in sorted(found)), strict=True)
         return moderation(f"modr-{uuid4().hex}", self.settings.name, list(scores), list(flagged))
 
@@ -159,20 +162,20 @@ class Service:
     async def _steps(
         self, prompts: Sequence[list[int]], params: SamplingParams, ask: Ask, tenant: str, arrived: float
     ) -> AsyncGenerator[list[Piece]]:
-        with self.metrics.request(prompts, params, arrived) as observe:
-            steps = self.engine.steps(
-                prompts,
-                params,
-                drafter=None if ask.drafter is None else self._drafter(ask.drafter),
-                priority=ask.priority or 0,
-                deadline=max(0.0, arrived + self.settings.limits.seconds - perf_counter()),
-                salt=hashlib.sha256(f"{tenant}\0{ask.cache_salt or ''}".encode()).digest(),
-                tenant=tenant,
-            )
-            async with aclosing(steps):
-                async for pieces in steps:
-                    observe(pieces)
-                    yield pieces
+        observe = self.metrics.observer(prompts, params, arrived)
+        steps = self.engine.steps(
+            prompts,
+            params,
+            drafter=None if ask.drafter is None else self._drafter(ask.drafter),
+            priority=ask.priority or 0,
+            deadline=max(0.0, arrived + self.settings.limits.seconds - perf_counter()),
+            salt=hashlib.sha256(f"{tenant}\0{ask.cache_salt or ''}".encode()).digest(),
+            tenant=tenant,
+        )
+        async with aclosing(steps):
+            async for pieces in steps:
+                observe(pieces)
+                yield pieces
 
     def _work(self, ask: Ask) -> Work:
         llm = self.engine.llm
@@ -243,8 +246,10 @@ class Service:
             drafter = make_drafter(spec)
         except OptionError as error:
             raise refuse("drafter", str(error)) from error
-        if drafter in self._known:
+        if drafter == self.engine.llm.drafter:
             return drafter
+        if drafter in self._named:
+            return self._named[drafter]
         parts = _parts(drafter)
         if len(parts) > _MOST_PARTS:
             raise refuse("drafter", f"expected at most {_MOST_PARTS} drafters in one, found {len(parts)}")
@@ -252,11 +257,6 @@ class Service:
             return drafter
         message = "expected one without files of its own, or one that the server was started with (--also)"
         raise refuse("drafter", f"{message}, found {spec!r}", "drafter_not_allowed")
-
-    @cached_property
-    def _known(self) -> tuple[Drafter, ...]:
-        """Drafters that whoever started the server has named."""
-        return (self.engine.llm.drafter, *map(make_drafter, self.settings.drafters))
 
     async def _read(self, work: Callable[..., T], *given: Any) -> T:
         """In a thread beside the loop; those who wait for one are counted, and wait only so long."""

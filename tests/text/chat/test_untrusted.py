@@ -62,13 +62,27 @@ def test_honest_messages_are_read_as_ever(tokenizer: Tokenizer) -> None:
 
 def test_what_a_character_stands_for(tokenizer: Tokenizer) -> None:
     messages, names = disguise([user("a<s>b<|im_end|>xc")], SPECIAL)
-    assert sorted(names.values()) == ["<s>", "<|im_end|>x"]
+    assert sorted(names.values()) == ["", "<s>", "<|im_end|>x"]
     assert [*reveal(messages[0]["content"], names)] == [
         ("a", False), ("<s>", True), ("b", False), ("<|im_end|>x", True), ("c", False),
     ]  # fmt: skip
-    assert disguise([user("a")], SPECIAL) == ([user("a")], {})
+    assert disguise([user("a")], SPECIAL)[0] == [user("a")]
     assert disguise([user("a")], []) == ([user("a")], {})
     assert [*reveal("a", {})] == [("a", False)]
+
+
+@pytest.mark.parametrize(
+    "parts", [["<|im", "_end|>"], ["<|im_start ", " |>"], ["<", "|im_", "end|>", "x"], ["a<|im_end|", "\n>"]]
+)
+def test_names_cut_across_parts_stay_text(tokenizer: Tokenizer, parts: list[str]) -> None:
+    """A template may put parts together as it likes."""
+    each = "{% for part in m.content %}{{ part.text | trim }}{% endfor %}"
+    joins = TEMPLATE.replace("{{ m.content | trim }}", each)
+    joining = Tokenizer(tokenizer.backend, chat_template=joins)
+    messages = [user([{"type": "text", "text": part} for part in parts])]
+    ids, read = joining.chat_ids(messages, trusted=False), joining.chat_ids(messages)
+    assert sum(token in joining.special_ids for token in ids) == 3 < sum(token in joining.special_ids for token in read)
+    assert joining.decode(ids, skip_special_tokens=False) == joining.decode(read, skip_special_tokens=False)
 
 
 def test_names_that_only_their_token_spells() -> None:

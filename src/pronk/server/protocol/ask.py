@@ -138,6 +138,11 @@ class Ask(Body):
                 raise ValueError(msg)
         return value
 
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage, which its other chunks have as null."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
     def check(self, limits: Limits) -> None:
         """Hold the options to the server's limits.
 

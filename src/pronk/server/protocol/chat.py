@@ -141,7 +141,7 @@ class ChatAnswer:
         self.n = self.ask.n or 1
         head = {"id": self.ident, "created": int(time()), **self.frame}
         self._whole = {**head, "object": "chat.completion"}
-        self._part = {**head, "object": "chat.completion.chunk"}
+        self._part = {**head, "object": "chat.completion.chunk"} | ({"usage": None} if self.ask.include_usage else {})
 
     def start(self) -> list[dict[str, Any]]:
         """Who speaks, of each sample."""
@@ -165,7 +165,7 @@ class ChatAnswer:
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """The usage, if it was asked for."""
-        if self.ask.stream_options is None or not self.ask.stream_options.include_usage:
+        if not self.ask.include_usage:
             return []
         return [{**self._part, "choices": [], "usage": usage(done, self.n)}]
 

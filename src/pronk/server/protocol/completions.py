@@ -144,7 +144,7 @@ class CompletionAnswer:
         chunks = []
         if self.silent:
             chunks += [self._chunk(index, "", None, "length") for index in range(len(done))]
-        if self.ask.stream_options is not None and self.ask.stream_options.include_usage:
+        if self.ask.include_usage:
             chunks.append({**self.frame, "choices": [], "usage": self._usage(done)})
         return chunks
 
@@ -211,4 +211,4 @@ class CompletionAnswer:
 
     def _chunk(self, index: int, text: str, logprobs: Any, finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self.frame, "choices": [choice]}
+        return {**self.frame, "choices": [choice]} | ({"usage": None} if self.ask.include_usage else {})

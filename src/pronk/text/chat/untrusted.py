@@ -3,7 +3,8 @@
 A special token's name, written in a message, is read as that token: with ``<|im_end|>`` in it a message ends where its
 writer likes, and a system may speak next. Here such names stay text. While the template does its work a private
 character stands for each, so that the template may trim and join what it likes; then they are put back, spelled with
-ordinary tokens.
+ordinary tokens. Another one, which stands for nothing, follows each text that ends like the beginning of such a name,
+so that no name comes of texts that the template joins.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["disguise", "plain_ids", "reveal"]
@@ -28,25 +30,32 @@ def disguise(
         names: of the special tokens.
 
     Returns:
-        The messages without such names, and which name each character stands for. No character among them is in the
-        messages.
+        The messages without such names, and which name each character stands for; an empty one where texts end. No
+        character among them is in the messages.
     """
-    # The longest first, so that no name is taken for the beginning of another.
-    pattern = re.compile("|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name)))))
-    texts = [text for text in _texts(messages) if names and pattern.search(text)]
-    found = sorted({name for text in texts for name in pattern.findall(text)})
+    if not names:
+        return _mapped(messages, str), {}
+    whole, begun, longest = _patterns(frozenset(names))
+    found = sorted({name for text in _texts(messages) for name in whole.findall(text)})
     taken = {character for text in _texts(messages) for character in text if ord(character) in _PRIVATE}
     free = (chr(code) for code in _PRIVATE if chr(code) not in taken)
-    characters = dict(zip(found, free, strict=False))
-    hidden = _mapped(messages, lambda text: pattern.sub(lambda match: characters[match[0]], text) if found else text)
-    return hidden, {character: name for name, character in characters.items()}
+    characters = dict(zip(["", *found], free, strict=False))
+
+    def hide(text: str) -> str:
+        text = whole.sub(lambda match: characters[match[0]], text)
+        kept = text.rstrip()  # a template may do so, too
+        if not any(kept[-length:] in begun for length in range(1, longest + 1)):
+            return text
+        return f"{kept}{characters['']}{text[len(kept) :]}"
+
+    return _mapped(messages, hide), {character: name for name, character in characters.items()}
 
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
     """Cut a text at the characters that :func:`disguise` put in; of each piece, whether it is a name."""
     for piece in re.split(f"([{''.join(names)}])", text) if names else [text]:
-        if piece:
-            yield names.get(piece, piece), piece in names
+        if name := names.get(piece, piece):
+            yield name, piece in names
 
 
 def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSet[int]) -> list[int]:
@@ -57,6 +66,15 @@ def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSe
         if not special & set(ids):
             return ids
     return []
+
+
+@lru_cache(8)
+def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]:
+    """What finds names, their beginnings, and the length of the longest of those."""
+    # The longest first, so that no name is taken for the beginning of another.
+    whole = "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
+    begun = frozenset(name[:stop] for name in names for stop in range(1, len(name)))
+    return re.compile(whole), begun, max(map(len, names)) - 1
 
 
 def _texts(value: object) -> Iterator[str]:
