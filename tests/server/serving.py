@@ -49,9 +49,7 @@ class Running:
 
 
 @contextmanager
-def running(
-    llm: LLM, *, limits: Limits | None = None, drain_seconds: float = 5.0, **options: Any
-) -> Iterator[Running]:
+def running(llm: LLM, *, limits: Limits | None = None, drain_seconds: float = 5.0, **options: Any) -> Iterator[Running]:
     """Serve a model in a thread."""
     settings = Settings(**{"name": "tiny", "keys": (KEY,), "limits": limits or Limits(), **options})
     service = Service(AsyncLLM(llm, max_requests=settings.limits.requests), settings)
