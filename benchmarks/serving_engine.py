@@ -1,0 +1,88 @@
+"""What the engine adds to its passes when it serves: the host's share of a step, and the second turn of a long chat.
+
+    pronk inflate big --layers 24
+    python benchmarks/serving_engine.py --model big
+
+The host's share is that of the time between the passes, drafting included, of requests that decode side by side. The
+second turn repeats the first one with the answer and a question behind it, so that the cache has all but the question;
+the model's context is raised for it. Every drafter has a prompt of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from pronk import LLM, SamplingParams
+from pronk.bench.prompts import bundled_prompts, encode
+
+QUESTION = "\n\nNow explain the second part of it in other words, and give an example of each step.\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a folder of pronk inflate")
+    parser.add_argument("--drafters", default="autoregressive,suffix(store_tokens=0),draft_model")
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=4000, help="of the first turn; 0 leaves turns out")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    drafters = options.drafters.split(",")
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        llm = LLM(
+            longer(options.model.resolve(), Path(folder), max(2048, 2 * options.tokens)),
+            prefix_cache=True,
+            max_batch=64,
+        )
+        print(f"| drafter | host, {options.requests} requests | S | first turn | second turn | second over first |")
+        print("|---|---|---|---|---|---|")
+        for number, drafter in enumerate(drafters):
+            share, s = host_share(llm, drafter, options.requests)
+            row = f"| {drafter} | {share:.1%} | {s:.2f} |"
+            if options.tokens:
+                first, second = turns(llm, drafter, options.tokens, number)
+                row += f" {first:.1f} s | {second:.2f} s | {second / first:.3f} |"
+            print(row, flush=True)
+
+
+def longer(model: Path, folder: Path, context: int) -> Path:
+    """The same model with room for more tokens."""
+    for path in model.iterdir():
+        (folder / path.name).symlink_to(path)
+    (folder / "config.json").unlink()
+    config = json.loads((model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": context}))
+    return folder
+
+
+def host_share(llm: LLM, drafter: str, requests: int) -> tuple[float, float]:
+    """While all of them decode: the share of time outside the target's passes; and S, with what came before."""
+    suite = bundled_prompts()
+    prompts = [encode(llm, suite[number % len(suite)]) for number in range(requests)]
+    llm.generate(prompts[0], SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)  # times passes, once
+    done = llm.generate(prompts, SamplingParams(max_tokens=48, ignore_eos=True), drafter=drafter)
+    every = [completion.stats.steps for completion in done]
+    # All of them start together, so that their clocks are one.
+    begin, end = max(steps[0].clock for steps in every), min(steps[-1].clock for steps in every)
+    both = [step for step in every[-1] if begin <= step.clock <= end]
+    share = 1 - (both[-1].target_clock - both[0].target_clock) / (both[-1].clock - both[0].clock)
+    return share, sum(c.stats.generated_tokens for c in done) / sum(c.stats.target_steps for c in done)
+
+
+def turns(llm: LLM, drafter: str, tokens: int, number: int) -> tuple[float, float]:
+    """Seconds to the first token of the first and of the second turn."""
+    ids = [token for prompt in bundled_prompts() for token in encode(llm, prompt)]
+    first = [*llm.tokenizer.encode(f"Chat {number}.\n"), *ids * (tokens // len(ids) + 1)][:tokens]
+    answer = llm.generate([first], SamplingParams(max_tokens=64, ignore_eos=True), drafter=drafter)[0]
+    second = [*first, *answer.token_ids, *llm.tokenizer.encode(QUESTION, add_special_tokens=False)]
+    again = llm.generate([second], SamplingParams(max_tokens=2, ignore_eos=True), drafter=drafter)[0]
+    return answer.stats.ttft, again.stats.ttft
+
+
+if __name__ == "__main__":
+    main()
