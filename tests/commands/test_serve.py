@@ -41,7 +41,7 @@ def test_serve(capsys: pytest.CaptureFixture[str], options: list[str], message: 
 def test_a_port_that_somebody_has(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        message = f"port: expected an address to listen at, found 127.0.0.1:{port}: Address already in use"
+        message = f"port: expected an address to listen at, found 127.0.0.1:{port}: Address already in use; "
         assert message in said(capsys, "serve", "--port", port)
 
 

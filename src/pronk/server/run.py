@@ -164,7 +164,8 @@ def _listen(host: str, port: int) -> list[socket]:
         found = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
         return [create_server(address, family=family) for family, *_, address in found]
     except OSError as error:
-        msg = f"port: expected an address to listen at, found {host}:{port}: {error.strerror}; choose another"
+        cause = str(error.strerror).partition(" (while")[0]  # Python adds what it was doing
+        msg = f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"
         raise OptionError(msg) from error
 
 
