@@ -294,8 +294,7 @@ class _Worker:
     def _act(self) -> bool:
         """Do what has been asked for since the last step, or wait for it. Returns whether to go on."""
         with self._wake:
-            while not (self._inbox or self._jobs or self._closing):
-                self._wake.wait()
+            self._wake.wait_for(lambda: self._inbox or self._jobs or self._closing)
             actions, self._inbox = self._inbox, []
             closing = self._closing
         for action in actions:
