@@ -6,6 +6,11 @@
 The host's share is that of the time between the passes, drafting included, of requests that decode side by side. The
 second turn repeats the first one with the answer and a question behind it, so that the cache has all but the question;
 the model's context is raised for it. Every drafter has a prompt of its own.
+
+    python benchmarks/serving_engine.py --model big --rounds 3 --requests 16 --drafters 'suffix(store_tokens=0)'
+
+sets each drafter beside plain decoding instead, in turns, without HTTP: how fast, how much it guesses, and its share of
+the time.
 """
 
 from __future__ import annotations
@@ -13,7 +18,9 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from itertools import count
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -29,6 +36,8 @@ def main() -> None:
     parser.add_argument("--drafters", default="autoregressive,suffix(store_tokens=0),draft_model")
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=4000, help="of the first turn; 0 leaves turns out")
+    parser.add_argument("--rounds", type=int, default=0, help="beside plain decoding, so often")
+    parser.add_argument("--output", type=int, default=32, help="tokens of each answer, of a comparison")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     drafters = options.drafters.split(",")
@@ -39,6 +48,9 @@ def main() -> None:
             prefix_cache=True,
             max_batch=64,
         )
+        if options.rounds:
+            compare(llm, drafters, options.requests, options.output, options.rounds)
+            return
         print(f"| drafter | host, {options.requests} requests | S | first turn | second turn | second over first |")
         print("|---|---|---|---|---|---|")
         for number, drafter in enumerate(drafters):
@@ -72,6 +84,32 @@ def host_share(llm: LLM, drafter: str, requests: int) -> tuple[float, float]:
     both = [step for step in every[-1] if begin <= step.clock <= end]
     share = 1 - (both[-1].target_clock - both[0].target_clock) / (both[-1].clock - both[0].clock)
     return share, sum(c.stats.generated_tokens for c in done) / sum(c.stats.target_steps for c in done)
+
+
+def compare(llm: LLM, drafters: list[str], requests: int, output: int, rounds: int) -> None:
+    """Each drafter beside plain decoding, in turns; a number in front of each prompt keeps the cache from having it."""
+    suite, numbers = bundled_prompts(), count(1)
+    params = SamplingParams(max_tokens=output, ignore_eos=True)
+    print("| round | drafter | seconds | × plain | tokens | drafted | accepted | drafting |")
+    print("|---|---|---|---|---|---|---|---|")
+    for drafter in drafters:
+        llm.generate("1.", SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)  # times passes, once
+    for turn in range(rounds):
+        plain = 0.0
+        for drafter in ("autoregressive", *drafters):
+            prompts = [
+                [*llm.tokenizer.encode(f"{next(numbers)}.\n"), *encode(llm, suite[each % len(suite)])]
+                for each in range(requests)
+            ]
+            began = perf_counter()
+            stats = [done.stats for done in llm.generate(prompts, params, drafter=drafter)]
+            seconds = perf_counter() - began
+            plain = plain or seconds
+            tokens = sum(each.generated_tokens for each in stats)
+            drafted, accepted = sum(each.drafted for each in stats), sum(each.accepted for each in stats)
+            drafting = max(each.draft_seconds for each in stats) / seconds
+            row = f"| {turn + 1} | {drafter} | {seconds:.1f} | {plain / seconds:.2f} | {tokens} |"
+            print(row, f"{drafted} | {accepted} | {drafting:.1%} |", flush=True)
 
 
 def turns(llm: LLM, drafter: str, tokens: int, number: int) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from checkpoints import MakeCheckpoint
 from pronk.aio import AsyncLLM
 from pronk.choosing.params import SamplingParams
-from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PromptError, PronkError
+from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PromptError
 from pronk.llm import LLM
 from pronk.outputs import Piece
 
@@ -157,7 +158,7 @@ def test_closing_ends_what_runs(llm: LLM) -> None:
         task = asyncio.create_task(made.generate(PROMPTS[0], params(0, max_tokens=100)))
         await asyncio.sleep(0.02)
         await made.close()
-        with pytest.raises(PronkError, match="closed"):
+        with pytest.raises(ClosedError, match="closed meanwhile"):
             await task
         with pytest.raises(ClosedError, match="being closed"):
             await made.generate(PROMPTS[0])
@@ -220,4 +221,16 @@ def test_a_thread_that_dies_tells_everybody(llm: LLM, monkeypatch: pytest.Monkey
         with pytest.raises(ClosedError, match="being closed"):
             await made.generate("x", params(1))
 
+    drive(llm, work)
+
+
+def test_reading_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(engine: AsyncLLM) -> None:
+        monkeypatch.setattr(llm.intake, "ids", lambda _: held.wait(30))
+        with pytest.raises(DeadlineError, match=r"after 0\.1 s"):
+            await engine.generate("x", deadline=0.1)
+        held.set()
+        assert engine.num_requests == 0
+
+    held = threading.Event()
     drive(llm, work)

@@ -263,6 +263,15 @@ def test_limits_that_cannot_be(name: str, value: Any) -> None:
         Limits(**{name: value})
 
 
+def test_what_named_drafters_have_loaded_stays(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others come: loading again would keep a client waiting."""
+    service = served.server.service
+    held = service._allowed("draft_model")
+    assert held is served.llm.meet("draft_model")
+    monkeypatch.setattr(served.llm._guessers, "_kept", {})
+    assert service._allowed("draft_model") is held
+
+
 def test_reading_counts_and_takes_its_time(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crowd is sent away before its prompts are read, and who waits for that long is told."""
     held = threading.Event()

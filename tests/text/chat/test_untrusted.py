@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from pronk.errors import PromptError
 from pronk.text.chat.untrusted import disguise, plain_ids, reveal
 from pronk.text.tokenizer import Tokenizer
 
@@ -83,6 +84,15 @@ def test_names_cut_across_parts_stay_text(tokenizer: Tokenizer, parts: list[str]
     ids, read = joining.chat_ids(messages, trusted=False), joining.chat_ids(messages)
     assert sum(token in joining.special_ids for token in ids) == 3 < sum(token in joining.special_ids for token in read)
     assert joining.decode(ids, skip_special_tokens=False) == joining.decode(read, skip_special_tokens=False)
+
+
+def test_every_private_character_is_taken() -> None:
+    taken = "".join(map(chr, range(0xF0000, 0xFFFFE)))
+    with pytest.raises(PromptError, match="found 65534 that are"):
+        disguise([user(taken)], SPECIAL)
+    assert disguise([user(taken[1:])], SPECIAL)[1] == {taken[0]: ""}
+    with pytest.raises(PromptError, match="found 65533 that are"):
+        disguise([user(f"{taken[1:]}<s>")], SPECIAL)
 
 
 def test_names_that_only_their_token_spells() -> None:

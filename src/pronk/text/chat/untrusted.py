@@ -15,6 +15,8 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any
 
+from pronk.errors import PromptError
+
 __all__ = ["disguise", "plain_ids", "reveal"]
 
 _PRIVATE = range(0xF0000, 0xFFFFE)
@@ -32,6 +34,9 @@ def disguise(
     Returns:
         The messages without such names, and which name each character stands for; an empty one where texts end. No
         character among them is in the messages.
+
+    Raises:
+        PromptError: the messages have nearly all private characters themselves.
     """
     if not names:
         return _mapped(messages, str), {}
@@ -40,6 +45,9 @@ def disguise(
     taken = {character for text in _texts(messages) for character in text if ord(character) in _PRIVATE}
     free = (chr(code) for code in _PRIVATE if chr(code) not in taken)
     characters = dict(zip(["", *found], free, strict=False))
+    if len(characters) <= len(found):
+        msg = f"messages: expected some private characters that are not in them, found {len(taken)} that are; use fewer"
+        raise PromptError(msg)
 
     def hide(text: str) -> str:
         text = whole.sub(lambda match: characters[match[0]], text)
