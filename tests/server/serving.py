@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import faulthandler
+import asyncio
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -68,6 +71,21 @@ def running(llm: LLM, *, limits: Limits | None = None, drain_seconds: float = 5.
     finally:
         server.stop()
         thread.join(30)
-        if thread.is_alive():
-            faulthandler.dump_traceback()
-    assert not thread.is_alive()
+    assert not thread.is_alive(), _whereabouts(server)
+
+
+def _whereabouts(server: Server) -> str:
+    """What each thread, and each task of the server's, is at: a line for each, short enough for the end of a log."""
+    frames, main = sys._current_frames(), threading.main_thread()
+    threads = {each.name: frames.get(each.ident or 0) for each in threading.enumerate() if each is not main}
+    places = {name: _places(traceback.extract_stack(frame)) for name, frame in threads.items() if frame is not None}
+    for each in server.servers:
+        for task in asyncio.all_tasks(each.get_loop()):
+            stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in task.get_stack())
+            places[task.get_name()] = _places(stack)
+    state = {"exit": server.should_exit, "busy": server.service.busy}
+    return "\n".join(f"{name}: {what}" for name, what in (state | places).items())
+
+
+def _places(stack: traceback.StackSummary) -> str:
+    return " < ".join(f"{Path(each.filename).stem}:{each.lineno} {each.name}" for each in [*reversed(stack)][:7])
