@@ -3,7 +3,7 @@
 Or, by the request's rule, the trial of guesses (:func:`pronk.choosing.walk.reject`, :func:`pronk.choosing.walk.block`).
 
 Order: processors (:mod:`pronk.choosing.processors`: repetition, frequency and presence penalties; bias; bad words; ends
-before ``min_tokens``); temperature; top-k; top-p; min-p; noise; argmax.
+before ``min_tokens``; the guide's mask); temperature; top-k; top-p; min-p; noise; argmax.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pronk.choosing.noise import (
     trial_seed,
 )
 from pronk.choosing.params import SamplingParams
-from pronk.choosing.processors import Processor, make_processors
+from pronk.choosing.processors import Follower, Processor, make_processors
 from pronk.choosing.truncation import truncate
 from pronk.choosing.walk import block, reject
 from pronk.errors import OptionError
@@ -91,6 +91,7 @@ class Chooser:
         params: the request's options.
         seed: of its noise.
         context: the tokens that the next choice follows.
+        guide: what says which texts there may be, if anything does; the last of the processors.
         processors: what its options do to the logits, in order.
     """
 
@@ -106,19 +107,22 @@ class Chooser:
         bad_words: Sequence[Sequence[int]] = (),
         kernels: Kernels | None = None,
         processors: Sequence[Processor] = (),
+        guide: Follower | None = None,
     ) -> None:
         """Stand behind ``text``, the request's own list of certain tokens: the request appends, the chooser reads.
 
         The first ``num_prompt`` of these tokens are the prompt, all by default.
         ``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete.
-        ``processors`` come after those of the options. ``kernels`` make the choice where it is one of logits and noise
+        ``processors`` come after those of the options, and after them ``guide``, which stands behind ``text`` already.
+        ``kernels`` make the choice where it is one of logits and noise
         alone.
         """
         self.params = params
         self.seed = seed
         self.context = Context(text, num_prompt)
         own = make_processors(params, self.context, vocab_size, ends=ends, bad_words=bad_words)
-        self.processors: tuple[Processor, ...] = (*own, *processors)
+        self.guide = guide
+        self.processors: tuple[Processor, ...] = (*own, *processors, *(() if guide is None else (guide,)))
         self.kernels = None if self.processors or params.truncates else kernels
         self.trial_seed = trial_seed(seed, text[: self.context.num_prompt]) if params.rejects else seed
         self._failure: Exception | None = None
@@ -302,7 +306,8 @@ class Chooser:
         for processor in self.processors:
             logits = processor.mask(logits)
         if not allow_none and logits.max() == -math.inf:
-            msg = "min_tokens, stop_token_ids and bad_words ban every token; expected at least one to be left"
+            names = "min_tokens, stop_token_ids and bad_words" + ("" if self.guide is None else ", beside the guide,")
+            msg = f"{names} ban every token; expected at least one to be left"
             raise OptionError(msg)
         return logits
 

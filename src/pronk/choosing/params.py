@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from pronk.checks import check_choice, check_flag, check_integer, check_number
+from pronk.choosing.guide import Guide, GuideMode
 from pronk.errors import OptionError
 
 __all__ = ["MAX_SEED", "Rule", "SamplingParams"]
@@ -48,6 +49,11 @@ class SamplingParams:
         logprobs: report the log-probability of each token and of the so many likeliest, 0..64.
         prompt_logprobs: the same for the prompt's tokens.
         logprob_token_ids: of the output's tokens, report the log-probabilities of these ids, too; with ``logprobs``.
+        guide: the form that the text must have. Log-probabilities are the model's own, before its mask, too.
+        guide_mode: what becomes of text that the guide leaves no choice about. ``"forced"``: it is guessed, and the
+            model confirms it on the way, for nothing. ``"plain"``: it is not guessed; the tokens are the same.
+            ``"jump"``: it is appended as the tokenizer writes it, without asking the model, which may have spelled it
+            in other tokens: that is another distribution, and the passes are fewer still.
     """
 
     max_tokens: int = 128
@@ -70,6 +76,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
+    guide: Guide | None = None
+    guide_mode: GuideMode = "forced"
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -89,6 +97,7 @@ class SamplingParams:
         if self.logprob_token_ids and self.logprobs is None:
             msg = f"logprob_token_ids: expected logprobs beside them, found {self.logprob_token_ids!r} alone"
             raise OptionError(msg)
+        _check_guide(self)
         _items("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         for name, texts in (("stop", self.stops), ("bad_words", _items("bad_words", self.bad_words))):
             if not all(isinstance(text, str) and text for text in texts):
@@ -118,6 +127,7 @@ class SamplingParams:
     def to_dict(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        values["guide"] = None if self.guide is None else self.guide.to_dict()
         values["bad_words"], values["stop"] = list(self.bad_words), list(self.stops)
         values["stop_token_ids"] = list(self.stop_token_ids)
         values["logprob_token_ids"] = list(self.logprob_token_ids)
@@ -145,6 +155,22 @@ _NUMBERS: tuple[tuple[str, float, float, bool], ...] = (
     ("presence_penalty", -2.0, 2.0, False),
     ("frequency_penalty", -2.0, 2.0, False),
 )
+
+
+def _check_guide(params: SamplingParams) -> None:
+    check_choice("guide_mode", params.guide_mode, get_args(GuideMode))
+    if params.guide is None:
+        return
+    if not isinstance(params.guide, Guide):
+        msg = f"guide: expected a Guide, found {params.guide!r:.60}"
+        raise OptionError(msg)
+    if params.ignore_eos:
+        msg = "ignore_eos: expected False beside a guide, which says where the text ends, found True"
+        raise OptionError(msg)
+    if params.guide_mode == "jump" and (params.logprobs is not None or params.bad_words):
+        name = "bad_words" if params.bad_words else "logprobs"
+        msg = f'{name}: expected another guide_mode beside it, found "jump", which does not ask the model; use "forced"'
+        raise OptionError(msg)
 
 
 def _check_bias(bias: object) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pronk.choosing.context import Context
 from pronk.choosing.params import SamplingParams
 
-__all__ = ["Processor", "make_processors"]
+__all__ = ["Follower", "Processor", "make_processors"]
 
 
 class Processor(Protocol):
@@ -38,6 +38,18 @@ class Processor(Protocol):
 
     def rollback(self, count: int) -> None:
         """The last ``count`` tokens of the context are about to be taken back; they are tokens tried ahead."""
+        ...
+
+
+class Follower(Processor, Protocol):
+    """A processor that knows which texts there may be, and so what must come (:mod:`pronk.guided`)."""
+
+    def legal(self, token: int) -> bool:
+        """Whether its mask would leave ``token`` after the present context."""
+        ...
+
+    def forced(self) -> list[int]:
+        """The text that must come after the present context, in the tokenizer's own tokens; none, if there is none."""
         ...
 
 

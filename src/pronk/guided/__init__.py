@@ -1,0 +1,1 @@
+"""Guides compiled for one tokenizer, and what follows a text through them."""

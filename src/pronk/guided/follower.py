@@ -1,0 +1,103 @@
+"""Where a text stands in its grammar, and which tokens may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pronk.errors import PronkError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+__all__ = ["GrammarFollower"]
+
+T = TypeVar("T")
+
+
+class GrammarFollower:
+    """The processor of a guide: a mask over the vocabulary, at the true context of whatever node is looked at.
+
+    Beyond the end of the text, and behind a token that the grammar forbids, nothing is masked: drafters try such
+    tokens, and the walk goes on behind an end if the tree does, but what is chosen there never counts.
+
+    Args:
+        matcher: llguidance's, at the beginning; it is copied.
+        ends: token ids that end the text, wherever the grammar has one.
+    """
+
+    def __init__(self, matcher: LLMatcher, ends: Sequence[int]) -> None:
+        self._start, self._matcher = matcher, matcher.deep_copy()
+        self._ends = frozenset(ends)
+        self._within: list[int] = []  # tokens that the grammar has taken
+        self._beyond = 0  # and that came after the last one that it could take
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """The logits of tokens that may come next; ``-inf`` for the others.
+
+        Raises:
+            PronkError: the grammar takes more work than is allowed, at this point of the text.
+        """
+        if self._beyond and not self._matcher.is_error():
+            return logits
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise self._too_much()
+        may = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(logits), bitorder="little")
+        return torch.where(torch.from_numpy(may.view(np.bool_)), logits, -torch.inf)
+
+    def advance(self, token: int) -> None:
+        """``token`` follows."""
+        if not self._beyond and token not in self._ends and self._matcher.try_consume_tokens([token]):
+            self._within.append(token)
+        else:
+            self._beyond += 1
+
+    def rollback(self, count: int) -> None:
+        """The last ``count`` tokens are taken back."""
+        outside = min(count, self._beyond)
+        self._beyond -= outside
+        inside = count - outside
+        del self._within[len(self._within) - inside :]
+        if self._matcher.is_error() or (inside and not self._matcher.rollback(inside)):
+            self._restart()
+
+    def legal(self, token: int) -> bool:
+        """Whether ``token`` may come next."""
+        if self._beyond:
+            return True
+        if token in self._ends:
+            return self._matcher.is_accepting()
+        return bool(self._sound(self._matcher.validate_tokens([token])))
+
+    def forced(self) -> list[int]:
+        """The tokens, by the tokenizer, of the text that must come next; an end, where nothing but one may.
+
+        The last tokens of that text are left out if they might be others with what follows it. A text has more than
+        one spelling, of which the mask allows all: only where it leaves a single token is that token certain.
+        """
+        if self._beyond:
+            return []
+        if self._matcher.is_stopped():
+            return [min(self._ends)] if self._matcher.is_accepting() else []
+        return self._sound(self._matcher.compute_ff_tokens()) or []
+
+    def _sound(self, found: T) -> T | None:
+        """What the matcher has found, if it has not failed over it: what is only asked for leaves no trace."""
+        if not self._matcher.is_error():
+            return found
+        self._restart()
+        return None
+
+    def _restart(self) -> None:
+        """After an error, of a text that may never come, a matcher stays as it is: so make another."""
+        self._matcher = self._start.deep_copy()
+        self._matcher.try_consume_tokens(self._within)
+
+    def _too_much(self) -> PronkError:
+        cause = " ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())
+        return PronkError(f"guide: expected a grammar that can be followed to the end, found: {cause}; make it simpler")
