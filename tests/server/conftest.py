@@ -1,4 +1,4 @@
-"""A server of the bundled model, once for all tests of these files."""
+"""A server of the bundled model, for the tests of one file: none runs on beside other tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def model() -> LLM:
     return LLM(prefix_cache=True, max_batch=8, threads=1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(model: LLM) -> Iterator[Running]:
     with running(model, drafters=("draft_model",)) as made:
         yield made

@@ -77,6 +77,11 @@ class DraftContext(Generic[State]):
     salt: bytes = b""
     draws: bool = True
 
+    @property
+    def root(self) -> int:
+        """Position of the last certain token, which tells the steps apart; with guesses behind it, too."""
+        return self.table.length
+
 
 @dataclass(frozen=True)
 class Outcome(Generic[State]):
@@ -89,7 +94,8 @@ class Outcome(Generic[State]):
         state: the request's state.
         tree: the tree as it was verified (the proposal, cut to the limits).
         path: its accepted nodes, from the first below the root on.
-        committed: the tokens that this step added to the text: those of ``path`` and the bonus token, up to its end.
+        committed: the tokens that this step added to the text: those of ``path`` and the bonus token, up to its end,
+            and what was forced after them without asking (``guide_mode="jump"``).
         position: of the tree's root in the text, from 0.
         params: the request's options.
         logits: ``[nodes, vocab]`` of the tree if the drafter needs them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pronk.architecture.config import ModelConfig
 from pronk.choosing.chooser import Chooser
@@ -11,8 +12,10 @@ from pronk.choosing.noise import derive_seed, fresh_seed
 from pronk.choosing.params import SamplingParams
 from pronk.choosing.processors import Processor
 from pronk.drafters.base import Guesser
+from pronk.drafters.combined.grammar import GrammarGuesser
 from pronk.engine.request import Request
 from pronk.errors import ContextError, OptionError, PromptError
+from pronk.guided.grammars import Grammars
 from pronk.kernels.library import Kernels
 from pronk.text.stream import TextStream
 from pronk.text.tokenizer import Tokenizer
@@ -29,10 +32,13 @@ class Intake:
         config: the model's shape.
         tokenizer: its tokenizer.
         kernels: what makes its choices, or ``None``.
+        grammars: what compiles guides for it.
     """
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer, kernels: Kernels | None) -> None:
         self.config, self.tokenizer, self.kernels = config, tokenizer, kernels
+        self.grammars = Grammars(tokenizer, config.vocab_size, config.eos_ids)
+        self._forcing: WeakValueDictionary[int, GrammarGuesser] = WeakValueDictionary()
 
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
         """The token ids of a prompt.
@@ -110,6 +116,7 @@ class Intake:
         """
         self._check(prompt, params)
         ends, tokens = end_ids(params, self.config.eos_ids), [*prompt, *output]
+        grammar = None if params.guide is None else self.grammars.compile(params.guide)
         own = chooser(
             params,
             seed,
@@ -120,9 +127,23 @@ class Intake:
             bad_words=self._bad_words(params),
             kernels=self.kernels,
             processors=processors,
+            guide=None if grammar is None else grammar.follower(output),
         )
         text = TextStream(self.tokenizer, prompt, params.stops, params.min_tokens)
-        return Request(prompt, tokens, params, seed, guesser, own, text, ends, parent)
+        if grammar is not None and params.guide_mode == "forced":
+            guesser = self._with_forced(guesser)
+        request = Request(prompt, tokens, params, seed, guesser, own, text, ends, parent)
+        request.stats.compile_seconds = 0.0 if grammar is None else grammar.seconds
+        return request
+
+    def _with_forced(self, guesser: Guesser[Any]) -> Guesser[Any]:
+        """The guesser, and what guides force before it: one for each, so that requests are asked for together."""
+        if isinstance(guesser, GrammarGuesser):
+            return guesser
+        found = self._forcing.get(id(guesser))  # which it holds, so that its id is no other's
+        if found is None:
+            found = self._forcing[id(guesser)] = GrammarGuesser(guesser)
+        return found
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         encode = self.tokenizer.encode

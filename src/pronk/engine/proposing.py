@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pronk.choosing.legal import prune
 from pronk.drafters.base import DraftContext, Guesser, Outcome
 from pronk.engine.budget import keep_paying_nodes
 from pronk.engine.request import Request
@@ -145,7 +146,7 @@ class Proposing:
         )
 
     def _accept(self, guesser: Guesser[Any], context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        """The proposal within the limits; guesses that the target has no token for are left out."""
+        """The proposal within the limits, less guesses that the target has no token for, or that its guide forbids."""
         tree = _plain(tree)
         if tree.tokens[0] != context.tokens[-1]:
             msg = f"drafter {guesser.name}: expected a tree below token {context.tokens[-1]}, found {tree.tokens[0]}"
@@ -159,6 +160,10 @@ class Proposing:
             raise OptionError(msg)
         if min(tree.tokens) < 0 or max(tree.tokens) >= self.vocab_size:
             tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < self.vocab_size)
+        guide = context.chooser.guide
+        # A guess that its own token could cost its place has another law than its ``probs``.
+        if guide is not None and not (context.params.rejects and tree.probs is not None):
+            tree = prune(tree, guide)
         return tree.limit(context.max_depth, context.max_nodes)
 
     def _afford(self, turns: Sequence[Turn], drafts: dict[Request, TokenTree]) -> dict[Request, TokenTree]:

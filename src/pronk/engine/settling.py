@@ -28,6 +28,8 @@ from pronk.tree import TokenTree
 
 __all__ = ["Plan", "Settling"]
 
+_GUIDE = "guide"  # the source of tokens that the model was not asked for
+
 
 class Plan(NamedTuple):
     """One request's part of a step.
@@ -120,9 +122,11 @@ class Settling:
         request.chooser.recover()  # it may have been told of choices of a step that was interrupted
         found = walk(plan.draft, choices(request.chooser, plan.draft, logits))
         committed = self._commit_tokens(plan, found, logits)
+        jumped = self._jump(request)
         # A request with guesses has one pending token, so that its draft is the whole tree of the pass.
         # No row beyond the text, where it ends within the path: the last token is never in the cache.
         self._commit_rows(request, [0, *found.path][: len(committed)] if found.path else range(turn.count))
+        committed += jumped
         self._record(plan, found, len(committed))
         needs = request.needs
         return Outcome(
@@ -153,6 +157,23 @@ class Settling:
         finally:
             request.chooser.settle(len(request.tokens) - before)
         return found.tokens[: len(request.tokens) - before]
+
+    def _jump(self, request: Request) -> tuple[int, ...]:
+        """Append what the guide forces, if the request asks for that; returns these tokens."""
+        guide, before = request.chooser.guide, len(request.tokens)
+        if guide is None or request.params.guide_mode != "jump" or request.ended:
+            return ()
+        try:
+            for token in guide.forced():
+                if token in request.ends and request.num_generated < request.params.min_tokens:
+                    break
+                request.chooser.advance(token)
+                request.stats.jumped += 1
+                if not request.append(token, source=_GUIDE, logprobs=None):
+                    break
+        finally:
+            request.chooser.settle(len(request.tokens) - before)
+        return tuple(request.tokens[before:])
 
     def _commit_rows(self, request: Request, offsets: list[int] | range) -> None:
         if isinstance(offsets, list):

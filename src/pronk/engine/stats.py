@@ -55,6 +55,8 @@ class Stats:
         generated_tokens: tokens of the output.
         preemptions: how often it had to give its blocks away, and to be read again.
         cached_tokens: tokens that it found in the cache, each time that it started.
+        compile_seconds: what compiling its guide took whoever asked for it first.
+        jumped: tokens that its guide forced, and that the model was not asked for.
         moved: rows of accepted guesses that did not lie where the text goes, and were moved there.
         draft_seconds: time in the drafter, of the batches this request was in.
         target_seconds: time in the target's forward pass, of the batches this request was in.
@@ -69,6 +71,8 @@ class Stats:
     generated_tokens: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
+    compile_seconds: float = 0.0
+    jumped: int = 0
     moved: int = 0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
@@ -144,6 +148,8 @@ class Stats:
             "step_compression": self.step_compression,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "compile_seconds": self.compile_seconds,
+            "jumped": self.jumped,
             "moved": self.moved,
             "sources": {name: source._asdict() for name, source in self.sources.items()},
             "draft_error": self.draft_error,

@@ -60,9 +60,12 @@ class Grammar:
     _matcher: LLMatcher = field(repr=False)
     _ends: tuple[int, ...]
 
-    def follower(self) -> GrammarFollower:
-        """What follows one text, from its beginning."""
-        return GrammarFollower(self._matcher, self._ends)
+    def follower(self, text: Sequence[int] = ()) -> GrammarFollower:
+        """What follows one text, behind the tokens ``text`` that it has already."""
+        made = GrammarFollower(self._matcher, self._ends)
+        for token in text:
+            made.advance(token)
+        return made
 
 
 class Grammars:

@@ -104,7 +104,7 @@ class Branches:
         if node not in self._guesses:
             chooser = self.context.chooser
             with chooser.after(self.path(node)):
-                self._guesses[node] = chooser.guess(self._rows[node], len(self.context.tokens) - 1, draw=False)
+                self._guesses[node] = chooser.guess(self._rows[node], self.context.root, draw=False)
         return self._guesses[node]
 
     def grown(self) -> TokenTree:

@@ -59,7 +59,7 @@ def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -
     chooser, ranked = context.chooser, list[list[tuple[int, float]]]()
     with chooser.after():
         for row, count in zip(logits, counts, strict=False):
-            guess = chooser.guess(row, len(context.tokens) - 1, draw=False)
+            guess = chooser.guess(row, context.root, draw=False)
             if guess is None:
                 break
             ranked.append(guess.ranked(count))

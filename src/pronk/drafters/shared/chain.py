@@ -72,7 +72,7 @@ class Chain:
     def add(self, logits: Tensor) -> bool:
         """Choose the next token by the drafter's logits ``[vocab]``; returns whether there was one."""
         context = self.context
-        guess = context.chooser.guess(logits, len(context.tokens) - 1, draw=context.draws)
+        guess = context.chooser.guess(logits, context.root, draw=context.draws)
         if guess is not None:
             self.take(guess)
         return guess is not None
