@@ -37,7 +37,7 @@ FLOORS = (
     {"cache", "choosing", "gguf"},
     {"model"},
     {"files", "passes", "text"},
-    {"drafters"},
+    {"drafters", "guided"},
     {"engine"},
     {"outputs"},
     {"llm"},
@@ -76,7 +76,7 @@ def test_functions_are_short() -> None:
 
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
-        "LLM", "AsyncLLM", "Completion", "Drafter", "Guesser", "Piece", "SamplingParams", "TokenTree",
+        "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Guesser", "Guide", "Piece", "SamplingParams", "TokenTree",
         "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
         "DeadlineError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "__version__",
         *class_names(),

@@ -9,6 +9,7 @@ from pronk.drafters.registry import class_names
 
 if TYPE_CHECKING:
     from pronk.aio import AsyncLLM as AsyncLLM
+    from pronk.choosing.guide import Guide as Guide
     from pronk.choosing.params import SamplingParams as SamplingParams
     from pronk.drafters import *  # noqa: F403 - the drafters, for type checkers
     from pronk.errors import CacheFullError as CacheFullError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pronk.errors import PronkError as PronkError
     from pronk.errors import TokenizerError as TokenizerError
     from pronk.llm import LLM as LLM
+    from pronk.outputs import Choice as Choice
     from pronk.outputs import Completion as Completion
     from pronk.outputs import Piece as Piece
     from pronk.tree import TokenTree as TokenTree
@@ -47,7 +49,8 @@ _HOMES = {
     ),
     "pronk.aio": ("AsyncLLM",),
     "pronk.llm": ("LLM",),
-    "pronk.outputs": ("Completion", "Piece"),
+    "pronk.outputs": ("Choice", "Completion", "Piece"),
+    "pronk.choosing.guide": ("Guide",),
     "pronk.choosing.params": ("SamplingParams",),
     "pronk.tree": ("TokenTree",),
 }

@@ -12,16 +12,18 @@ import torch
 
 from pronk.cache.budget import KVBudget
 from pronk.checks import check_choice, check_integer
+from pronk.choosing.guide import check_texts
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, Guesser, Target, make_drafter
 from pronk.drafters.guessers import Guessers
 from pronk.engine.engine import Engine
 from pronk.engine.intake import Intake
 from pronk.engine.request import Request
+from pronk.engine.scoring import score
 from pronk.errors import OptionError
 from pronk.model.kernels import choose_kernels
 from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
-from pronk.outputs import Completion, Piece
+from pronk.outputs import Choice, Completion, Piece
 from pronk.text.chat.messages import Messages
 from pronk.text.tokenizer import Tokenizer
 
@@ -251,6 +253,41 @@ class LLM:
     ) -> Generator[Piece]:
         """Answer a conversation, token by token; see :meth:`chat`."""
         return self.stream(self.chat_ids(messages), params, drafter=drafter)
+
+    def choose(self, prompt: Prompt, options: Sequence[str]) -> Choice:
+        """How likely the model finds each of some texts after a prompt: all of them in one pass, as one tree.
+
+        ::
+
+            llm.choose("It broke on day one. A review that is", [" good", " bad"]).best
+
+        The probability of a text is that of its tokens, one after the other: as the tokenizer writes it behind the
+        prompt, or, where its first characters would join the prompt's last token, by itself. What would come after it
+        does not count, so a text that another one begins with is at least as likely as that one.
+
+        Args:
+            prompt: a text or token ids, at least two tokens.
+            options: 1..1024 texts, none of them empty, no two alike.
+
+        Raises:
+            OptionError: texts that cannot be chosen from.
+            PromptError: see :meth:`generate`; or there is no room for the texts behind the prompt.
+            CacheFullError: the KV cache has no room for them.
+        """
+        texts, ids = check_texts("options", options), self.intake.ids(prompt)
+        return Choice(texts, tuple(score(self.engine, self.intake, ids, self._spelled(prompt, ids, texts))))
+
+    def _spelled(self, prompt: Prompt, ids: list[int], texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text behind the prompt."""
+        spelled: list[list[int]] = []
+        for text in texts:
+            whole = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
+            joined = whole[: len(ids)] != ids or len(whole) == len(ids)
+            spelled.append(self.tokenizer.encode(text, add_special_tokens=False) if joined else whole[len(ids) :])
+            if not spelled[-1]:
+                msg = f"options: expected texts that the tokenizer has tokens for, found {text!r:.60}"
+                raise OptionError(msg)
+        return spelled
 
     def chat_ids(self, messages: Messages) -> list[int]:
         """Token ids of a conversation up to the point where the model answers; see :meth:`chat` for the errors."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import exp
 from typing import Any
 
 from pronk.engine.request import FinishReason, Request, Token
 from pronk.engine.stats import Stats
 
-__all__ = ["Completion", "Piece"]
+__all__ = ["Choice", "Completion", "Piece"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,40 @@ class Completion:
             stats=request.stats,
             others=others,
         )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How likely a model finds each of some texts.
+
+    Attributes:
+        options: the texts.
+        logprobs: of each, the sum of the log-probabilities of its tokens, natural logarithm, at most 0.
+    """
+
+    options: tuple[str, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def probabilities(self) -> tuple[float, ...]:
+        """Of each, among these texts; their sum is 1."""
+        most = max(self.logprobs)
+        shares = [exp(value - most) for value in self.logprobs]
+        return tuple(share / sum(shares) for share in shares)
+
+    @property
+    def best(self) -> str:
+        """The likeliest, of equals the first."""
+        return self.options[self.logprobs.index(max(self.logprobs))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "options": list(self.options),
+            "logprobs": list(self.logprobs),
+            "probabilities": list(self.probabilities),
+            "best": self.best,
+        }
 
 
 @dataclass(frozen=True)

@@ -262,6 +262,9 @@ def forget_rates(state: Any) -> None:
     elif is_dataclass(state):
         for field in fields(state):
             forget_rates(getattr(state, field.name))
+    elif isinstance(state, tuple):  # a composite's: its parts'
+        for part in state:
+            forget_rates(part)
 
 
 @pytest.mark.parametrize("name", STATEFUL)

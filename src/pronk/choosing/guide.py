@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pronk.checks import check_flag
 from pronk.errors import OptionError
 
-__all__ = ["MAX_CHOICES", "MAX_SIZE", "Guide", "GuideKind", "GuideMode"]
+__all__ = ["MAX_CHOICES", "MAX_SIZE", "Guide", "GuideKind", "GuideMode", "check_texts"]
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
@@ -62,7 +62,7 @@ class Guide:
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         elif self.choice is not None:
-            object.__setattr__(self, "choice", _checked_choices(self.choice))
+            object.__setattr__(self, "choice", check_texts("guide: choice", self.choice))
         elif not isinstance(self.regex or self.grammar, str):
             msg = f"guide: {given[0]}: expected a text that is not empty, found {getattr(self, given[0])!r:.60}"
             raise OptionError(msg)
@@ -137,18 +137,23 @@ def _depth(value: object) -> int:
     return 1 + max(map(_depth, inner), default=0)
 
 
-def _checked_choices(choice: object) -> tuple[str, ...]:
-    if isinstance(choice, str) or not isinstance(choice, Sequence):
-        msg = f"guide: choice: expected a list of texts, found {choice!r:.60}"
+def check_texts(name: str, texts: object) -> tuple[str, ...]:
+    """Texts to choose from.
+
+    Raises:
+        OptionError: they are no list, too many or none, or one is empty or there twice.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        msg = f"{name}: expected a list of texts, found {texts!r:.60}"
         raise OptionError(msg)
-    if not 1 <= len(choice) <= MAX_CHOICES:
-        msg = f"guide: choice: expected 1..{MAX_CHOICES} texts, found {len(choice)}"
+    if not 1 <= len(texts) <= MAX_CHOICES:
+        msg = f"{name}: expected 1..{MAX_CHOICES} texts, found {len(texts)}"
         raise OptionError(msg)
-    for text in choice:
+    for text in texts:
         if not isinstance(text, str) or not text:
-            msg = f"guide: choice: expected texts that are not empty, found {text!r:.60}"
+            msg = f"{name}: expected texts that are not empty, found {text!r:.60}"
             raise OptionError(msg)
-    if len(set(choice)) < len(choice):
-        msg = "guide: choice: expected texts of which no two are alike, found one twice"
+    if len(set(texts)) < len(texts):
+        msg = f"{name}: expected texts of which no two are alike, found one twice"
         raise OptionError(msg)
-    return tuple(choice)
+    return tuple(texts)

@@ -115,6 +115,10 @@ def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:
     ]
     if len(stats.sources) > 1:
         parts.append(", ".join(f"{name} {each.accepted} of {each.drafted}" for name, each in stats.sources.items()))
+    if stats.jumped:
+        parts.append(f"{stats.jumped} tokens forced unasked")
+    if stats.compile_seconds:
+        parts.append(f"guide compiled in {1e3 * stats.compile_seconds:.0f} ms")
     parts.append(f"kernels {kernels}")
     if seed is not None:
         parts.append(f"seed {seed}")

@@ -16,6 +16,7 @@ import typer
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
+    from pronk.choosing.guide import GuideMode
     from pronk.choosing.params import Rule, SamplingParams
     from pronk.llm import LLM
 
@@ -30,6 +31,10 @@ def _model(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
 
 def _request(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
     return typer.Option(*names, help=help, rich_help_panel="Request", **more)
+
+
+def _guide(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(help=help, rich_help_panel="Guide", **more)
 
 
 def shares(
@@ -184,13 +189,28 @@ def sampling_params(
     logprob_token_ids: Annotated[
         list[int], _request("With --logprobs: report this token id, too; may be repeated.", metavar="ID")
     ] = [],  # noqa: B006
+    json_schema: Annotated[
+        str | None,
+        _guide("The text is JSON that fits the schema in this file; the word object: any object.", metavar="FILE"),
+    ] = None,
+    regex: Annotated[str | None, _guide("The whole text matches this expression.", metavar="REGEX")] = None,
+    choice: Annotated[list[str], _guide("The text is this, or another choice; repeat it.", metavar="TEXT")] = [],  # noqa: B006
+    grammar: Annotated[str | None, _guide("The text fits the Lark grammar in this file.", metavar="FILE")] = None,
+    guide_mode: Annotated[
+        str,
+        _guide(
+            "forced: text that the guide leaves no choice about is guessed, and costs nothing. plain: it is not guessed; "
+            "the text is the same. jump: it is appended without asking the model, which is another distribution."
+        ),
+    ] = "forced",
 ) -> "SamplingParams":
     """The request's options, checked.
 
     Raises:
-        OptionError: one of them is out of its range.
+        OptionError: one of them is out of its range, or its file cannot be read.
     """
     from pronk.choosing.params import SamplingParams
+    from pronk.commands.guides import read_guide
 
     return SamplingParams(
         max_tokens=max_tokens,
@@ -213,6 +233,8 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         logprob_token_ids=tuple(logprob_token_ids),
+        guide=read_guide(json_schema, regex, choice, grammar),
+        guide_mode=cast("GuideMode", guide_mode),  # the same
     )
 
 
