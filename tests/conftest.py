@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import signal
 from collections.abc import Iterator
 from functools import wraps
@@ -26,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """``--kernels=avx2``: a lower instruction set than the processor's; ``--library``: another file, a sanitizer's."""
     parser.addoption("--kernels", default="auto", choices=library.CHOICES[:-1], help="what the tests compute with")
     parser.addoption("--library", type=Path, help="the file of the kernels")
+    parser.addoption("--schemas", type=Path, help="more JSON schemas for guides to fit: JSON lines with a schema each")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,6 +68,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
 def tokenizer() -> Tokenizer:
     """A byte-level BPE with as many ids as the small checkpoints have."""
     return Tokenizer(byte_tokenizer(), special_tokens={"eos_token": "<|endoftext|>"})
+
+
+@pytest.fixture(scope="session")
+def schemas(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
+    """Those of the file that was given; none, if none was."""
+    path = pytestconfig.getoption("--schemas")
+    if path is None:
+        return []
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [found for line in data.splitlines() if isinstance(found := json.loads(line)["schema"], dict)]
 
 
 @pytest.fixture(autouse=True)

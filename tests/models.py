@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from guides import ToyFollower, with_forced
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeConfig
 from pronk.cache.blocks import BlockAllocator, BlockTable
@@ -244,11 +245,15 @@ def make_request(
     parent: Request | None = None,
     vocab: int = VOCAB,
 ) -> Request:
-    """A request whose ``params`` have a seed, or that needs none."""
+    """A request whose ``params`` have a seed, or that needs none; a guide is that of :mod:`guides`."""
     seed = params.seed or 0
     ends = frozenset(ends)
     tokens = list(prompt)
-    chooser = Chooser(params, seed, tokens, vocab, ends=sorted(ends), bad_words=bad_words, kernels=kernels())
+    guide = None if params.guide is None else ToyFollower(vocab, ends)
+    if guide is not None and drafter is not None and params.guide_mode == "forced":
+        drafter = with_forced(drafter)
+    banned: dict[str, Any] = {"ends": sorted(ends), "bad_words": bad_words}
+    chooser = Chooser(params, seed, tokens, vocab, **banned, kernels=kernels(), guide=guide)
     return Request(prompt, tokens, params, seed, drafter or Autoregressive(), chooser, NullText(), ends, parent)
 
 

@@ -20,6 +20,7 @@ from drafters.trees import (
     oracle_trees,
     random_trees,
 )
+from guides import TOY
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import (
@@ -85,7 +86,7 @@ DRAFTERS: dict[str, Drafter] = {
 # One for each prompt, where a test mixes them: what is right and wrong in every way a tree can be.
 MIXED = ("autoregressive", "prompt_lookup", "random", "oracle", "adversarial", "explore")
 
-CORE = ("greedy", "temperature", "top_p", "penalties", "bias", "all")
+CORE = ("greedy", "temperature", "top_p", "penalties", "bias", "all", "guided", "guided all")
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
@@ -116,6 +117,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "min_tokens": 20,
         "bad_words": ["given as tokens"],
     },
+}
+OPTIONS |= {
+    "guided": {"temperature": 0.8, "guide": TOY},
+    "guided greedy": {"guide": TOY},
+    "guided all": OPTIONS["all"] | {"guide": TOY},
+    "guided unforced": OPTIONS["temperature"] | {"guide": TOY, "guide_mode": "plain"},
 }
 # What the tokenizer would make of the bad words: a token, and the end of two likely sequences.
 BAD_WORDS = [[11], [3, 3], [3, 5, 3]]
@@ -174,13 +181,16 @@ def assert_same(got: Sequence[Request], want: Sequence[Request]) -> None:
 
 def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
     """The drafter guessed; what it knew was accepted; and some of that was off the main chain."""
-    assert (total(requests, "drafted") > 0) == (name != "autoregressive")
+    forced = any(request.params.guide and request.params.guide_mode == "forced" for request in requests)
+    assert (total(requests, "drafted") > 0) == (name != "autoregressive" or forced)
+    if forced:
+        assert sum(request.stats.sources["grammar"].accepted for request in requests) > 0
     if name in ("oracle", "adversarial", "explore"):
         assert total(requests, "accepted") > 0
     if name in ("oracle", "adversarial"):
         assert total(requests, "moved") > 0
     assert total(requests, "target_steps") <= total(requests, "generated_tokens")
-    if name == "autoregressive":
+    if name == "autoregressive" and not forced:
         assert total(requests, "target_steps") == total(requests, "generated_tokens")
 
 

@@ -199,8 +199,8 @@ def sampling_params(
     guide_mode: Annotated[
         str,
         _guide(
-            "forced: text that the guide leaves no choice about is guessed, and costs nothing. plain: it is not guessed; "
-            "the text is the same. jump: it is appended without asking the model, which is another distribution."
+            "forced: what the guide leaves no choice about is guessed, and costs nothing. plain: not guessed, with the "
+            "same text. jump: it is appended without asking the model, which is another distribution."
         ),
     ] = "forced",
 ) -> "SamplingParams":

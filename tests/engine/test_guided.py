@@ -1,0 +1,409 @@
+"""Texts with a guide: they fit it, and are the same whoever guesses; neighbours do not notice; laws are exact.
+
+What a text is, is held against ``jsonschema``; which tokens it has, against plain decoding of it alone; how likely it
+is, against the masked and renormalized distribution, token by token. The table of :mod:`guides` is in the matrices of
+``test_equality.py`` and its like.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from drafters.trees import TreeDrafter, drawn_trees
+from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total
+from engine.test_rejection_law import BATCH, PROMPT, SMALL, bushy, logits_of
+from guides import TOY, ToyFollower, allowed
+from guides import fits as table_fits
+from models import VOCAB, make_engine, make_request, run, tiny_decoder
+from pronk.choosing.guide import Guide
+from pronk.choosing.params import SamplingParams
+from pronk.drafters.registry import DRAFTERS
+from pronk.engine.request import Request
+from pronk.errors import OptionError, PronkError
+from pronk.llm import LLM
+from pronk.outputs import Completion
+from pronk.proof import chi_square
+from schemas import fits, random_schema
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "kind": {"enum": ["customer", "supplier"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+    },
+    "required": ["name", "age", "kind", "tags"],
+    "additionalProperties": False,
+}
+TEXTS = ("A person: ", "def add(a, b):\n    return", "for i in range(10):\n    print(i)\n", "{")
+CLOSE = ("autoregressive", "suffix", "draft_model", "merged")
+WARM = {"greedy": 0.0, "warm": 0.8, "hot": 1.5}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(threads=1, prefix_cache=True, budget="all")  # what is guessed depends on no clock
+
+
+def guided(index: int, temperature: float = 0.8, **more: Any) -> SamplingParams:
+    """Options of text number ``index``."""
+    options = {"max_tokens": 100, "temperature": temperature, "seed": 50 + index, "guide": Guide(json=PERSON)}
+    return SamplingParams(**(options | more))
+
+
+@cache
+def alone(temperature: float) -> list[Completion]:
+    """Plain decoding, without guesses of any kind, one text after the other."""
+    model = LLM(threads=1, drafter="autoregressive")
+    asked = [guided(i, temperature, guide_mode="plain", logprobs=1) for i in range(len(TEXTS))]
+    return [model.generate(text, each) for text, each in zip(TEXTS, asked, strict=True)]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_same_tokens_whoever_guesses(llm: LLM, name: str) -> None:
+    """Beside requests without a guide, which are what they are alone."""
+    for temperature in WARM.values() if name in CLOSE else [WARM["warm"]]:
+        want = alone(temperature)
+        free = SamplingParams(max_tokens=20, seed=9, temperature=0.7)
+        asked = [guided(i, temperature, logprobs=1) for i in range(len(TEXTS))]
+        got = llm.generate([*TEXTS, "Once"], [*asked, free], drafter=name)
+        for one, other in zip(got[:-1], want, strict=True):
+            assert (one.token_ids, one.finish_reason) == (other.token_ids, "stop")
+            assert one.logprobs == other.logprobs
+            assert fits(one.text, PERSON)
+            assert one.stats.draft_error is None
+            assert one.stats.target_steps < 0.7 * other.stats.target_steps
+            assert one.stats.sources["grammar"].accepted > 5
+        assert got[-1].token_ids == llm.generate("Once", free, drafter="autoregressive").token_ids
+    assert len({tuple(each.token_ids) for heat in WARM.values() for each in alone(heat)}) > len(TEXTS)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("name", ["draft_model", "suffix", "lookahead", "medusa", "cape"])
+def test_texts_fit_by_every_rule(llm: LLM, name: str, rule: str) -> None:
+    asked = [guided(i, 1.0, rule=rule) for i in range(len(TEXTS))]
+    for done in llm.generate([*TEXTS], asked, drafter=name):
+        assert fits(done.text, PERSON)
+        assert done.stats.draft_error is None
+        assert done.stats.accepted > 0
+
+
+def assert_fits(llm: LLM, done: Completion, params: SamplingParams, schema: dict[str, Any]) -> None:
+    """It fits; one that was cut off is a prefix of a text that does, which is found by going on with it."""
+    if done.finish_reason == "stop":
+        assert fits(done.text, schema)
+        return
+    assert done.finish_reason == "length"
+    most = replace(params, max_tokens=min(len(done.token_ids) + 400, llm.config.context - len(done.prompt_token_ids)))
+    request = llm.intake.request(done.prompt_token_ids, most, llm.meet("suffix"), seed=done.seed, output=done.token_ids)
+    llm.engine.run([request])
+    if request.finish_reason == "stop":
+        assert fits(done.text + request.output_text, schema)
+
+
+def check_schemas(llm: LLM, found: Sequence[dict[str, Any]], names: Sequence[str]) -> Counter[str]:
+    """Texts for every schema, at three temperatures, by drafters in turns, in batches with free requests."""
+    counts = Counter[str]()
+    for number, schema in enumerate(found):
+        try:
+            guide = Guide(json=schema)
+            llm.intake.grammars.compile(guide)
+        except OptionError:
+            counts["refused"] += 1
+            continue
+        asked = [
+            SamplingParams(max_tokens=most, temperature=heat, seed=number, guide=guide)
+            for most, heat in zip((120, 120, 120, 7), (*WARM.values(), 1.0), strict=True)
+        ]
+        free = SamplingParams(max_tokens=8, seed=1)
+        done = llm.generate(["JSON: "] * 4 + ["free"], [*asked, free], drafter=names[number % len(names)])
+        for one, options in zip(done, asked, strict=False):
+            assert_fits(llm, one, options, schema)
+            counts[one.finish_reason] += 1
+            counts["forced"] += one.stats.sources["grammar"].accepted if "grammar" in one.stats.sources else 0
+    return counts
+
+
+def test_texts_fit_schemas_at_random(llm: LLM) -> None:
+    dice = random.Random(1)
+    counts = check_schemas(llm, [random_schema(dice) for _ in range(8)], [*DRAFTERS])
+    assert counts["stop"] > 12
+    assert counts["length"] > 3
+    assert counts["forced"] > 100
+    assert counts["refused"] < 2
+
+
+@pytest.mark.slow
+def test_texts_fit_many_schemas(llm: LLM, schemas: Sequence[dict[str, Any]]) -> None:
+    """300 schemas at random, and those of ``--schemas``, with every drafter among them."""
+    dice = random.Random(2)
+    counts = check_schemas(llm, [*(random_schema(dice) for _ in range(300)), *schemas], [*DRAFTERS])
+    print(dict(counts))  # noqa: T201 - what a reader of the run wants to know
+    assert counts["stop"] > 600
+
+
+@pytest.mark.parametrize("mode", ["forced", "jump"])
+def test_preempted_and_found_in_the_cache(mode: str) -> None:
+    """A text is read again, and goes on where its guide stood."""
+    small = LLM(threads=1, prefix_cache=True, max_batch=2, budget="all")
+    asked = [guided(i, guide_mode=mode, logprobs=1 if mode == "forced" else None) for i in range(len(TEXTS))]
+    want = [small.generate(text, each, drafter="suffix") for text, each in zip(TEXTS, asked, strict=True)]
+    requests = [
+        small.intake.request(small.intake.ids(text), each, small.meet("suffix"), seed=each.seed or 0)
+        for text, each in zip(TEXTS, asked, strict=True)
+    ]
+    for number, request in enumerate(requests):
+        request.priority = number // 2  # the later ones push the first ones out
+        small.engine.add(request)
+        for _ in range(5):
+            small.engine.step()
+    while not all(request.ended for request in requests):
+        small.engine.step()
+    assert sum(request.stats.preemptions for request in requests) > 0
+    assert sum(request.stats.cached_tokens for request in requests) > 0
+    for request, done in zip(requests, want, strict=True):
+        assert request.output == done.token_ids
+        assert mode == "jump" or request.logprobs == done.logprobs
+        small.engine.abort(request)
+
+
+def test_samples_of_one_prompt(llm: LLM) -> None:
+    done = llm.generate(TEXTS[0], guided(0, n=3), drafter="suffix")
+    every = [done, *done.others]
+    assert all(fits(each.text, PERSON) for each in every)
+    assert len({each.text for each in every}) == 3
+    assert done.token_ids == alone(0.8)[0].token_ids
+
+
+class TestJump:
+    """Forced text is appended without asking."""
+
+    @pytest.mark.parametrize("name", ["autoregressive", "suffix", "draft_model", "lookahead", "medusa", "kangaroo"])
+    def test_texts_fit_in_fewer_passes(self, llm: LLM, name: str) -> None:
+        asked = [guided(i, guide_mode="jump") for i in range(len(TEXTS))]
+        free = SamplingParams(max_tokens=20, seed=9, temperature=0.7)
+        *got, other = llm.generate([*TEXTS, "Once"], [*asked, free], drafter=name)
+        for done, plainly in zip(got, alone(0.8), strict=True):
+            assert fits(done.text, PERSON)
+            assert done.stats.draft_error is None
+            assert done.stats.jumped > 0
+            assert done.stats.target_steps < plainly.stats.target_steps - 10
+            assert sum(step.tokens for step in done.stats.steps) == len(done.token_ids)
+        assert other.token_ids == llm.generate("Once", free, drafter="autoregressive").token_ids
+
+    def test_what_is_appended_is_what_the_tokenizer_writes(self, llm: LLM) -> None:
+        done = llm.generate(
+            "x", guided(0, guide=Guide(regex="a fixed text, whatever the model thinks[.]"), guide_mode="jump")
+        )
+        assert done.text == "a fixed text, whatever the model thinks."
+        rest = llm.tokenizer.encode(done.text, add_special_tokens=False)
+        assert done.token_ids[-8:-1] == rest[-7:]
+        assert done.finish_reason == "stop"
+
+    @pytest.mark.parametrize("most", [1, 2, 5, 9, 17])
+    def test_no_more_tokens_than_asked_for(self, llm: LLM, most: int) -> None:
+        done = llm.generate(TEXTS[0], guided(0, guide_mode="jump", max_tokens=most))
+        assert len(done.token_ids) == most
+        assert done.finish_reason == "length"
+
+    def test_pieces_say_where_tokens_come_from(self, llm: LLM) -> None:
+        pieces = [*llm.stream(TEXTS[0], guided(0, guide_mode="jump"))]
+        assert sum(piece.source == "guide" for piece in pieces) == pieces[-1].completion.stats.jumped  # type: ignore[union-attr]
+        assert fits("".join(piece.text for piece in pieces), PERSON)
+
+    def test_penalties_count_it(self, llm: LLM) -> None:
+        """What is appended has been said, as far as the other options know."""
+        asked = guided(0, guide=Guide(regex="aaaa[ab]{30}"), guide_mode="jump", frequency_penalty=2.0, temperature=0.0)
+        got = llm.generate("x", asked, drafter="autoregressive")
+        request = llm.intake.request(got.prompt_token_ids, asked, llm.meet("autoregressive"))
+        llm.engine.run([request])
+        (penalties, *_) = request.chooser.processors
+        assert penalties.counts.tolist() == [request.output.count(i) for i in range(llm.config.vocab_size)]  # type: ignore[attr-defined]
+
+
+class TestBesideOtherOptions:
+    def test_stop_strings(self, llm: LLM) -> None:
+        done = llm.generate(TEXTS[0], guided(0, stop=['"age"']))
+        assert done.stop_reason == '"age"'
+        assert '"age"' not in done.text
+        assert done.text == alone(0.8)[0].text[: len(done.text)]
+
+    def test_more_tokens_than_the_guide_has(self, llm: LLM) -> None:
+        with pytest.raises(OptionError, match="beside the guide"):
+            llm.generate("x", guided(0, guide=Guide(choice=["yes"]), min_tokens=50))
+
+    def test_bad_words_that_the_guide_demands(self, llm: LLM) -> None:
+        with pytest.raises(OptionError, match="beside the guide"):
+            llm.generate("x", guided(0, guide=Guide(regex="[0-9]"), bad_words=[*"0123456789"]))
+
+    def test_log_probabilities_are_the_models_own(self, llm: LLM) -> None:
+        done = llm.generate(TEXTS[0], guided(0, logprobs=3, max_tokens=30))
+        whole = SamplingParams(max_tokens=1, prompt_logprobs=3)
+        ids = [*done.prompt_token_ids, *done.token_ids]
+        again = llm.generate(ids, whole, drafter="autoregressive").prompt_logprobs
+        assert again is not None
+        assert done.logprobs == again[-len(done.token_ids) :]
+
+    @pytest.mark.parametrize("mode", ["forced", "jump"])
+    def test_a_token_that_ends_the_text(self, llm: LLM, mode: str) -> None:
+        (brace,) = llm.tokenizer.encode("{", add_special_tokens=False)
+        done = llm.generate(
+            "x", guided(0, guide=Guide(regex="ab{c}"[:2] + "[{]cd"), guide_mode=mode, stop_token_ids=[brace])
+        )
+        assert done.text == "ab"
+        assert done.stop_reason == brace
+
+
+STRING, SAMPLES = 6, 500
+LAW = SamplingParams(temperature=2.0, max_tokens=STRING + 1, guide=TOY, top_p=0.95, presence_penalty=0.3)
+
+
+def continuations(output: tuple[int, ...] = (), chance: float = 1.0) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Every string that the table allows, with its probability: masked, cut to top-p, renormalized, token by token."""
+    if len(output) == STRING:
+        yield output, chance
+        return
+    logits = logits_of(tiny_decoder(vocab=SMALL), [*PROMPT, *output], len(PROMPT))[-1].double()
+    for token in set(output):
+        logits[token] -= 0.3
+    follower = ToyFollower(SMALL)
+    for token in output:
+        follower.advance(token)
+    state = follower.states[-1]
+    assert state is not None
+    may = sorted(allowed(state, SMALL, frozenset()))
+    shares = (logits[may] / 2.0).softmax(0).tolist()
+    kept, reached = dict[int, float](), 0.0
+    for share, token in sorted(zip(shares, may, strict=True), key=lambda pair: (-pair[0], pair[1])):
+        if reached < 0.95:
+            kept[token] = share
+        reached += share
+    for token, share in kept.items():
+        yield from continuations((*output, token), chance * share / sum(kept.values()))
+
+
+@cache
+def exact_law() -> dict[tuple[int, ...], float]:
+    return dict(continuations())
+
+
+TREES = {
+    "point masses": TreeDrafter(bushy, vocab=SMALL),
+    "drawn chain": TreeDrafter(drawn_trees((-1, 0, 1, 2)), vocab=SMALL),
+    "drawn tree": TreeDrafter(drawn_trees((-1, 0, 1, 2, 0, 1, 4, 0)), vocab=SMALL),
+}
+
+
+@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.parametrize(
+    ("trees", "rule"),
+    [
+        ("point masses", "coupled"),
+        ("point masses", "rejection"),
+        ("drawn tree", "rejection"),
+        ("drawn chain", "block"),
+        pytest.param("drawn tree", "block", marks=pytest.mark.slow),
+        pytest.param("point masses", "block", marks=pytest.mark.slow),
+    ],
+)
+def test_strings_have_the_masked_law(trees: str, rule: str) -> None:
+    """Guesses that the mask forbids among them, and forced ones around them."""
+    law, seeds = exact_law(), range(SAMPLES)
+    asked = [make_request(PROMPT, replace(LAW, rule=rule, seed=seed), TREES[trees], vocab=SMALL) for seed in seeds]  # type: ignore[arg-type]
+    run(make_engine(tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH), asked)
+    counts = Counter(tuple(request.output[:STRING]) for request in asked)
+    assert counts.keys() <= law.keys(), "a string occurred that has probability 0"
+    expected = [chance * SAMPLES for chance in law.values()]
+    merged = chi_square.merge_small([counts[string] for string in law], expected)
+    assert len(merged[0]) > 10
+    assert chi_square.p_value(*chi_square.chi_square(*merged)) > 1e-4
+    assert total(asked, "accepted") > SAMPLES
+    assert sum(request.stats.sources["grammar"].accepted for request in asked) > SAMPLES / 2
+
+
+def test_the_law_is_one() -> None:
+    assert abs(sum(exact_law().values()) - 1.0) < 1e-9
+    assert len(exact_law()) > 20
+
+
+def test_forbidden_guesses_take_no_rows() -> None:
+    """A tree of wrong and right guesses goes into the pass without those that the table forbids."""
+    want = plain(torch.float32, "guided")
+    by = drafter("random", want)
+    engine = make_engine(tiny_decoder())
+    verified: list[tuple[list[int], Any]] = []
+    settle = engine.settling.settle
+
+    def watched(plan: Any, *rest: Any) -> Any:
+        verified.append((list(plan.request.output), plan.draft))
+        return settle(plan, *rest)
+
+    engine.settling.settle = watched  # type: ignore[method-assign]
+    got = [ask(prompt, params("guided", i), by) for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
+    run(engine, got)
+    assert_same(got, want)
+    guesses = 0
+    for output, tree in verified:
+        for node in range(1, len(tree)):
+            if tree.acceptable[node]:
+                path = [tree.tokens[step] for step in tree.path(node)]
+                assert table_fits([*output, *path][:-1], VOCAB) is False or table_fits([*output, *path], VOCAB, (7, 90))
+                guesses += 1
+    assert guesses > 100
+
+
+class Collapse(ToyFollower):
+    """Fails after so many tokens, as a grammar that takes too much work does."""
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        if len(self.states) > 12:
+            msg = "guide: expected a grammar that can be followed to the end"
+            raise PronkError(msg)
+        return super().mask(logits)
+
+
+def test_a_guide_that_fails_ends_its_own_request() -> None:
+    want = plain(torch.float32, "guided")
+    engine, by = make_engine(tiny_decoder()), drafter("oracle", want)
+    got: list[Request] = [ask(prompt, params("guided", i), by) for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
+    chooser = got[2].chooser
+    chooser.guide = Collapse(VOCAB, (7, 90))
+    chooser.processors = (*chooser.processors[:-1], chooser.guide)
+    for request in got:
+        engine.add(request)
+    while any(not request.ended for request in got):
+        engine.step()
+    assert isinstance(got[2].error, PronkError)
+    assert 0 < len(got[2].output) <= 12
+    assert_same([*got[:2], *got[3:]], [*want[:2], *want[3:]])
+
+
+def test_texts_fit_other_guides(llm: LLM) -> None:
+    guides = {
+        "regex": Guide(regex=r"[A-Z][a-z]{2,8} [0-9]{1,3}(\.[0-9])?"),
+        "choice": Guide(choice=["yes", "no", "maybe not", "né"]),
+        "grammar": Guide(grammar='start: sum\nsum: NUMBER | sum "+" NUMBER\nNUMBER: /[0-9]{1,3}/\n'),
+        "object": Guide(json={"type": "object"}),
+    }
+    for heat in WARM.values():
+        for name, guide in guides.items():
+            done = llm.generate(["It is "] * 2, guided(1, heat, guide=guide, max_tokens=60), drafter="suffix")
+            for each in done:
+                if name == "regex":
+                    assert re.fullmatch(str(guide.regex), each.text)
+                elif name == "choice":
+                    assert each.text in (guide.choice or ())
+                elif name == "grammar":
+                    assert re.fullmatch(r"\d{1,3}(\+\d{1,3})*\+?", each.text)
+                elif each.finish_reason == "stop":
+                    assert fits(each.text, {"type": "object"})

@@ -1,0 +1,105 @@
+"""A guide over token ids that is a table: the slow, obvious follower that real ones are held against in the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from pronk.choosing.guide import Guide
+from pronk.drafters import Guesser
+from pronk.drafters.combined.grammar import GrammarGuesser
+
+# What requests of the tests have in their options, where they follow the table below.
+TOY = Guide(regex="a table of tokens")
+
+# Of 7 states in a row the first three force text, in the third it has two spellings; behind the last two it may end.
+_STATES, _KINDS, _FORCED = 287, 7, 3
+
+
+@cache
+def allowed(state: int, vocab: int, ends: frozenset[int]) -> frozenset[int]:
+    """Tokens that may come next: one, two of which the first is the usual one, many, or all; at times an end."""
+    others = [token for token in range(vocab) if token not in ends]
+    kind = state % _KINDS
+    if kind < _FORCED - 1:
+        return frozenset({others[(20 + state) % len(others)]})
+    if kind == _FORCED - 1:
+        return frozenset({others[(40 + state) % len(others)], others[(43 + state) % len(others)]})
+    if kind < _KINDS - 2:
+        return frozenset(token for token in others if (token + state) % 3)
+    return frozenset(others) | ends
+
+
+def after(state: int, token: int) -> int:
+    """The next state; what is forced comes to an end."""
+    if state % _KINDS < _FORCED:
+        return state + 1
+    return (state * 31 + token * 7 + 1) % _STATES
+
+
+class ToyFollower:
+    """Follows the table; see :class:`pronk.choosing.processors.Follower`."""
+
+    def __init__(self, vocab: int, ends: Iterable[int] = ()) -> None:
+        self.vocab, self.ends = vocab, frozenset(ends)
+        self.states: list[int | None] = [0]  # one for each token; none behind an end, or what was forbidden
+
+    def mask(self, logits: Tensor) -> Tensor:
+        state = self.states[-1]
+        if state is None:
+            return logits
+        masked = torch.full_like(logits, -math.inf)
+        for token in allowed(state, self.vocab, self.ends):
+            masked[token] = logits[token]
+        return masked
+
+    def advance(self, token: int) -> None:
+        state = self.states[-1]
+        fine = state is not None and token in allowed(state, self.vocab, self.ends) - self.ends
+        self.states.append(after(state or 0, token) if fine else None)
+
+    def rollback(self, count: int) -> None:
+        assert count < len(self.states)
+        del self.states[len(self.states) - count :]
+
+    def legal(self, token: int) -> bool:
+        state = self.states[-1]
+        return state is None or token in allowed(state, self.vocab, self.ends)
+
+    def forced(self) -> list[int]:
+        state, found = self.states[-1], list[int]()
+        while state is not None and state % _KINDS < _FORCED:
+            found.append(min(allowed(state, self.vocab, self.ends)))
+            state = after(state, found[-1])
+        return found
+
+
+def fits(output: Sequence[int], vocab: int, ends: Iterable[int] = ()) -> bool:
+    """Whether the table allows an output, up to its end or as far as it came."""
+    state, stops = 0, frozenset(ends)
+    for place, token in enumerate(output):
+        if token not in allowed(state, vocab, stops):
+            return False
+        if token in stops:
+            return place == len(output) - 1
+        state = after(state, token)
+    return True
+
+
+_wrapped: WeakValueDictionary[int, GrammarGuesser] = WeakValueDictionary()
+
+
+def with_forced(guesser: Guesser[Any]) -> Guesser[Any]:
+    """The guesser with forced guesses around it: the same one for the same guesser."""
+    if isinstance(guesser, GrammarGuesser):
+        return guesser
+    found = _wrapped.get(id(guesser))
+    if found is None:
+        found = _wrapped[id(guesser)] = GrammarGuesser(guesser)
+    return found
