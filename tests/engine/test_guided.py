@@ -157,15 +157,16 @@ def test_preempted_and_found_in_the_cache(mode: str) -> None:
     """A text is read again, and goes on where its guide stood."""
     small = LLM(threads=1, prefix_cache=True, max_batch=2, budget="all")
     asked = [guided(i, guide_mode=mode, logprobs=1 if mode == "forced" else None) for i in range(len(TEXTS))]
-    want = [small.generate(text, each, drafter="suffix") for text, each in zip(TEXTS, asked, strict=True)]
+    texts = [text * 12 for text in TEXTS]
+    want = [small.generate(text, each, drafter="suffix") for text, each in zip(texts, asked, strict=True)]
     requests = [
         small.intake.request(small.intake.ids(text), each, small.meet("suffix"), seed=each.seed or 0)
-        for text, each in zip(TEXTS, asked, strict=True)
+        for text, each in zip(texts, asked, strict=True)
     ]
     for number, request in enumerate(requests):
         request.priority = number // 2  # the later ones push the first ones out
         small.engine.add(request)
-        for _ in range(5):
+        for _ in range(number * 2):
             small.engine.step()
     while not all(request.ended for request in requests):
         small.engine.step()

@@ -1,0 +1,129 @@
+"""Alternatives in one tree: the sums are those of each alone, and of the texts as prompts, to the bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from checkpoints import MakeCheckpoint
+from models import assert_idle
+from pronk.choosing.params import SamplingParams
+from pronk.errors import CacheFullError, OptionError, PromptError
+from pronk.llm import LLM
+
+PROMPT = "def add(a, b):\n    return a + b\n# This is "
+OPTIONS = [
+    f" {a} {b}" for a in ("red", "dark yellow", "the", "return") for b in ("apple", "number of", "x = 1", "if not", "é")
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(threads=1)
+
+
+def read(llm: LLM, prompt: str | list[int], options: Sequence[str]) -> list[float]:
+    """What the model says of each text as the end of a prompt."""
+    before, sums = llm.intake.ids(prompt), list[float]()
+    for option in options:
+        own = llm.tokenizer.encode(option, add_special_tokens=False)
+        whole = llm.tokenizer.encode(prompt + option) if isinstance(prompt, str) else [*before, *own]
+        told = llm.generate(whole, SamplingParams(max_tokens=1, prompt_logprobs=0)).prompt_logprobs
+        assert told is not None
+        assert whole[: len(before)] == before
+        sums.append(sum((told[i] or {})[whole[i]] for i in range(len(before), len(whole))))
+    return sums
+
+
+def test_each_is_what_it_is_alone(llm: LLM) -> None:
+    found = llm.choose(PROMPT, OPTIONS)
+    assert list(found.logprobs) == read(llm, PROMPT, OPTIONS)
+    assert list(found.logprobs) == [llm.choose(PROMPT, [option]).logprobs[0] for option in OPTIONS]
+    assert found.best == max(zip(found.logprobs, found.options, strict=True))[1]
+    assert math.isclose(sum(found.probabilities), 1.0)
+    assert found.to_dict()["best"] == found.best
+    assert_idle(llm.engine)
+
+
+def test_texts_that_begin_with_others(llm: LLM) -> None:
+    options = [" one", " one two", " one two three", " one two four"]
+    found = llm.choose(PROMPT, options)
+    assert list(found.logprobs) == read(llm, PROMPT, options)
+    assert found.logprobs[0] > found.logprobs[1] > found.logprobs[2]
+
+
+def test_more_than_one_tree_holds(llm: LLM) -> None:
+    """Split among requests that start from one prompt's cache."""
+    options = [f" {i} of the {word} list" for i in range(30) for word in ("long", "other")]
+    passes: list[int] = []
+    forward = llm.engine.runner.forward
+
+    def watched(jobs: Sequence[Any], *rest: Any) -> Any:
+        passes.append(len(jobs))
+        return forward(jobs, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.engine.runner, "forward", watched)
+        found = llm.choose(PROMPT, options)
+    assert len(passes) == 3
+    assert max(passes) > 1
+    assert list(found.logprobs) == read(llm, PROMPT, options)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
+@pytest.mark.parametrize("variant", [{}, {"kv_dtype": "int8"}, {"prefix_cache": True, "weights": "int4"}], ids=str)
+def test_other_models(checkpoint: MakeCheckpoint, family: str, variant: dict[str, Any]) -> None:
+    llm = LLM(checkpoint(family), threads=1, **variant)
+    for prompt in ("for i in", llm.tokenizer.encode("for i in x")):
+        found = llm.choose(prompt, [" a", " b", " range(3)"])  # type: ignore[arg-type]
+        assert list(found.logprobs) == read(llm, prompt, [" a", " b", " range(3)"])  # type: ignore[arg-type]
+
+
+def test_beside_a_stream(llm: LLM) -> None:
+    """The engine goes on with others meanwhile, and nobody notices."""
+    params = SamplingParams(max_tokens=20, seed=3, temperature=0.9)
+    stream = llm.stream("Once upon", params)
+    got = [next(stream).token_id for _ in range(3)]
+    want = llm.choose(PROMPT, OPTIONS)
+    got += [piece.token_id for piece in stream]
+    assert got == llm.generate("Once upon", params).token_ids
+    assert want == llm.choose(PROMPT, OPTIONS)
+
+
+def test_prompts_that_end_in_any_token(llm: LLM) -> None:
+    """The token that ends the request is another one than the prompt's last."""
+    for last in (0, 1, 2):
+        prompt = [5, 6, last]
+        assert llm.choose(prompt, [" a", " b c"]).logprobs == tuple(read(llm, prompt, [" a", " b c"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "expected 1..1024 texts"),
+        ("yes", "expected a list of texts"),
+        ([""], "not empty"),
+        ([3], "not empty"),
+        (["a", "a"], "one twice"),
+    ],
+)
+def test_texts_that_cannot_be(llm: LLM, options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        llm.choose("x y", options)
+
+
+def test_prompts_that_cannot_be(llm: LLM) -> None:
+    with pytest.raises(PromptError, match="at least two tokens"):
+        llm.choose([5], ["a"])
+    with pytest.raises(PromptError, match="expected room for"):
+        llm.choose([5] * (llm.config.context - 2), [" a b c d e f g"])
+
+
+def test_no_room_in_the_cache() -> None:
+    small = LLM(threads=1, kv_memory="192KiB")
+    with pytest.raises(CacheFullError):
+        small.choose("x y z " * 100, [" a", " b c"])
+    assert_idle(small.engine)
