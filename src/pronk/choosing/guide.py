@@ -63,8 +63,8 @@ class Guide:
             object.__setattr__(self, "json", _schema_text(self.json))
         elif self.choice is not None:
             object.__setattr__(self, "choice", check_texts("guide: choice", self.choice))
-        elif not isinstance(self.regex or self.grammar, str):
-            msg = f"guide: {given[0]}: expected a text that is not empty, found {getattr(self, given[0])!r:.60}"
+        elif not isinstance(text := getattr(self, given[0]), str) or not text:
+            msg = f"guide: {given[0]}: expected a text that is not empty, found {text!r:.60}"
             raise OptionError(msg)
         _check_encodable(self.kind, self.source)
         size = sum(map(len, self.choice)) if self.choice is not None else len(self.source)

@@ -49,7 +49,10 @@ class Follower(Processor, Protocol):
         ...
 
     def forced(self) -> list[int]:
-        """The text that must come after the present context, in the tokenizer's own tokens; none, if there is none."""
+        """The text that must come after the present context, in the tokenizer's own tokens; none, if there is none.
+
+        They are guesses, that the mask confirms or not.
+        """
         ...
 
 

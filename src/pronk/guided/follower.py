@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.errors import PronkError
@@ -14,7 +15,10 @@ from pronk.errors import PronkError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["GrammarFollower"]
+__all__ = ["GrammarFollower", "said"]
+
+_SHOWN = 300  # characters of what llguidance says
+_STUCK = "expected a grammar that can be followed to the end"
 
 T = TypeVar("T")
 
@@ -40,15 +44,16 @@ class GrammarFollower:
         """The logits of tokens that may come next; ``-inf`` for the others.
 
         Raises:
-            PronkError: the grammar takes more work than is allowed, at this point of the text.
+            PronkError: the grammar takes more work than is allowed, at this point of the text, or demands a character
+                that the tokenizer has no token for.
         """
         if self._beyond and not self._matcher.is_error():
             return logits
-        bits = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise self._too_much()
-        may = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(logits), bitorder="little")
-        return torch.where(torch.from_numpy(may.view(np.bool_)), logits, -torch.inf)
+        return torch.where(torch.from_numpy(self._allowed()[: len(logits)]), logits, -torch.inf)
+
+    def check(self) -> None:
+        """Whether a text can begin at all; errors are those of :meth:`mask`."""
+        self._allowed()
 
     def advance(self, token: int) -> None:
         """``token`` follows."""
@@ -75,10 +80,11 @@ class GrammarFollower:
         return bool(self._sound(self._matcher.validate_tokens([token])))
 
     def forced(self) -> list[int]:
-        """The tokens, by the tokenizer, of the text that must come next; an end, where nothing but one may.
+        """The text that must come next, as the tokenizer writes it behind what is there; an end, where only one may.
 
         The last tokens of that text are left out if they might be others with what follows it. A text has more than
-        one spelling, of which the mask allows all: only where it leaves a single token is that token certain.
+        one spelling; where no other text may come, the mask leaves this one alone, so that each token is the only one
+        that may be chosen, but for an end, of which a model may have several.
         """
         if self._beyond:
             return []
@@ -98,6 +104,21 @@ class GrammarFollower:
         self._matcher = self._start.deep_copy()
         self._matcher.try_consume_tokens(self._within)
 
-    def _too_much(self) -> PronkError:
-        cause = " ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())
-        return PronkError(f"guide: expected a grammar that can be followed to the end, found: {cause}; make it simpler")
+    def _allowed(self) -> NDArray[np.bool_]:
+        """One flag for each token."""
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            msg = f"guide: {_STUCK}, found: {said(self._matcher)}; make it simpler"
+            raise PronkError(msg)
+        may = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
+        first = int(may.argmax())
+        # Text that is forced is spelled by the tokenizer, which passes over characters that it does not have.
+        if not may[first] or (first not in self._ends and not self._matcher.validate_tokens([first])):
+            msg = f"guide: {_STUCK}, found one that demands a character that the tokenizer has no token for"
+            raise PronkError(msg)
+        return may
+
+
+def said(matcher: LLMatcher) -> str:
+    """What a matcher complains of, in one line."""
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_SHOWN]

@@ -29,8 +29,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pronk.choosing.guide import Guide
-from pronk.errors import OptionError
-from pronk.guided.follower import GrammarFollower
+from pronk.errors import OptionError, PronkError
+from pronk.guided.follower import GrammarFollower, said
 from pronk.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "Grammars"]
 
 _KEPT = 128  # compiled guides; each may hold some megabytes
-_SHOWN = 300  # characters of what llguidance says
+_SHOWN = 300  # characters of what is said of a tokenizer
 
 # llguidance's own bounds are for those who trust their grammars. A state of its lexer takes up to 2 KB.
 _MOST_SYMBOLS, _MOST_STATES = 100_000, 50_000
@@ -119,16 +119,15 @@ class Grammars:
         _check_multiples(guide)
         limits = LLParserLimits(max_grammar_size=_MOST_SYMBOLS, max_lexer_states=_MOST_STATES, verbose_errors=False)
         matcher = LLMatcher(tokenizer, _lark(guide), log_level=0, limits=limits)
-        if not matcher.is_error():
-            probe = matcher.deep_copy()
-            mask = probe.compute_bitmask()
-            if not probe.is_error() and any(mask):
-                return matcher
-            cause = "one that no text of this tokenizer's tokens fits"
-        else:
-            cause = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_SHOWN]
-        msg = f"guide: {guide.kind}: expected one that can be followed, found: {cause}"
-        raise OptionError(msg)
+        if matcher.is_error():
+            msg = f"guide: {guide.kind}: expected one that can be followed, found: {said(matcher)}"
+            raise OptionError(msg)
+        try:
+            GrammarFollower(matcher, self._ends).check()
+        except PronkError as error:
+            msg = f"guide: {guide.kind}: expected one that some text of the tokenizer's fits, found one that none does"
+            raise OptionError(msg) from error
+        return matcher
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:

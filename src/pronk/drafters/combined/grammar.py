@@ -12,11 +12,13 @@ right. Between such stretches another drafter guesses, at the place where the fo
 A request with a guide and the mode ``"forced"`` has this around its own drafter, whichever that is; there is nothing to
 be named. Without a guide it is its part.
 
-**Certain or likely.** A *token* is forced if the mask leaves no other; then the target's choice is known, by every rule
-and at every temperature. A *text* may be forced although there are tokens to choose from: ``{"`` or ``{`` and ``"``.
-What is guessed is the tokenizer's own spelling of that text, which is the one that models are trained on, less its last
-tokens if they might be others with what comes next. The pass confirms both in the same way, so the text stays what the
-target would have said one token at a time.
+**When a token may be had without asking.** A text can be spelled in several ways, ``{"`` or ``{`` and ``"``. Where a
+grammar forces text, what is forced is the spelling that the tokenizer gives it behind the text so far, which is the one
+that models are trained on; its last tokens are left open if they might join what comes next. The mask leaves that
+spelling alone (:mod:`pronk.guided.follower`), so the target's choice is known beforehand, by every rule and at every
+temperature, and these guesses are as good as said. They are confirmed all the same, by rows that the text needs anyway:
+the mask decides, and whoever writes a follower whose masks are wider is as safe. Only an end is a guess like others,
+where a model has more than one.
 """
 
 from __future__ import annotations
