@@ -18,6 +18,7 @@ from server.serving import KEY, Running, running
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 TEXT = {"prompt": "Hi", "max_tokens": 2}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
@@ -70,9 +71,11 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/v1/chat/completions", CHAT | {"messages": []}, "invalid_value", "messages"),
         ("/v1/chat/completions", CHAT | {"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", None),
         ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, "invalid_value", "top_logprobs"),
-        ("/v1/chat/completions", CHAT | {"tools": [{}]}, "unsupported", "tools"),
-        ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, "unsupported", "tool_choice"),
-        ("/v1/chat/completions", CHAT | {"parallel_tool_calls": 1}, "unsupported", "parallel_tool_calls"),
+        ("/v1/chat/completions", CHAT | {"tools": [{}]}, "invalid_value", "tools.0.type"),
+        ("/v1/chat/completions", CHAT | {"tools": [TOOL]}, "unsupported", "tools"),
+        ("/v1/responses", {"input": "x", "tools": [TOOL]}, "unsupported", "tools"),
+        ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ("/v1/chat/completions", CHAT | {"parallel_tool_calls": 1}, "invalid_value", "parallel_tool_calls"),
         ("/v1/chat/completions", CHAT | {"reasoning_effort": "high"}, "unsupported", "reasoning_effort"),
         ("/v1/chat/completions", CHAT | {"service_tier": "priority"}, "unsupported", "service_tier"),
         ("/v1/completions", TEXT | {"prompt": [[1], ["a"]]}, "invalid_value", "prompt.1.0"),
@@ -90,7 +93,7 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "invalid_value", "messages.0.content"),
         ("/v1/chat/completions", {}, "invalid_value", "messages"),
-        ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "unsupported", "response_format"),
+        ("/v1/chat/completions", CHAT | {"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ("/v1/chat/completions", CHAT | {"store": True}, "unsupported", "store"),
         ("/v1/responses", {"input": "Hi", "previous_response_id": "x"}, "unsupported", "previous_response_id"),
         ("/v1/responses", {"input": "Hi", "n": 2}, "invalid_value", "n"),

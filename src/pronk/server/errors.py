@@ -107,6 +107,7 @@ def of_validation(errors: Sequence[Any], body: object) -> ApiError:
         param, message = None, "body: expected JSON, found something else"
     else:
         message = first["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+        message = message.replace("String should match pattern ", "expected a text of the pattern ")
         message += f", found {_shown(first['input'])}" if ", found " not in message else ""
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}" if param else message, code, param)
 

@@ -20,17 +20,19 @@ from pronk.aio import AsyncLLM
 from pronk.choosing.params import SamplingParams
 from pronk.drafters.base import Drafter
 from pronk.drafters.registry import make_drafter
-from pronk.errors import DeadlineError, OptionError, OverloadedError
+from pronk.errors import DeadlineError, OptionError, OverloadedError, PromptError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.server.errors import ApiError
 from pronk.server.guardrails import Reflection, guarded, knows_system
 from pronk.server.metrics import Metrics
-from pronk.server.protocol.ask import Ask, Work, refuse
+from pronk.server.protocol.ask import Ask, Work, refuse, unsupported
 from pronk.server.protocol.chat import ChatAsk, plain_messages
 from pronk.server.protocol.completions import CompletionAsk
+from pronk.server.protocol.guides import FormAsk
 from pronk.server.protocol.others import DetokenizeAsk, ModerationAsk, TokenizeAsk, moderation
 from pronk.server.protocol.responses import ResponseAsk
 from pronk.server.settings import Settings
+from pronk.text.chat.tools import ToolForm, find_form
 
 __all__ = ["Service"]
 
@@ -106,6 +108,7 @@ class Service:
             done = dict[int, Completion]()
             async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
                 async for pieces in steps:
+                    work.answer.read(pieces)
                     done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
             return await asyncio.to_thread(work.answer.body, [done[index] for index in sorted(done)])
 
@@ -172,10 +175,16 @@ class Service:
             salt=hashlib.sha256(f"{tenant}\0{ask.cache_salt or ''}".encode()).digest(),
             tenant=tenant,
         )
-        async with aclosing(steps):
-            async for pieces in steps:
-                observe(pieces)
-                yield pieces
+        try:
+            async with aclosing(steps):
+                async for pieces in steps:
+                    observe(pieces)
+                    yield pieces
+        except PronkError as error:
+            named = ask.named(error) if isinstance(ask, FormAsk) else None
+            if named is None:
+                raise
+            raise named from error
 
     def _work(self, ask: Ask) -> Work:
         llm = self.engine.llm
@@ -187,13 +196,22 @@ class Service:
             return ask.work(prompts, llm.tokenizer, frame)
         assert isinstance(ask, (ChatAsk, ResponseAsk))
         messages = plain_messages(ask.messages) if isinstance(ask, ChatAsk) else ask.messages()
-        prompt = self._chat_ids(guarded(messages, self.settings.guardrails, system=self._knows_system))
+        tools = ask.plain_tools() if isinstance(ask, ChatAsk) else None
+        given = guarded(messages, self.settings.guardrails, system=self._knows_system)
+        if isinstance(ask, ChatAsk) and tools is not None:
+            form = self._tool_form  # without one nothing is rendered
+            prompt = self._chat_ids(given, tools)
+            return ask.work(prompt, self._max_tokens(ask.wanted, len(prompt)), llm.tokenizer, frame, form)
+        prompt = self._chat_ids(given)
         return ask.work(prompt, self._max_tokens(ask.wanted, len(prompt)), llm.tokenizer, frame)
 
-    def _chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def _chat_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
         parts = [message["content"] for message in messages]
-        self._check_length(*(each["text"] for part in parts if isinstance(part, list) for each in part), *parts)
-        return self.engine.llm.intake.ids(self.engine.llm.tokenizer.chat_ids(messages, trusted=False))
+        calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
+        self._check_length(*(each["text"] for part in parts if isinstance(part, list) for each in part), *parts, *calls)
+        self._check_length(*(tool["function"].get("description") for tool in tools or ()))
+        ids = self.engine.llm.tokenizer.chat_ids(messages, trusted=False, tools=tools)
+        return self.engine.llm.intake.ids(ids)
 
     def _tokenize(self, ask: TokenizeAsk) -> list[int]:
         tokenizer = self.engine.llm.tokenizer
@@ -216,6 +234,13 @@ class Service:
     @cached_property
     def _knows_system(self) -> bool:
         return knows_system(self.engine.llm.tokenizer)
+
+    @cached_property
+    def _tool_form(self) -> ToolForm:
+        try:
+            return find_form(self.engine.llm.tokenizer)
+        except PromptError as error:
+            raise unsupported("tools", str(error).removeprefix("tools: ")) from error
 
     @cached_property
     def _longest(self) -> int:

@@ -21,7 +21,7 @@ from pronk.gguf.checkpoint import is_gguf
 from pronk.gguf.reader import GgufFile
 from pronk.gguf.tokenizer import read_tokenizer
 from pronk.model.checkpoint import read_json
-from pronk.text.chat.messages import Messages, check_messages
+from pronk.text.chat.messages import Messages, Tools, check_messages
 from pronk.text.chat.template import ChatTemplate
 from pronk.text.chat.untrusted import disguise, plain_ids, reveal
 
@@ -37,6 +37,7 @@ class Tokenizer:
         backend: the tokenizer proper.
         special_tokens: ``bos_token``, ``eos_token`` and the like, by the names that templates use.
         chat_template: Jinja source, or ``None``.
+        tool_template: another one for conversations with tools, or ``None``.
     """
 
     def __init__(
@@ -45,13 +46,14 @@ class Tokenizer:
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
+        tool_template: str | None = None,
     ) -> None:
         # A file may carry the limits of somebody's training run.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self._special_tokens = dict(special_tokens or {})
-        self._chat_template = chat_template
+        self._chat_template, self._tool_template = chat_template, tool_template
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
@@ -74,7 +76,13 @@ class Tokenizer:
             backend = _build_gpt2(folder, config, special)
         if vocab_size is not None:
             _check_vocabulary(backend, folder, vocab_size)
-        return cls(backend, special_tokens=special, chat_template=_find_template(folder, config))
+        templates = _find_templates(folder, config)
+        return cls(
+            backend,
+            special_tokens=special,
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
+        )
 
     @classmethod
     def _of_gguf(cls, path: Path, vocab_size: int | None) -> Tokenizer:
@@ -133,23 +141,37 @@ class Tokenizer:
         """Whether :meth:`chat` can work."""
         return self._chat_template is not None
 
-    def chat(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
+    def chat(self, messages: Messages, *, add_generation_prompt: bool = True, tools: Tools | None = None) -> str:
         """The text of a conversation, to be encoded with ``add_special_tokens=False``.
+
+        Args:
+            messages: see :mod:`pronk.text.chat.messages`.
+            add_generation_prompt: end with what comes before the assistant's answer.
+            tools: that the model may call, as OpenAI's interface has them.
 
         Raises:
             TokenizerError: the model has no chat template, or a damaged one.
             PromptError: malformed messages, a conversation that the template refuses, or a template without end.
         """
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        template = self._template if tools is None or self._tool_template is None else self._template_of_tools
+        return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
-    def chat_ids(self, messages: Messages, *, add_generation_prompt: bool = True, trusted: bool = True) -> list[int]:
+    def chat_ids(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        trusted: bool = True,
+        tools: Tools | None = None,
+    ) -> list[int]:
         """Token ids of a conversation up to the point where the model answers.
 
         Args:
             messages: see :mod:`pronk.text.chat.messages`.
             add_generation_prompt: end with what comes before the assistant's answer.
-            trusted: read names of special tokens in the messages as those tokens, as transformers does; otherwise
+            trusted: read names of special tokens in messages and tools as those tokens, as transformers does; otherwise
                 they stay text (see :mod:`pronk.text.chat.untrusted`).
+            tools: that the model may call, as OpenAI's interface has them.
 
         Raises:
             TokenizerError: see :meth:`chat`.
@@ -157,8 +179,10 @@ class Tokenizer:
         """
         names: dict[str, str] = {}
         if not trusted:
-            messages, names = disguise(check_messages(messages), self._special_names)
-        text = self.chat(messages, add_generation_prompt=add_generation_prompt)
+            checked = check_messages(messages)
+            plain, names = disguise([*checked, *(tools or ())], self._special_names)
+            messages, tools = plain[: len(checked)], None if tools is None else plain[len(checked) :]
+        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         ids = [token for piece, hidden in reveal(text, names) for token in self._piece_ids(piece, hidden=hidden)]
         if not ids:
             msg = (
@@ -183,6 +207,10 @@ class Tokenizer:
             msg = "the model has no chat template: expected chat_template in tokenizer_config.json, found none"
             raise TokenizerError(msg)
         return ChatTemplate(self._chat_template, self._special_tokens)
+
+    @cached_property
+    def _template_of_tools(self) -> ChatTemplate:
+        return ChatTemplate(str(self._tool_template), self._special_tokens)
 
     def _id_of(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
@@ -235,24 +263,23 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The template of ``chat_template.jinja``, or of ``tokenizer_config.json``: a string, or several with names."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
-            return path.read_text(encoding="utf-8")
+            return {"default": path.read_text(encoding="utf-8")}
         except ValueError as error:
             msg = f"{path}: expected text in UTF-8, found other bytes"
             raise TokenizerError(msg) from error
     given = config.get("chat_template")
     if given is None or isinstance(given, str):
-        return given
+        return {} if given is None else {"default": given}
     try:
-        named = {entry["name"]: entry["template"] for entry in given}
+        return {entry["name"]: entry["template"] for entry in given}
     except (TypeError, KeyError) as error:
         msg = f"{folder}: expected chat_template to be a string or a list of names and templates, found {given!r:.60}"
         raise TokenizerError(msg) from error
-    return named.get("default")
 
 
 def _check_vocabulary(backend: tokenizers.Tokenizer, folder: Path, vocab_size: int) -> None:

@@ -82,7 +82,9 @@ def test_messages_are_copied_with_all_that_they_have() -> None:
         {"role": "assistant", "tool_calls": [1]},
     ]
     checked = check_messages(tuple(given))
-    assert checked == given
+    read = {**CALL, "function": {"name": "f", "arguments": {}}}  # as templates take it
+    assert checked == [given[0], {**given[1], "tool_calls": [read]}, given[2]]
+    assert CALL["function"] == {"name": "f", "arguments": "{}"}
     assert all(a is not b for a, b in zip(checked, given, strict=True))
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from pronk.choosing.guide import Guide
 from pronk.choosing.params import SamplingParams
 from pronk.outputs import Completion, Piece
 from pronk.server.errors import ApiError
@@ -63,7 +64,8 @@ class Body(BaseModel):
             if json.dumps(found) not in fine:
                 msg = f"not built here; expected {' or '.join([*fine, 'no such field'])}"
                 raise unsupported(name, msg)
-        known = {name: each for name, each in given.items() if name in cls.model_fields}
+        names = {info.alias or name for name, info in cls.model_fields.items()}
+        known = {name: each for name, each in given.items() if name in names}
         unknown = next((name for name in given if name not in known), None)
         return known if unknown is None else {**known, unknown: None}
 
@@ -95,8 +97,8 @@ class StreamOptions(Body):
 class Ask(Body):
     """The options of a request for text; ``None`` is each one's default, as clients send it.
 
-    ``drafter``, ``rule``, ``priority``, ``leaps``, ``cache_salt``, ``top_k``, ``min_p``, ``repetition_penalty``,
-    ``min_tokens``, ``stop_token_ids``, ``bad_words`` and ``ignore_eos`` are not OpenAI's.
+    ``drafter``, ``rule``, ``guide_mode``, ``priority``, ``leaps``, ``cache_salt``, ``top_k``, ``min_p``,
+    ``repetition_penalty``, ``min_tokens``, ``stop_token_ids``, ``bad_words`` and ``ignore_eos`` are not OpenAI's.
     """
 
     idle: ClassVar = {"service_tier": ["auto", "default"], "store": [False]}
@@ -125,6 +127,7 @@ class Ask(Body):
     metadata: dict[Text, Text] | None = Field(None, max_length=16, description="likewise")
     drafter: Text | None = Field(None, min_length=1, max_length=256)
     rule: Literal["coupled", "rejection", "block"] | None = None
+    guide_mode: Literal["forced", "plain", "jump"] | None = None
     priority: int | None = Field(None, ge=-1000, le=1000)
     cache_salt: Text | None = Field(None, min_length=1, max_length=256)
     leaps: bool | None = Field(None, description="say of each token who guessed it, and with which pass it came")
@@ -169,10 +172,14 @@ class Ask(Body):
             raise refuse("leaps", "expected them with stream: true alone")
 
     def params(
-        self, max_tokens: int, logprobs: int | None = None, prompt_logprobs: int | None = None
+        self,
+        max_tokens: int,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        guide: Guide | None = None,
     ) -> SamplingParams:
         """The options as the engine has them; OpenAI's default is to sample at temperature 1."""
-        plain = ("top_p", "top_k", "min_p", "n", "min_tokens", "ignore_eos", "rule", "stop")
+        plain = ("top_p", "top_k", "min_p", "n", "min_tokens", "ignore_eos", "rule", "stop", "guide_mode")
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         given = {name: value for name in (*plain, *penalties) if (value := getattr(self, name)) is not None}
         return SamplingParams(
@@ -184,6 +191,7 @@ class Ask(Body):
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()} if self.logit_bias else None,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            guide=guide,
             **given,
         )
 
@@ -212,6 +220,10 @@ class Answer(Protocol):
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """What a stream has of a step's tokens."""
+        ...
+
+    def read(self, pieces: Sequence[Piece]) -> None:
+        """The same step, where it is no stream: what texts alone do not tell is kept for :meth:`body`."""
         ...
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:

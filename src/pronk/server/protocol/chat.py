@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.ask import TOOLS, Ask, Body, Text, Work, leaps, refuse, usage
+from pronk.server.protocol.ask import Body, Text, Work, leaps, refuse, usage
 from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
+from pronk.server.protocol.tools import CalledMessage, ToolAsk, ToolCall
 from pronk.server.settings import Limits
+from pronk.text.chat.tools import ToolForm
 from pronk.text.tokenizer import Tokenizer
 
-__all__ = ["ChatAnswer", "ChatAsk", "Message", "TextPart", "plain_messages"]
+__all__ = ["ChatAnswer", "ChatAsk", "Message", "TextPart", "Turn", "plain_messages"]
+
+
+_MOST_CALLS = 128  # in one message; OpenAI's
 
 
 class TextPart(Body):
@@ -28,49 +33,62 @@ class TextPart(Body):
     logprobs: list[Any] | None = Field(None, description="of an answer that comes back: not used")
 
 
-class Turn(Protocol):
+class Turn(Body):
     """Who says what."""
 
-    @property
-    def role(self) -> str:
-        """By the name that templates know, or ``developer``."""
-        ...
-
-    @property
-    def content(self) -> str | list[TextPart]:
-        """A text, or parts of it."""
-        ...
-
-    @property
-    def name(self) -> str | None:
-        """Of who speaks, among several."""
-        ...
-
-
-class Message(Body):
-    """A turn of a conversation. What answers of this server have beside their text may come back, being empty."""
-
-    role: Literal["system", "developer", "user", "assistant"]
+    role: str
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)]
+
+    def plain(self) -> dict[str, Any]:
+        """As templates know it: what a developer says is the system's."""
+        parts = self.content
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": [{"type": "text", "text": part.text} for part in parts] if isinstance(parts, list) else parts,
+        }
+
+
+class Message(Turn):
+    """A turn of a conversation. What answers of this server have beside text and calls may come back, being empty."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     name: Text | None = Field(None, max_length=64)
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[Any] | None = Field(None, max_length=0)
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(None, max_length=_MOST_CALLS)
+    tool_call_id: Text | None = Field(None, max_length=64)
     annotations: list[Any] | None = Field(None, max_length=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, value: Any) -> Any:
+        """Only a message that calls tools may do without a content; the answer of a tool says which call it is for."""
+        if not isinstance(value, dict):
+            return value
+        called, role = value.get("tool_calls"), value.get("role")
+        if called and role != "assistant":
+            raise refuse("messages", f"expected tool_calls of the assistant alone, found them with the role {role!r}")
+        if (role == "tool") != (value.get("tool_call_id") is not None):
+            raise refuse("messages", "expected a tool_call_id with the role 'tool', and with no other")
+        return {**value, "content": ""} if called and value.get("content") is None else value
 
-class ChatAsk(Ask):
+    def plain(self) -> dict[str, Any]:
+        """See :meth:`Turn.plain`."""
+        calls = [call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls or ()]
+        more = {"name": self.name, "tool_calls": calls or None, "tool_call_id": self.tool_call_id}
+        return {**super().plain(), **{name: value for name, value in more.items() if value is not None}}
+
+
+class ChatAsk(ToolAsk):
     """What ``/v1/chat/completions`` takes."""
 
     idle: ClassVar = {
-        **Ask.idle,
-        **TOOLS,
+        **ToolAsk.idle,
         "functions": [[]],
         "function_call": ["none", "auto"],
         "modalities": [["text"]],
         "reasoning_effort": ["none"],
-        "response_format": [{"type": "text"}],
         "verbosity": ["medium"],
     }
 
@@ -95,7 +113,14 @@ class ChatAsk(Ask):
         """Most tokens of the answer, if the client said."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
-    def work(self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, frame: dict[str, Any]) -> Work:
+    def work(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        tokenizer: Tokenizer,
+        frame: dict[str, Any],
+        form: ToolForm | None = None,
+    ) -> Work:
         """What is to be done.
 
         Args:
@@ -103,23 +128,16 @@ class ChatAsk(Ask):
             max_tokens: most of the answer.
             tokenizer: of the model.
             frame: what every reply has.
+            form: how the model calls tools, where it may.
         """
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return Work([prompt], self.params(max_tokens, logprobs), ChatAnswer(self, frame, TokenTexts(tokenizer)))
+        params = self.params(max_tokens, logprobs, guide=self.guide() if form is None else self.call_guide(form))
+        return Work([prompt], params, ChatAnswer(self, frame, TokenTexts(tokenizer), form))
 
 
 def plain_messages(messages: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Messages as templates know them: what a developer says is the system's."""
-    return [
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": message.content
-            if isinstance(message.content, str)
-            else [{"type": "text", "text": part.text} for part in message.content],
-            **({} if message.name is None else {"name": message.name}),
-        }
-        for message in messages
-    ]
+    """Messages as templates know them."""
+    return [message.plain() for message in messages]
 
 
 @dataclass
@@ -130,11 +148,13 @@ class ChatAnswer:
         ask: what was asked for.
         frame: what every reply has.
         texts: of the model's tokens.
+        form: how the model calls tools, where it may.
     """
 
     ask: ChatAsk
     frame: dict[str, Any]
     texts: TokenTexts
+    form: ToolForm | None = None
     ident: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
 
     def __post_init__(self) -> None:
@@ -143,25 +163,42 @@ class ChatAnswer:
         self._whole = {**head, "object": "chat.completion"}
         self._part = {**head, "object": "chat.completion.chunk"} | ({"usage": None} if self.ask.include_usage else {})
 
+        self._called = [] if self.form is None else [CalledMessage(self.form, self.ask.allowed) for _ in range(self.n)]
+
     def start(self) -> list[dict[str, Any]]:
-        """Who speaks, of each sample."""
-        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.n)]
+        """Who speaks, of each sample; one that calls tools may have no content."""
+        said = {"role": "assistant", "content": None if self._called else ""}
+        return [self._chunk(index, said) for index in range(self.n)]
 
     def step(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """One chunk for each sample that has new tokens, and one more for each that ends."""
+        """What each sample that has new tokens has of them, and one more chunk for each that ends."""
         chunks = []
-        for index in sorted({piece.index for piece in pieces}):
-            own = [piece for piece in pieces if piece.index == index]
-            chunk = self._chunk(index, {"content": "".join(piece.text for piece in own)})
-            chunk["choices"][0]["logprobs"] = self._logprobs([piece.logprobs or {} for piece in own])
-            if self.ask.leaps:
-                chunk["choices"][0]["leaps"] = leaps(own)
-            chunks.append(chunk)
+        for index, own in _by_sample(pieces):
+            chunks += self._said(index, own)
             if (done := own[-1].completion) is not None:
                 last = self._chunk(index, {})
-                last["choices"][0] |= {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}
+                last["choices"][0] |= {"finish_reason": self._reason(index, done), "stop_reason": done.stop_reason}
                 chunks.append(last)
         return chunks
+
+    def _said(self, index: int, own: Sequence[Piece]) -> list[dict[str, Any]]:
+        """One chunk of text; or one for each change between text and calls, the first with all about the tokens."""
+        text: list[dict[str, Any]] = [{"content": "".join(piece.text for piece in own)}]
+        deltas = self._called[index].read(own) if self._called else text
+        if not deltas and (self.ask.logprobs or self.ask.leaps):
+            deltas = [{}]
+        chunks = [self._chunk(index, delta) for delta in deltas]
+        if chunks:
+            chunks[0]["choices"][0]["logprobs"] = self._logprobs([piece.logprobs or {} for piece in own])
+            if self.ask.leaps:
+                chunks[0]["choices"][0]["leaps"] = leaps(own)
+        return chunks
+
+    def read(self, pieces: Sequence[Piece]) -> None:
+        """Which tokens it came with tells text from calls."""
+        if self._called:
+            for index, own in _by_sample(pieces):
+                self._called[index].read(own)
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """The usage, if it was asked for."""
@@ -174,9 +211,9 @@ class ChatAnswer:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": completion.text, "refusal": None},
+                "message": self._message(index, completion),
                 "logprobs": self._logprobs(completion.logprobs or []),
-                "finish_reason": completion.finish_reason,
+                "finish_reason": self._reason(index, completion),
                 "stop_reason": completion.stop_reason,
                 "seed": completion.seed,
             }
@@ -184,8 +221,21 @@ class ChatAnswer:
         ]
         return {**self._whole, "choices": choices, "usage": usage(done, self.n)}
 
+    def _message(self, index: int, done: Completion) -> dict[str, Any]:
+        if self._called:
+            return self._called[index].message()
+        return {"role": "assistant", "content": done.text, "refusal": None}
+
+    def _reason(self, index: int, done: Completion) -> str:
+        return self._called[index].finish_reason(done) if self._called else done.finish_reason
+
     def _logprobs(self, reports: Sequence[dict[int, float]]) -> dict[str, Any] | None:
         return chat_logprobs(self.texts, reports, self.ask.top_logprobs or 0) if self.ask.logprobs else None
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {**self._part, "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]}
+
+
+def _by_sample(pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Piece]]]:
+    for index in sorted({piece.index for piece in pieces}):
+        yield index, [piece for piece in pieces if piece.index == index]

@@ -12,7 +12,8 @@ from uuid import uuid4
 from pydantic import Discriminator, Field, Tag
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.ask import Ask, Ids, Text, Texts, Work, leaps, refuse, unsupported, usage
+from pronk.server.protocol.ask import Ids, Text, Texts, Work, leaps, refuse, unsupported, usage
+from pronk.server.protocol.guides import GuidedAsk
 from pronk.server.protocol.tokens import Report, TokenTexts
 from pronk.server.settings import Limits
 from pronk.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ def _kind(prompt: Any) -> str:
     return "lists" if isinstance(first, list) else "texts" if isinstance(first, str) else "ids"
 
 
-class CompletionAsk(Ask):
+class CompletionAsk(GuidedAsk):
     """What ``/v1/completions`` takes."""
 
     prompt: Annotated[
@@ -86,7 +87,7 @@ class CompletionAsk(Ask):
             for text in (self.texts() if self.echo else [])
         ]
         # A pass over a prompt gives its log-probabilities and a token at once: of a request for none, that is dropped.
-        params = self.params(max(1, wanted), self.logprobs, of_prompt)
+        params = self.params(max(1, wanted), self.logprobs, of_prompt, self.guide())
         answer = CompletionAnswer(self, frame, TokenTexts(tokenizer), echoes, silent=wanted == 0)
         return Work(prompts, params, answer)
 
@@ -138,6 +139,9 @@ class CompletionAnswer:
                 chunk["choices"][0] |= {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}
             chunks.append(chunk)
         return chunks
+
+    def read(self, pieces: Sequence[Piece]) -> None:
+        """Nothing that the texts do not tell."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """The usage, if it was asked for."""

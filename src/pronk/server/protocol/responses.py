@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import time
@@ -13,7 +13,8 @@ from pydantic import Field
 
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.ask import TOOLS, Ask, Body, Text, Work, refuse, unsupported, usage
-from pronk.server.protocol.chat import TextPart, plain_messages
+from pronk.server.protocol.chat import TextPart, Turn, plain_messages
+from pronk.server.protocol.guides import FormAsk, TextFormat
 from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
 from pronk.server.settings import Limits
 from pronk.text.tokenizer import Tokenizer
@@ -21,7 +22,7 @@ from pronk.text.tokenizer import Tokenizer
 __all__ = ["InputItem", "ResponseAnswer", "ResponseAsk"]
 
 
-class InputItem(Body):
+class InputItem(Turn):
     """A message among the inputs; an answer of before may come back as it was."""
 
     type: Literal["message"] | None = None
@@ -35,10 +36,12 @@ class InputItem(Body):
 class TextOptions(Body):
     """Options of the answer's text."""
 
-    idle: ClassVar = {"format": [{"type": "text"}], "verbosity": ["medium"]}
+    idle: ClassVar = {"verbosity": ["medium"]}
+
+    format: TextFormat | None = None
 
 
-class ResponseAsk(Ask):
+class ResponseAsk(FormAsk):
     """What ``/v1/responses`` takes."""
 
     idle: ClassVar = {
@@ -67,6 +70,10 @@ class ResponseAsk(Ask):
         if self.leaps:
             raise unsupported("leaps", "events of responses have no place for them; use /v1/chat/completions")
 
+    def forms(self) -> dict[str, Mapping[str, Any]]:
+        """See :meth:`FormAsk.forms`."""
+        return {} if self.text is None or self.text.format is None else self.text.format.forms()
+
     @property
     def wanted(self) -> int | None:
         """Most tokens of the answer, if the client said."""
@@ -87,7 +94,7 @@ class ResponseAsk(Ask):
     def work(self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, frame: dict[str, Any]) -> Work:
         """What is to be done; see :meth:`ChatAsk.work`."""
         logprobs = (self.top_logprobs or 0) if self.reports else None
-        params = self.params(max_tokens, logprobs)
+        params = self.params(max_tokens, logprobs, guide=self.guide())
         return Work([prompt], params, ResponseAnswer(self, frame, TokenTexts(tokenizer)))
 
 
@@ -126,6 +133,9 @@ class ResponseAnswer:
         logprobs = self._logprobs([piece.logprobs or {} for piece in pieces])
         text = "".join(piece.text for piece in pieces)
         return [self._at("response.output_text.delta", delta=text, logprobs=logprobs)]
+
+    def read(self, pieces: Sequence[Piece]) -> None:
+        """Nothing that the texts do not tell."""
 
     def end(self, done: Sequence[Completion]) -> list[dict[str, Any]]:
         """The whole answer, from the inside out."""
@@ -175,7 +185,7 @@ class ResponseAnswer:
             "previous_response_id": None,
             "store": False,
             "temperature": 1.0 if ask.temperature is None else ask.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self._format()},
             "tool_choice": "none",
             "tools": [],
             "top_logprobs": ask.top_logprobs or 0,
@@ -183,6 +193,13 @@ class ResponseAnswer:
             "truncation": "disabled",
             "usage": None,
         }
+
+    def _format(self) -> dict[str, Any]:
+        asked = None if self.ask.text is None else self.ask.text.format
+        if asked is None or asked.type != "json_schema":
+            return {"type": "text" if asked is None else asked.type}
+        named = {"name": asked.name, "description": asked.description, "schema": asked.schema_}
+        return {"type": asked.type, **named, "strict": asked.strict}
 
     def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
         return {"id": self.item, "type": "message", "status": status, "role": "assistant", "content": content}

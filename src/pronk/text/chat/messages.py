@@ -1,20 +1,26 @@
 """Conversations as OpenAI's interface has them.
 
 A message has a ``role`` and a ``content``: a text, or a list of parts, ``{"type": "text", "text": "…"}``, of which
-models of text can read no other type. An assistant's message that calls tools may do without a content. What else a
-message has is for the template.
+models of text can read no other type. An assistant's message that calls tools may do without a content. The arguments
+of such calls come as the text of a JSON object, and go to the template as that object. What else a message has is for
+the template.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from pronk.errors import PromptError
 
-__all__ = ["Messages", "check_messages", "join_parts"]
+__all__ = ["Messages", "Tools", "check_messages", "join_parts", "short_ids"]
 
 Messages = Sequence[Mapping[str, object]]
+Tools = Sequence[Mapping[str, object]]
+
+_SHORT_ID = 9
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -40,6 +46,21 @@ def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
+def short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with the last nine letters and digits of each call's id: Mistral's templates take no others."""
+    changed = _with_short_id(message, "tool_call_id")
+    if isinstance(calls := message.get("tool_calls"), (list, tuple)):
+        changed["tool_calls"] = [_with_short_id(call, "id") if isinstance(call, Mapping) else call for call in calls]
+    return changed
+
+
+def _with_short_id(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Shorter ones stay as they are: it is the template that has to say what it thinks of them."""
+    letters = "".join(re.findall("[0-9a-zA-Z]", str(given.get(name))))
+    found = isinstance(given.get(name), str) and len(letters) > _SHORT_ID
+    return {**given, name: letters[-_SHORT_ID:]} if found else dict(given)
+
+
 def _check_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         msg = f"{where}: expected an object with 'role' and 'content', found {_shown(message)}"
@@ -48,12 +69,44 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(role, str):
         msg = f"{where}: expected a string for 'role', found {_found(message, 'role')}"
         raise PromptError(msg)
+    message = {**message, **_read_calls(message, where)}
     if isinstance(content, str) or (content is None and role == "assistant" and message.get("tool_calls")):
-        return dict(message)
+        return message
     if not isinstance(content, (list, tuple)):
         msg = f"{where}: expected a string or a list of parts for 'content', found {_found(message, 'content')}"
         raise PromptError(msg)
     return {**message, "content": [_check_part(part, f"{where}, part {index}") for index, part in enumerate(content)]}
+
+
+def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The calls of a message with their arguments as objects; whatever else calls are is for the template."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return {}
+    read = [*calls]
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+            arguments = _read_object(function["arguments"], f"{where}, call {index}")
+            read[index] = {**call, "function": {**function, "arguments": arguments}}
+    return {"tool_calls": read}
+
+
+def _read_object(text: str, where: str) -> dict[str, Any]:
+    """Of a call that was cut off there may be nothing."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant) if text.strip() else {}
+    except (ValueError, RecursionError):  # numbers may have more digits than Python reads
+        value = None
+    if not isinstance(value, dict):
+        msg = f"{where}: expected arguments that are a JSON object, found {_shown(text)}"
+        raise PromptError(msg)
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    msg = f"expected JSON, which has no {name}"
+    raise ValueError(msg)
 
 
 def _check_part(part: object, where: str) -> dict[str, Any]:

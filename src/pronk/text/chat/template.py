@@ -1,7 +1,7 @@
 """Chat templates: Jinja from a checkpoint.
 
-A template comes with the model and is not trusted: it sees the messages and the names of the special tokens, as plain
-data, and a handful of functions; and it has a budget.
+A template comes with the model and is not trusted: it sees the messages, the tools and the names of the special tokens,
+as plain data, and a handful of functions; and it has a budget.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Template, TemplateError, nodes
 
 from pronk.errors import PromptError, TokenizerError
-from pronk.text.chat.messages import Messages, check_messages, join_parts
+from pronk.text.chat.messages import Messages, Tools, check_messages, join_parts, short_ids
 from pronk.text.chat.meter import Meter, OverBudgetError, extent
 from pronk.text.chat.sandbox import Sandbox
 
@@ -20,9 +20,9 @@ __all__ = ["ChatTemplate"]
 
 _LONGEST = 100_000  # characters of Jinja; the longest templates of well-known models have a third of that
 _SHOWN = 300  # characters of what a template says, which may be as long as it likes
-# Units (see ``meter``): for any template, which takes a second or two and some 100 MB to use them up; for each message,
-# for each pair of messages (Gemma's template looks for an answer to each message among the rest), and for each unit
-# that the messages have. Well-known templates use up to half of it.
+# Units (see ``meter``): for any template, which takes a second or two and some 100 MB to use them up; for each message
+# and each tool, for each pair of them (Gemma's template looks for an answer to each message among the rest), and for
+# each unit that they have. Well-known templates use up to half of it.
 _ANY, _PER_MESSAGE, _PER_PAIR, _PER_UNIT = 2**24, 2**15, 2**9, 32
 
 
@@ -47,16 +47,18 @@ class ChatTemplate:
             tree = sandbox.parse(source)
             self._reads_parts = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
             self._code = sandbox.compile_priced(tree)
+            self._counts_ids = "[TOOL_CALLS]" in source
         except (TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
             msg = f"chat template: expected valid Jinja, found an error: {_first_line(error)}"
             raise TokenizerError(msg) from error
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
+    def render(self, messages: Messages, *, add_generation_prompt: bool = True, tools: Tools | None = None) -> str:
         """The text of a conversation.
 
         Args:
             messages: see :mod:`pronk.text.chat.messages`.
             add_generation_prompt: end with what comes before the assistant's answer.
+            tools: that the model may call, as OpenAI's interface has them.
 
         Raises:
             PromptError: malformed messages, a conversation that the template refuses, or a template that takes too
@@ -65,12 +67,14 @@ class ChatTemplate:
         plain = check_messages(messages)
         if not self._reads_parts:
             plain = [join_parts(message) for message in plain]
+        if self._counts_ids:
+            plain = [short_ids(message) for message in plain]
         try:
-            sandbox = Sandbox(Meter(_budget(plain)))
+            sandbox = Sandbox(Meter(_budget([*plain, *(tools or ())])))
             return Template.from_code(sandbox, self._code, sandbox.globals).render(
                 messages=plain,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=None if tools is None else [*tools],
                 documents=None,
                 **self._special_tokens,
             )
@@ -85,10 +89,10 @@ class ChatTemplate:
             raise PromptError(msg) from error
 
 
-def _budget(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Units that a template may use up for these messages."""
-    number = len(messages)
-    return _ANY + _PER_MESSAGE * number + _PER_PAIR * number**2 + _PER_UNIT * extent(messages)
+def _budget(given: Sequence[Mapping[str, Any]]) -> int:
+    """Units that a template may use up for these messages and tools."""
+    number = len(given)
+    return _ANY + _PER_MESSAGE * number + _PER_PAIR * number**2 + _PER_UNIT * extent(given)
 
 
 def _is_content(node: nodes.Node) -> bool:

@@ -28,7 +28,7 @@ def disguise(
     """Put characters in the place of special tokens' names.
 
     Args:
-        messages: see :mod:`pronk.text.chat.messages`.
+        messages: see :mod:`pronk.text.chat.messages`; tools likewise, whose keys are written by people, too.
         names: of the special tokens.
 
     Returns:
@@ -39,7 +39,7 @@ def disguise(
         PromptError: the messages have nearly all private characters themselves.
     """
     if not names:
-        return _mapped(messages, str), {}
+        return _mapped(messages, str, str), {}
     whole, begun, longest = _patterns(frozenset(names))
     found = sorted({name for text in _texts(messages) for name in whole.findall(text)})
     taken = {character for text in _texts(messages) for character in text if ord(character) in _PRIVATE}
@@ -49,14 +49,21 @@ def disguise(
         msg = f"messages: expected some private characters that are not in them, found {len(taken)} that are; use fewer"
         raise PromptError(msg)
 
+    def hide_names(text: str) -> str:
+        return whole.sub(lambda match: characters[match[0]], text)
+
     def hide(text: str) -> str:
-        text = whole.sub(lambda match: characters[match[0]], text)
+        text = hide_names(text)
         kept = text.rstrip()  # a template may do so, too
         if not any(kept[-length:] in begun for length in range(1, longest + 1)):
             return text
         return f"{kept}{characters['']}{text[len(kept) :]}"
 
-    return _mapped(messages, hide), {character: name for name, character in characters.items()}
+    def hide_key(text: str) -> str:
+        """Templates look words up, and write nothing of a name right behind them."""
+        return hide_names(text) if text.isidentifier() else hide(text)
+
+    return _mapped(messages, hide, hide_key), {character: name for name, character in characters.items()}
 
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
@@ -89,18 +96,22 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
+        for name, each in value.items():
+            yield from _texts(name)
             yield from _texts(each)
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _texts(each)
 
 
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+def _mapped(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {name: _mapped(each, change) for name, each in value.items()}
+        return {
+            change_key(name) if isinstance(name, str) else name: _mapped(each, change, change_key)
+            for name, each in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [_mapped(each, change) for each in value]
+        return [_mapped(each, change, change_key) for each in value]
     return value

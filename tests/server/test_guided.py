@@ -1,0 +1,203 @@
+"""Answers that must have a form, by every name that clients have for it; bad forms hurt nobody."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from pronk.choosing.guide import Guide
+from pronk.choosing.params import SamplingParams
+from pronk.llm import LLM
+from pronk.server.settings import Limits
+from server.serving import KEY, Running, running
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+MESSAGES: Any = [{"role": "user", "content": "Where to?"}]
+CHAT = {"messages": MESSAGES, "max_tokens": 60, "temperature": 0.9, "seed": 3}
+TEXT = {"prompt": "Where to? ", "max_tokens": 60, "temperature": 0.9, "seed": 3}
+JSON = Guide(json=SCHEMA)
+NAMED = {"name": "trip", "schema": SCHEMA, "strict": True}
+
+
+@pytest.fixture
+def api(served: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("asked", "guide"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, JSON),
+        ({"response_format": {"type": "json_schema", "json_schema": NAMED}, "guide_mode": "plain"}, JSON),
+        ({"guided_json": SCHEMA}, JSON),
+        ({"guided_json": json.dumps(SCHEMA)}, JSON),
+        ({"structured_outputs": {"json": SCHEMA}}, JSON),
+        ({"guided_regex": "[a-c]{3}-[0-9]+"}, Guide(regex="[a-c]{3}-[0-9]+")),
+        ({"structured_outputs": {"regex": "[a-c]{3}"}}, Guide(regex="[a-c]{3}")),
+        ({"guided_choice": ["Paris", "Oslo"]}, Guide(choice=["Paris", "Oslo"])),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, Guide(choice=["yes", "no"])),
+        ({"guided_grammar": 'start: "a" start "b" | "c"'}, Guide(grammar='start: "a" start "b" | "c"')),
+        ({"structured_outputs": {"grammar": 'start: "x"'}}, Guide(grammar='start: "x"')),
+        ({"response_format": {"type": "json_object"}, "max_tokens": 20}, Guide(json={"type": "object"})),
+        ({"structured_outputs": {"json_object": True}, "max_tokens": 20}, Guide(json={"type": "object"})),
+        ({"response_format": {"type": "text"}, "max_tokens": 5}, None),
+        ({"structured_outputs": {"json_object": False}, "max_tokens": 5, "guided_json": None}, None),
+    ],
+)
+def test_forms_are_those_of_the_library(client: httpx.Client, model: LLM, asked: Any, guide: Guide | None) -> None:
+    params = SamplingParams(max_tokens=asked.get("max_tokens", 60), temperature=0.9, seed=3, guide=guide)
+    texts = {
+        "/v1/chat/completions": (CHAT, model.chat(MESSAGES, params).text),
+        "/v1/completions": (TEXT, model.generate(TEXT["prompt"], params).text),  # type: ignore[arg-type]
+    }
+    for route, (base, want) in texts.items():
+        answer = client.post(route, json=base | asked)
+        assert answer.status_code == 200, answer.text
+        (choice,) = answer.json()["choices"]
+        assert (choice["message"]["content"] if "message" in choice else choice["text"]) == want
+        assert guide != JSON or json.loads(want)["city"] in ("Paris", "Oslo")
+
+
+def test_jumps_are_another_law(client: httpx.Client, model: LLM) -> None:
+    answer = client.post("/v1/chat/completions", json=CHAT | {"guided_json": SCHEMA, "guide_mode": "jump"})
+    params = SamplingParams(max_tokens=60, temperature=0.9, seed=3, guide=JSON, guide_mode="jump")
+    assert answer.json()["choices"][0]["message"]["content"] == model.chat(MESSAGES, params).text
+
+
+def test_responses_have_their_own_field(api: openai.OpenAI) -> None:
+    form: Any = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEMA, "strict": True}}
+    got = api.responses.create(model="tiny", input="Where to?", max_output_tokens=60, text=form)
+    assert json.loads(got.output_text)["city"] in ("Paris", "Oslo")
+    assert got.text is not None
+    assert got.text.format is not None
+    assert got.text.format.type == "json_schema"
+    any_object: Any = {"format": {"type": "json_object"}}
+    cut = api.responses.create(model="tiny", input="Where to?", max_output_tokens=4, text=any_object)
+    assert cut.output_text.startswith("{")
+    assert cut.status in ("incomplete", "completed")
+
+
+def test_streams_are_guided_too(api: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": NAMED}
+    stream = api.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=60, temperature=1.5, response_format=form, stream=True, n=2
+    )
+    texts = {0: "", 1: ""}
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert all(json.loads(text)["days"] in range(1, 10) for text in texts.values())
+
+
+DEEP: Any = {"type": "string"}
+for _ in range(80):
+    DEEP = {"type": "array", "items": DEEP}
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_json": {"not": {}}}, "guided_json", "expected one that can be followed, found: "),
+    ({"guided_json": {"$ref": "http://elsewhere/"}}, "guided_json", "expected one that can be followed"),
+    ({"guided_json": DEEP}, "guided_json", "expected a schema of at most 64 levels"),
+    ({"guided_json": "{"}, "guided_json", "expected a schema, found text that is no JSON"),
+    ({"guided_json": "5"}, "guided_json", "expected a schema, an object or true, found 5"),
+    ({"guided_json": 5}, "guided_json", "expected a valid dictionary, found 5"),
+    ({"guided_json": {"type": "string", "format": "colour"}}, "guided_json", "expected one that can be followed"),
+    ({"guided_json": {"multipleOf": 1e-30}}, "guided_json", "expected"),
+    (
+        {"guided_json": {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"type": "array"}]}}}},
+        "guided_json",
+        "expected one that can be followed",
+    ),
+    ({"guided_regex": "(" * 5000}, "guided_regex", "expected one that can be followed"),
+    ({"guided_regex": "(?=a)b"}, "guided_regex", "expected one that can be followed"),
+    ({"guided_regex": ""}, "guided_regex", "expected a text that is not empty"),
+    ({"guided_regex": "a" * 2**19}, "guided_regex", "expected at most 262144 characters"),
+    ({"guided_choice": []}, "guided_choice", "expected 1..1024 texts, found 0"),
+    ({"guided_choice": ["a", "a"]}, "guided_choice", "expected texts of which no two are alike"),
+    ({"guided_choice": ["a", 5]}, "guided_choice.1", "expected a valid string"),
+    ({"guided_grammar": "root ::= x"}, "guided_grammar", "expected one that can be followed"),
+    ({"guided_grammar": 'start: "a' + "b" * 10**7}, "guided_grammar", "expected at most 262144 characters"),
+    ({"guided_whitespace_pattern": "[ ]*"}, "guided_whitespace_pattern", "not built here"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "expected only fields that are known here"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag", "not built here"),
+    ({"structured_outputs": {"json_schema": {}}}, "structured_outputs.json_schema", "expected only fields that are"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "and structured_out"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "expected 'text', 'json_object' or 'json_schema'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "expected json_schema with the type"),
+    ({"response_format": {"type": "text", "json_schema": NAMED}}, "response_format", "expected json_schema with"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
+     "response_format.json_schema.name", "expected a text of the pattern"),
+    ({"response_format": {"type": "json_schema", "json_schema": {**NAMED, "schema": {"not": {}}}}},
+     "response_format", "expected one that can be followed"),
+    ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "response_format and guided"),
+    ({"guided_json": {}, "guided_choice": ["a"]}, "guided_choice", "found guided_json and guided_choice"),
+    ({"guided_json": SCHEMA, "ignore_eos": True}, "ignore_eos", "expected False beside a guide"),
+    ({"guided_json": SCHEMA, "guide_mode": "fast"}, "guide_mode", "expected 'forced', 'plain' or 'jump'"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def roomy(model: LLM) -> Iterator[Running]:
+    with running(model, limits=Limits(body=2**25)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("asked", "param", "message"), BAD, ids=range(len(BAD)))
+def test_bad_forms_are_refused_and_hurt_nobody(roomy: Running, asked: Any, param: str, message: str) -> None:
+    neighbour = {"prompt": "def add(a, b):\n    return", "max_tokens": 24, "temperature": 0.8, "seed": 5}
+    with roomy.client() as client, ThreadPoolExecutor(2) as threads:
+        beside = threads.submit(client.post, "/v1/completions", json=neighbour)
+        began = time.monotonic()
+        answer = threads.submit(client.post, "/v1/chat/completions", json=CHAT | asked).result()
+        assert time.monotonic() - began < 20
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert (error["param"], error["type"]) == (param, "invalid_request_error")
+        assert message in error["message"]
+        assert error["message"].startswith(f"{param}: ")
+        assert "\n" not in error["message"]
+        want = roomy.llm.generate(neighbour["prompt"], SamplingParams(max_tokens=24, temperature=0.8, seed=5))  # type: ignore[arg-type]
+        assert beside.result().json()["choices"][0]["text"] == want.text
+    assert roomy.idle
+
+
+def test_expressions_that_others_backtrack_over(client: httpx.Client) -> None:
+    for expression in ("(a+)+b", "(a|a)*b", "(x*)*y"):
+        answer = client.post("/v1/completions", json=TEXT | {"guided_regex": expression, "temperature": 0.0})
+        assert answer.status_code == 200, answer.text
+        text = answer.json()["choices"][0]["text"]
+        assert len(text) > 50 or re.fullmatch(expression, text)
+
+
+def test_a_form_that_takes_too_much_work_on_the_way(client: httpx.Client) -> None:
+    ask = {"guided_regex": "((a{1,1000}){1,1000}){1,1000}", "logit_bias": {"3": -100}}
+    answer = client.post("/v1/completions", json=TEXT | ask)
+    assert answer.status_code == 200 or answer.json()["error"]["param"] == "guided_regex", answer.text
+
+
+def test_a_body_beyond_the_limit_is_not_read(client: httpx.Client) -> None:
+    answer = client.post("/v1/completions", json=TEXT | {"guided_grammar": "x" * 10**7})
+    assert answer.status_code == 413
+
+
+def test_responses_with_bad_forms(client: httpx.Client) -> None:
+    for form, param in (
+        ({"type": "json_schema", "name": "a"}, "text.format.schema"),
+        ({"type": "json_object", "schema": {}}, "text.format.schema"),
+        ({"type": "json_schema", "name": "a", "schema": {"not": {}}}, "text.format"),
+        ({"type": "grammar"}, "text.format.type"),
+    ):
+        answer = client.post("/v1/responses", json={"input": "x", "text": {"format": form}, "max_output_tokens": 4})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

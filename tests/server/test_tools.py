@@ -1,0 +1,278 @@
+"""Tools, driven by the official client: what OpenAI's format has where, streaming and not."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from pronk.choosing.params import SamplingParams
+from server.serving import KEY, Running, running
+from server.tool_models import tool_model
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TIME = {"type": "object", "properties": {"zone": {"enum": ["CET", "UTC"]}}, "required": ["zone"]}
+TIME["additionalProperties"] = False  # type: ignore[assignment]
+SCHEMAS: dict[str, Any] = {"weather": WEATHER, "time_in": TIME}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": name, "parameters": schema, "strict": True},
+    }
+    for name, schema in SCHEMAS.items()
+]
+ASK: Any = [{"role": "user", "content": "How is it in Oslo?"}]
+NAMED: Any = {"type": "function", "function": {"name": "time_in"}}
+OPTIONS: Any = {"model": "tiny", "max_tokens": 90, "temperature": 0.8, "seed": 4}
+BEGIN = 1  # the token that begins calls in the Mistral model
+
+
+@pytest.fixture(scope="module", params=["hermes", "mistral", "llama"])
+def tooled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tool_model(tmp_path_factory.mktemp(request.param), request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def api(tooled: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{tooled.url}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+def family(made: Running) -> str:
+    return made.llm.path.name.rstrip("0123456789")
+
+
+def whole(stream: Any) -> dict[int, Any]:
+    """The message of each sample, put together from its chunks as OpenAI's clients do."""
+    found = dict[int, Any]()
+    for chunk in stream:
+        assert chunk.object == "chat.completion.chunk"
+        for choice in chunk.choices:
+            delta, said = choice.delta, found.setdefault(choice.index, {"content": None, "calls": [], "reason": None})
+            assert said["reason"] is None, "nothing follows the finish reason"
+            if "role" in delta.model_fields_set:
+                assert (delta.role, delta.content, said["calls"]) == ("assistant", None, [])
+            if delta.content is not None:
+                assert delta.content
+                said["content"] = (said["content"] or "") + delta.content
+            for call in delta.tool_calls or []:
+                assert call.function is not None
+                if call.id is not None:  # the first of a call: its name, and no arguments yet
+                    assert re.fullmatch("call_[0-9a-f]{24}", call.id)
+                    assert (call.type, call.function.arguments, call.index) == ("function", "", len(said["calls"]))
+                    said["calls"].append((call.function.name, ""))
+                else:
+                    assert (call.type, call.function.name, call.index) == (None, None, len(said["calls"]) - 1)
+                    name, arguments = said["calls"][-1]
+                    said["calls"][-1] = name, arguments + (call.function.arguments or "")
+            said["reason"] = choice.finish_reason
+    return found
+
+
+def check_calls(calls: list[tuple[str, str]]) -> None:
+    for name, arguments in calls:
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+        assert json.dumps(json.loads(arguments)) == arguments
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, "auto", "none"], ids=str)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_every_choice_streaming_and_not(tooled: Running, api: openai.OpenAI, choice: Any, parallel: bool) -> None:
+    options = {**OPTIONS, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel, "n": 2}
+    got = api.chat.completions.create(messages=ASK, **options)
+    stream: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = [*api.chat.completions.create(messages=ASK, **stream, **options)]
+    streamed = {} if choice == "none" else whole(chunks)
+    assert chunks[-1].usage.total_tokens == got.usage.total_tokens
+    for each in got.choices:
+        message = each.message
+        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]  # type: ignore[union-attr]
+        ended = each.finish_reason != "length"
+        check_calls(calls if ended else calls[:-1])
+        if choice in ("required", NAMED):
+            assert message.content is None
+            assert calls
+            assert each.finish_reason in ("tool_calls", "length")
+            assert {name for name, _ in calls} <= ({"time_in"} if choice == NAMED else {*SCHEMAS})
+        if not parallel or family(tooled) == "llama":
+            assert len(calls) <= 1
+        if choice == "none":
+            assert not calls
+            seeded = SamplingParams(max_tokens=90, temperature=0.8, seed=each.model_extra["seed"])  # type: ignore[index]
+            assert message.content == tooled.llm.chat(ASK, seeded).text
+        if choice != "none":
+            said = streamed[each.index]
+            assert (said["calls"], said["reason"]) == (calls, each.finish_reason)
+            assert (said["content"] or "") == (message.content or "")
+    assert tooled.idle
+
+
+def test_a_model_that_wants_to_call_does_so_by_itself(tooled: Running, api: openai.OpenAI) -> None:
+    """Whatever it says before; arguments fit although nothing asked it to call."""
+    if family(tooled) != "mistral":
+        pytest.skip("its calls begin with a text, towards which no bias leads")
+    options = {**OPTIONS, "tools": TOOLS, "logit_bias": {str(BEGIN): 100}}
+    got = api.chat.completions.create(messages=ASK, **options).choices[0]
+    assert (got.finish_reason, got.message.content) == ("tool_calls", None)
+    calls = [(call.function.name, call.function.arguments) for call in got.message.tool_calls or []]  # type: ignore[union-attr]
+    assert calls
+    check_calls(calls)
+    said = whole(api.chat.completions.create(messages=ASK, stream=True, **options))[0]
+    assert said == {"content": None, "calls": calls, "reason": "tool_calls"}
+
+
+def test_the_conversation_goes_on(tooled: Running, api: openai.OpenAI) -> None:
+    first = api.chat.completions.create(messages=ASK, tools=TOOLS, tool_choice=NAMED, **OPTIONS)
+    message = first.choices[0].message
+    (call,) = (message.tool_calls or [])[:1]
+    sent = {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}
+    talk: Any = [*ASK, sent, {"role": "tool", "tool_call_id": call.id, "content": "Noon."}]
+    again = api.chat.completions.create(messages=talk, tools=TOOLS, tool_choice="required", **OPTIONS)
+    tokenizer = tooled.llm.tokenizer
+    plain = [{k: v for k, v in tool.items() if k != "strict"} for tool in TOOLS]
+    for tool in plain:
+        tool["function"] = {k: v for k, v in tool["function"].items() if k != "strict"}
+    assert again.usage is not None
+    assert again.usage.prompt_tokens == len(tokenizer.chat_ids(talk, tools=plain))
+    assert "Noon." in tokenizer.chat(talk, tools=plain)
+    untold = api.chat.completions.create(messages=talk, **OPTIONS)
+    assert untold.choices[0].message.content
+
+
+def test_calls_that_are_cut_off_are_given_as_far_as_they_came(tooled: Running, api: openai.OpenAI) -> None:
+    options = {**OPTIONS, "tools": TOOLS, "tool_choice": NAMED, "temperature": 0}
+    full = api.chat.completions.create(messages=ASK, **options).choices[0].message.tool_calls or []
+    assert full
+    seen = set[str]()
+    for most in range(1, 40, 2):
+        got = api.chat.completions.create(messages=ASK, **{**options, "max_tokens": most}).choices[0]
+        said = whole(api.chat.completions.create(messages=ASK, stream=True, **{**options, "max_tokens": most}))[0]
+        calls = [(call.function.name, call.function.arguments) for call in got.message.tool_calls or []]  # type: ignore[union-attr]
+        assert said == {"content": got.message.content or None, "calls": calls, "reason": got.finish_reason}
+        for (name, arguments), call in zip(calls, full, strict=False):
+            assert name == "time_in"
+            assert call.function.arguments.startswith(arguments)  # type: ignore[union-attr]
+            seen.add(arguments)
+        if got.finish_reason == "tool_calls":
+            break
+        assert got.finish_reason == "length"
+    assert len(seen) > 2
+
+
+def test_log_probabilities_and_leaps_are_of_every_token(tooled: Running, api: openai.OpenAI) -> None:
+    options = {**OPTIONS, "tools": TOOLS, "tool_choice": "required", "logprobs": True, "extra_body": {"leaps": True}}
+    stream: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = [*api.chat.completions.create(messages=ASK, **stream, **options)]
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    leaps = [leap for choice in choices for leap in (choice.model_extra or {}).get("leaps", ())]
+    entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content or ()]
+    assert chunks[-1].usage is not None
+    assert len(leaps) == len(entries) == chunks[-1].usage.completion_tokens
+    jumped = api.chat.completions.create(
+        messages=ASK,
+        tools=TOOLS,
+        tool_choice=NAMED,
+        parallel_tool_calls=False,
+        extra_body={"guide_mode": "jump"},
+        **OPTIONS,
+    ).choices[0]
+    check_calls([(call.function.name, call.function.arguments) for call in jumped.message.tool_calls or []])  # type: ignore[union-attr]
+    assert jumped.message.tool_calls
+
+
+def test_tools_without_parameters(tooled: Running, api: openai.OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "stop"}}]
+    got = api.chat.completions.create(
+        messages=ASK, tools=tools, tool_choice="required", parallel_tool_calls=False, **OPTIONS
+    ).choices[0]
+    (call,) = got.message.tool_calls or []
+    assert (call.function.name, call.function.arguments) == ("stop", "{}")  # type: ignore[union-attr]
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+DEEP: Any = {"type": "object"}
+for _ in range(80):
+    DEEP = {"type": "object", "properties": {"a": DEEP}}
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [tool(name="rm -rf")]}, "tools.0.function.name", "expected a text of the pattern"),
+    ({"tools": [tool(name="a" * 65)]}, "tools.0.function.name", "expected a text of the pattern"),
+    ({"tools": [tool(), tool()]}, "tools", "expected names of which no two are alike"),
+    ({"tools": [tool(name=f"f{n}") for n in range(129)]}, "tools", "expected at most 128 in it"),
+    ({"tools": [tool(), {"type": "web_search"}]}, "tools.1.type", "expected 'function'"),
+    ({"tools": [tool(code="x")]}, "tools.0.function.code", "expected only fields that are known here"),
+    ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters", "the type 'object'"),
+    ({"tools": [tool(parameters=DEEP)]}, "tools.0.function.parameters", "expected a schema of at most 64 levels"),
+    ({"tools": [tool(parameters={"not": {}})]}, "tools", "expected one that can be followed"),
+    ({"tools": [tool(parameters={"$ref": "http://x"})]}, "tools", "expected one that can be followed"),
+    ({"tools": [tool(description="x" * 300_000)]}, "tools", "expected at most 262144 characters"),
+    ({"tools": [tool(parameters={"title": "x" * 300_000})]}, "tools.0.function.parameters", "expected at most 262144"),
+    ({"tools": [tool(description="x " * 50_000)]}, "", "the model's context is 2048"),
+    ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "expected 'none', 'auto' or 'required'"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "found 'rm'"),
+    ({"tool_choice": "required"}, "tool_choice", "expected tools beside it, found none"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice", "expected tools beside it, found none"),
+    ({"tools": TOOLS, "guided_regex": "a"}, "tools", "expected one form of the answer, found guided_regex and tools"),
+    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools", "found response_format and tools"),
+    ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "expected a valid boolean"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "expected a tool_call_id with the role 'tool'"),
+    ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages", "with the role 'tool'"),
+    ({"messages": [{"role": "assistant"}]}, "messages.0.content", "expected it, found no such field"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages", "of the assistant alone"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[]"}}]}]},
+     "", "messages[0], call 0: expected arguments that are a JSON object"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {}}}]}]},
+     "messages.0.tool_calls.0.function.arguments", "expected a valid string"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "param", "message"), BAD, ids=range(len(BAD)))
+def test_bad_tools_are_refused(tooled: Running, asked: Any, param: str, message: str) -> None:
+    if family(tooled) != "hermes":
+        pytest.skip("the same for all")
+    with tooled.client() as client:
+        began = time.monotonic()
+        answer = client.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 4} | asked)
+        assert time.monotonic() - began < 20
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"] or "", error["type"]) == (param, "invalid_request_error")
+    assert message in error["message"]
+    assert "\n" not in error["message"]
+    assert tooled.idle
+
+
+def test_special_tokens_in_tools_are_text(tooled: Running) -> None:
+    names = [token.content for token in tooled.llm.tokenizer.backend.get_added_tokens_decoder().values()]
+    bad = tool(description=" ".join(names), parameters={"type": "object", "properties": {"".join(names): {}}})
+    asked: Any = {"messages": ASK, "tools": [bad], "max_tokens": 1, "tool_choice": "required"}
+    with tooled.client() as client:
+        counts = client.post("/v1/chat/completions", json=asked).json()["usage"]
+    tokenizer = tooled.llm.tokenizer
+    assert counts["prompt_tokens"] == len(tokenizer.chat_ids(ASK, tools=[bad], trusted=False))
+    assert counts["prompt_tokens"] > len(tokenizer.chat_ids(ASK, tools=[bad]))
+
+
+def test_neighbours_are_as_they_are_alone(tooled: Running, api: openai.OpenAI) -> None:
+    params = SamplingParams(max_tokens=20, temperature=0.8, seed=4)
+    want = tooled.llm.chat(ASK, params).text
+    with tooled.client() as client:
+        body = {"messages": ASK, "max_tokens": 20, "temperature": 0.8, "seed": 4}
+        calling = api.chat.completions.create(messages=ASK, tools=TOOLS, tool_choice="required", stream=True, **OPTIONS)
+        next(calling)
+        assert client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == want
+        calling.close()

@@ -1,0 +1,27 @@
+"""The bundled model with templates that have tools."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pronk
+from pronk.llm import LLM
+from text.chat.tool_templates import TEMPLATES
+
+BUNDLED = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
+
+
+def tool_model(folder: Path, family: str) -> LLM:
+    """A copy in ``folder`` with the family's template; for Mistral a token that reads as nothing begins calls."""
+    for path in BUNDLED.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder / path.name)
+    for path in (folder / "tokenizer.json", folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace("<|user|>", "[TOOL_CALLS]") if family == "mistral" else text, encoding="utf-8")
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config["chat_template"] = TEMPLATES[family]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return LLM(folder, prefix_cache=True, max_batch=8, threads=1)
