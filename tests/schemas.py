@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import jsonschema
@@ -19,7 +21,14 @@ def random_schema(dice: random.Random, depth: int = 3) -> dict[str, Any]:
 def fits(text: str, schema: dict[str, Any]) -> bool:
     """Whether a text is JSON that fits a schema, by the ``jsonschema`` package."""
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-    return bool(kind(schema).is_valid(json.loads(text)))
+    exact = jsonschema.validators.extend(kind, {"multipleOf": _multiple})
+    return bool(exact(schema).is_valid(json.loads(text)))
+
+
+def _multiple(_: Any, of: float, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    """As the package does it, but for numbers of any size, and without rounding."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and Fraction(str(value)) % Fraction(str(of)):
+        yield jsonschema.ValidationError(f"{value} is not a multiple of {of}")
 
 
 def _object(dice: random.Random, depth: int) -> dict[str, Any]:

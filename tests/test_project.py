@@ -76,8 +76,8 @@ def test_functions_are_short() -> None:
 
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
-        "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Guesser", "Guide", "Piece", "SamplingParams", "TokenTree",
-        "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
+        "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Guesser", "Guide", "Piece", "SamplingParams",
+        "TokenTree", "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
         "DeadlineError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "__version__",
         *class_names(),
     }  # fmt: skip
