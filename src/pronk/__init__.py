@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pronk.errors import ConfigError as ConfigError
     from pronk.errors import ContextError as ContextError
     from pronk.errors import DeadlineError as DeadlineError
+    from pronk.errors import GuideError as GuideError
     from pronk.errors import OptionError as OptionError
     from pronk.errors import OverloadedError as OverloadedError
     from pronk.errors import PromptError as PromptError
@@ -41,6 +42,7 @@ _HOMES = {
         "ConfigError",
         "ContextError",
         "DeadlineError",
+        "GuideError",
         "OptionError",
         "OverloadedError",
         "PromptError",

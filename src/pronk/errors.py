@@ -7,6 +7,7 @@
     │   ├── ConfigError      config.json is missing, contradictory or not supported
     │   └── TokenizerError   tokenizer files are missing or do not match the model
     ├── OptionError          an option out of its range, or one that a method cannot honour (also a ValueError)
+    │   └── GuideError       a guide that is damaged, that no text fits, or that takes too much work to follow
     ├── PromptError          a prompt that cannot be decoded: empty, too long, ids outside the vocabulary
     ├── CacheFullError       the KV cache has no free blocks left
     ├── DeadlineError        a request was not done in time (also a TimeoutError)
@@ -24,6 +25,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "DeadlineError",
+    "GuideError",
     "OptionError",
     "OverloadedError",
     "PromptError",
@@ -50,6 +52,10 @@ class TokenizerError(CheckpointError):
 
 class OptionError(PronkError, ValueError):
     """An option out of its range, or one that a method cannot honour."""
+
+
+class GuideError(OptionError):
+    """A guide that is damaged, that no text fits, or that takes too much work to follow."""
 
 
 class PromptError(PronkError, ValueError):

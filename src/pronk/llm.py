@@ -24,7 +24,7 @@ from pronk.errors import OptionError
 from pronk.model.kernels import choose_kernels
 from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Choice, Completion, Piece
-from pronk.text.chat.messages import Messages
+from pronk.text.chat.messages import Messages, Tools
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
@@ -289,9 +289,12 @@ class LLM:
                 raise OptionError(msg)
         return spelled
 
-    def chat_ids(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation up to the point where the model answers; see :meth:`chat` for the errors."""
-        return self.tokenizer.chat_ids(messages)
+    def chat_ids(self, messages: Messages, tools: Tools | None = None) -> list[int]:
+        """Token ids of a conversation up to the point where the model answers; see :meth:`chat` for the errors.
+
+        ``tools`` are what the template tells the model of, as OpenAI's interface has them.
+        """
+        return self.tokenizer.chat_ids(messages, tools=tools)
 
     def _pieces(self, requests: Sequence[Request]) -> Generator[Piece]:
         with closing(self.engine.stream(requests)) as tokens:

@@ -48,7 +48,7 @@ def test_verified(run: Run) -> None:
     code, out, err = run(*SMALL, "--drafter", "prompt_lookup(min_ngram=1)")
     assert (code, err) == (0, "")
     assert "Verified: " in out
-    assert "12/12" in out
+    assert "16/16" in out
     assert max(map(len, out.splitlines())) <= 80
 
 

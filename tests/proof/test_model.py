@@ -150,7 +150,7 @@ def test_report_as_json_and_as_table(report: VerifyReport) -> None:
     assert report.to_dict()["drafters"][1]["verdict"] == "passed"
     text = shown(report)
     assert max(map(len, text.splitlines())) <= 80
-    assert "12/12" in text
+    assert "16/16" in text
     assert f"Verified: {guessing(report).accepted} accepted guesses changed nothing." in text
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pronk.checks import check_flag
-from pronk.errors import OptionError
+from pronk.errors import GuideError
 
 __all__ = ["MAX_CHOICES", "MAX_SIZE", "Guide", "GuideKind", "GuideMode", "check_texts"]
 
@@ -40,7 +40,7 @@ class Guide:
             does, on one line, which leaves more to be forced.
 
     Raises:
-        OptionError: none or several of them are given, or one that cannot be what it is for.
+        GuideError: none or several of them are given, or one that cannot be what it is for.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -54,23 +54,23 @@ class Guide:
         if len(given) != 1:
             found = " and ".join(given) or "none"
             msg = f"guide: expected one of json, regex, choice and grammar, found {found}"
-            raise OptionError(msg)
+            raise GuideError(msg)
         check_flag("guide: whitespace", self.whitespace)
         if self.whitespace and self.json is None:
             msg = f"guide: whitespace: expected it beside json alone, found it beside {given[0]}"
-            raise OptionError(msg)
+            raise GuideError(msg)
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         elif self.choice is not None:
             object.__setattr__(self, "choice", check_texts("guide: choice", self.choice))
         elif not isinstance(text := getattr(self, given[0]), str) or not text:
             msg = f"guide: {given[0]}: expected a text that is not empty, found {text!r:.60}"
-            raise OptionError(msg)
+            raise GuideError(msg)
         _check_encodable(self.kind, self.source)
         size = sum(map(len, self.choice)) if self.choice is not None else len(self.source)
         if size > MAX_SIZE:
             msg = f"guide: {given[0]}: expected at most {MAX_SIZE} characters, found {size}; make it smaller"
-            raise OptionError(msg)
+            raise GuideError(msg)
 
     @property
     def kind(self) -> GuideKind:
@@ -99,7 +99,7 @@ def _check_encodable(kind: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         msg = f"guide: {kind}: expected text, found half a character: {text[error.start]!r}"
-        raise OptionError(msg) from error
+        raise GuideError(msg) from error
 
 
 def _schema_text(schema: object) -> str:
@@ -112,19 +112,19 @@ def _schema_text(schema: object) -> str:
         too_deep, parsed, text = True, {}, ""
     except jsonlib.JSONDecodeError as error:
         msg = f"guide: json: expected a schema, found text that is no JSON (line {error.lineno}: {error.msg})"
-        raise OptionError(msg) from error
+        raise GuideError(msg) from error
     except (TypeError, ValueError) as error:
         msg = f"guide: json: expected a schema of JSON values, found others ({error})"
-        raise OptionError(msg) from error
+        raise GuideError(msg) from error
     if too_deep:
         msg = f"guide: json: expected a schema of at most {_MAX_DEPTH} levels, found more; use $ref"
-        raise OptionError(msg)
+        raise GuideError(msg)
     if not isinstance(parsed, (Mapping, bool, str)):
         msg = f"guide: json: expected a schema, an object or true, found {parsed!r:.60}"
-        raise OptionError(msg)
+        raise GuideError(msg)
     if parsed is False:
         msg = "guide: json: expected a schema that something fits, found false"
-        raise OptionError(msg)
+        raise GuideError(msg)
     return text
 
 
@@ -141,19 +141,19 @@ def check_texts(name: str, texts: object) -> tuple[str, ...]:
     """Texts to choose from.
 
     Raises:
-        OptionError: they are no list, too many or none, or one is empty or there twice.
+        GuideError: they are no list, too many or none, or one is empty or there twice.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         msg = f"{name}: expected a list of texts, found {texts!r:.60}"
-        raise OptionError(msg)
+        raise GuideError(msg)
     if not 1 <= len(texts) <= MAX_CHOICES:
         msg = f"{name}: expected 1..{MAX_CHOICES} texts, found {len(texts)}"
-        raise OptionError(msg)
+        raise GuideError(msg)
     for text in texts:
         if not isinstance(text, str) or not text:
             msg = f"{name}: expected texts that are not empty, found {text!r:.60}"
-            raise OptionError(msg)
+            raise GuideError(msg)
     if len(set(texts)) < len(texts):
         msg = f"{name}: expected texts of which no two are alike, found one twice"
-        raise OptionError(msg)
+        raise GuideError(msg)
     return tuple(texts)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.errors import PronkError
+from pronk.errors import GuideError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -44,7 +44,7 @@ class GrammarFollower:
         """The logits of tokens that may come next; ``-inf`` for the others.
 
         Raises:
-            PronkError: the grammar takes more work than is allowed, at this point of the text, or demands a character
+            GuideError: the grammar takes more work than is allowed, at this point of the text, or demands a character
                 that the tokenizer has no token for.
         """
         if self._beyond and not self._matcher.is_error():
@@ -109,13 +109,13 @@ class GrammarFollower:
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             msg = f"guide: {_STUCK}, found: {said(self._matcher)}; make it simpler"
-            raise PronkError(msg)
+            raise GuideError(msg)
         may = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
         first = int(may.argmax())
         # Text that is forced is spelled by the tokenizer, which passes over characters that it does not have.
         if not may[first] or (first not in self._ends and not self._matcher.validate_tokens([first])):
             msg = f"guide: {_STUCK}, found one that demands a character that the tokenizer has no token for"
-            raise PronkError(msg)
+            raise GuideError(msg)
         return may
 
 

@@ -29,7 +29,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pronk.choosing.guide import Guide
-from pronk.errors import OptionError, PronkError
+from pronk.errors import GuideError
 from pronk.guided.follower import GrammarFollower, said
 from pronk.text.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ class Grammars:
         """The guide for this model; the ones asked for last are kept.
 
         Raises:
-            OptionError: llguidance is not installed, or cannot use the tokenizer; the model has no token that ends a
+            GuideError: llguidance is not installed, or cannot use the tokenizer; the model has no token that ends a
                 text; or the guide is damaged, asks for what there is not, or is fit by no text.
         """
         found = self._find(guide)
@@ -121,12 +121,12 @@ class Grammars:
         matcher = LLMatcher(tokenizer, _lark(guide), log_level=0, limits=limits)
         if matcher.is_error():
             msg = f"guide: {guide.kind}: expected one that can be followed, found: {said(matcher)}"
-            raise OptionError(msg)
+            raise GuideError(msg)
         try:
             GrammarFollower(matcher, self._ends).check()
-        except PronkError as error:
+        except GuideError as error:
             msg = f"guide: {guide.kind}: expected one that some text of the tokenizer's fits, found one that none does"
-            raise OptionError(msg) from error
+            raise GuideError(msg) from error
         return matcher
 
     @cached_property
@@ -135,10 +135,10 @@ class Grammars:
             from llguidance import LLTokenizer  # noqa: PLC0415 - an extra
         except ModuleNotFoundError as error:
             msg = "guide: it needs llguidance, which is not installed: pip install 'pronk[guided]'"
-            raise OptionError(msg) from error
+            raise GuideError(msg) from error
         if not self._ends:
             msg = "guide: expected a model with a token that ends a text, found none in its config.json"
-            raise OptionError(msg)
+            raise GuideError(msg)
         try:
             return LLTokenizer(
                 self._model_tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self._ends]
@@ -146,7 +146,7 @@ class Grammars:
         except ValueError as error:
             reason = str(error).splitlines()[0][:_SHOWN]
             msg = f"guide: expected a tokenizer whose tokens are bytes, found one that is none ({reason})"
-            raise OptionError(msg) from error
+            raise GuideError(msg) from error
 
 
 def _lark(guide: Guide) -> str:
@@ -179,7 +179,7 @@ def _check_multiples(guide: Guide) -> None:
     found = lcm(*_multiples(guide)) if guide.choice is None else 1
     if found > _MOST_MULTIPLE:
         msg = f"guide: {guide.kind}: expected digits of multipleOf with a common multiple up to {_MOST_MULTIPLE}"
-        raise OptionError(msg)
+        raise GuideError(msg)
 
 
 def _multiples(guide: Guide) -> Iterator[int]:

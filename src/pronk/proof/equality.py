@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+from pronk.choosing.guide import Guide
 from pronk.choosing.noise import derive_seed
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Guesser
@@ -31,6 +33,14 @@ MODES: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.2,
     },
 }
+
+
+if find_spec("llguidance") is not None:  # an extra
+    MODES["guided"] = {
+        "temperature": 0.8,
+        "guide": Guide(json={"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 9}),
+        "guide_mode": "plain",  # what is counted are a drafter's own guesses; forced ones are those of ``grammar``
+    }
 
 
 @dataclass(frozen=True)

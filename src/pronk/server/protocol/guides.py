@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from pronk.choosing.guide import Guide
-from pronk.errors import OptionError, PronkError
+from pronk.errors import GuideError, PronkError
 from pronk.server.errors import ApiError
 from pronk.server.protocol.ask import Ask, Body, Text, Texts, refuse
 from pronk.server.settings import Limits
@@ -110,15 +110,15 @@ class FormAsk(Ask):
         """
         try:
             return next((Guide(**form) for form in self.forms().values()), None)
-        except OptionError as error:
+        except GuideError as error:
             raise self.named(error) or error from error
 
     def named(self, error: PronkError) -> ApiError | None:
         """What is wrong with the guide, by the name of the field that asks for it; ``None`` if it is something else."""
-        start, _, rest = str(error).partition(": ")
         field = next(iter(self.forms()), None)
-        if start != "guide" or field is None:
+        if not isinstance(error, GuideError) or field is None:
             return None
+        rest = str(error).removeprefix("guide: ")
         kind, _, message = rest.partition(": ")
         return refuse(field, message if kind in ("json", "regex", "choice", "grammar") else rest)
 
