@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -23,6 +24,29 @@ def fits(text: str, schema: dict[str, Any]) -> bool:
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     exact = jsonschema.validators.extend(kind, {"multipleOf": _multiple})
     return bool(exact(schema).is_valid(json.loads(text)))
+
+
+def judged(schema: dict[str, Any]) -> bool:
+    """Whether the package can say what fits a schema: patterns may be of JavaScript, and no expressions of Python."""
+    for pattern in _patterns(schema):
+        try:
+            re.compile(pattern)
+        except re.error:
+            return False
+    return True
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "patternProperties" and isinstance(inner, dict):
+                yield from inner
+            if key == "pattern" and isinstance(inner, str):
+                yield inner
+            yield from _patterns(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _patterns(inner)
 
 
 def _multiple(_: Any, of: float, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:

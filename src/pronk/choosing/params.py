@@ -52,8 +52,8 @@ class SamplingParams:
         guide: the form that the text must have. Log-probabilities are the model's own, before its mask, too.
         guide_mode: what becomes of text that the guide leaves no choice about. ``"forced"``: it is guessed, and the
             model confirms it on the way, for nothing. ``"plain"``: it is not guessed; the tokens are the same.
-            ``"jump"``: it is appended as the tokenizer writes it, without asking the model, which may have spelled it
-            in other tokens: that is another distribution, and the passes are fewer still.
+            ``"jump"``: it is appended as the tokenizer writes it, without asking the model, which then has no
+            log-probabilities to report, and does not choose between several tokens that end a text.
     """
 
     max_tokens: int = 128

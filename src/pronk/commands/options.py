@@ -200,7 +200,7 @@ def sampling_params(
         str,
         _guide(
             "forced: what the guide leaves no choice about is guessed, and costs nothing. plain: not guessed, with the "
-            "same text. jump: it is appended without asking the model, which is another distribution."
+            "same text. jump: it is appended without asking the model."
         ),
     ] = "forced",
 ) -> "SamplingParams":

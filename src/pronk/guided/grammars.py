@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammar", "Grammars"]
 
-_KEPT = 128  # compiled guides; each may hold some megabytes
+_KEPT = 64  # compiled guides: some megabytes each, and with the bounds below 40 at worst
 _SHOWN = 300  # characters of what is said of a tokenizer
 
 # llguidance's own bounds are for those who trust their grammars. A state of its lexer takes up to 2 KB.
-_MOST_SYMBOLS, _MOST_STATES = 100_000, 50_000
+_MOST_SYMBOLS, _MOST_STATES = 100_000, 20_000
 # "A multiple of" is an automaton with so many states.
-_MOST_MULTIPLE = 100_000
+_MOST_MULTIPLE = 10_000
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 

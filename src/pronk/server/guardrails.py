@@ -8,7 +8,6 @@ parse, and every category has a score.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from pronk.errors import OptionError, PromptError, TokenizerError
+from pronk.outputs import Choice
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["MISTRAL_PROMPT", "REFLECTION", "Reflection", "guarded", "knows_system"]
@@ -131,10 +131,10 @@ class Reflection:
         Returns:
             Of each category but the last its probability among all of them; and whether any is likelier than the last.
         """
-        logs = {name: report[token] for name, token in self.letters().items()}
-        most = max(logs.values())
-        total = sum(math.exp(value - most) for value in logs.values())
-        shares = {name: math.exp(value - most) / total for name, value in logs.items()}
+        letters = self.letters()
+        # Alternatives of one token each: what :meth:`pronk.llm.LLM.choose` finds in a tree is in the prompt's own pass.
+        found = Choice(tuple(letters), tuple(report[token] for token in letters.values()))
+        shares = dict(zip(found.options, found.probabilities, strict=True))
         fine = shares.pop(list(shares)[-1])
         return shares, any(share > fine for share in shares.values())
 

@@ -1,0 +1,223 @@
+"""What guides cost and gain: forms to be filled, beside plain guided decoding; masks; alternatives scored at once.
+
+    pronk inflate big --layers 24
+    python benchmarks/guided.py --model big
+
+*Forms*: for each schema the same text is decoded by every method in turns; the figures are medians of the ratios to
+plain guided decoding of the same schema and round. The tokens are the same, which is checked. *Masks*: microseconds
+for the mask and the advance at each token of such texts, for the model's vocabulary and for one of 128,000 tokens that
+is made up, as a share of the step that was measured. *choose*: 50 alternatives, beside the model's plain steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from pathlib import Path
+from time import perf_counter
+
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
+
+from pronk import LLM, Completion, Guide, SamplingParams
+from pronk.choosing.guide import GuideMode
+from pronk.guided.grammars import Grammars
+from pronk.text.tokenizer import Tokenizer
+
+SCHEMAS = {
+    "person": {
+        "first_name": {"type": "string", "maxLength": 12},
+        "last_name": {"type": "string", "maxLength": 12},
+        "date_of_birth": {"type": "string", "pattern": "^[12][0-9]{3}-[01][0-9]-[0-3][0-9]$"},
+        "email_verified": {"type": "boolean"},
+        "customer_category": {"enum": ["private", "business", "public authority"]},
+        "preferred_language": {"enum": ["en", "de", "fr", "es"]},
+    },
+    "ticket": {
+        "summary": {"type": "string", "maxLength": 60},
+        "severity": {"enum": ["low", "medium", "high", "critical"]},
+        "affected_component": {"enum": ["frontend", "backend", "database", "network"]},
+        "steps_to_reproduce": {"type": "array", "items": {"type": "string", "maxLength": 30}, "maxItems": 3},
+        "reproducible": {"type": "boolean"},
+        "estimated_hours": {"type": "integer", "minimum": 0, "maximum": 200},
+    },
+    "order": {
+        "order_number": {"type": "integer", "minimum": 1, "maximum": 999999},
+        "shipping_address": {
+            "type": "object",
+            "properties": {
+                "street": {"type": "string", "maxLength": 20},
+                "postal_code": {"type": "string", "pattern": "^[0-9]{5}$"},
+                "country": {"enum": ["Germany", "France", "Spain", "Italy"]},
+            },
+            "required": ["street", "postal_code", "country"],
+            "additionalProperties": False,
+        },
+        "items": {
+            "type": "array",
+            "minItems": 2,
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "article": {"type": "string", "maxLength": 16},
+                    "quantity": {"type": "integer", "minimum": 1, "maximum": 99},
+                    "gift_wrapped": {"type": "boolean"},
+                },
+                "required": ["article", "quantity", "gift_wrapped"],
+                "additionalProperties": False,
+            },
+        },
+    },
+}
+METHODS: dict[str, tuple[str, GuideMode]] = {
+    "plain": ("autoregressive", "plain"),
+    "forced alone": ("autoregressive", "forced"),
+    "jump": ("autoregressive", "jump"),
+    "default, not forced": ("suffix(store_tokens=0)", "plain"),
+    "default": ("suffix(store_tokens=0)", "forced"),
+    "draft_model, not forced": ("draft_model", "plain"),
+    "draft_model": ("draft_model", "forced"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a folder of pronk inflate")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    llm = LLM(options.model, prefix_cache=True)
+    step = forms(llm, options.rounds, options.temperature)
+    masks(llm, step)
+    choices(llm, options.rounds, step)
+
+
+def form(name: str) -> dict[str, object]:
+    properties = SCHEMAS[name]
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def prompt(name: str) -> str:
+    return f"JSON schema:\n{json.dumps(form(name))}\n\nA {name} as JSON that fits it:\n"
+
+
+def forms(llm: LLM, rounds: int, temperature: float) -> float:
+    """Returns the seconds of a plain step."""
+    for method in METHODS.values():  # compiles, times passes, reads the prompts
+        for name in SCHEMAS:
+            fill(llm, name, method, 0, temperature, most=4)
+    found: dict[str, list[tuple[float, Completion]]] = {name: [] for name in METHODS}
+    for turn in range(rounds):
+        for name in SCHEMAS:
+            for label, method in METHODS.items():
+                found[label].append(fill(llm, name, method, turn, temperature))
+    print("| method | × plain | S | tokens forced | forced accepted |")
+    print("|---|---|---|---|---|")
+    for label, runs in found.items():
+        ratios = [
+            (done.stats.generated_tokens / seconds) / (plainly.stats.generated_tokens / plain)
+            for (seconds, done), (plain, plainly) in zip(runs, found["plain"], strict=True)
+        ]
+        stats = [done.stats for _, done in runs]
+        tokens, steps = sum(each.generated_tokens for each in stats), sum(each.target_steps for each in stats)
+        own = [each.sources["grammar"] for each in stats if "grammar" in each.sources]
+        forced = sum(each.accepted for each in own) + sum(each.jumped for each in stats)
+        drafted = sum(each.drafted for each in own)
+        accepted = f"{sum(each.accepted for each in own) / drafted:.0%}" if drafted else "-"
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        print(f"| {label} | {spread} | {tokens / steps:.2f} | {forced / tokens:.0%} | {accepted} |", flush=True)
+        same = all(
+            done.token_ids == plainly.token_ids for (_, done), (_, plainly) in zip(runs, found["plain"], strict=True)
+        )
+        assert same, f"{label}: other tokens"
+    compiled = [done.stats.compile_seconds for _, done in found["plain"]]
+    print(f"\ncompiled in {1e3 * min(compiled):.1f} to {1e3 * max(compiled):.1f} ms, once for each schema")
+    return statistics.median(seconds / done.stats.target_steps for seconds, done in found["plain"])
+
+
+def fill(
+    llm: LLM, name: str, method: tuple[str, GuideMode], seed: int, temperature: float, most: int = 160
+) -> tuple[float, Completion]:
+    drafter, mode = method
+    params = SamplingParams(
+        max_tokens=most, temperature=temperature, seed=seed, guide=Guide(json=form(name)), guide_mode=mode
+    )
+    began = perf_counter()
+    done = llm.generate(prompt(name), params, drafter=drafter)
+    return perf_counter() - began, done
+
+
+def masks(llm: LLM, step: float) -> None:
+    """Of texts that the grammars allow, at random."""
+    print("\n| vocabulary | mask and advance, median | slowest | share of a plain step | tokenizer read in |")
+    print("|---|---|---|---|---|")
+    large = Tokenizer(made_up(128_000), special_tokens={"eos_token": "<|end|>"})
+    for tokenizer, size, ends in (
+        (llm.tokenizer, llm.config.vocab_size, llm.config.eos_ids),
+        (large, large.vocab_size, large.eos_ids),
+    ):
+        grammars, dice, times = Grammars(tokenizer, size, ends), random.Random(0), list[float]()
+        began = perf_counter()
+        grammars.compile(Guide(choice=["a"]))
+        loaded = perf_counter() - began
+        logits = torch.randn(size)
+        for turn in range(12):
+            follower = grammars.compile(Guide(json=form([*SCHEMAS][turn % len(SCHEMAS)]))).follower()
+            for _ in range(120):
+                began = perf_counter()
+                masked = follower.mask(logits)
+                seconds = perf_counter() - began
+                token = dice.choice((masked > -torch.inf).nonzero().flatten()[:2000].tolist())
+                if token in ends:
+                    break
+                began = perf_counter()
+                follower.advance(token)
+                times.append(seconds + perf_counter() - began)
+        median = statistics.median(times)
+        row = f"| {size} | {1e6 * median:.0f} µs | {1e6 * max(times):.0f} µs | {median / step:.2%} |"
+        print(row, f"{1e3 * loaded:.0f} ms |", flush=True)
+
+
+def made_up(size: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE whose tokens are all bytes, and made-up words."""
+    dice, alphabet = random.Random(0), sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<|end|>": 0} | {character: number for number, character in enumerate(alphabet, 1)}
+    letters, merges = "etaoinshrdlucmfwypvbgkjqxz", list[tuple[str, str]]()
+    known = [*letters, "Ġ", *"0123456789{}[]:,\"'_-."]
+    while len(vocab) < size:
+        left, right = dice.choice(known), dice.choice(known[: 26 + len(known) // 8])
+        if len(left + right) < 14 and left + right not in vocab:
+            vocab[left + right] = len(vocab)
+            merges.append((left, right))
+            known.append(left + right)
+    made = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|end|>"])
+    return made
+
+
+def choices(llm: LLM, rounds: int, step: float) -> None:
+    first, second = "red green blue dark light".split(), "house car tree stone apple road list file name sum".split()
+    options = [f" {a} {b}" for a in first for b in second]
+    text = prompt("order")
+    llm.choose(text, options)  # the prompt is in the cache now
+    times = []
+    for _ in range(max(3, rounds)):
+        began = perf_counter()
+        found = llm.choose(text, options)
+        times.append(perf_counter() - began)
+    alone = [llm.choose(text, [option]).logprobs[0] for option in options]
+    assert list(found.logprobs) == alone, "other probabilities than alone"
+    median = statistics.median(times)
+    print(f"\nchoose of {len(options)}: {median:.2f} s, {median / step:.2f} plain steps beyond the prompt, equal alone")
+
+
+if __name__ == "__main__":
+    main()
