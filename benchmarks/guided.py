@@ -15,8 +15,11 @@ import argparse
 import json
 import random
 import statistics
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import tokenizers
 import torch
@@ -25,6 +28,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from pronk import LLM, Completion, Guide, SamplingParams
 from pronk.choosing.guide import GuideMode
 from pronk.guided.grammars import Grammars
+from pronk.passes.runner import Job, PassResult
 from pronk.text.tokenizer import Tokenizer
 
 SCHEMAS = {
@@ -87,13 +91,13 @@ METHODS: dict[str, tuple[str, GuideMode]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="a folder of pronk inflate")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of forms; 0 leaves them out")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     llm = LLM(options.model, prefix_cache=True)
-    step = forms(llm, options.rounds, options.temperature)
+    step = forms(llm, options.rounds, options.temperature) if options.rounds else plain_step(llm)
     masks(llm, step)
     choices(llm, options.rounds, step)
 
@@ -138,7 +142,14 @@ def forms(llm: LLM, rounds: int, temperature: float) -> float:
         assert same, f"{label}: other tokens"
     compiled = [done.stats.compile_seconds for _, done in found["plain"]]
     print(f"\ncompiled in {1e3 * min(compiled):.1f} to {1e3 * max(compiled):.1f} ms, once for each schema")
-    return statistics.median(seconds / done.stats.target_steps for seconds, done in found["plain"])
+    return plain_step(llm)
+
+
+def plain_step(llm: LLM) -> float:
+    """Seconds of a step without guesses."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    steps = llm.generate(prompt("person"), params, drafter="autoregressive").stats.steps
+    return statistics.median(after.clock - before.clock for before, after in pairwise(steps))
 
 
 def fill(
@@ -207,16 +218,29 @@ def choices(llm: LLM, rounds: int, step: float) -> None:
     first, second = "red green blue dark light".split(), "house car tree stone apple road list file name sum".split()
     options = [f" {a} {b}" for a in first for b in second]
     text = prompt("order")
-    llm.choose(text, options)  # the prompt is in the cache now
-    times = []
+    llm.choose(text, options)  # the prompt is in the cache now, but for its last block
+    forward, passes, times = llm.engine.runner.forward, list[tuple[int, float]](), list[float]()
+
+    def watched(jobs: Sequence[Job], *rest: Any) -> PassResult:
+        result = forward(jobs, *rest)
+        passes.append((sum(len(job.segment.tree) for job in jobs), result.seconds))
+        return result
+
+    llm.engine.runner.forward = watched
     for _ in range(max(3, rounds)):
+        passes.clear()
         began = perf_counter()
         found = llm.choose(text, options)
         times.append(perf_counter() - began)
+    llm.engine.runner.forward = forward
     alone = [llm.choose(text, [option]).logprobs[0] for option in options]
     assert list(found.logprobs) == alone, "other probabilities than alone"
-    median = statistics.median(times)
-    print(f"\nchoose of {len(options)}: {median:.2f} s, {median / step:.2f} plain steps beyond the prompt, equal alone")
+    (end, reading), *beyond = passes
+    rows, seconds = " and ".join(str(each) for each, _ in beyond), sum(each for _, each in beyond)
+    print(
+        f"\nchoose of {len(options)}: {statistics.median(times):.2f} s, equal to each alone; the prompt's last {end} rows"
+    )
+    print(f"take {reading:.2f} s of it, a pass of {rows} rows beyond them the time of {seconds / step:.1f} plain steps")
 
 
 if __name__ == "__main__":

@@ -265,7 +265,7 @@ def test_hostile_guides_cost_little(grammars: Grammars, llm: LLM, name: str) -> 
             follower.advance(token)
     except PronkError:
         pass
-    assert time.perf_counter() - began < 20  # a second or less, on a machine that does nothing else
+    assert time.perf_counter() - began < 60  # two seconds, on a machine that does nothing else
 
 
 class TestKept:
