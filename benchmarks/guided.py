@@ -237,10 +237,9 @@ def choices(llm: LLM, rounds: int, step: float) -> None:
     assert list(found.logprobs) == alone, "other probabilities than alone"
     (end, reading), *beyond = passes
     rows, seconds = " and ".join(str(each) for each, _ in beyond), sum(each for _, each in beyond)
-    print(
-        f"\nchoose of {len(options)}: {statistics.median(times):.2f} s, equal to each alone; the prompt's last {end} rows"
-    )
-    print(f"take {reading:.2f} s of it, a pass of {rows} rows beyond them the time of {seconds / step:.1f} plain steps")
+    median = statistics.median(times)
+    print(f"\nchoose of {len(options)}: {median:.2f} s, equal to each alone; the prompt's last {end} rows take")
+    print(f"{reading:.2f} s of it, a pass of {rows} rows beyond them the time of {seconds / step:.1f} plain steps")
 
 
 if __name__ == "__main__":
