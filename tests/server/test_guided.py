@@ -72,7 +72,7 @@ def test_forms_are_those_of_the_library(client: httpx.Client, model: LLM, asked:
         assert guide != JSON or json.loads(want)["city"] in ("Paris", "Oslo")
 
 
-def test_jumps_are_another_law(client: httpx.Client, model: LLM) -> None:
+def test_forced_text_is_jumped_over(client: httpx.Client, model: LLM) -> None:
     answer = client.post("/v1/chat/completions", json=CHAT | {"guided_json": SCHEMA, "guide_mode": "jump"})
     params = SamplingParams(max_tokens=60, temperature=0.9, seed=3, guide=JSON, guide_mode="jump")
     assert answer.json()["choices"][0]["message"]["content"] == model.chat(MESSAGES, params).text
