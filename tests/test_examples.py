@@ -33,7 +33,7 @@ def load(name: str) -> Callable[[str | None], None]:
 
 def test_all_examples_are_tested() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
-        "generate", "stream", "batch", "draft_model", "trained_drafters",
+        "generate", "stream", "batch", "draft_model", "guided", "trained_drafters",
     }  # fmt: skip
 
 
@@ -54,6 +54,15 @@ def test_batch(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(line.endswith("the same tokens") for line in lines)
+
+
+def test_guided(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    load("guided")(model)
+    ticket, passes, *shares = capsys.readouterr().out.splitlines()
+    assert "'severity': '" in ticket
+    fewer, more = (int(word) for word in passes.split() if word.isdigit())
+    assert fewer < 0.7 * more
+    assert len(shares) == 3
 
 
 def test_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
