@@ -1,6 +1,6 @@
 """Texts that have to have a form: what the form forces is guessed for nothing. And: which of some texts is likeliest.
 
-Run it with ``python examples/guided.py``; a model of your own is the first argument. It needs ``pip install 'pronk[guided]'``.
+Run it with ``python examples/guided.py``, after ``pip install 'pronk[guided]'``; a model of your own is the argument.
 """
 
 from __future__ import annotations
