@@ -36,7 +36,7 @@ def folders(checkpoint: MakeCheckpoint, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def llm(checkpoint: MakeCheckpoint) -> LLM:
-    return LLM(checkpoint("llama"), drafter="autoregressive", kv_memory="4MB")
+    return LLM(checkpoint("llama"), drafter="autoregressive", kv_memory="4MB", budget="all")
 
 
 @pytest.fixture

@@ -40,6 +40,10 @@ MOST_NODES = 128
 MOST_ROWS = 700
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+# What differs between the two is in the tests of all shapes.
+MOSTLY = pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=["float32", "bfloat16"]
+)
 
 # Query heads per key/value head, below, at and above the number that the kernels take together.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -317,7 +321,7 @@ def test_weights_of_other_types(name: str) -> None:
     assert not [*chunks_differ(decoder, length=300), *trees_differ(decoder), *company_differs(decoder)]
 
 
-@DTYPES
+@MOSTLY
 @pytest.mark.parametrize(
     "variant", ["group 3", "group 8", "windows of all kinds", "head of 80", "odd sizes", "classic"]
 )
@@ -328,7 +332,7 @@ def test_a_cache_of_8_bits(variant: str, dtype: torch.dtype) -> None:
     assert not same(plain(decoder, 600)[0], plain(decoder, 600, kv_dtype=torch.int8)[0])
 
 
-@DTYPES
+@MOSTLY
 @pytest.mark.parametrize("variant", ["group 3", "odd sizes", "classic", "norms and a scaling"])
 def test_heads_of_several_forms(variant: str, dtype: torch.dtype) -> None:
     decoder = pack_several_forms(tiny_decoder(dtype, packed=False, **VARIANTS[variant]), kernels())
@@ -344,7 +348,7 @@ def test_a_wider_model(dtype: torch.dtype) -> None:
     assert not [*company_differs(decoder)]
 
 
-@DTYPES
+@MOSTLY
 @pytest.mark.parametrize("scattered", [False, True], ids=["run", "scattered"])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 def test_any_layout(block_size: int, dtype: torch.dtype, *, scattered: bool) -> None:

@@ -283,7 +283,7 @@ class TestBesideOtherOptions:
         assert done.stop_reason == brace
 
 
-STRING, SAMPLES = 6, 500
+STRING, SAMPLES = 6, 300
 LAW = SamplingParams(temperature=2.0, max_tokens=STRING + 1, guide=TOY, top_p=0.95, presence_penalty=0.3)
 
 

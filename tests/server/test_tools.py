@@ -119,10 +119,9 @@ def test_every_choice_streaming_and_not(tooled: Running, api: openai.OpenAI, cho
     assert tooled.idle
 
 
+@pytest.mark.parametrize("tooled", ["mistral"], indirect=True)  # others begin with a text, to which no bias leads
 def test_a_model_that_wants_to_call_does_so_by_itself(tooled: Running, api: openai.OpenAI) -> None:
     """Whatever it says before; arguments fit although nothing asked it to call."""
-    if family(tooled) != "mistral":
-        pytest.skip("its calls begin with a text, towards which no bias leads")
     options = {**OPTIONS, "tools": TOOLS, "logit_bias": {str(BEGIN): 100}}
     got = api.chat.completions.create(messages=ASK, **options).choices[0]
     assert (got.finish_reason, got.message.content) == ("tool_calls", None)
@@ -240,10 +239,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
 @pytest.mark.parametrize(("asked", "param", "message"), BAD, ids=range(len(BAD)))
 def test_bad_tools_are_refused(tooled: Running, asked: Any, param: str, message: str) -> None:
-    if family(tooled) != "hermes":
-        pytest.skip("the same for all")
     with tooled.client() as client:
         began = time.monotonic()
         answer = client.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 4} | asked)
