@@ -122,6 +122,11 @@ def test_prompts_that_cannot_be(llm: LLM) -> None:
         llm.choose([5] * (llm.config.context - 2), [" a b c d e f g"])
 
 
+def test_texts_that_are_too_long_are_refused_at_once(llm: LLM) -> None:
+    with pytest.raises(PromptError, match="at most 128 tokens"):
+        llm.choose("x y", ["no " * 20_000, "yes"])
+
+
 def test_no_room_in_the_cache() -> None:
     small = LLM(threads=1, kv_memory="192KiB")
     with pytest.raises(CacheFullError):

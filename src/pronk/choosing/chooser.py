@@ -34,7 +34,7 @@ from pronk.choosing.params import SamplingParams
 from pronk.choosing.processors import Follower, Processor, make_processors
 from pronk.choosing.truncation import truncate
 from pronk.choosing.walk import block, reject
-from pronk.errors import OptionError
+from pronk.errors import GuideError, OptionError
 from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Growth, Kernels
 from pronk.tree import Drawn
@@ -269,9 +269,15 @@ class Chooser:
             draw: under the other rules, draw the guess; or else take the likeliest token, as a point mass.
 
         Returns:
-            The guess; ``None`` if there is none, because all tokens are banned or the numbers overflow.
+            The guess; ``None`` if there is none, because all tokens are banned, the numbers overflow, or the guide
+            takes too much work here: whether a drafter's whole proposal fails must not depend on what was drawn.
         """
-        logits = logits.float()
+        try:
+            return self._attempt(logits.float(), root, draw=draw)
+        except GuideError:
+            return None
+
+    def _attempt(self, logits: Tensor, root: int, *, draw: bool) -> Guess | None:
         if self.kernels is not None and not self.params.rejects:
             key = None if self.params.greedy else self._key()
             guessed, confidence, made = self.kernels.guess(logits.contiguous(), self._temperature, key)

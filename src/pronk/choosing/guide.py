@@ -107,7 +107,7 @@ def _schema_text(schema: object) -> str:
     try:
         parsed = jsonlib.loads(schema) if isinstance(schema, str) and len(schema) <= MAX_SIZE else schema
         too_deep = _depth(parsed) > _MAX_DEPTH
-        text = schema if isinstance(schema, str) else jsonlib.dumps(parsed, ensure_ascii=False, allow_nan=False)
+        text = schema if isinstance(schema, str) else jsonlib.dumps(_plain(parsed), ensure_ascii=False, allow_nan=False)
     except RecursionError:
         too_deep, parsed, text = True, {}, ""
     except jsonlib.JSONDecodeError as error:
@@ -119,13 +119,20 @@ def _schema_text(schema: object) -> str:
     if too_deep:
         msg = f"guide: json: expected a schema of at most {_MAX_DEPTH} levels, found more; use $ref"
         raise GuideError(msg)
-    if not isinstance(parsed, (Mapping, bool, str)):
+    if not isinstance(parsed, (Mapping, bool)) and not (isinstance(schema, str) and len(schema) > MAX_SIZE):
         msg = f"guide: json: expected a schema, an object or true, found {parsed!r:.60}"
         raise GuideError(msg)
     if parsed is False:
         msg = "guide: json: expected a schema that something fits, found false"
         raise GuideError(msg)
     return text
+
+
+def _plain(value: Any) -> Any:
+    """Mappings of any kind as dictionaries."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _depth(value: object) -> int:

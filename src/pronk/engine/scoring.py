@@ -46,20 +46,24 @@ def score(engine: Engine, intake: Intake, prompt: Sequence[int], alternatives: S
         alternatives: token ids, at least one in each.
 
     Raises:
-        PromptError: the prompt has a single token, or there is no room for an alternative behind it.
+        PromptError: the prompt has a single token, or an alternative is too long for a tree or for the model.
         CacheFullError: the cache has no room for the alternatives.
         PronkError: logits were not finite; others are those of :meth:`~pronk.engine.engine.Engine.run`.
     """
     if len(prompt) < 2:
         msg = "choose: expected a prompt of at least two tokens, found one; put something before it"
         raise PromptError(msg)
+    most, longest = engine.scheduler.max_tree - 1, max(map(len, alternatives))
+    if longest - 1 > most:
+        msg = f"choose: expected alternatives of at most {most + 1} tokens, found one of {longest}; make it shorter"
+        raise PromptError(msg)
     wanted = sorted({tuple(each) for each in alternatives})
     found: dict[Tokens, float] = {}
     while missing := [each for each in wanted if each not in found]:
-        scorers = [_Scorer(part) for part in _parts(missing, engine.scheduler.max_tree - 1)]
+        scorers = [_Scorer(part) for part in _parts(missing, most)]
         engine.run(_requests(intake, prompt, scorers))
         heard = {key: value for scorer in scorers for key, value in scorer.scores().items()}
-        if not heard.keys() - found.keys():
+        if not heard.keys() - found.keys() and not (engine.scheduler.running or engine.scheduler.waiting):
             msg = "choose: the cache has no room for the alternatives behind the prompt; give it more kv_memory"
             raise CacheFullError(msg)
         found.update(heard)
@@ -97,13 +101,16 @@ def _requests(intake: Intake, prompt: Sequence[int], scorers: Sequence[_Scorer])
 
 def _parts(alternatives: Sequence[Tokens], most: int) -> list[list[Tokens]]:
     """Neighbours together, as they begin alike, in parts whose tries have at most ``most`` nodes to be computed."""
-    parts, nodes = list[list[Tokens]](), set[Tokens]()
+    parts, nodes, last = list[list[Tokens]](), 0, Tokens()
     for each in alternatives:
-        own = {each[:stop] for stop in range(1, len(each))}
-        if not parts or len(nodes | own) > most:
+        shared = next(
+            (place for place, pair in enumerate(zip(last, each, strict=False)) if pair[0] != pair[1]), len(last)
+        )
+        new = len(each) - 1 - max(0, min(shared, len(last) - 1))
+        if not parts or nodes + new > most:
             parts.append([])
-            nodes = set()
-        nodes |= own
+            nodes, new = 0, len(each) - 1
+        nodes, last = nodes + max(0, new), each
         parts[-1].append(each)
     return parts
 

@@ -27,7 +27,8 @@ class GrammarFollower:
     """The processor of a guide: a mask over the vocabulary, at the true context of whatever node is looked at.
 
     Beyond the end of the text, and behind a token that the grammar forbids, nothing is masked: drafters try such
-    tokens, and the walk goes on behind an end if the tree does, but what is chosen there never counts.
+    tokens, and the walk goes on behind an end if the tree does, but what is chosen there never counts. Where following
+    took too much work there is no mask either, but an error.
 
     Args:
         matcher: llguidance's, at the beginning; it is copied.
@@ -39,6 +40,7 @@ class GrammarFollower:
         self._ends = frozenset(ends)
         self._within: list[int] = []  # tokens that the grammar has taken
         self._beyond = 0  # and that came after the last one that it could take
+        self._looked = False  # whether more than the taking of tokens was asked of the matcher since it was taken back
 
     def mask(self, logits: Tensor) -> Tensor:
         """The logits of tokens that may come next; ``-inf`` for the others.
@@ -70,6 +72,13 @@ class GrammarFollower:
         del self._within[len(self._within) - inside :]
         if self._matcher.is_error() or (inside and not self._matcher.rollback(inside)):
             self._restart()
+        elif inside and self._looked:
+            # What was worked out for a branch stays, and would be taken for the next one's, unless it is worked out
+            # anew where they part.
+            self._matcher.compute_bitmask()
+            self._looked = False
+            if self._matcher.is_error():
+                self._restart()
 
     def legal(self, token: int) -> bool:
         """Whether ``token`` may come next."""
@@ -77,6 +86,8 @@ class GrammarFollower:
             return True
         if token in self._ends:
             return self._matcher.is_accepting()
+        if forced := self.forced():
+            return token == forced[0]
         return bool(self._sound(self._matcher.validate_tokens([token])))
 
     def forced(self) -> list[int]:
@@ -90,6 +101,7 @@ class GrammarFollower:
             return []
         if self._matcher.is_stopped():
             return [min(self._ends)] if self._matcher.is_accepting() else []
+        self._looked = True
         return self._sound(self._matcher.compute_ff_tokens()) or []
 
     def _sound(self, found: T) -> T | None:
@@ -106,11 +118,13 @@ class GrammarFollower:
 
     def _allowed(self) -> NDArray[np.bool_]:
         """One flag for each token."""
+        self._looked = True
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             msg = f"guide: {_STUCK}, found: {said(self._matcher)}; make it simpler"
             raise GuideError(msg)
         may = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
+        may[[*self._ends]] = self._matcher.is_accepting()  # an end may also spell text, which it would cut off
         first = int(may.argmax())
         # Text that is forced is spelled by the tokenizer, which passes over characters that it does not have.
         if not may[first] or (first not in self._ends and not self._matcher.validate_tokens([first])):

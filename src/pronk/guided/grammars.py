@@ -79,7 +79,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
         self._model_tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._ends = tuple(sorted(ends))
+        self._ends = tuple(sorted(end for end in ends if tokenizer.backend.id_to_token(end) is not None))
         self._kept: OrderedDict[Guide, Grammar] = OrderedDict()
         self._table, self._compiling = Lock(), Lock()
 
@@ -125,8 +125,7 @@ class Grammars:
         try:
             GrammarFollower(matcher, self._ends).check()
         except GuideError as error:
-            msg = f"guide: {guide.kind}: expected one that some text of the tokenizer's fits, found one that none does"
-            raise GuideError(msg) from error
+            raise GuideError(str(error).replace("guide: ", f"guide: {guide.kind}: ", 1)) from error
         return matcher
 
     @cached_property
@@ -159,8 +158,8 @@ def _lark(guide: Guide) -> str:
         return LLMatcher.grammar_from_regex(guide.regex)
     if guide.grammar is not None:
         return LLMatcher.grammar_from_lark(guide.grammar)
-    schema = json.loads(guide.source) if isinstance(guide.json, str) else {}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema or {}), overrides=_json_form(guide))
+    schema = json.loads(guide.source)
+    return LLMatcher.grammar_from_json_schema(json.dumps({} if schema is True else schema), overrides=_json_form(guide))
 
 
 def _json_form(guide: Guide) -> Any:
@@ -184,8 +183,8 @@ def _check_multiples(guide: Guide) -> None:
 
 def _multiples(guide: Guide) -> Iterator[int]:
     """The digits of each ``multipleOf`` as a whole number: 0.25 counts in steps of 25 hundredths."""
-    if isinstance(guide.json, str):
-        given = [str(value) for value in _values(json.loads(guide.json), "multipleOf")]
+    if guide.kind == "json":
+        given = [str(value) for value in _values(json.loads(guide.source), "multipleOf")]
     else:
         given = _MULTIPLE.findall(re.sub(r"\\u([0-9a-fA-F]{4})", lambda code: chr(int(code[1], 16)), guide.source))
     for text in given:
