@@ -6,8 +6,8 @@
         async for piece in llm.stream("def fibonacci(n):"):
             print(piece.text, end="")
 
-One thread steps the engine; requests come to it and leave it between two steps, so nobody waits for a step to be let
-in. Other threads may use the same :class:`~pronk.llm.LLM` meanwhile: they step the same engine.
+One thread steps the engine; requests come and leave between two steps, so nobody waits for a step to be let in. Other
+threads may use the same :class:`~pronk.llm.LLM` meanwhile: they step the same engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import TracebackType
 from typing import Self
 
 from pronk.checks import check_integer, check_number
@@ -199,9 +198,7 @@ class AsyncLLM:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _read(
@@ -210,6 +207,8 @@ class AsyncLLM:
         """In a thread: a long prompt, or a draft model to be loaded, would keep the loop's other tasks waiting."""
         try:
             async with asyncio.timeout(deadline) as limit:
+                if params.guide is not None:
+                    await asyncio.wrap_future(self.llm.intake.grammars.submit(params.guide))
                 return await asyncio.to_thread(self._requests, prompts, params, drafter)
         except TimeoutError as error:
             if not limit.expired():

@@ -30,6 +30,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"json": "[" * 100_000}, "levels"),
         ({"json": [1]}, "an object or true"),
         ({"json": 3}, "an object or true"),
+        ({"json": '"abc"'}, "an object or true"),
         ({"json": False}, "that something fits"),
         ({"json": "false"}, "that something fits"),
         ({"json": {"a": object()}}, "JSON values"),

@@ -18,7 +18,7 @@ import torch
 
 from checkpoints import MakeCheckpoint
 from pronk.choosing.guide import Guide
-from pronk.errors import OptionError, PronkError
+from pronk.errors import GuideError, OptionError, PronkError
 from pronk.guided.follower import GrammarFollower
 from pronk.guided.grammars import Grammars
 from pronk.llm import LLM
@@ -266,6 +266,113 @@ def test_hostile_guides_cost_little(grammars: Grammars, llm: LLM, name: str) -> 
     except PronkError:
         pass
     assert time.perf_counter() - began < 60  # two seconds, on a machine that does nothing else
+
+
+def chain(length: int, step: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """A schema that leads from one to the next."""
+    defs = {f"d{i}": step(f"#/$defs/d{i + 1}") for i in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{length}": {"type": "integer"}}}
+
+
+def rules(length: int, rule: str) -> str:
+    """The same as a grammar."""
+    return (
+        f"start: {rule[0]}0\n"
+        + "".join(f"{rule[0]}{i}: {rule[0]}{i + 1}{rule[1:]}\n" for i in range(length))
+        + f'{rule[0]}{length}: "y"\n'
+    )
+
+
+def ambiguous(size: int) -> str:
+    names = [f"r{i}" for i in range(size)]
+    bodies = (f'r{i}: start "x" | r{(i * 7 + 1) % size} "z" | "y"' for i in range(size))
+    return "start: " + " | ".join(names) + "\n" + "\n".join(bodies) + "\n"
+
+
+# What ends llguidance's process, or takes it minutes.
+DEADLY: dict[str, Callable[[], Guide]] = {
+    "objects": lambda: Guide(
+        json=chain(1000, lambda to: {"type": "object", "properties": {"a": {"$ref": to}}, "required": ["a"]})
+    ),
+    "references": lambda: Guide(json=chain(5000, lambda to: {"$ref": to})),
+    "intersections": lambda: Guide(json=chain(3500, lambda to: {"allOf": [{"$ref": to}, {"minimum": 1}]})),
+    "rules": lambda: Guide(grammar=rules(5000, 'a "x"')),
+    "terminals": lambda: Guide(grammar=rules(4000, 'T "x"')),
+    "intersected terminals": lambda: Guide(grammar=rules(5000, "T & /[a-z]*/")),
+    "left recursion": lambda: Guide(grammar=ambiguous(1100)),
+    "nothing": lambda: Guide(grammar="start: " + "e " * 50_000 + '\ne: "" | "x"\n'),
+}
+
+
+@pytest.mark.parametrize("name", DEADLY)
+def test_deadly_guides_are_tried_elsewhere(grammars: Grammars, name: str) -> None:
+    with pytest.raises(GuideError, match="expected one that"):
+        grammars.compile(DEADLY[name]())
+
+
+def test_long_guides_that_are_harmless_are_compiled(grammars: Grammars, llm: LLM) -> None:
+    schema = {"type": "object", "properties": {f"property_{i}": {"type": "integer"} for i in range(300)}}
+    follower = grammars.compile(Guide(json=schema)).follower()
+    assert follower.legal(llm.tokenizer.encode("{", add_special_tokens=False)[0])
+
+
+def test_branches_that_are_taken_back_leave_no_trace(llm: LLM, grammars: Grammars) -> None:
+    """llguidance remembers what it worked out for a branch; the next one must not be masked by it."""
+    loose = Guide(
+        json={"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "integer"}}}, whitespace=True
+    )
+    lark = Guide(grammar='start: a | b\na: "p" EQ NUM\nb: "q" EQ W\nNUM: /[0-9]{1,2}/\nW: /[a-z]+/\nEQ: /= */\n')
+    cases = [(loose, "{", '"b": ', '"a": '), (loose, "{", '"a": ', '"b": '), (lark, "", "q= ", "p= ")]
+    for guide, before, one, other in cases:
+        ids = [llm.tokenizer.encode(text, add_special_tokens=False) for text in (before, one, other)]
+        follower, fresh = (grammars.compile(guide).follower(ids[0]) for _ in range(2))
+        for token in ids[1]:
+            follower.advance(token)
+        allowed(follower, llm.config.vocab_size)
+        follower.rollback(len(ids[1]))
+        for token in ids[2]:
+            follower.advance(token)
+            fresh.advance(token)
+        assert allowed(follower, llm.config.vocab_size) == allowed(fresh, llm.config.vocab_size)
+
+
+def test_what_is_legal_is_what_the_mask_leaves(llm: LLM, grammars: Grammars) -> None:
+    vocab, dice, seen = llm.config.vocab_size, random.Random(4), 0
+    for guide in (Guide(choice=["forced text", "free"]), Guide(json={"enum": ["ab", 12]}), Guide(regex="[a-c]{2,}x+")):
+        follower = grammars.compile(guide).follower()
+        for _ in range(12):
+            may = allowed(follower, vocab)
+            assert {token for token in range(vocab) if follower.legal(token)} == may
+            token = dice.choice(sorted(may))
+            seen += 1
+            if token in llm.config.eos_ids:
+                break
+            follower.advance(token)
+    assert seen > 10
+
+
+def test_an_end_that_spells_text_does_not_cut_it_off(llm: LLM) -> None:
+    (letter,) = llm.tokenizer.encode("f", add_special_tokens=False)
+    ends, vocab = {*llm.config.eos_ids, letter}, llm.config.vocab_size
+    follower = Grammars(llm.tokenizer, vocab, [*ends]).compile(Guide(regex="[e-g]{2}")).follower()
+    for _ in range(2):
+        may = allowed(follower, vocab)
+        assert not may & ends
+        follower.advance(min(may, key=lambda token: len(llm.tokenizer.decode([token]))))
+    assert allowed(follower, vocab) == ends
+
+
+def test_ends_that_the_tokenizer_does_not_have(llm: LLM) -> None:
+    vocab = llm.config.vocab_size + 10
+    follower = Grammars(llm.tokenizer, vocab, [*llm.config.eos_ids, vocab - 1]).compile(Guide(choice=["a"])).follower()
+    assert follower.legal(llm.tokenizer.encode("a", add_special_tokens=False)[0])
+
+
+@pytest.mark.parametrize("schema", [True, "true", {}])
+def test_any_value(llm: LLM, grammars: Grammars, schema: Any) -> None:
+    follower = grammars.compile(Guide(json=schema)).follower()
+    for text in ("{", "[", '"', "1", "true"):
+        assert follower.legal(llm.tokenizer.encode(text, add_special_tokens=False)[0])
 
 
 class TestKept:

@@ -41,8 +41,7 @@ from pronk.tree import Drawn
 
 __all__ = ["Chooser", "Guess", "NotFiniteError", "is_finite", "token_logprobs"]
 
-# Below it logits divided by the temperature would leave float32; it is as greedy as can be.
-_COLDEST = 1e-30
+_COLDEST = 1e-30  # below it logits divided by the temperature would leave float32; it is as greedy as can be
 
 
 class NotFiniteError(ArithmeticError):
@@ -122,7 +121,7 @@ class Chooser:
         self.context = Context(text, num_prompt)
         own = make_processors(params, self.context, vocab_size, ends=ends, bad_words=bad_words)
         self.guide = guide
-        self.processors: tuple[Processor, ...] = (*own, *processors, *(() if guide is None else (guide,)))
+        self.processors: tuple[Processor, ...] = (*own, *processors, *([] if guide is None else [guide]))
         self.kernels = None if self.processors or params.truncates else kernels
         self.trial_seed = trial_seed(seed, text[: self.context.num_prompt]) if params.rejects else seed
         self._failure: Exception | None = None
@@ -260,22 +259,20 @@ class Chooser:
         """What a draft model with these logits chooses after the context, in the target's place.
 
         Under the coupled rule it is :meth:`choose`, with the target's own noise: where draft and target agree on the
-        distribution they agree on the token. Under the others it is a draw with noise of its own, a new one for each
-        step, because what was accepted of the step before may have depended on all of that step's guesses.
+        distribution they agree on the token. Under the others it is a draw with noise of its own, new for each step:
+        what was accepted of the one before may have depended on all of its guesses.
 
         Args:
             logits: ``[vocab]``, any float dtype, left as they are; ``-inf`` is a token that the draft does not have.
             root: position of the last token that is not a guess, which tells the steps apart.
-            draw: under the other rules, draw the guess; or else take the likeliest token, as a point mass.
+            draw: under the other rules; or else the guess is the likeliest token, a point mass.
 
         Returns:
-            The guess; ``None`` if there is none, because all tokens are banned, the numbers overflow, or the guide
-            takes too much work here: whether a drafter's whole proposal fails must not depend on what was drawn.
+            The guess; ``None`` if all tokens are banned, the numbers overflow, or the guide takes too much work.
         """
-        try:
+        with suppress(GuideError):  # whether a whole proposal fails must not depend on what was drawn
             return self._attempt(logits.float(), root, draw=draw)
-        except GuideError:
-            return None
+        return None
 
     def _attempt(self, logits: Tensor, root: int, *, draw: bool) -> Guess | None:
         if self.kernels is not None and not self.params.rejects:
@@ -312,8 +309,8 @@ class Chooser:
         for processor in self.processors:
             logits = processor.mask(logits)
         if not allow_none and logits.max() == -math.inf:
-            names = "min_tokens, stop_token_ids and bad_words" + ("" if self.guide is None else ", beside the guide,")
-            msg = f"{names} ban every token; expected at least one to be left"
+            beside = "" if self.guide is None else ", beside the guide,"
+            msg = f"min_tokens, stop_token_ids and bad_words{beside} ban every token; expected one to be left"
             raise OptionError(msg)
         return logits
 

@@ -20,6 +20,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.choosing.guide import Guide
 from pronk.errors import GuideError
 from pronk.guided.follower import GrammarFollower, said
+from pronk.guided.trial import HARMLESS, try_out
 from pronk.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,8 +43,16 @@ __all__ = ["Grammar", "Grammars"]
 _KEPT = 64  # compiled guides: some megabytes each, and with the bounds below 40 at worst
 _SHOWN = 300  # characters of what is said of a tokenizer
 
-# llguidance's own bounds are for those who trust their grammars. A state of its lexer takes up to 2 KB.
-_MOST_SYMBOLS, _MOST_STATES = 100_000, 20_000
+# llguidance's own bounds are for those who trust their grammars. A state of its lexer takes up to 2 KB, and what a
+# token may take keeps its mask, on a slow machine, under some 40 ms.
+_LIMITS: Mapping[str, Any] = {
+    "max_grammar_size": 100_000,
+    "max_lexer_states": 20_000,
+    "step_max_items": 5_000,
+    "step_lexer_fuel": 50_000,
+    "max_items_in_row": 500,
+    "verbose_errors": False,
+}
 # "A multiple of" is an automaton with so many states.
 _MOST_MULTIPLE = 10_000
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
@@ -105,6 +115,18 @@ class Grammars:
                         self._kept.popitem(last=False)
         return found
 
+    def submit(self, guide: Guide) -> Future[Grammar]:
+        """The same in a thread of its own, where those who have no guide need not wait for it."""
+        found, future = self._find(guide), Future[Grammar]()
+        if found is None:
+            return self._thread.submit(self.compile, guide)
+        future.set_result(found)
+        return future
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "pronk-guides")
+
     def _find(self, guide: Guide) -> Grammar | None:
         with self._table:
             found = self._kept.get(guide)
@@ -117,16 +139,24 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an extra
 
         _check_multiples(guide)
-        limits = LLParserLimits(max_grammar_size=_MOST_SYMBOLS, max_lexer_states=_MOST_STATES, verbose_errors=False)
-        matcher = LLMatcher(tokenizer, _lark(guide), log_level=0, limits=limits)
+        grammar = _lark(guide)
+        if guide.kind != "choice" and len(guide.source) > HARMLESS:
+            self._try_out(guide.kind, grammar)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
         if matcher.is_error():
             msg = f"guide: {guide.kind}: expected one that can be followed, found: {said(matcher)}"
             raise GuideError(msg)
         try:
             GrammarFollower(matcher, self._ends).check()
         except GuideError as error:
-            raise GuideError(str(error).replace("guide: ", f"guide: {guide.kind}: ", 1)) from error
+            raise _of(guide.kind, error) from error
         return matcher
+
+    def _try_out(self, kind: str, grammar: str) -> None:
+        try:
+            try_out(grammar, self._model_tokenizer.backend.to_str(), self._vocab_size, self._ends, _LIMITS)
+        except GuideError as error:
+            raise _of(kind, error) from error
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -167,6 +197,11 @@ def _json_form(guide: Guide) -> Any:
     if guide.whitespace:
         return {"whitespace_flexible": True, "whitespace_pattern": None, "lenient": False}
     return {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+
+
+def _of(kind: str, error: GuideError) -> GuideError:
+    """The error, with the kind of guide that it is of."""
+    return GuideError(str(error).replace("guide: ", f"guide: {kind}: ", 1))
 
 
 def _literal(text: str) -> str:
