@@ -28,7 +28,7 @@ from pronk.choosing.guide import Guide
 from pronk.choosing.params import SamplingParams
 from pronk.drafters.registry import DRAFTERS
 from pronk.engine.request import Request
-from pronk.errors import OptionError, PronkError
+from pronk.errors import GuideError, OptionError, PronkError
 from pronk.llm import LLM
 from pronk.outputs import Completion
 from pronk.proof import chi_square
@@ -426,3 +426,26 @@ def test_texts_fit_other_guides(llm: LLM) -> None:
                     assert re.fullmatch(r"\d{1,3}(\+\d{1,3})*\+?", each.text)
                 elif each.finish_reason == "stop":
                     assert fits(each.text, {"type": "object"})
+
+
+class Moody(ToyFollower):
+    """Cannot be followed behind one token, as a grammar may take too much work behind some texts."""
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.states[-1] is not None and self.states[-1] % 5 == 0:
+            msg = "guide: too much"
+            raise GuideError(msg)
+        return super().mask(logits)
+
+
+def test_a_mask_that_fails_ends_a_guess_and_not_the_proposal() -> None:
+    """Whether a proposal fails must not depend on what was drawn; so the chain ends behind the token."""
+    for rule in ("coupled", "block"):
+        request = make_request((1, 2, 3), SamplingParams(temperature=1.0, guide=TOY, rule=rule))  # type: ignore[arg-type]
+        request.chooser.guide = moody = Moody(VOCAB)
+        request.chooser.processors = (moody,)
+        assert request.chooser.guess(torch.zeros(VOCAB), 2) is None
+        with pytest.raises(GuideError):
+            request.chooser.scores(torch.zeros(VOCAB))
+        moody.states[-1] = 3
+        assert request.chooser.guess(torch.zeros(VOCAB), 2) is not None

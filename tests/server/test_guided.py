@@ -201,3 +201,30 @@ def test_responses_with_bad_forms(client: httpx.Client) -> None:
     ):
         answer = client.post("/v1/responses", json={"input": "x", "text": {"format": form}, "max_output_tokens": 4})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def chain(length: int) -> dict[str, Any]:
+    """A schema that leads from one to the next: without a trial elsewhere it would end the process."""
+    defs: dict[str, Any] = {
+        f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["a"]}
+        for i in range(length)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{length}": {"type": "integer"}}}
+
+
+def test_deadly_schemas_hurt_nobody(served: Running) -> None:
+    """Neither the process, nor those who have no guide, nor those who wait behind them."""
+
+    def ask(more: dict[str, Any]) -> httpx.Response:
+        with served.client() as client:
+            return client.post("/v1/completions", json={"prompt": "x", "max_tokens": 4} | more)
+
+    with ThreadPoolExecutor(5) as pool:
+        deadly = [pool.submit(ask, {"guided_json": chain(1000 + number)}) for number in range(3)]
+        waiting = pool.submit(ask, {"guided_choice": ["behind them"]})
+        assert pool.submit(ask, {}).result().status_code == 200
+        for each in deadly:
+            assert each.result().status_code == 400
+            assert each.result().json()["error"]["param"] == "guided_json"
+        assert waiting.result().status_code == 200
+    assert served.idle

@@ -274,3 +274,26 @@ def test_neighbours_are_as_they_are_alone(tooled: Running, api: openai.OpenAI) -
         next(calling)
         assert client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == want
         calling.close()
+
+
+def test_why_an_answer_with_calls_has_ended() -> None:
+    """A text to stop at may stand within a call; the beginning of one that must come is no content."""
+    from pronk.engine.stats import Stats
+    from pronk.outputs import Completion, Piece
+    from pronk.server.protocol.tools import CalledMessage
+    from pronk.text.chat.tools import ToolForm
+
+    form = ToolForm("llama", "parameters")
+
+    def read(text: str, *, free: bool) -> tuple[dict[str, Any], str]:
+        done = Completion(text, [1], "stop", None, 0, [1], None, None, Stats())
+        made = CalledMessage(form, ["add"], free=free)
+        made.read([Piece(1, text, completion=done)])
+        return made.message(), made.finish_reason(done)
+
+    whole, reason = read('{"name": "add", "parameters": {"a": 1}}', free=True)
+    assert (reason, whole["tool_calls"][0]["function"]["arguments"]) == ("tool_calls", '{"a": 1}')
+    cut, reason = read('{"name": "add", "parameters": {"a": ', free=True)
+    assert (reason, cut["tool_calls"][0]["function"]["arguments"]) == ("stop", '{"a": ')
+    assert read('{"name": "ad', free=True)[0]["content"] == '{"name": "ad'
+    assert read('{"name": "ad', free=False)[0]["content"] == ""

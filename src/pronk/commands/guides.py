@@ -48,8 +48,11 @@ def read_guide(
 
 
 def _read(option: str, path: str) -> str:
+    from pronk.choosing.guide import MAX_SIZE
+
     try:
-        return Path(path).read_bytes().decode()
+        with Path(path).open("rb") as file:
+            return file.read(4 * MAX_SIZE + 1).decode()  # more is too much, whatever it is
     except OSError as error:
         msg = f"{option}: expected a file that can be read at {path}, found {error.strerror}; check the path"
         raise OptionError(msg) from error

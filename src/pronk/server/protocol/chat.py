@@ -163,7 +163,11 @@ class ChatAnswer:
         self._whole = {**head, "object": "chat.completion"}
         self._part = {**head, "object": "chat.completion.chunk"} | ({"usage": None} if self.ask.include_usage else {})
 
-        self._called = [] if self.form is None else [CalledMessage(self.form, self.ask.allowed) for _ in range(self.n)]
+        self._called = (
+            []
+            if self.form is None
+            else [CalledMessage(self.form, self.ask.allowed, free=self.ask.free) for _ in range(self.n)]
+        )
 
     def start(self) -> list[dict[str, Any]]:
         """Who speaks, of each sample; one that calls tools may have no content."""

@@ -89,6 +89,11 @@ class ToolAsk(GuidedAsk):
             return [self.tool_choice.function.name]
         return [] if self.tool_choice == "none" else [tool.function.name for tool in self.tools or ()]
 
+    @property
+    def free(self) -> bool:
+        """Whether the answer may do without a call."""
+        return self.tool_choice in (None, "auto")
+
     def forms(self) -> dict[str, Mapping[str, Any]]:
         """See :meth:`~pronk.server.protocol.guides.FormAsk.forms`; that of calls depends on the model."""
         return {**super().forms(), **({"tools": {}} if self.allowed else {})}
@@ -126,9 +131,8 @@ class ToolAsk(GuidedAsk):
         Raises:
             ApiError: schemas that are none, or too large.
         """
-        free = self.tool_choice in (None, "auto")
         try:
-            return form.guide(self._schemas(), free=free, several=self.parallel_tool_calls is not False)
+            return form.guide(self._schemas(), free=self.free, several=self.parallel_tool_calls is not False)
         except OptionError as error:
             raise self.named(error) or error from error
 
@@ -150,10 +154,11 @@ class CalledMessage:
     Args:
         form: how the model calls.
         names: of the tools that it may call.
+        free: whether it may be text, too; otherwise what is no call yet is the beginning of one that was cut off.
     """
 
-    def __init__(self, form: ToolForm, names: Sequence[str]) -> None:
-        self._reader = CallReader(form, names)
+    def __init__(self, form: ToolForm, names: Sequence[str], *, free: bool) -> None:
+        self._reader, self._free = CallReader(form, names), free
         self._content: list[str] = []
         self._calls: list[tuple[str | None, str | None, list[str]]] = []
 
@@ -165,8 +170,9 @@ class CalledMessage:
         return [delta for part in parts for delta in self._deltas(part)]
 
     def finish_reason(self, done: Completion) -> str:
-        """Why it ended."""
-        return "tool_calls" if self._calls and done.finish_reason == "stop" else done.finish_reason
+        """Why it ended; a text to stop at may stand within a call."""
+        whole = self._calls and done.finish_reason == "stop" and not self._reader.calling
+        return "tool_calls" if whole else done.finish_reason
 
     def message(self) -> dict[str, Any]:
         """The whole of it."""
@@ -176,6 +182,8 @@ class CalledMessage:
         return {**told, "tool_calls": calls} if calls else told
 
     def _deltas(self, part: str | CallPart) -> list[dict[str, Any]]:
+        if isinstance(part, str) and not self._free:
+            return []
         if isinstance(part, str):
             self._content.append(part)
             return [{"content": part}]

@@ -68,6 +68,11 @@ class CallReader:
         """Whether any call has begun."""
         return self._count > 0
 
+    @property
+    def calling(self) -> bool:
+        """Whether a call has begun that has not ended."""
+        return self._within
+
     def push(self, text: str, token: int | None = None) -> list[str | CallPart]:
         """What has become certain: texts, and parts of calls.
 
