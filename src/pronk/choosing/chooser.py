@@ -113,8 +113,7 @@ class Chooser:
         The first ``num_prompt`` of these tokens are the prompt, all by default.
         ``ends`` are the token ids that end the text; ``bad_words`` are token sequences never to complete.
         ``processors`` come after those of the options, and after them ``guide``, which stands behind ``text`` already.
-        ``kernels`` make the choice where it is one of logits and noise
-        alone.
+        ``kernels`` make the choice where it is one of logits and noise alone.
         """
         self.params = params
         self.seed = seed

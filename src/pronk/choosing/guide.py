@@ -10,13 +10,21 @@ from typing import Any, Literal
 from pronk.checks import check_flag
 from pronk.errors import GuideError
 
-__all__ = ["MAX_CHOICES", "MAX_SIZE", "Guide", "GuideKind", "GuideMode", "check_texts"]
+__all__ = ["MAX_CHOICES", "MAX_SIZE", "WRITTEN", "Guide", "GuideKind", "GuideMode", "check_texts"]
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
 # ``"forced"``: what the guide leaves no choice about is guessed, beside whatever else is; the pass confirms it.
 # ``"plain"``: it is not guessed. The text is the same. ``"jump"``: it is appended without asking the model.
 GuideMode = Literal["forced", "plain", "jump"]
+
+# JSON as ``json.dumps`` writes it, and no part of a schema passed over: options of llguidance.
+WRITTEN: Mapping[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+}
 
 MAX_SIZE = 2**18  # characters
 MAX_CHOICES = 1024

@@ -29,7 +29,7 @@ from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from pronk.choosing.guide import Guide
+from pronk.choosing.guide import WRITTEN, Guide
 from pronk.errors import GuideError
 from pronk.guided.follower import GrammarFollower, said
 from pronk.guided.trial import HARMLESS, try_out
@@ -196,7 +196,7 @@ def _json_form(guide: Guide) -> Any:
     """How JSON is written, whatever the schema says of it, and that no part of a schema is passed over."""
     if guide.whitespace:
         return {"whitespace_flexible": True, "whitespace_pattern": None, "lenient": False}
-    return {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+    return {**WRITTEN}
 
 
 def _of(kind: str, error: GuideError) -> GuideError:

@@ -43,7 +43,7 @@ def try_out(
     }  # fmt: skip
     try:
         done = subprocess.run(  # noqa: S603 - our own file, by our own interpreter
-            [sys.executable, "-I", str(Path(__file__).with_name("_child.py"))],
+            [sys.executable, "-P", str(Path(__file__).with_name("_child.py"))],
             input=json.dumps(given).encode(),
             capture_output=True,
             timeout=_WITHIN,

@@ -12,16 +12,18 @@ from pronk.errors import GuideError, PronkError
 from pronk.server.errors import ApiError
 from pronk.server.protocol.ask import Ask, Body, Text, Texts, refuse
 from pronk.server.settings import Limits
+from pronk.text.chat.tools import TOOL_NAME
 
-__all__ = ["GuidedAsk", "ResponseFormat", "SchemaFormat", "TextFormat"]
+__all__ = ["NAME", "GuidedAsk", "ResponseFormat", "SchemaFormat", "TextFormat"]
 
+NAME = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 class SchemaFormat(Body):
     """A schema with its name; it is followed, strict or not."""
 
-    name: Text = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    name: Text = Field(pattern=NAME)
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -43,7 +45,7 @@ class TextFormat(Body):
     """The same as ``/v1/responses`` has it."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Text | None = Field(None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    name: Text | None = Field(None, pattern=NAME)
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None

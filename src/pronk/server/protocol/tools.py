@@ -12,7 +12,7 @@ from pronk.choosing.guide import MAX_SIZE, Guide
 from pronk.errors import OptionError
 from pronk.outputs import Completion, Piece
 from pronk.server.protocol.ask import Body, Text, refuse
-from pronk.server.protocol.guides import GuidedAsk
+from pronk.server.protocol.guides import NAME, GuidedAsk
 from pronk.server.settings import Limits
 from pronk.text.chat.calls import CallPart, CallReader
 from pronk.text.chat.tools import ToolForm, arguments_schema
@@ -20,13 +20,12 @@ from pronk.text.chat.tools import ToolForm, arguments_schema
 __all__ = ["CalledMessage", "ToolAsk", "ToolCall"]
 
 _MOST_TOOLS = 128  # OpenAI's
-_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
 class FunctionCall(Body):
     """Which function a model has called, and with what."""
 
-    name: Text = Field(pattern=_NAME)
+    name: Text = Field(pattern=NAME)
     arguments: Text
 
 
@@ -42,7 +41,7 @@ class ToolCall(Body):
 class Function(Body):
     """What a model may call; the arguments fit their schema, strict or not."""
 
-    name: Text = Field(pattern=_NAME)
+    name: Text = Field(pattern=NAME)
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

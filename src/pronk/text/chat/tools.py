@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pronk.choosing.guide import Guide
+from pronk.choosing.guide import WRITTEN, Guide
 from pronk.errors import OptionError, PromptError
 from pronk.text.tokenizer import Tokenizer
 
@@ -32,8 +32,6 @@ __all__ = ["TOOL_NAME", "Marker", "ToolForm", "arguments_schema", "find_form"]
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
-# As ``json.dumps`` writes, whatever a schema says of it, and no part of a schema is passed over: see ``guided``.
-_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 _PROBE = "zanzibar_9"
 
 
@@ -163,7 +161,7 @@ def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
     if kind != "object":
         msg = f"guide: json: expected a schema of the type 'object', found the type {kind!r:.60}"
         raise OptionError(msg)
-    checked = Guide(json={**parameters, "type": "object", "x-guidance": _WRITTEN})
+    checked = Guide(json={**parameters, "type": "object", "x-guidance": WRITTEN})
     return checked.source
 
 
