@@ -162,7 +162,7 @@ def test_pronk_reads_it(bits: int, checkpoint: MakeCheckpoint, tmp_path: Path) -
     mine, plain = (load_decoder(folder, read_config(folder), **options) for folder in (tmp_path / "out", twin))
     for name, parameter in plain.named_parameters():
         assert torch.equal(dict(mine.named_parameters())[name], parameter), name
-    llm = LLM(tmp_path / "out")
+    llm = LLM(tmp_path / "out", budget="all")
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     out = llm.generate("for i in range(10):", params, drafter="prompt_lookup")
     assert out.token_ids == llm.generate("for i in range(10):", params, drafter="autoregressive").token_ids

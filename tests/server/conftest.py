@@ -13,7 +13,7 @@ from server.serving import Running, running
 
 @pytest.fixture(scope="session")
 def model() -> LLM:
-    return LLM(prefix_cache=True, max_batch=8, threads=1)
+    return LLM(prefix_cache=True, max_batch=8, threads=1, budget="all")  # what is guessed depends on no clock
 
 
 @pytest.fixture(scope="module")

@@ -24,4 +24,4 @@ def tool_model(folder: Path, family: str) -> LLM:
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["chat_template"] = TEMPLATES[family]
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return LLM(folder, prefix_cache=True, max_batch=8, threads=1)
+    return LLM(folder, prefix_cache=True, max_batch=8, threads=1, budget="all")

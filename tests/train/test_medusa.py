@@ -255,7 +255,7 @@ def test_command_makes_heads_that_serve(tmp_path: Path, corpus: Path, teacher: T
     assert ("greedy S" in document["figures"]) == ("--num-tokens 0" not in more)
     card = (export / "README.md").read_text()
     assert "residual blocks of size 32" in card
-    llm = LLM(teacher.folder, drafter="autoregressive", threads=1)
+    llm = LLM(teacher.folder, drafter="autoregressive", threads=1, budget="all")
     for temperature in (0.0, 0.9):
         params = SamplingParams(max_tokens=24, temperature=temperature, seed=3)
         plain = llm.generate("The cat", params)

@@ -81,7 +81,7 @@ def test_one_drafter_may_guess_for_two_targets() -> None:
 
 def test_both_caches_stay_within_the_memory(model: str, draft: str) -> None:
     alone = LLM(model, drafter="autoregressive", kv_memory="2MB", threads=1)
-    llm = LLM(model, drafter=draft, kv_memory="2MB", threads=1)
+    llm = LLM(model, drafter=draft, kv_memory="2MB", threads=1, budget="all")
     (pool,) = [pool_of(each) for each in [llm.meet(None)]]
     for cache in (llm.engine.cache, pool):
         assert cache.values[0].shape[1] == cache.num_slots
@@ -96,7 +96,7 @@ def test_both_caches_stay_within_the_memory(model: str, draft: str) -> None:
 
 
 def test_a_draft_joins_a_model_that_has_been_at_work(model: str, draft: str) -> None:
-    llm = LLM(model, drafter="autoregressive", kv_memory="2MB", threads=1)
+    llm = LLM(model, drafter="autoregressive", kv_memory="2MB", threads=1, budget="all")
     want = llm.generate(PROMPT, PARAMS).token_ids
     blocks = llm.engine.cache.allocator.num_blocks
     got = llm.generate(PROMPT, PARAMS, drafter=draft)
