@@ -225,9 +225,8 @@ def test_hosts(model: LLM) -> None:
         assert other.head("/ready").status_code == 200
 
 
-def test_crowds_and_time(model: LLM) -> None:
-    limits = Limits(requests=3, seconds=0.5, max_tokens=1500)
-    with running(model, limits=limits) as made, made.client() as other:
+def test_a_crowd(model: LLM) -> None:
+    with running(model, limits=Limits(requests=3, max_tokens=1500)) as made, made.client() as other:
         error(other.post("/v1/completions", json=TEXT | {"n": 4}), 400, "invalid_value")
         busy = {"prompt": "Hi", "max_tokens": 1500, "n": 3, "ignore_eos": True, "stream": True}
         with other.stream("POST", "/v1/completions", json=busy), made.client() as late:
@@ -237,6 +236,10 @@ def test_crowds_and_time(model: LLM) -> None:
         while not made.idle:
             pass
         assert other.post("/v1/completions", json=TEXT | {"n": 3}).status_code == 200
+
+
+def test_time(model: LLM) -> None:
+    with running(model, limits=Limits(seconds=0.3, max_tokens=1500)) as made, made.client() as other:
         long = {"prompt": "Hi", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.5, "drafter": "autoregressive"}
         answer = other.post("/v1/completions", json=long)
         error(answer, 408, "timeout")
