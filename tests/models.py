@@ -36,6 +36,7 @@ from pronk.model.kernels import load_kernels
 from pronk.model.linear import KernelLinear, SideBySide, choose_linear
 from pronk.model.loader import computed_in
 from pronk.passes.attention import Segment
+from pronk.passes.costs import PassCosts, PassTimes
 from pronk.passes.runner import Job, Runner
 from pronk.quantized.form import Quantized
 from pronk.tree import TokenTree
@@ -178,6 +179,36 @@ def make_cache(
     return made
 
 
+class GivenTimes(PassTimes):
+    """Passes that cost what they are said to, whatever they take."""
+
+    def __init__(self, costs: PassCosts | None, rest: PassCosts | None = None) -> None:
+        """``rest`` are the costs of passes whose first layers were computed before; by default the same."""
+        super().__init__()
+        self.given, self.given_rest = costs, rest
+
+    def learn(self, rows: int, context: int, seconds: float) -> None:
+        """Not from these."""
+
+    def learn_rest(self, share: float, rows: int, context: int, seconds: float) -> None:
+        """The same."""
+
+    def costs(self, context: int, plain: int = 1) -> PassCosts | None:
+        """What was given."""
+        return self.given
+
+    def rest(self, whole: PassCosts, share: float) -> PassCosts:
+        """The same."""
+        return whole if self.given_rest is None else self.given_rest
+
+
+def set_costs(engine: Engine, costs: PassCosts | None, rest: PassCosts | None = None) -> None:
+    """Let passes cost what they are said to."""
+    times = GivenTimes(costs, rest)
+    engine.runner.times = times
+    engine.target = replace(engine.target, times=times)
+
+
 def make_engine(
     decoder: Decoder,
     *,
@@ -186,9 +217,13 @@ def make_engine(
     poison: float | None = POISON,
     kv_dtype: torch.dtype | None = None,
     share_prefixes: bool = False,
+    costs: PassCosts | None = None,
     **options: Any,
 ) -> Engine:
-    """An engine with a pool of its own, in the dtype of the decoder; ``options`` are the engine's."""
+    """An engine with a pool of its own, in the dtype of the decoder; ``options`` are the engine's.
+
+    With ``costs`` it drops guesses that do not pay at these.
+    """
     dtype = decoder.embedding.dtype
     packed = decoder.kernels is not None
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "kv_dtype": kv_dtype}
@@ -196,7 +231,10 @@ def make_engine(
     pool.allocator = StrictAllocator(num_blocks, block_size)
     if pool.prefix is not None:
         pool.prefix.attach(pool.allocator)
-    return Engine(decoder, pool, **options)
+    engine = Engine(decoder, pool, **({} if costs is None else {"budget": True}), **options)
+    if costs is not None:
+        set_costs(engine, costs)
+    return engine
 
 
 @torch.inference_mode()

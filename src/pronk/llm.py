@@ -93,9 +93,10 @@ class LLM:
             kernels: ``"auto"`` is the widest instruction set of this processor; a lower one's name restricts it, and
                 ``"torch"`` does without kernels of our own, and without the promise of equal bits.
             budget: how much to guess: ``"auto"`` drops the guesses that do not pay for their rows, at the acceptance so
-                far and the cost of passes, which is measured with the first request; ``"all"`` computes all that the
-                drafter has, so that the number of passes does not depend on measured times. Under the coupled rule
-                the text never does.
+                far and the cost of passes, as those that were made have shown it, and keeps an account of what guessing
+                has cost and saved each request, by which it stops where it does not pay; ``"all"`` computes all that
+                the drafter has, so that the number of passes does not depend on measured times. Under the coupled
+                rule the text never does.
             progress: called with the bytes loaded so far and in all.
 
         Raises:

@@ -51,7 +51,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_file_and_one_line() -> None:
     drafter = make_drafter("echo(times=2)")
     assert type(drafter) is REGISTRY["echo"] is pronk.Echo  # type: ignore[comparison-overlap]
-    llm, params = LLM(), SamplingParams(max_tokens=24)
+    llm, params = LLM(budget="all"), SamplingParams(max_tokens=24)
     plain = llm.generate("a = 1\nb = 1\n", params, drafter="autoregressive")
     found = llm.generate("a = 1\nb = 1\n", params, drafter=drafter)
     assert found.token_ids == plain.token_ids

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 import torch
 
+from drafters.trees import TreeDrafter
 from engine.cases import DRAFTERS, PROMPTS, ask, assert_same, drafter, params, plain
 from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from pronk.choosing.params import SamplingParams
-from pronk.drafters import PromptLookup, make_drafter
+from pronk.drafters import make_drafter
 from pronk.drafters.shared.trie import Trie
 from pronk.engine.budget import keep_paying_nodes
 from pronk.passes.costs import PassCosts
-from pronk.passes.runner import Runner
 from pronk.tree import TokenTree
 
 # Four rows cost what one does, then every further four half as much again.
@@ -34,6 +35,10 @@ def value(expected: float, requests: int, nodes: int, prompts: int, costs: PassC
     """Tokens over what they take: what a pass without prompts takes, and what is added to the one that there is."""
     added = costs.at(prompts + requests + nodes) - costs.at(prompts + requests)
     return (requests + expected) / (costs.at(requests) + added)
+
+
+def sure_tree(guess: Any) -> TokenTree:
+    return TokenTree.chain([guess.root, 1], gain=[1.0, 1.0])
 
 
 def test_no_subset_is_worth_more() -> None:
@@ -87,76 +92,39 @@ def test_what_has_no_gain_is_left_alone() -> None:
     assert keep_paying_nodes([plain, window], 4, dear) == [plain, window.keep([2])]
 
 
-@pytest.mark.parametrize(
-    ("rows", "seconds"),
-    [
-        (1, 1.0),
-        (3, 1.0),
-        (4, 1.0),
-        (5, 1.125),
-        (8, 1.5),
-        (9, 1.625),
-        (12, 2.0),
-        (38, 5.25),
-        (64, 8.5),
-        (128, 16.5),
-        (2000, 250.5),
-    ],
-)
-def test_cost_between_the_points_and_beyond(rows: int, seconds: float) -> None:
-    assert STEPS.at(rows) == pytest.approx(seconds)
-
-
-def test_costs_are_measured_where_there_is_room() -> None:
-    engine = make_engine(tiny_decoder(), num_blocks=10)
-    costs = PassCosts.measure(engine.runner)
-    assert costs is not None
-    assert costs.rows[0] == 1
-    assert list(costs.rows) == sorted(set(costs.rows))
-    assert 0 < costs.seconds[0] <= costs.seconds[-1]
-    assert engine.cache.allocator.num_free == 10
-    assert PassCosts.measure(Runner(tiny_decoder(), make_engine(tiny_decoder(), num_blocks=0).cache)) is None
-
-
-class Spy:
-    """Stands in for the measurement."""
-
-    def __init__(self, costs: PassCosts) -> None:
-        self.costs = costs
-        self.calls = 0
-
-    def __call__(self, _: Runner) -> PassCosts:
-        self.calls += 1
-        return self.costs
+def test_while_costs_are_unknown_only_what_has_no_gain_is_kept() -> None:
+    plain, sure = TokenTree.chain([1, 2, 3]), TokenTree.chain([1, 2, 3], gain=[1.0, 1.0, 1.0])
+    assert keep_paying_nodes([plain, sure], 2, None) == [plain, TokenTree.chain([1], gain=[1.0])]
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "recycling", "jacobi", "lookahead", "merged", "first_of"])
-def test_where_rows_are_dear_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_where_rows_are_dear_nothing_is_guessed(name: str) -> None:
     dice = random.Random(0)
     prompt = [dice.randrange(VOCAB) for _ in range(20)] * 3
     guessed, outputs = [], []
     for costs in (PassCosts((1, 64), (1.0, 1.0)), PassCosts((1, 64), (1.0, 6400.0))):
-        spy = Spy(costs)
-        monkeypatch.setattr(PassCosts, "measure", spy)
-        engine = make_engine(tiny_decoder(), budget=True)
+        engine = make_engine(tiny_decoder(), costs=costs)
         drafter = make_drafter(name)
         drafter = drafter.bind(engine.target)
         request = make_request(prompt, SamplingParams(max_tokens=30, seed=3, logit_bias={3: 9.0, 5: 9.0}), drafter)
         run(engine, [request])
         guessed.append(request.stats.drafted)
         outputs.append(request.output)
-        assert spy.calls == 1
     assert guessed[0] > 0
     assert guessed[1] == 0
     assert outputs[0] == outputs[1]
 
 
-def test_without_a_budget_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    spy = Spy(STEPS)
-    monkeypatch.setattr(PassCosts, "measure", spy)
-    request = make_request([1, 2, 3, 1, 2], SamplingParams(max_tokens=9), PromptLookup())
-    run(make_engine(tiny_decoder()), [request])
-    assert spy.calls == 0
+def test_the_first_pass_after_a_prompt_is_plain() -> None:
+    """What guesses cost is known by what it costs to do without."""
+    counts = []
+    for budget in (True, False):
+        engine = make_engine(tiny_decoder(), budget=budget)
+        request = make_request([1, 2, 3, 1, 2], SamplingParams(max_tokens=9), TreeDrafter(sure_tree))
+        run(engine, [request])
+        counts.append([step.drafted for step in request.stats.steps])
+    assert counts[0][:2] == [0, 0]
+    assert counts[1][:2] == [0, 1]
 
 
 # Greedy, the drafters of the registry are in ``drafters/test_conformance.py``; here they run with all options at once.
@@ -171,13 +139,10 @@ GREEDY = ("suffix", "merged with trained")
         if name != "autoregressive"
     ],
 )
-def test_trees_that_are_cut_in_part_give_the_same_tokens(
-    monkeypatch: pytest.MonkeyPatch, name: str, options: str
-) -> None:
+def test_trees_that_are_cut_in_part_give_the_same_tokens(name: str, options: str) -> None:
     """In a ragged batch, at costs that a part of the guesses pays for."""
-    monkeypatch.setattr(PassCosts, "measure", Spy(STEPS))
     want = plain(torch.bfloat16, options)
-    engine = make_engine(tiny_decoder(torch.bfloat16), budget=True)
+    engine = make_engine(tiny_decoder(torch.bfloat16), costs=STEPS)
     guesser = drafter(name, want)
     guesser = guesser.bind(engine.target)
     got = [ask(prompt, params(options, index), guesser) for index, prompt in enumerate(PROMPTS)]

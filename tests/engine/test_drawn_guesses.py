@@ -13,7 +13,6 @@ from torch import Tensor
 
 from drafters.trees import Guess, TreeDrafter, drawn_trees
 from engine.cases import assert_same, total
-from engine.test_budget import Spy
 from engine.test_rejection_law import BATCH, OPTIONS, PROMPT, SMALL, bushy, law_of, p_value
 from laws import chain_shape
 from models import make_engine, make_request, run, tiny_decoder
@@ -134,16 +133,16 @@ def gained(guess: Guess) -> TokenTree:
 
 
 @pytest.mark.parametrize("rule", ["coupled", *RULES])
-def test_what_was_drawn_is_not_dropped(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_drawn_is_not_dropped(rule: Rule) -> None:
     """However little it pays, where the rule counts on its distribution."""
-    monkeypatch.setattr(PassCosts, "measure", Spy(PassCosts((1, 64), (1.0, 64.0))))
+    dear = PassCosts((1, 64), (1.0, 64.0))
     params, drafted = SamplingParams(max_tokens=12, temperature=1.0, rule=rule), []
-    for budget in (False, True):
+    for costs in (None, dear):
         request = make_request(PROMPT, params, TreeDrafter(gained, vocab=SMALL), vocab=SMALL)
-        run(make_engine(tiny_decoder(vocab=SMALL), budget=budget), [request])
-        drafted.append(request.stats.drafted)
-    assert drafted[0] > 12
-    assert (drafted[1] == drafted[0]) == (rule != "coupled")
+        run(make_engine(tiny_decoder(vocab=SMALL), costs=costs), [request])
+        drafted.append(next((step.drafted for step in request.stats.steps if step.drafted), 0))
+    assert drafted[0] == 10
+    assert drafted[1] == (0 if rule == "coupled" else 10)
 
 
 @pytest.mark.parametrize("more", [0, 3])

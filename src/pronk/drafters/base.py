@@ -142,12 +142,14 @@ class Guesser(Drafter, Generic[State]):
     Attributes:
         needs: what it reads of the target's passes.
         proposes: whether it ever guesses; one that does not is not asked, and no places are kept for its guesses.
+        insists: whether it wants its guesses computed whatever they cost, as who asks what the target says of them.
         target: the model that it was bound to; ``None`` if it goes with any.
         models: what it holds of :meth:`~pronk.drafters.target.Target.share`, its parts' included.
     """
 
     needs: Needs = Needs()
     proposes: bool = True
+    insists: bool = False
     target: Target | None = None
     models: tuple[object, ...] = ()
 

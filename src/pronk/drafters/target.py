@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
+from time import perf_counter
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -16,6 +17,7 @@ from pronk.cache.paged import PagedCache
 from pronk.gguf.checkpoint import is_gguf
 from pronk.model.decoder import Decoder
 from pronk.model.fingerprint import Fingerprint
+from pronk.passes.costs import PassTimes
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["Target"]
@@ -38,6 +40,8 @@ class Target:
         lock: held while its cache is changed, which is in use while requests are decoded.
         drafts: the draft models and trained drafters at work beside it, by folder and kind; see :meth:`share`.
         written: where each of these is from, and when that was written.
+        times: what its passes have taken.
+        clock: gives seconds.
     """
 
     decoder: Decoder
@@ -52,6 +56,9 @@ class Target:
     written: WeakKeyDictionary[Any, tuple[Path, int]] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
     )
+
+    times: PassTimes = field(default_factory=PassTimes, repr=False, compare=False)
+    clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
 
     @property
     def vocabulary(self) -> str | None:

@@ -27,9 +27,17 @@ from pronk.tree import TokenTree
 
 __all__ = ["keep_paying_nodes"]
 
+# A guess: its gain with the sign changed, the number of its tree, its node there.
+_Ranked = tuple[float, int, int]
+
 
 def keep_paying_nodes(
-    trees: Sequence[TokenTree], requests: int, costs: PassCosts, *, prompts: int = 0
+    trees: Sequence[TokenTree],
+    requests: int,
+    costs: PassCosts | None,
+    *,
+    prompts: int = 0,
+    most: Sequence[int] | None = None,
 ) -> list[TokenTree]:
     """Cut the trees of a pass to the guesses that pay.
 
@@ -38,15 +46,32 @@ def keep_paying_nodes(
     Args:
         trees: of requests that decode; not empty.
         requests: that decode, those without a tree included: one row and one token of each.
-        costs: of passes.
+        costs: of passes; while they are not known nothing pays, so that the next pass is one to compare with.
         prompts: rows of prompts in the pass.
+        most: guesses that each tree may keep at most.
     """
-    ranked: list[tuple[float, int, int]] = []
+    ranked: list[_Ranked] = []
+    dropped: dict[int, set[int]] = {}
+    others = 0
     for number, tree in enumerate(trees):
-        if tree.gain is not None:
-            ranked += [(-tree.gain[node], number, node) for node in range(1, len(tree)) if tree.acceptable[node]]
+        gain = tree.gain
+        own = sorted((-gain[n], number, n) for n in range(1, len(tree)) if tree.acceptable[n]) if gain else []
+        kept = own[: len(own) if most is None else most[number]]
+        others += tree.num_guesses - len(own)
+        ranked += kept
+        dropped[number] = {node for _, _, node in own[len(kept) :]}
     ranked.sort()
-    others = sum(tree.num_guesses for tree in trees) - len(ranked)
+    count = 0 if costs is None else _paying(ranked, requests, others, costs, prompts)
+    for _, number, node in ranked[count:]:
+        dropped[number].add(node)
+    return [
+        tree.keep(node for node in range(len(tree)) if node not in dropped[number]) if dropped[number] else tree
+        for number, tree in enumerate(trees)
+    ]
+
+
+def _paying(ranked: Sequence[_Ranked], requests: int, others: int, costs: PassCosts, prompts: int) -> int:
+    """How many of the guesses, the likeliest first, are kept; ``others`` are there in any case."""
     rows, expected = prompts + requests + others, float(requests)
     saved = costs.at(prompts + requests) - costs.at(requests)
     best, count = expected / (costs.at(rows) - saved), 0
@@ -55,10 +80,4 @@ def keep_paying_nodes(
         value = expected / (costs.at(rows + number) - saved)
         if value > best:
             best, count = value, number
-    dropped: dict[int, set[int]] = {}
-    for _, number, node in ranked[count:]:
-        dropped.setdefault(number, set()).add(node)
-    return [
-        tree.keep(node for node in range(len(tree)) if node not in dropped[number]) if number in dropped else tree
-        for number, tree in enumerate(trees)
-    ]
+    return count

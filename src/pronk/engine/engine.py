@@ -45,6 +45,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         kv_budget: KVBudget | None = None,
         folder: Path | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Bring a model and its cache together.
 
@@ -58,14 +59,17 @@ class Engine:
             tokenizer: of the model, for drafters to which it matters what ids mean.
             kv_budget: what ``cache`` belongs to, for drafters that need a cache of their own.
             folder: of the checkpoint, for drafters that were trained on it.
+            clock: gives seconds, which what is guessed follows from; deadlines are by ``perf_counter`` all the same.
         """
-        self.runner = Runner(decoder, cache)
+        self.runner = Runner(decoder, cache, clock=clock)
         self.cache = cache
         self.scheduler = Scheduler(cache, decoder.config.window, max_batch, prefill_chunk, max_tree)
         self.proposing = Proposing(self.runner, budget=budget)
-        self.settling = Settling(cache)
+        self.settling = Settling(cache, clock)
         self.lock = RLock()
-        self.target = Target(decoder, cache, tokenizer, kv_budget, folder, self.lock)
+        self.target = Target(
+            decoder, cache, tokenizer, kv_budget, folder, self.lock, times=self.runner.times, clock=clock
+        )
         self._stepping = False
 
     @property
@@ -80,7 +84,7 @@ class Engine:
             CacheFullError: the cache is too small for it even when empty.
         """
         with self.lock:
-            request.began = perf_counter()
+            request.began = self.runner.clock()
             self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
@@ -169,6 +173,7 @@ class Engine:
             self._abort(requests)
 
     def _step(self) -> None:
+        began = self.runner.clock()
         self.scheduler.expire()
         self._dismiss()  # so that others can start in their places
         turns = self.scheduler.schedule()
@@ -186,6 +191,9 @@ class Engine:
             if outcome is not None:
                 outcomes[plan.request] = outcome
         self.proposing.observe(outcomes)
+        seconds = self.runner.clock() - began - self.proposing.seconds
+        self.runner.learn([plan.job for plan in plans], result.context, seconds)
+        self.proposing.settle(plans, outcomes, seconds)
 
     def _forward(self, plans: Sequence[Plan]) -> PassResult:
         layers = frozenset(layer for plan in plans for layer in plan.request.needs.hidden)
@@ -203,7 +211,7 @@ class Engine:
 
     def _leave(self, request: Request) -> None:
         if self.scheduler.remove(request):
-            request.stats.total_seconds = perf_counter() - request.began
+            request.stats.total_seconds = self.runner.clock() - request.began
             self.proposing.stop(request)
             _forget_frames(request.error)
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import index
-from time import perf_counter
 from typing import Any
+from weakref import finalize
 
 from torch import Tensor
 
 from pronk.choosing.legal import prune
 from pronk.drafters.base import DraftContext, Guesser, Outcome
 from pronk.engine.budget import keep_paying_nodes
+from pronk.engine.ledger import Fund, Ledger
 from pronk.engine.request import Request
 from pronk.engine.scheduler import Turn
+from pronk.engine.settling import Plan
 from pronk.errors import OptionError, PronkError
 from pronk.interrupts import interruptible
 from pronk.passes.costs import PassCosts
@@ -27,6 +30,9 @@ from pronk.tree import TokenTree
 __all__ = ["Proposing"]
 
 _log = logging.getLogger(__name__)
+
+# More guesses than any tree has.
+_MOST = 1024
 
 # How far the sum of a distribution may be from 1.
 _SLACK = 1e-3
@@ -40,47 +46,81 @@ class Proposing:
 
     Attributes:
         budget: whether guesses are dropped that do not pay for their rows (:mod:`pronk.engine.budget`).
-        costs: of passes, measured when they are first asked for; ``None`` before.
+        costs: of the passes of this step; ``None`` while nothing is known of one without guesses.
+        seconds: that guessers have taken in this step.
     """
 
     def __init__(self, runner: Runner, *, budget: bool) -> None:
         self.runner, self.budget = runner, budget
         self.vocab_size = runner.decoder.config.vocab_size
         self.costs: PassCosts | None = None
+        self.seconds = 0.0
+        self._asked: dict[Request, float] = {}
+        self._funds: dict[int, Fund] = {}
 
     def start(self, turns: Sequence[Turn]) -> None:
         """Start the guessers' states of requests in their first pass; a request that waits in the queue has none."""
+        self.seconds, self._asked = 0.0, {}
         for request in (turn.request for turn in turns):
             if request.drafting or request.guesser is None:
                 continue
-            began = perf_counter()
+            guesser, began = request.guesser, self.runner.clock()
             try:
                 request.draft_state = request.guesser.start(request.prompt)
                 request.drafting = True
             except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                 self._give_up(request, error)
-            request.stats.draft_seconds += perf_counter() - began
+            if self.budget and not guesser.insists and request.ledger is None:
+                request.ledger = Ledger(self._fund(guesser), owed=self.runner.clock() - began)
+            self._book([request], began)
 
     def propose(self, turns: Sequence[Turn]) -> dict[Request, TokenTree]:
         """The guesses that pay, for all requests that decode; a prompt's own tokens need none."""
         drafts: dict[Request, TokenTree] = {}
         rooms = {turn.request: turn.room for turn in turns if turn.room}
+        self.costs = self._costs(turns)
         for guesser, requests in _by_guesser(rooms):
-            drafts.update(self._ask(guesser, requests, rooms))
+            asked = self._allowed(guesser, requests)
+            if asked:
+                drafts.update(self._ask(guesser, asked, rooms))
         return self._afford(turns, drafts)
 
     def observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
         """Tell the guessers what the target said."""
         for guesser, requests in _by_guesser(outcomes):
-            began = perf_counter()
+            began = self.runner.clock()
             for request in requests:
                 try:
                     guesser.observe(outcomes[request])
                 except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                     self._give_up(request, error)
-            seconds = perf_counter() - began
-            for request in requests:
-                request.stats.draft_seconds += seconds
+            self._book(requests, began)
+
+    def settle(self, plans: Sequence[Plan], outcomes: Mapping[Request, Outcome[Any]], seconds: float) -> None:
+        """Book what this step's guesses cost and saved, where requests go without those that do not pay.
+
+        Args:
+            plans: of all requests of the step.
+            outcomes: of those that decode.
+            seconds: that it took, but for the guessers' part.
+        """
+        asked, self._asked = self._asked, {}
+        requests, prompts = _rows([plan.turn for plan in plans])
+        costs = self._costs([plan.turn for plan in plans]) if self.budget and requests else None
+        if costs is None:
+            return
+        guesses = {plan.request: plan.draft.num_guesses for plan in plans}
+        step, count = costs.at(requests) / requests, sum(guesses.values())
+        whole = self.runner.costs_of([plan.job for plan in plans], costs).at(prompts + requests + count)
+        # By what such passes usually take: that this one was disturbed is nobody's fault.
+        added = max(0.0, (whole if math.isfinite(whole) else seconds) - costs.at(prompts + requests))
+        for request, outcome in outcomes.items():
+            if request.ledger is not None:
+                asking = request.ledger.owed + asked.get(request, 0.0)
+                request.ledger.owed = 0.0
+                saved = max(0, min(len(outcome.path), len(outcome.committed) - 1))
+                rows = added * guesses[request] / count if count else 0.0
+                request.ledger.settle(asking / step, rows / step, saved)
 
     def give_way(self, requests: Iterable[Request]) -> None:
         """Requests have been preempted: their guessers' caches need not hold what the target's does not."""
@@ -93,6 +133,8 @@ class Proposing:
 
     def stop(self, request: Request) -> None:
         """The request has left: its state goes."""
+        if request.ledger is not None:
+            request.ledger.close()
         if request.guesser is not None and request.drafting:
             request.drafting = False
             try:
@@ -104,7 +146,7 @@ class Proposing:
         self, guesser: Guesser[Any], requests: Sequence[Request], rooms: Mapping[Request, int]
     ) -> dict[Request, TokenTree]:
         """What one guesser proposes; if it raises, it is asked for each request alone, to learn whose fault it is."""
-        began = perf_counter()
+        began = self.runner.clock()
         try:
             drafts = self._proposals(guesser, requests, rooms)
         except Exception as error:  # noqa: BLE001 - whatever a guesser raises
@@ -112,10 +154,32 @@ class Proposing:
                 self._give_up(requests[0], error)
                 return {}
             return {key: tree for request in requests for key, tree in self._ask(guesser, [request], rooms).items()}
-        seconds = perf_counter() - began
+        self._book(requests, began)
+        return drafts
+
+    def _allowed(self, guesser: Guesser[Any], requests: list[Request]) -> list[Request]:
+        """Those whom guessing may cost something, and none before it is known what it is compared with."""
+        if not self.budget or guesser.insists:
+            return requests
+        if self.costs is None:
+            return []
+        return [request for request in requests if request.ledger is None or request.ledger.may_ask]
+
+    def _fund(self, guesser: Guesser[Any]) -> Fund:
+        """What the requests of one guesser draw on."""
+        fund = self._funds.get(id(guesser))
+        if fund is None:
+            fund = self._funds[id(guesser)] = Fund()
+            finalize(guesser, self._funds.pop, id(guesser)).atexit = False
+        return fund
+
+    def _book(self, requests: Sequence[Request], began: float) -> None:
+        """A guesser has been at work for these."""
+        seconds = self.runner.clock() - began
+        self.seconds += seconds
         for request in requests:
             request.stats.draft_seconds += seconds
-        return drafts
+            self._asked[request] = self._asked.get(request, 0.0) + seconds / len(requests)
 
     def _proposals(
         self, guesser: Guesser[Any], requests: Sequence[Request], rooms: Mapping[Request, int]
@@ -140,7 +204,7 @@ class Proposing:
             request.params,
             request.chooser,
             request.table,
-            self._costs() if request.needs.costs else None,
+            self.costs if request.needs.costs else None,
             self.budget,
             request.salt,
         )
@@ -170,24 +234,29 @@ class Proposing:
         """The guesses that pay for their rows, where a guesser says how likely they are."""
         if not self.budget or all(tree.gain is None for tree in drafts.values()):
             return drafts
-        costs = self._costs()
-        if costs is None:
-            return drafts
-        requests = sum(turn.request.num_pending == 1 for turn in turns)
-        prompts = sum(turn.count for turn in turns) - requests
+        requests, prompts = _rows(turns)
         # Where guesses are accepted by what they were drawn from, a tree stays whole: gains may say what was drawn, and
         # a guess that its own token could have cost its place has another law than its ``probs``.
         whole = {request for request, tree in drafts.items() if request.params.rejects and tree.probs is not None}
         offered = [replace(tree, gain=None) if request in whole else tree for request, tree in drafts.items()]
-        paid = zip(drafts, keep_paying_nodes(offered, requests, costs, prompts=prompts), strict=True)
+        most = [self._most(request, prompts, requests) for request in drafts]
+        kept = keep_paying_nodes(offered, requests, self.costs, prompts=prompts, most=most)
+        paid = zip(drafts, kept, strict=True)
         return {request: drafts[request] if request in whole else tree for request, tree in paid}
 
-    def _costs(self) -> PassCosts | None:
-        """What passes cost: measured when first asked for, as soon as the cache has room."""
-        if self.costs is None:
-            with interruptible():
-                self.costs = PassCosts.measure(self.runner)
-        return self.costs
+    def _most(self, request: Request, prompts: int, requests: int) -> int:
+        """How many rows a request's guesses may have, by what it may lose with them."""
+        costs = self.costs
+        if request.ledger is None or costs is None:
+            return _MOST
+        base = prompts + requests
+        left = request.ledger.left * costs.at(requests) / requests - self._asked.get(request, 0.0)
+        return bisect_right(range(1, _MOST), costs.at(base) + left, key=lambda guesses: costs.at(base + guesses))
+
+    def _costs(self, turns: Sequence[Turn]) -> PassCosts | None:
+        """What a pass for these requests costs by its rows."""
+        requests, _ = _rows(turns)
+        return self.runner.times.costs(sum(turn.request.table.length for turn in turns), max(1, requests))
 
     def _give_up(self, request: Request, error: Exception) -> None:
         """The request goes on without guesses."""
@@ -202,6 +271,12 @@ class Proposing:
             request.drafting = False
             with suppress(Exception):
                 guesser.stop(request.draft_state)
+
+
+def _rows(turns: Sequence[Turn]) -> tuple[int, int]:
+    """Rows of a pass without guesses: of requests that decode, and of prompts."""
+    requests = sum(turn.count == 1 for turn in turns)
+    return requests, sum(turn.count for turn in turns) - requests
 
 
 def _plain(tree: TokenTree) -> TokenTree:

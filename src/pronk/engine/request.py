@@ -11,6 +11,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
 from pronk.drafters.base import Guesser, Needs
+from pronk.engine.ledger import Ledger
 from pronk.engine.stats import Stats
 
 __all__ = ["FinishReason", "Refused", "Request", "TextOutput", "Token"]
@@ -101,8 +102,9 @@ class Request:
         stop_reason: the token or text that ended it.
         error: why it ended badly, if it did.
         aborted: whether nobody wants it any longer.
+        ledger: what guessing has cost it and brought it; ``None`` before it was guessed for.
         stats: what it has cost.
-        began: when it was added, by ``perf_counter``.
+        began: when it was added, by the engine's clock.
     """
 
     prompt: Sequence[int]
@@ -135,6 +137,7 @@ class Request:
     stop_reason: str | int | None = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     aborted: bool = field(default=False, init=False)
+    ledger: Ledger | None = field(default=None, init=False)
     stats: Stats = field(default_factory=Stats, init=False)
     began: float = field(default=0.0, init=False)
 

@@ -126,6 +126,7 @@ class _Scorer(Guesser[list[int]]):
 
     name = "choose"
     needs = Needs(logits=True)
+    insists = True
 
     alternatives: Sequence[Tokens]
     rows: dict[Tokens, Tensor] = field(default_factory=dict)

@@ -6,8 +6,7 @@ prompt, rows of that prompt's tokens, which have no guesses below them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from time import perf_counter
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -68,8 +67,8 @@ class Settling:
     step do not notice.
     """
 
-    def __init__(self, cache: PagedCache) -> None:
-        self.cache = cache
+    def __init__(self, cache: PagedCache, clock: Callable[[], float]) -> None:
+        self.cache, self.clock = cache, clock
         self.window = cache.config.window
 
     def plan(self, turn: Turn, draft: TokenTree | None) -> Plan:
@@ -198,7 +197,7 @@ class Settling:
     def _record(self, plan: Plan, found: Walk, tokens: int) -> None:
         stats, draft = plan.request.stats, plan.draft
         depths = [depth for node, depth in enumerate(draft.depths) if draft.acceptable[node]]
-        clock = perf_counter() - plan.request.began
+        clock = self.clock() - plan.request.began
         clocks = (stats.draft_seconds, stats.target_seconds, clock)
         rows = len(plan.job.segment.tree)
         stats.steps.append(Step(rows, len(depths) - 1, max(depths), len(found.path), tokens, *clocks))

@@ -27,9 +27,13 @@ from pronk.model.decoder import Decoder
 from pronk.passes.attention import Segment
 from pronk.passes.by_kernels import KernelPasses
 from pronk.passes.by_torch import TorchPasses
+from pronk.passes.costs import PassCosts, PassTimes
 from pronk.passes.stage import Beside, Job, Passes, Stage
 
 __all__ = ["Beside", "Job", "PassResult", "Runner"]
+
+# Rows of text that a draft reads with its first guess, up to which that pass is like those that follow.
+_FEW = 4
 
 
 class PassResult(NamedTuple):
@@ -39,15 +43,17 @@ class PassResult(NamedTuple):
         logits: one ``[len(job.wanted), vocab]`` per job: float32 from the kernels, else in the model's dtype.
         hidden: for each collected layer, one ``[rows, hidden]`` per job.
         seconds: the duration of the pass.
+        context: positions before its rows, of all texts together.
     """
 
     logits: list[Tensor]
     hidden: Mapping[int, list[Tensor]]
     seconds: float
+    context: int
 
 
 class Runner:
-    """Runs a decoder over packed rows. Holds no state of its own.
+    """Runs a decoder over packed rows; all that it remembers is what that took.
 
     Attributes:
         decoder: the model.
@@ -55,11 +61,23 @@ class Runner:
         dtype: of the rows.
         device: where they are.
         exact: whether a row's bits depend on its own text alone.
+        clock: gives seconds.
+        times: what its passes have taken.
     """
 
-    def __init__(self, decoder: Decoder, cache: PagedCache, beside: Beside | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: PagedCache,
+        beside: Beside | None = None,
+        *,
+        clock: Callable[[], float] = perf_counter,
+        times: PassTimes | None = None,
+    ) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.clock = clock
+        self.times = PassTimes() if times is None else times
         self.dtype = cache.dtype
         self.device = cache.device
         self.exact = decoder.kernels is not None
@@ -77,7 +95,7 @@ class Runner:
             collect: numbers of layers whose output is wanted: 1 is the first layer's. Of nodes that were computed early
                 up to a later layer there is none.
         """
-        began = perf_counter()
+        began, context = self.clock(), sum(job.segment.table.length for job in jobs)
         early = {job.segment.early.layers for job in jobs if job.segment.early is not None}
         rows: list[Tensor | None] = [None] * len(jobs)
         hidden: dict[int, list[Tensor]] = {}
@@ -87,7 +105,8 @@ class Runner:
         assert logits is not None
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-        return PassResult(_split(logits, [len(job.wanted) for job in jobs]), hidden, perf_counter() - began)
+        seconds = self.clock() - began
+        return PassResult(_split(logits, [len(job.wanted) for job in jobs]), hidden, seconds, context)
 
     def begin(self, jobs: Sequence[Job], layers: int) -> list[Tensor]:
         """The first ``layers`` layers alone; returns their output ``[rows, hidden]`` per job.
@@ -117,7 +136,36 @@ class Runner:
             The number of passes: one more than there are guesses, if there is none after the last one.
         """
         assert self._kernels is not None
-        return self._kernels.grow(job, chooser, steps, hear)
+        began = self.clock()
+        passes = self._kernels.grow(job, chooser, steps, hear)
+        if len(job.segment.tree) <= _FEW:
+            self.times.learn(1, job.segment.table.length, (self.clock() - began) / passes)
+        return passes
+
+    def learn(self, jobs: Sequence[Job], context: int, seconds: float) -> None:
+        """Remember what a pass took.
+
+        Args:
+            jobs: of the pass.
+            context: as the result has it.
+            seconds: of the pass, and of whatever else there is to every pass.
+        """
+        rows = sum(len(job.segment.tree) - job.segment.computed for job in jobs)
+        share = self._early_share(jobs)
+        if share == 0.0:
+            self.times.learn(rows, context, seconds)
+        elif share is not None:
+            self.times.learn_rest(share, rows, context, seconds)
+
+    def costs_of(self, jobs: Sequence[Job], costs: PassCosts) -> PassCosts:
+        """What a pass over these jobs costs by its rows, where whole ones cost ``costs``."""
+        share = self._early_share(jobs)
+        return self.times.rest(costs, share) if share else costs
+
+    def _early_share(self, jobs: Sequence[Job]) -> float | None:
+        """Of the layers, how many its first nodes have been through; ``None`` if the jobs differ."""
+        early = {0 if job.segment.early is None else job.segment.early.layers for job in jobs}
+        return early.pop() / self._layers if len(early) == 1 else None
 
     def _run(
         self,

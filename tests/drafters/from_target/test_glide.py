@@ -25,6 +25,7 @@ from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CheckpointError, OptionError
 from pronk.passes.attention import Segment
+from pronk.passes.costs import PassCosts
 from pronk.passes.runner import Job
 from pronk.tree import TokenTree
 
@@ -302,11 +303,11 @@ def test_only_several_layers_run_accepted_guesses_again() -> None:
 
 
 def test_thrifty_requests_know_what_its_passes_cost() -> None:
-    engine = make_engine(tiny_decoder(), budget=True)
+    engine = make_engine(tiny_decoder(), costs=PassCosts((1, 64), (1.0, 1.0)))
     drafter = bound(KINDS["glide"], engine)
     requests = [make_request(prompt, SamplingParams(max_tokens=20), drafter) for prompt in PROMPTS]
     run(engine, requests)
-    costs = model_of(drafter).costs
+    costs = model_of(drafter).costs(0, len(PROMPTS))
     assert costs is not None
     assert costs.at(1) > 0
     assert_no_blocks(model_of(drafter))

@@ -28,7 +28,7 @@ from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder, 
 from drafters.kernel_calls import Calls
 from drafters.trees import TreeDrafter, off_chain
 from engine.cases import watch
-from models import make_engine, make_request, run, tiny_decoder
+from models import GivenTimes, make_engine, make_request, run, tiny_decoder
 from pronk.cache.blocks import Started
 from pronk.choosing.chooser import Chooser, Guess
 from pronk.choosing.params import SamplingParams
@@ -76,7 +76,6 @@ def test_nothing_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.
     """A place is computed once for every token that has ever been there: in the first layers, and in all others."""
     decoder = calm_decoder(calm=calm)
     engine, drafter = watched(decoder, named(decoder, num_tokens=4, eta=eta))
-    engine.proposing.costs = flat(1.0)  # measuring them is a pass as well
     rows, beside = Calls(engine.cache, monkeypatch), kangaroo_of(drafter).exit._beside
     assert beside is not None
     own = Calls(beside.cache, monkeypatch)
@@ -249,10 +248,8 @@ def test_where_nothing_can_be_chosen_there_is_no_guess() -> None:
 def test_a_request_that_saves_decodes_plainly_where_guessing_does_not_pay() -> None:
     decoder = calm_decoder()
     for dear in (True, False):
-        engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), budget=True)
-        exit_ = kangaroo_of(drafter).exit
-        engine.proposing.costs = flat(1.0)
-        exit_._costs = (flat(100.0 if dear else 0.001), flat(1.0))
+        engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), costs=flat(1.0))
+        kangaroo_of(drafter).exit._times = GivenTimes(flat(100.0 if dear else 0.001))
         (request,) = decode(decoder, engine, drafter, [[1, 2, 3]], max_tokens=40)
         guessed = [asked.tree.num_guesses for asked in drafter.of(request)]
         assert guessed.count(0) > len(guessed) / 2 if dear else guessed.count(0) <= 1
@@ -260,23 +257,18 @@ def test_a_request_that_saves_decodes_plainly_where_guessing_does_not_pay() -> N
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_prices_are_measured(adapter: str) -> None:
-    """A guess costs something, and the pass after it less than a whole one; nothing is held meanwhile."""
+def test_prices_are_those_of_its_passes(adapter: str) -> None:
+    """Nothing is known before the first guess; then a guess costs something."""
     decoder = calm_decoder()
-    engine = make_engine(decoder, budget=True)
+    engine = make_engine(decoder)
     drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
-    costs = engine.proposing._costs()
-    assert costs is not None
-    prices = kangaroo_of(drafter).exit.prices(costs, 2)
+    exit_ = kangaroo_of(drafter).exit
+    assert exit_.prices(flat(1.0), 0, 2) is None
+    decode(decoder, engine, drafter, PROMPTS[:2])
+    prices = exit_.prices(flat(1.0), 0, 2)
     assert prices is not None
     assert prices.requests == 2
-    assert all(seconds > 0 for seconds in (*prices.draft.seconds, *prices.target.seconds))
-    assert list(prices.target.seconds) == sorted(prices.target.seconds)
-    assert prices.target.seconds[0] == pytest.approx(costs.seconds[0])
-    # Whether it pays on this machine is another question: from here on it does.
-    engine.proposing.costs = flat(1.0)
-    kangaroo_of(drafter).exit._costs = (flat(0.001), flat(1.0))
-    assert total(decode(decoder, engine, drafter, PROMPTS), "drafted") > 0
+    assert prices.draft.at(2) > 0
     if adapter != "mlp":
         assert_no_blocks(drafter)
 

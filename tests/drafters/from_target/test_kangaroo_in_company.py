@@ -17,7 +17,6 @@ from drafters.from_target.exits import (
     assert_no_blocks,
     assert_plain,
     decode,
-    flat,
     kangaroo_of,
     named,
     text,
@@ -197,7 +196,6 @@ def test_an_interrupted_pass_does_no_harm(made: str, *, after: bool, own: bool) 
     # Pass 0 of the target is the prompts', then come the first layers alone, and then the pass over all guesses.
     for at in (0, 1, 4, 8) if own else (1, 2, 5, 8, 11):
         engine = make_engine(decoder)
-        engine.proposing.costs = flat(1.0)
         drafter = make_drafter(made.format(named(decoder))).bind(engine.target)
         beside = kangaroo_of(drafter).exit._beside
         assert beside is not None

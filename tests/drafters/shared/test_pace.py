@@ -11,14 +11,13 @@ from drafters.drafting import Pass, bound, decode, plain_output, watch_draft
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import within
 from drafters.trees import TreeDrafter
-from models import make_engine, make_request, run, tiny_decoder
+from models import GivenTimes, make_engine, make_request, run, set_costs, tiny_decoder
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Guesser, Merged
 from pronk.drafters.from_draft.draft_model import ModelGuesser
 from pronk.drafters.shared.pace import Backoff, Pace, Prices
 from pronk.engine.request import Request
 from pronk.passes.costs import PassCosts
-from pronk.passes.runner import Runner
 from pronk.tree import TokenTree
 
 RIGHT, FAIR, HOPELESS = 0.0, 0.03, 3.0
@@ -120,24 +119,12 @@ def test_it_tries_again_less_and_less_often() -> None:
     assert pace.patience == 4
 
 
-class Measured:
-    """Stands in for the measurement: the target's passes and the draft's cost what they are said to."""
-
-    def __init__(self, target: PassCosts, draft: float) -> None:
-        self.target, self.draft = target, PassCosts((1, 64), (draft, draft))
-        self.drafts: list[Runner] = []
-
-    def __call__(self, runner: Runner) -> PassCosts:
-        return self.draft if runner in self.drafts else self.target
-
-
 def one_guess(guess: Any) -> TokenTree:
     """A guess that is hardly ever right."""
     return TokenTree.chain([guess.root, 77])
 
 
 def go(
-    monkeypatch: pytest.MonkeyPatch,
     spec: str,
     cost: float,
     *,
@@ -146,14 +133,13 @@ def go(
     max_tokens: int = 120,
 ) -> tuple[Request, list[Pass]]:
     """Decode a text at made-up costs."""
-    measured = Measured(TARGET, cost)
-    monkeypatch.setattr(PassCosts, "measure", measured)
     engine = make_engine(tiny_decoder(), budget=budget)
+    set_costs(engine, TARGET)
     drafter = bound(spec, engine)
     if beside is not None:
         drafter = Merged((drafter, beside)).bind(engine.target)
     model = within(drafter, ModelGuesser)[0]
-    measured.drafts.append(model.draft.runner)
+    model.draft.runner.times = GivenTimes(PassCosts((1, 64), (cost, cost)))
     passes = watch_draft(model.draft)
     request = make_request([1, 2, 3], SamplingParams(max_tokens=max_tokens, seed=1), drafter)
     run(engine, [request])
@@ -176,8 +162,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_hopeless_drafts_are_soon_left_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    request, passes = go(monkeypatch, kind.format(model(HOPELESS)), 0.3)
+def test_hopeless_drafts_are_soon_left_alone(kind: str) -> None:
+    request, passes = go(kind.format(model(HOPELESS)), 0.3)
     assert request.stats.accepted < 6
     assert len(passes) < 0.5 * len(request.output)
     late = [step.drafted for step in request.stats.steps][-60:]
@@ -185,24 +171,24 @@ def test_hopeless_drafts_are_soon_left_alone(kind: str, monkeypatch: pytest.Monk
     assert any(step.drafted for step in request.stats.steps)
 
 
-def test_drafts_that_are_right_make_long_chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    request, passes = go(monkeypatch, model(RIGHT, num_tokens=20), 0.02)
+def test_drafts_that_are_right_make_long_chains() -> None:
+    request, passes = go(model(RIGHT, num_tokens=20), 0.02)
     depths = [step.depth for step in request.stats.steps[1:-1]]
     assert request.stats.step_compression > 6
     assert max(depths) >= 7
-    dear, fewer = go(monkeypatch, model(RIGHT, num_tokens=20), 0.6)
+    dear, fewer = go(model(RIGHT, num_tokens=20), 0.6)
     assert len(fewer) < len(passes)
     assert dear.stats.drafted < request.stats.drafted
 
 
-def test_a_draft_as_dear_as_the_target_is_not_asked_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    request, passes = go(monkeypatch, model(RIGHT), 1.0)
+def test_a_draft_as_dear_as_the_target_is_not_asked_for_long() -> None:
+    request, passes = go(model(RIGHT), 1.0)
     assert len(passes) < 0.3 * len(request.output)
 
 
 @pytest.mark.parametrize("noise", [RIGHT, HOPELESS])
-def test_where_all_guesses_are_asked_for_it_is_never_idle(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    request, passes = go(monkeypatch, model(noise), 5.0, budget=False, max_tokens=40)
+def test_where_all_guesses_are_asked_for_it_is_never_idle(noise: float) -> None:
+    request, passes = go(model(noise), 5.0, budget=False, max_tokens=40)
     left = 40 - 1
     for step in request.stats.steps[1:]:
         assert step.drafted == min(7, left - 1)
@@ -210,32 +196,42 @@ def test_where_all_guesses_are_asked_for_it_is_never_idle(noise: float, monkeypa
     assert len(passes) == request.stats.drafted > 20
 
 
-def test_beside_others_that_guess_it_tries_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_others_that_guess_it_tries_again_too() -> None:
     """Steps without a guess of its own count, whoever else guessed in them."""
-    request, passes = go(monkeypatch, model(HOPELESS), 0.3, beside=TreeDrafter(one_guess), max_tokens=100)
+    request, passes = go(model(HOPELESS), 0.3, beside=TreeDrafter(one_guess), max_tokens=100)
     assert all(step.drafted for step in request.stats.steps[1:-1])
     asked = [each.texts[0][-1] for each in passes]
     assert max(map(len, asked)) > 60  # not only at the beginning
     assert len(passes) < 0.5 * len(request.output)
 
 
-def test_costs_are_measured_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = bound(model(FAIR))
+def test_costs_are_known_once_there_was_a_pass() -> None:
+    engine = make_engine(tiny_decoder())
+    drafter = bound(model(FAIR), engine)
     assert isinstance(drafter, ModelGuesser)
-    draft, answers = drafter.draft, [None, TARGET]
-    monkeypatch.setattr(PassCosts, "measure", lambda _: answers.pop(0))
-    assert draft.costs is None
-    assert draft.costs is TARGET
-    assert draft.costs is TARGET
-    assert not answers
+    assert drafter.draft.costs(0, 1) is None
+    decode(engine, drafter, [[1, 2, 3]])
+    costs = drafter.draft.costs(0, 1)
+    assert costs is not None
+    assert costs.at(1) > 0
 
 
-def test_decode_without_costs_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No room to measure: as if all guesses were asked for."""
-    monkeypatch.setattr(PassCosts, "measure", lambda _: None)
+def test_nothing_is_drafted_while_the_target_s_passes_are_unknown() -> None:
     engine = make_engine(tiny_decoder(), budget=True)
+    set_costs(engine, None)
+    drafter = bound(model(RIGHT), engine)
+    assert isinstance(drafter, ModelGuesser)
+    passes = watch_draft(drafter.draft)
+    (request,) = decode(engine, drafter, [[1, 2, 3]])
+    assert request.stats.drafted == 0
+    assert not passes
+
+
+def test_a_draft_s_first_chain_is_whole() -> None:
+    """Before its own passes are known they are taken for free."""
+    engine = make_engine(tiny_decoder(), costs=TARGET)
     (request,) = decode(engine, bound(model(HOPELESS), engine), [[1, 2, 3]])
-    assert request.stats.drafted > 100
+    assert next(step.drafted for step in request.stats.steps if step.drafted) == 7
 
 
 def test_rest_grows_while_nothing_is_kept() -> None:

@@ -111,9 +111,9 @@ class ModelGuesser(PacedGuesser[DraftLane]):
         """Give back the lane."""
         self.draft.release(state.lane)
 
-    def measured(self, target: PassCosts, requests: int) -> Prices | None:
-        """Prices of the target's passes and of the draft's; ``None`` while the draft's cache is too full to measure."""
-        draft = self.draft.costs
+    def measured(self, target: PassCosts, context: int, requests: int) -> Prices | None:
+        """Prices of the target's passes and of the draft's; ``None`` before the draft's first one."""
+        draft = self.draft.costs(context, requests)
         return None if draft is None else Prices(target, draft, requests)
 
 

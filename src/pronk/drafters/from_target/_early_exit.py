@@ -14,9 +14,8 @@ it (the prompt, the target's own choice, other drafters' guesses) it reads what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -32,8 +31,8 @@ from pronk.errors import CacheFullError
 from pronk.interrupts import uninterrupted
 from pronk.model.program import Program, Rows
 from pronk.passes.attention import Segment
-from pronk.passes.costs import PassCosts
-from pronk.passes.runner import Job, PassResult, Runner
+from pronk.passes.costs import PassCosts, PassTimes
+from pronk.passes.runner import Job, Runner
 from pronk.tree import TokenTree
 
 __all__ = ["EarlyExit", "ExitDraft"]
@@ -92,7 +91,7 @@ class EarlyExit:
         self.runner = Runner(target.decoder, target.cache)
         self._beside = SideCache(target, adapter) if adapter.shape.attends else None
         target.keep_hidden(self.layers, self)
-        self._costs: tuple[PassCosts, PassCosts] | None = None
+        self._times = PassTimes()
         self._program: Program | None = None
 
     @classmethod
@@ -133,6 +132,7 @@ class EarlyExit:
         Returns:
             Logits ``[drafts, vocab]`` of the tokens that follow.
         """
+        began = self.target.clock()
         jobs = [Job(draft.segment, range(0), draft.chain.context.chooser.context.num_prompt) for draft in drafts]
         for draft in drafts:
             draft.table.started = None  # should the pass raise, nobody knows what it has written
@@ -147,7 +147,10 @@ class EarlyExit:
             said = self._adapt(torch.stack(last))
         else:
             said = torch.stack([rows[-1] for rows in self._attend(self._beside, drafts)])
-        return self._logits(said)
+        logits = self._logits(said)
+        context = sum(draft.table.length for draft in drafts)
+        self._times.learn(sum(map(len, made)), context, self.target.clock() - began)
+        return logits
 
     def _attend(self, beside: SideCache, drafts: Sequence[ExitDraft]) -> list[Tensor]:
         """The adapter's rows of all that its lanes lack, in one pass but for what they lack of long texts."""
@@ -175,68 +178,22 @@ class EarlyExit:
         self._program.run(Rows.loose(len(rows)), out)
         return out
 
-    def prices(self, target: PassCosts, requests: int) -> Prices | None:
-        """What a guess costs, and the target's pass after some; ``None`` while the caches have no room to measure it.
+    def prices(self, target: PassCosts, context: int, requests: int) -> Prices | None:
+        """What a guess costs, and the target's pass after some; ``None`` before there was a guess.
 
         Args:
             target: of whole passes of the target.
+            context: positions of all texts together.
             requests: that guess together.
         """
-        if self._costs is None:
-            try:
-                with_adapter = PassCosts.measure(_Clock(self.runner, self._guess_blindly))
-            except CacheFullError:  # the adapter's cache may be fuller than the target's
-                return None
-            layers = PassCosts.measure(_Clock(self.runner, lambda jobs: self.runner.begin(jobs, self.layers)))
-            if with_adapter is None or layers is None:
-                return None
-            self._costs = with_adapter, _remaining(target, layers)
-        guess, rest = self._costs
-        return Prices(rest, guess, requests)
-
-    def _guess_blindly(self, jobs: Sequence[Job]) -> None:
-        """What guessing after every node of one chain takes, without a request."""
-        (said,) = self.runner.begin(jobs, self.layers)
-        if self._beside is None:
-            said = self._adapt(said)
-        else:
-            lane = SideLane()
-            try:
-                with uninterrupted():
-                    self._beside.cache.prepare(lane.table, len(said))
-                (said,) = self._beside.run([lane], [[0] * len(said)], [said], _whole)
-            finally:
-                self._beside.release(lane)
-        self._logits(said)
+        guess = self._times.costs(context, requests)
+        share = self.layers / len(self.target.decoder.layers)
+        return None if guess is None else Prices(self.target.times.rest(target, share), guess, requests)
 
     @torch.inference_mode()
     def _logits(self, rows: Tensor) -> Tensor:
         head = self.target.decoder.head if self.adapter.head is None else self.adapter.head
         return head.logits(rows).cpu()
-
-
-class _Clock(Runner):
-    """Times some other work than a pass, for :meth:`~pronk.passes.costs.PassCosts.measure`."""
-
-    def __init__(self, runner: Runner, work: Callable[[Sequence[Job]], object]) -> None:
-        super().__init__(runner.decoder, runner.cache)
-        self.work = work
-
-    def forward(self, jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:  # noqa: ARG002 - as within
-        """Do the work."""
-        began = perf_counter()
-        self.work(jobs)
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-        return PassResult([], {}, perf_counter() - began)
-
-
-def _remaining(target: PassCosts, layers: PassCosts) -> PassCosts:
-    """A pass of the target over rows all but one of which have been through its first ``layers``."""
-    seconds: list[float] = []
-    for rows, whole in zip(target.rows, target.seconds, strict=True):
-        seconds.append(max([whole - layers.at(rows) + layers.at(1), *seconds[-1:]]))
-    return PassCosts(target.rows, tuple(seconds))
 
 
 def _whole(x: Tensor, apply: Apply) -> Tensor:

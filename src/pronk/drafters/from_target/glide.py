@@ -63,7 +63,7 @@ class _GlideDraft(Draft):
             trained.load(module, target.cache).tie(target.cache.kernels)
             layers = tuple(layer - 1 for layer in module.cache_layers)
             beside = Beside(target.decoder, target.cache, layers) if layers else None
-            runner = Runner(module, open_pool(target, module.config), beside)
+            runner = Runner(module, open_pool(target, module.config), beside, clock=target.clock)
             size = target.decoder.config.vocab_size
             return cls(runner, Translation.same(size, size))
 

@@ -112,6 +112,6 @@ class KangarooGuesser(PacedGuesser[SideLane]):
         """Give back the lane."""
         self.exit.release(state.lane)
 
-    def measured(self, target: PassCosts, requests: int) -> Prices | None:
+    def measured(self, target: PassCosts, context: int, requests: int) -> Prices | None:
         """Prices of the first layers with the adapter, and of the rest of the target."""
-        return self.exit.prices(target, requests)
+        return self.exit.prices(target, context, requests)

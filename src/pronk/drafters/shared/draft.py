@@ -78,7 +78,6 @@ class Draft:
         self.runner = runner
         self.translation = translation
         self.context = runner.decoder.config.context
-        self._costs: PassCosts | None = None
 
     @classmethod
     def open(cls, drafter: str, model: str | None, target: Target, dtype: str, weights: str) -> Draft:
@@ -108,16 +107,18 @@ class Draft:
             device = target.cache.device
             decoder = load_decoder(path, config, dtype=kind, device=device, kernels=kernels, weights=weights)
             pool = open_pool(target, config, computed_in(kind, kernels), kernels)
-            return cls(Runner(decoder, pool), translation)
+            return cls(Runner(decoder, pool, clock=target.clock), translation)
 
         return target.share(path, dtype, weights, make=make)
 
-    @property
-    def costs(self) -> PassCosts | None:
-        """What its passes cost by their rows; ``None`` as long as its cache has no room to measure it."""
-        if self._costs is None:
-            self._costs = PassCosts.measure(self.runner)
-        return self._costs
+    def costs(self, context: int, requests: int) -> PassCosts | None:
+        """What its passes cost by their rows; ``None`` before there was one.
+
+        Args:
+            context: positions of all texts together.
+            requests: that guess together.
+        """
+        return self.runner.times.costs(context, requests)
 
     def lane(self) -> DraftLane:
         """The lane of a new request."""
@@ -266,7 +267,9 @@ class Draft:
         return [token for token in ids if token is not None]
 
     def _run(self, jobs: Sequence[Job]) -> list[Tensor]:
-        return [self.translation.to_target(each.float()) for each in self.runner.forward(jobs).logits]
+        result = self.runner.forward(jobs)
+        self.runner.learn(jobs, result.context, result.seconds)
+        return [self.translation.to_target(each.float()) for each in result.logits]
 
     def _recall(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
         """Let a new lane begin with what the cache has of its text."""

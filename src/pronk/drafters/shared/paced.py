@@ -80,10 +80,13 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
         return self.options.source
 
     @abstractmethod
-    def measured(self, target: PassCosts, requests: int) -> Prices | None:
-        """Measured prices of passes that ``requests`` requests share; ``None`` while they are not known.
+    def measured(self, target: PassCosts, context: int, requests: int) -> Prices | None:
+        """Prices as passes have shown them; ``None`` while they are not known.
 
-        ``target`` are the costs of whole passes of the target.
+        Args:
+            target: costs of whole passes of the target.
+            context: positions of all texts together.
+            requests: that share the passes.
         """
 
     def begin(
@@ -106,12 +109,12 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
         """What passes cost, for a request that leaves out what does not pay; ``None`` for others."""
         if not context.thrifty or context.costs is None:
             return None
-        return self.measured(context.costs, requests)
+        return self.measured(context.costs, requests * len(context.tokens), requests)
 
     def begins(self, context: DraftContext[PacedState[Lane]], requests: int) -> bool:
         """Whether to guess at all for a request that shares its passes with ``requests - 1`` others."""
         most = _most(context)
-        if not most:
+        if not most or (context.thrifty and context.costs is None):
             return False
         prices, pace = self.prices(context, requests), context.state.pace
         return prices is None or pace.tries or pace.goes_on((), most, prices)

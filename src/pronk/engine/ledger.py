@@ -1,0 +1,123 @@
+"""Never slower than off: what guessing costs a request, and what it brings it.
+
+The unit is a *plain step*: a request's share of a pass without guesses, which brings it a token. A step with guesses
+costs what its drafter took and what its rows added to the pass, and saves a plain step with each guess that is
+accepted. What was gained is a request's *credit*, which it may lose again. Beyond that it draws on a *fund* that all
+requests of a drafter share: small at first, fed by a hundredth of every step, so that guessing is tried now and then
+where it does not pay, the more seldom the dearer the try. So for the requests of one drafter, at any time ::
+
+    plain steps lost  ≤  2  +  0.01 · steps  +  0.25 · requests  +  the two dearest steps of each request
+
+and usually far less. What a request's first proposal costs may be an investment, as when a draft model has to read the
+prompt: it is booked with the next 8, or at the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+__all__ = ["Fund", "Ledger"]
+
+# Plain steps: what a fund holds at most, what each step adds to it, what a request has of its own, most of its credit.
+_FUND, _SHARE, _OWN, _CREDIT = 2.0, 0.01, 0.25, 8.0
+
+# Guesses over which the cost of the first is booked, and what of it is booked at once at least.
+_TERMS, _ORDINARY = 8, 0.5
+
+_RECENT = 5
+
+
+@dataclass
+class Fund:
+    """What the requests of one drafter may lose together; it knows nothing of their texts.
+
+    Attributes:
+        left: plain steps.
+        asked: what it took to ask the drafter of late, in plain steps.
+    """
+
+    left: float = _FUND
+    asked: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+
+    @property
+    def asking(self) -> float:
+        """What asking may be expected to take."""
+        return sorted(self.asked)[len(self.asked) // 2] if self.asked else 0.0
+
+    def add(self, steps: float) -> None:
+        """Put in, or take out."""
+        self.left = min(_FUND, self.left + steps)
+
+
+@dataclass
+class Ledger:
+    """The account of one request.
+
+    Attributes:
+        fund: that it draws on.
+        credit: plain steps that it has gained and not lost again.
+        own: what it may lose without drawing on anything.
+        drawn: what it has drawn, and not paid back.
+        invested: what its first guess cost, and was not booked yet.
+        guessed: whether there was one.
+        owed: seconds that its drafter took to start, not booked yet.
+    """
+
+    fund: Fund
+    credit: float = 0.0
+    own: float = _OWN
+    drawn: float = 0.0
+    invested: float = 0.0
+    guessed: bool = False
+    owed: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """Plain steps that it may lose with the next step."""
+        return self.credit + self.own + self.fund.left
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether its drafter may be asked."""
+        return self.left > 0.0 and self.left >= self.fund.asking
+
+    def settle(self, asking: float, rows: float, saved: int) -> None:
+        """Book a step.
+
+        Args:
+            asking: what the drafter took, in plain steps; 0 if it was not asked.
+            rows: what the guesses added to the pass, in plain steps.
+            saved: guesses that were accepted.
+        """
+        self.fund.add(_SHARE)
+        if asking:
+            asking = self._invest(asking)
+        net = saved - asking - rows
+        if net >= 0.0:
+            back = min(net, self.drawn)
+            self.drawn -= back
+            self.fund.add(back)
+            self.credit = min(self.credit + net - back, _CREDIT)
+            return
+        for name in ("credit", "own"):
+            used = min(getattr(self, name), -net)
+            setattr(self, name, getattr(self, name) - used)
+            net += used
+        self.drawn -= net
+        self.fund.add(net)
+
+    def close(self) -> None:
+        """The request has ended: what was not booked is, and what it gained beyond that others may try with."""
+        self.fund.add(self.credit - self.invested)
+
+    def _invest(self, asking: float) -> float:
+        """What of the cost of asking is booked now."""
+        if not self.guessed:
+            self.guessed = True
+            self.invested = max(0.0, asking - _ORDINARY)
+            return asking - self.invested
+        self.fund.asked.append(asking)
+        part = min(self.invested, max(self.invested / _TERMS, _ORDINARY / _TERMS))
+        self.invested -= part
+        return asking + part
