@@ -3,13 +3,14 @@
 The unit is a *plain step*: a request's share of a pass without guesses, which brings it a token. A step with guesses
 costs what its drafter took and what its rows added to the pass, and saves a plain step with each guess that is
 accepted. What was gained is a request's *credit*, which it may lose again. Beyond that it draws on a *fund* that all
-requests of a drafter share: small at first, fed by a hundredth of every step, so that guessing is tried now and then
-where it does not pay, the more seldom the dearer the try. So for the requests of one drafter, at any time ::
+requests of a drafter share: some steps at first, fed by a hundredth of every step, so that guessing is tried now and
+then where it does not pay, the more seldom the dearer the try. So for the requests of one drafter, at any time ::
 
-    plain steps lost  ≤  2  +  0.01 · steps  +  0.25 · requests  +  the two dearest steps of each request
+    plain steps lost  ≤  8  +  0.01 · steps  +  0.25 · requests  +  the two dearest steps of each request
 
-and usually far less. What a request's first proposal costs may be an investment, as when a draft model has to read the
-prompt: it is booked with the next 8, or at the end.
+and usually far less. What it takes to start a drafter's state is not booked: that is spent when it is first asked
+whether to guess, and no reason not to. What a request's first proposal costs may be an investment, as when a draft
+model has to read the prompt: it is booked with the next 8, or at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 __all__ = ["Fund", "Ledger"]
 
 # Plain steps: what a fund holds at most, what each step adds to it, what a request has of its own, most of its credit.
-_FUND, _SHARE, _OWN, _CREDIT = 2.0, 0.01, 0.25, 8.0
+_FUND, _SHARE, _OWN, _CREDIT = 8.0, 0.01, 0.25, 8.0
 
 # Guesses over which the cost of the first is booked, and what of it is booked at once at least.
 _TERMS, _ORDINARY = 8, 0.5
@@ -61,7 +62,6 @@ class Ledger:
         drawn: what it has drawn, and not paid back.
         invested: what its first guess cost, and was not booked yet.
         guessed: whether there was one.
-        owed: seconds that its drafter took to start, not booked yet.
     """
 
     fund: Fund
@@ -70,7 +70,6 @@ class Ledger:
     drawn: float = 0.0
     invested: float = 0.0
     guessed: bool = False
-    owed: float = 0.0
 
     @property
     def left(self) -> float:

@@ -71,8 +71,9 @@ class Proposing:
             except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                 self._give_up(request, error)
             if self.budget and not guesser.insists and request.ledger is None:
-                request.ledger = Ledger(self._fund(guesser), owed=self.runner.clock() - began)
+                request.ledger = Ledger(self._fund(guesser))
             self._book([request], began)
+            self._asked.clear()
 
     def propose(self, turns: Sequence[Turn]) -> dict[Request, TokenTree]:
         """The guesses that pay, for all requests that decode; a prompt's own tokens need none."""
@@ -116,11 +117,9 @@ class Proposing:
         added = max(0.0, (whole if math.isfinite(whole) else seconds) - costs.at(prompts + requests))
         for request, outcome in outcomes.items():
             if request.ledger is not None:
-                asking = request.ledger.owed + asked.get(request, 0.0)
-                request.ledger.owed = 0.0
                 saved = max(0, min(len(outcome.path), len(outcome.committed) - 1))
                 rows = added * guesses[request] / count if count else 0.0
-                request.ledger.settle(asking / step, rows / step, saved)
+                request.ledger.settle(asked.get(request, 0.0) / step, rows / step, saved)
 
     def give_way(self, requests: Iterable[Request]) -> None:
         """Requests have been preempted: their guessers' caches need not hold what the target's does not."""
