@@ -81,18 +81,19 @@ class Ledger:
         """Whether its drafter may be asked."""
         return self.left > 0.0 and self.left >= self.fund.asking
 
-    def settle(self, asking: float, rows: float, saved: int) -> None:
+    def settle(self, asking: float, rows: float, saved: int, hearing: float = 0.0) -> None:
         """Book a step.
 
         Args:
-            asking: what the drafter took, in plain steps; 0 if it was not asked.
+            asking: what the drafter took for its proposal, in plain steps; 0 if it was not asked.
             rows: what the guesses added to the pass, in plain steps.
             saved: guesses that were accepted.
+            hearing: what it took to hear of the step, in plain steps; it hears of those, too, that it was not asked in.
         """
         self.fund.add(_SHARE)
         if asking:
             asking = self._invest(asking)
-        net = saved - asking - rows
+        net = saved - asking - hearing - rows
         if net >= 0.0:
             back = min(net, self.drawn)
             self.drawn -= back

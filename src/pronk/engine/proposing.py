@@ -56,11 +56,12 @@ class Proposing:
         self.costs: PassCosts | None = None
         self.seconds = 0.0
         self._asked: dict[Request, float] = {}
+        self._heard: dict[Request, float] = {}
         self._funds: dict[int, Fund] = {}
 
     def start(self, turns: Sequence[Turn]) -> None:
         """Start the guessers' states of requests in their first pass; a request that waits in the queue has none."""
-        self.seconds, self._asked = 0.0, {}
+        self.seconds, self._asked, self._heard = 0.0, {}, {}
         for request in (turn.request for turn in turns):
             if request.drafting or request.guesser is None:
                 continue
@@ -72,8 +73,7 @@ class Proposing:
                 self._give_up(request, error)
             if self.budget and not guesser.insists and request.ledger is None:
                 request.ledger = Ledger(self._fund(guesser))
-            self._book([request], began)
-            self._asked.clear()
+            self._book([request], began, {})  # whether to guess is asked later
 
     def propose(self, turns: Sequence[Turn]) -> dict[Request, TokenTree]:
         """The guesses that pay, for all requests that decode; a prompt's own tokens need none."""
@@ -95,7 +95,7 @@ class Proposing:
                     guesser.observe(outcomes[request])
                 except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                     self._give_up(request, error)
-            self._book(requests, began)
+            self._book(requests, began, self._heard)
 
     def settle(self, plans: Sequence[Plan], outcomes: Mapping[Request, Outcome[Any]], seconds: float) -> None:
         """Book what this step's guesses cost and saved, where requests go without those that do not pay.
@@ -106,6 +106,7 @@ class Proposing:
             seconds: that it took, but for the guessers' part.
         """
         asked, self._asked = self._asked, {}
+        heard, self._heard = self._heard, {}
         requests, prompts = _rows([plan.turn for plan in plans])
         costs = self._costs([plan.turn for plan in plans]) if self.budget and requests else None
         if costs is None:
@@ -119,7 +120,8 @@ class Proposing:
             if request.ledger is not None:
                 saved = max(0, min(len(outcome.path), len(outcome.committed) - 1))
                 rows = added * guesses[request] / count if count else 0.0
-                request.ledger.settle(asked.get(request, 0.0) / step, rows / step, saved)
+                asking, hearing = asked.get(request, 0.0), heard.get(request, 0.0)
+                request.ledger.settle(asking / step, rows / step, saved, hearing / step)
 
     def give_way(self, requests: Iterable[Request]) -> None:
         """Requests have been preempted: their guessers' caches need not hold what the target's does not."""
@@ -153,7 +155,7 @@ class Proposing:
                 self._give_up(requests[0], error)
                 return {}
             return {key: tree for request in requests for key, tree in self._ask(guesser, [request], rooms).items()}
-        self._book(requests, began)
+        self._book(requests, began, self._asked)
         return drafts
 
     def _allowed(self, guesser: Guesser[Any], requests: list[Request]) -> list[Request]:
@@ -172,13 +174,13 @@ class Proposing:
             finalize(guesser, self._funds.pop, id(guesser)).atexit = False
         return fund
 
-    def _book(self, requests: Sequence[Request], began: float) -> None:
-        """A guesser has been at work for these."""
+    def _book(self, requests: Sequence[Request], began: float, shares: dict[Request, float]) -> None:
+        """A guesser has been at work for these, who share what it took."""
         seconds = self.runner.clock() - began
         self.seconds += seconds
         for request in requests:
             request.stats.draft_seconds += seconds
-            self._asked[request] = self._asked.get(request, 0.0) + seconds / len(requests)
+            shares[request] = shares.get(request, 0.0) + seconds / len(requests)
 
     def _proposals(
         self, guesser: Guesser[Any], requests: Sequence[Request], rooms: Mapping[Request, int]

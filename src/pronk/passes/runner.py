@@ -72,12 +72,11 @@ class Runner:
         beside: Beside | None = None,
         *,
         clock: Callable[[], float] = perf_counter,
-        times: PassTimes | None = None,
     ) -> None:
         self.decoder = decoder
         self.cache = cache
         self.clock = clock
-        self.times = PassTimes() if times is None else times
+        self.times = PassTimes()
         self.dtype = cache.dtype
         self.device = cache.device
         self.exact = decoder.kernels is not None
