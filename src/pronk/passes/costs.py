@@ -4,8 +4,9 @@ A pass of ``n`` rows takes ``speed · level(n)`` seconds. The *speed* is of the 
 processor's frequency. It is a quantile of what the last 10 passes took over what their levels let expect, so that a
 disturbed pass does not count, and a change is believed after 7. The *levels* are the machine's and the model's, and
 change slowly: each is a quantile, too, of the last 7 passes of its number of rows. It learns from a pass 5 passes
-later, when it is known what the speed was then, or else a jump of the speed would be taken for one of the level.
-Numbers of rows that are seen all the time need neither: their last passes are taken as they are.
+later, when it is known what the speed was then, or else a jump of the speed would be taken for one of the level. The
+mean of the levels seen of late stays where it is, or else they and the speed would drift apart, and away from those that
+are not seen. Numbers of rows that are seen all the time need neither: their last passes are taken as they are.
 
 Between the numbers of rows that have been seen it is interpolated, and beyond the largest, up to twice as many, a row
 costs what it did on the way there; what is further out has no price yet. A level that was not seen for 256 passes is
@@ -19,8 +20,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,7 +39,7 @@ _HEARD = 7
 # So many passes of one number of rows among the last ones need no level, unless the speed has jumped since.
 _FEW, _JUST_NOW, _JUMP = 3, 20, 0.1
 
-_FORGET, _LASTS, _LOOK = 256, 32, 32
+_FORGET, _LASTS, _LOOK = 256, 16, 32
 
 # Changes of the logarithms that add up to less are left for later: to put the costs together takes 10 µs.
 _MATTERS = 0.02
@@ -122,6 +123,12 @@ class _Level:
         """Number of the pass with which it is forgotten: the fewer passes it is of, the sooner."""
         return self.seen + min(_FORGET, _LASTS * self.count)
 
+    def shift(self, step: float) -> None:
+        """Say the same of another speed."""
+        self.log += step
+        for place, each in enumerate(self.heard):
+            self.heard[place] = each + step
+
     def now(self, speed: float, since: int) -> float:
         """What a pass takes; where there were some since pass number ``since``, they say it themselves."""
         own = [log for number, log in self.latest if number >= since]
@@ -140,7 +147,6 @@ class _Levels:
     Attributes:
         levels: by the number of rows.
         recent: the last passes.
-        residuals: logarithms of what they took over what was expected.
         speed: the logarithm of the speed.
         changed: number of the pass with which it last changed by much.
         passes: so far.
@@ -149,7 +155,6 @@ class _Levels:
 
     levels: dict[int, _Level] = field(default_factory=dict)
     recent: deque[_Pass] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    residuals: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     speed: float = 0.0
     changed: int = 0
     passes: int = 0
@@ -175,8 +180,7 @@ class _Levels:
         level.latest.append((self.passes, log))
         self._move(level.now(self.speed, self.since) - was)
         self.recent.append(_Pass(rows, log))
-        self.residuals.append(log - level.log)
-        before, self.speed = self.speed, _usual(self.residuals)
+        before, self.speed = self.speed, self._speed(self.recent)
         self._move(self.speed - before)
         if abs(self.speed - self._steady) > _JUMP:
             self.changed, self._steady = self.passes - _LATER, self.speed
@@ -185,7 +189,15 @@ class _Levels:
             late = self.levels[then.rows]
             late.heard.append(then.log - self.speed)
             before, late.log = late.log, _usual(late.heard)
-            self._move(late.log - before)
+            self._balance(late.log - before, then.rows)
+
+    def _balance(self, step: float, rows: int) -> None:
+        """The level of ``rows`` has moved; let the mean level of the last passes stay where it was."""
+        counts = Counter(each.rows for each in self.recent)
+        back = step * counts[rows] / len(self.recent)
+        for each in counts:
+            self.levels[each].shift(-back)
+            self._move((step if each == rows else 0.0) - back)
 
     def know(self, rows: int) -> bool:
         """Whether there have been some passes of about so many rows of late."""
@@ -203,6 +215,10 @@ class _Levels:
                 seconds[place] = min(seconds[place], seconds[place + 1])
             self.made, self._moved = _bridged(rows, seconds) if rows else None, 0.0
         return self.made
+
+    def _speed(self, passes: Iterable[_Pass]) -> float:
+        """What passes took over what their levels let expect."""
+        return _usual([each.log - self.levels[each.rows].log for each in passes])
 
     def _move(self, step: float) -> None:
         self._moved += abs(step)
@@ -274,8 +290,8 @@ def _rest(whole: PassCosts, share: float) -> PassCosts:
 
 
 def _usual(values: Sequence[float]) -> float:
-    """The 40th percentile: what disturbs a pass makes it longer."""
-    return sorted(values)[2 * (len(values) - 1) // 5]
+    """The lower third: what disturbs a pass makes it longer."""
+    return sorted(values)[(len(values) - 1) // 3]
 
 
 def _kind(rows: int) -> int:
