@@ -13,6 +13,7 @@ import pytest
 from models import make_engine, make_request, run, tiny_decoder
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Guesser, Outcome
+from pronk.drafters.base import Needs
 from pronk.engine.budget import keep_paying_nodes
 from pronk.engine.engine import Engine
 from pronk.engine.ledger import Fund, Ledger
@@ -276,6 +277,31 @@ def test_a_drafter_that_is_wrong_costs_next_to_nothing(count: int, asking: float
         < seconds
         <= plain * (1.0 + (8.0 + 0.01 * steps + 0.25 * count) / steps) + 2 * count * (asking + 4 * 0.002)
     )
+
+
+class Attentive(Sure):
+    """Takes its time to learn from logits."""
+
+    name = "attentive"
+    needs = Needs(logits=True)
+    heard = 0
+
+    def observe(self, outcome: Outcome[None]) -> None:
+        if outcome.logits is not None:
+            self.heard += 1
+            self.clock.now += 0.005
+
+
+def test_who_may_not_be_asked_need_not_listen() -> None:
+    """Or else learning from every step would cost more than guessing does, for ever."""
+    plain, _ = decoded(1, 0.0, budget=True, guess=False)
+    clock = Clock()
+    drafter, engine = Attentive(clock, 0.0), timed(clock, budget=True)
+    request = make_request([1, 2, 3], SamplingParams(max_tokens=150, ignore_eos=True), drafter)
+    run(engine, [request])
+    assert request.stats.drafted > 0
+    assert 5 < drafter.heard < 40
+    assert clock.now < plain * (1.0 + 12.0 / 150)
 
 
 def test_counts_repeat_with_the_clock() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor
@@ -63,6 +63,7 @@ class DraftContext(Generic[State]):
         salt: only requests with the same one share what a cache has of their texts.
         draws: whether guesses are drawn where the rule of acceptance asks for it. Nothing is drawn for a proposal that
             the target will not see, as the numbers are for the one that it does.
+        tries: whether somebody has decided that it is time to guess, though it may not have paid of late.
     """
 
     state: State
@@ -76,6 +77,7 @@ class DraftContext(Generic[State]):
     thrifty: bool = False
     salt: bytes = b""
     draws: bool = True
+    tries: bool = False
 
     @property
     def root(self) -> int:
@@ -98,8 +100,11 @@ class Outcome(Generic[State]):
             and what was forced after them without asking (``guide_mode="jump"``).
         position: of the tree's root in the text, from 0.
         params: the request's options.
-        logits: ``[nodes, vocab]`` of the tree if the drafter needs them.
-        hidden: layer number to ``[nodes, hidden]`` for the layers that the drafter needs.
+        logits: ``[nodes, vocab]`` of the tree if the drafter needs them, but for steps that it is not asked in, because
+            guessing does not pay at the moment: ``None`` then.
+        hidden: layer number to ``[nodes, hidden]`` for the layers that the drafter needs; empty where logits are left
+            out.
+        offered: what the drafter itself proposed below the same root, if others decided which of it was verified.
     """
 
     state: State
@@ -110,6 +115,29 @@ class Outcome(Generic[State]):
     params: SamplingParams
     logits: Tensor | None = None
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    offered: TokenTree | None = None
+
+    @property
+    def judged(self) -> tuple[TokenTree, tuple[int, ...]]:
+        """The tree to learn from how often guesses are right, and its nodes that were.
+
+        Of what was offered that is known of nodes that were not verified, too: the text itself says it.
+        """
+        tree = self.offered
+        if tree is None:
+            return self.tree, self.path
+        path = [0]
+        for token in self.committed:
+            node = tree.child(path[-1], token)
+            if node is None:
+                break
+            path.append(node)
+        return tree, tuple(path[1:])
+
+    @property
+    def muted(self) -> Outcome[State]:
+        """The same without what takes time to learn from."""
+        return replace(self, logits=None, hidden={})
 
 
 class Drafter(ABC):

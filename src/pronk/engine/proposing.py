@@ -87,12 +87,13 @@ class Proposing:
         return self._afford(turns, drafts)
 
     def observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
-        """Tell the guessers what the target said."""
+        """Tell the guessers what the target said; what takes time to learn from, only where they may be asked."""
         for guesser, requests in _by_guesser(outcomes):
             began = self.runner.clock()
             for request in requests:
+                rests = request.ledger is not None and not request.ledger.may_ask
                 try:
-                    guesser.observe(outcomes[request])
+                    guesser.observe(outcomes[request].muted if rests else outcomes[request])
                 except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                     self._give_up(request, error)
             self._book(requests, began, self._heard)

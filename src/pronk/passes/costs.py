@@ -5,8 +5,8 @@ processor's frequency. It is a quantile of what the last 10 passes took over wha
 disturbed pass does not count, and a change is believed after 7. The *levels* are the machine's and the model's, and
 change slowly: each is a quantile, too, of the last 7 passes of its number of rows. It learns from a pass 5 passes
 later, when it is known what the speed was then, or else a jump of the speed would be taken for one of the level. The
-mean of the levels seen of late stays where it is, or else they and the speed would drift apart, and away from those that
-are not seen. Numbers of rows that are seen all the time need neither: their last passes are taken as they are.
+mean of the levels seen of late stays where it is, or else they and the speed would drift apart, and away from the
+others. Numbers of rows that are seen all the time need neither: their last passes are taken as they are.
 
 Between the numbers of rows that have been seen it is interpolated, and beyond the largest, up to twice as many, a row
 costs what it did on the way there; what is further out has no price yet. A level that was not seen for 256 passes is

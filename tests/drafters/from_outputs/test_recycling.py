@@ -75,10 +75,28 @@ def test_a_model_that_looks_back_one_token_is_learned() -> None:
 
 
 def test_the_prompt_is_read() -> None:
-    state = met(Recycling(top_k=2)).start([1, 2, 1, 3, 1, 4, 1])
+    drafter, prompt = met(Recycling(top_k=2)), [1, 2, 1, 3, 1, 4, 1]
+    state = drafter.start(prompt)
+    drafter.propose([context(state, prompt)])
     assert state.successors.after(1) == (4, 3)
     assert state.successors.after(4) == (1,)
     assert state.successors.after(9) == ()
+
+
+def test_without_logits_the_text_is_read_with_the_next_proposal() -> None:
+    drafter, text = met(Recycling(top_k=2)), [1, 2]
+    state = drafter.start(text)
+    for token in (3, 1, 4):
+        drafter.observe(Outcome(state, TokenTree.chain(text[-1:]), (), (token,), len(text) - 1, SamplingParams()))
+        text.append(token)
+    drafter.propose([context(state, text)])
+    assert [state.successors.after(token) for token in (1, 2, 3, 4)] == [(4, 2), (3,), (1,), ()]
+    logits = torch.zeros(1, 16)
+    logits[0, [8, 9]] = torch.tensor([2.0, 1.0])
+    drafter.observe(Outcome(state, TokenTree.chain([4]), (), (8,), 4, SamplingParams(), logits))
+    drafter.observe(Outcome(state, TokenTree.chain([8]), (), (5,), 5, SamplingParams()))
+    drafter.propose([context(state, [*text, 8, 5])])
+    assert [state.successors.after(token) for token in (4, 8)] == [(8, 9), (5,)]
 
 
 def test_the_table_is_bounded_and_forgets_what_was_met_longest_ago() -> None:
@@ -88,6 +106,7 @@ def test_the_table_is_bounded_and_forgets_what_was_met_longest_ago() -> None:
     assert list(table.rows) == [3, 1, 4]
     assert table.after(1) == (1, 9)
     state = met(Recycling(max_tokens=16)).start(list(range(1000)))
+    state.read()
     assert len(state.successors.rows) == 16
 
 

@@ -192,7 +192,9 @@ def test_state_is_that_of_a_fresh_replay() -> None:
             observe(drafter, state, text, [dice.randrange(3) for _ in range(dice.randrange(4))])
         fresh = drafter.start(prompt)
         observe(drafter, fresh, list(prompt), text[len(prompt) :])
+        drafter.propose([context(each, text) for each in (state, fresh)])
         assert fresh == state
+        assert fresh.text.num_tokens == len(text)
 
 
 def test_the_store_forgets_the_oldest() -> None:

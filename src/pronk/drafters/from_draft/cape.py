@@ -127,7 +127,7 @@ class CapeGuesser(WrapperGuesser[Calibration]):
     def observe(self, outcome: Outcome[Wrapped[Calibration]]) -> None:
         """Count the siblings that were accepted."""
         super().observe(outcome)
-        outcome.state.own.learn(outcome.tree, outcome.path)
+        outcome.state.own.learn(*outcome.judged)
 
     def expand(self, chain: Chain, calibration: Calibration) -> TokenTree:
         """The chain with its siblings; ``calibration`` is theirs."""

@@ -82,8 +82,9 @@ class Jacobi(Guesser[Iterate]):
         """The outputs are the next iterate; greedy ones even when sampling, where they are the likeliest guess."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._end(state, first)
-        state.rates.learn(outcome.tree, outcome.path)
-        state.start, state.guesses = first, _outputs(outcome)
+        state.rates.learn(*outcome.judged)
+        if outcome.logits is not None:
+            state.start, state.guesses = first, _outputs(outcome)
 
     def _chain(self, context: DraftContext[Iterate]) -> TokenTree:
         first = len(context.tokens)

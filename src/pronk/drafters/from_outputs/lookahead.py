@@ -153,7 +153,7 @@ class LookaheadGuesser(Guesser[LookaheadState]):
 
     def observe(self, outcome: Outcome[LookaheadState]) -> None:
         """New n-grams into the pool; the window gets its next row."""
-        outcome.state.rates.learn(outcome.tree, outcome.path)
+        outcome.state.rates.learn(*outcome.judged)
         if not self._is_private(outcome):
             self._read(outcome.state, outcome.committed)
         self._explore(outcome, self.shape)
@@ -198,6 +198,9 @@ class LookaheadGuesser(Guesser[LookaheadState]):
     def _explore(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:
         """What the target said at the window's last row is its next row, and ends its columns' n-grams."""
         tree, state, width = outcome.tree, outcome.state, shape.window
+        if outcome.logits is None:
+            state.window = None
+            return
         nodes = [0, *_explored(tree, width)]
         if not width or len(nodes) % width:
             return

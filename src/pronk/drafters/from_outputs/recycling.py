@@ -20,7 +20,7 @@ which :meth:`RecyclingGuesser.save` can keep.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,10 +42,20 @@ _PRIOR, _FALL = 0.45, 0.35
 
 @dataclass
 class Recycled:
-    """One request's successors and how often each of their ranks was right."""
+    """One request's successors and how often each of their ranks was right.
+
+    ``unread`` is text of which the successors are still to be learned, with the next proposal.
+    """
 
     successors: Successors
     rates: Rates
+    unread: list[int] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Learn what follows what in the text."""
+        for token, successor in pairwise(self.unread):
+            self.successors.follow(token, successor)
+        self.unread.clear()
 
 
 @dataclass(frozen=True)
@@ -114,26 +124,37 @@ class RecyclingGuesser(Guesser[Recycled]):
         save_successors(Path(path), self._known, self._vocabulary)
 
     def start(self, prompt: Sequence[int]) -> Recycled:
-        """What follows what in the prompt, on top of what is known."""
+        """What is known; what follows what in the prompt is read with the first proposal, or now where all share it."""
         successors = self._known if self.options.shared else self._known.copy()
-        for token, successor in pairwise(prompt):
-            successors.follow(token, successor)
         priors = {rank: _PRIOR * _FALL**rank for rank in range(self.options.top_k)}
-        return Recycled(successors, Rates(self.name, priors))
+        state = Recycled(successors, Rates(self.name, priors), [*prompt])
+        if self.options.shared:
+            state.read()
+        return state
 
     def propose(self, contexts: Sequence[DraftContext[Recycled]]) -> list[TokenTree]:
         """The nodes of largest gain below each text's last token."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[Recycled]) -> None:
-        """Recycle the logits of all nodes; where a token is in the tree twice, those of the later node count."""
-        outcome.state.rates.learn(outcome.tree, outcome.path)
+        """Recycle the logits of all nodes; where a token is in the tree twice, those of the later node count.
+
+        Without logits it is what followed what in the text.
+        """
+        outcome.state.rates.learn(*outcome.judged)
         if self.options.shared and outcome.params.rejects:
             return
+        if outcome.logits is None:
+            outcome.state.unread += [] if outcome.state.unread else outcome.tree.tokens[:1]
+            outcome.state.unread += outcome.committed
+            return
+        outcome.state.read()
+        successors = outcome.state.successors
         for token, best in zip(outcome.tree.tokens, likeliest(outcome, self.options.top_k), strict=True):
-            outcome.state.successors.put(token, best)
+            successors.put(token, best)
 
     def _tree(self, context: DraftContext[Recycled]) -> TokenTree:
+        context.state.read()
         successors, room = context.state.successors, min(self.options.num_nodes, context.max_nodes)
         rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]  # a better rank is never passed over

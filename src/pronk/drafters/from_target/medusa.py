@@ -188,7 +188,7 @@ class MedusaGuesser(Guesser[MedusaState]):
             if context.state.hidden is not None
             and context.state.position == len(context.tokens) - 2
             and min(context.max_depth, context.max_nodes) > 0
-            and not (context.thrifty and context.state.rest.steps)
+            and (context.tries or not (context.thrifty and context.state.rest.steps))
         ]
         if known:
             said = self.loaded.logits([hidden for _, hidden in known])
@@ -201,7 +201,7 @@ class MedusaGuesser(Guesser[MedusaState]):
         """Keep the hidden state of the last accepted node, and count what was accepted."""
         layer = self.loaded.decoder.config.num_layers
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
-        state.learn(outcome.tree, outcome.path)
+        state.learn(*outcome.judged)
         # A view would keep the whole pass alive.
-        state.hidden = outcome.hidden[layer][last].clone()
+        state.hidden = outcome.hidden[layer][last].clone() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)

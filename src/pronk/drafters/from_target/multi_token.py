@@ -234,7 +234,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
         going = list[int]()
         for number, context in enumerate(contexts):
             state = context.state
-            if not (context.thrifty and state.rest.steps):
+            if context.tries or not (context.thrifty and state.rest.steps):
                 state.able = self.loaded.ready(state, context)
                 if state.able and min(context.max_depth, context.max_nodes):
                     going.append(number)
@@ -246,7 +246,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
     def observe(self, outcome: Outcome[MultiTokenState]) -> None:
         """Count what was accepted."""
         state = outcome.state
-        state.calibration.learn(outcome.tree, outcome.path)
+        state.calibration.learn(*outcome.judged)
         state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
         state.able = False
 

@@ -129,7 +129,7 @@ class RetrievalGuesser(Guesser[Rates]):
 
     def observe(self, outcome: Outcome[Rates]) -> None:
         """Learn how far the datastore can be trusted with this text."""
-        outcome.state.learn(outcome.tree, outcome.path)
+        outcome.state.learn(*outcome.judged)
 
     def _tree(self, context: DraftContext[Rates]) -> TokenTree:
         """Best first: the likeliest node that is not in the tree comes in, and its children become candidates."""

@@ -76,14 +76,16 @@ class SuffixState:
     """A request: its text and what came of its guesses.
 
     Attributes:
-        text: the certain tokens.
+        text: the certain tokens, but for ``unread``.
         rates: acceptance by the kind of guess.
+        unread: its latest tokens, which take their time, and have it when somebody asks for guesses.
         output: the certain tokens after the prompt.
         private: whether other requests may not learn from it.
     """
 
     text: SuffixAutomaton
     rates: Rates
+    unread: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     private: bool = False
 
@@ -145,11 +147,8 @@ class SuffixGuesser(Guesser[SuffixState]):
         self.options, self.past, self.target = options, past, target
 
     def start(self, prompt: Sequence[int]) -> SuffixState:
-        """An automaton of the prompt."""
-        state = SuffixState(SuffixAutomaton(self.options.max_match), Rates(self.name, _PRIORS))
-        for token in prompt:
-            state.text.extend(token)
-        return state
+        """The prompt is still to be read."""
+        return SuffixState(SuffixAutomaton(self.options.max_match), Rates(self.name, _PRIORS), [*prompt])
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
         """What followed the longest matches of each text's end, the likeliest first."""
@@ -158,11 +157,10 @@ class SuffixGuesser(Guesser[SuffixState]):
     def observe(self, outcome: Outcome[SuffixState]) -> None:
         """The text grows, and the rates learn."""
         state = outcome.state
-        state.rates.learn(outcome.tree, outcome.path)
+        state.rates.learn(*outcome.judged)
         state.output.extend(outcome.committed)
         state.private = outcome.params.rejects
-        for token in outcome.committed:
-            state.text.extend(token)
+        state.unread.extend(outcome.committed)
 
     def stop(self, state: SuffixState) -> None:
         """Keep the output for requests to come."""
@@ -171,6 +169,9 @@ class SuffixGuesser(Guesser[SuffixState]):
 
     def _tree(self, context: DraftContext[SuffixState]) -> TokenTree:
         options = self.options
+        for token in context.state.unread:
+            context.state.text.extend(token)
+        context.state.unread.clear()
         width = min(options.num_nodes, context.max_nodes)
         growth = _Growth(Trie(context.tokens[-1]), context.state.rates, width, options.min_match)
         # Provisional tokens are in no automaton yet, but they are where the text ends.

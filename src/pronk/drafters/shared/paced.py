@@ -100,10 +100,10 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
 
     def observe(self, outcome: Outcome[PacedState[Lane]]) -> None:
         """Count what was accepted, by confidence and of late."""
-        tree, state = outcome.tree, outcome.state
-        state.calibration.learn(tree, outcome.path)
+        (tree, path), state = outcome.judged, outcome.state
+        state.calibration.learn(tree, path)
         own = {node for node, origin in enumerate(tree.origin or ()) if origin[0] == self.source}
-        state.pace.learn(len(own), len(own & {*outcome.path}))
+        state.pace.learn(len(own), len(own & {*path}))
 
     def prices(self, context: DraftContext[Any], requests: int) -> Prices | None:
         """What passes cost, for a request that leaves out what does not pay; ``None`` for others."""
@@ -117,7 +117,7 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
         if not most or (context.thrifty and context.costs is None):
             return False
         prices, pace = self.prices(context, requests), context.state.pace
-        return prices is None or pace.tries or pace.goes_on((), most, prices)
+        return prices is None or context.tries or pace.tries or pace.goes_on((), most, prices)
 
     def pays(self, chain: Chain, requests: int) -> bool:
         """Whether the next token of a chain pays, where ``requests`` chains grow together."""
