@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Drawn", "Origin", "TokenTree"]
+__all__ = ["Drawn", "Origin", "TokenTree", "beside"]
 
 # A drafter's name, and a number that means something to that drafter alone.
 Origin = tuple[str, int]
@@ -219,3 +219,26 @@ class TokenTree:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
         return self.keep(fitting[: max_nodes + 1])
+
+
+def beside(tree: TokenTree, other: TokenTree) -> TokenTree:
+    """A tree with those nodes of another below the same root that may not be accepted, and hang there by each other.
+
+    Neither has ``probs``.
+    """
+    place = {0: 0}
+    for node in range(1, len(other)):
+        if not other.acceptable[node] and other.parents[node] in place:
+            place[node] = len(tree) + len(place) - 1
+    nodes = [*place][1:]
+    gain = (tree.gain or (1.0,) * len(tree)) + tuple(0.0 if other.gain is None else other.gain[n] for n in nodes)
+    origin = (tree.origin or (("", 0),) * len(tree)) + tuple(
+        ("", 0) if other.origin is None else other.origin[n] for n in nodes
+    )
+    return TokenTree(
+        tree.tokens + tuple(other.tokens[node] for node in nodes),
+        tree.parents + tuple(place[other.parents[node]] for node in nodes),
+        (tree.verify or (True,) * len(tree)) + (False,) * len(nodes),
+        gain=gain,
+        origin=origin,
+    )

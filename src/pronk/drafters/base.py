@@ -9,6 +9,7 @@ changes the text, only how many passes it takes; if it raises, the request goes 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,6 +65,7 @@ class DraftContext(Generic[State]):
         draws: whether guesses are drawn where the rule of acceptance asks for it. Nothing is drawn for a proposal that
             the target will not see, as the numbers are for the one that it does.
         tries: whether somebody has decided that it is time to guess, though it may not have paid of late.
+        allowance: seconds that the proposal may take, for those who choose (:attr:`Guesser.chooses`).
     """
 
     state: State
@@ -78,6 +80,7 @@ class DraftContext(Generic[State]):
     salt: bytes = b""
     draws: bool = True
     tries: bool = False
+    allowance: float = math.inf
 
     @property
     def root(self) -> int:
@@ -104,7 +107,8 @@ class Outcome(Generic[State]):
             guessing does not pay at the moment: ``None`` then.
         hidden: layer number to ``[nodes, hidden]`` for the layers that the drafter needs; empty where logits are left
             out.
-        offered: what the drafter itself proposed below the same root, if others decided which of it was verified.
+        offered: what the drafter itself proposed, if others decided which of it was verified.
+        behind: tokens of ``committed`` before its root.
     """
 
     state: State
@@ -116,6 +120,7 @@ class Outcome(Generic[State]):
     logits: Tensor | None = None
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
     offered: TokenTree | None = None
+    behind: int = 0
 
     @property
     def judged(self) -> tuple[TokenTree, tuple[int, ...]]:
@@ -127,7 +132,7 @@ class Outcome(Generic[State]):
         if tree is None:
             return self.tree, self.path
         path = [0]
-        for token in self.committed:
+        for token in self.committed[self.behind :]:
             node = tree.child(path[-1], token)
             if node is None:
                 break
@@ -170,6 +175,10 @@ class Guesser(Drafter, Generic[State]):
     Attributes:
         needs: what it reads of the target's passes.
         proposes: whether it ever guesses; one that does not is not asked, and no places are kept for its guesses.
+        listens: whether it has to hear of steps that it was not asked in. Who does not reads from the next context
+            what it missed of the text.
+        chooses: whether it decides by itself what to spend on a proposal, next to nothing if need be; who does not is
+            asked only where what it usually takes may be lost.
         insists: whether it wants its guesses computed whatever they cost, as who asks what the target says of them.
         target: the model that it was bound to; ``None`` if it goes with any.
         models: what it holds of :meth:`~pronk.drafters.target.Target.share`, its parts' included.
@@ -177,6 +186,8 @@ class Guesser(Drafter, Generic[State]):
 
     needs: Needs = Needs()
     proposes: bool = True
+    listens: bool = True
+    chooses: bool = False
     insists: bool = False
     target: Target | None = None
     models: tuple[object, ...] = ()
@@ -206,7 +217,14 @@ class Guesser(Drafter, Generic[State]):
 
     @abstractmethod
     def observe(self, outcome: Outcome[State]) -> None:
-        """Learn from a step; every context of the last ``propose`` has one outcome, unless its request has failed."""
+        """Learn from a step; every context of the last ``propose`` has one outcome, unless its request has failed.
+
+        Of steps that it was not asked in a guesser hears if it :attr:`listens`.
+        """
+
+    def skips(self, state: State) -> bool:  # noqa: ARG002 - who rests knows it by the state
+        """Whether it need not be asked in this step; it is said once for each step."""
+        return False
 
     def give_way(self, state: State) -> None:
         """The request has given its places away, and will be read again: so do those that its state holds.

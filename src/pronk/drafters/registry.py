@@ -40,6 +40,7 @@ DRAFTERS: dict[str, str] = {
     "vanilla": "from_target.glide:Vanilla",
     "first_of": "combined.first_of:FirstOf",
     "merged": "combined.merged:Merged",
+    "auto": "combined.auto:Auto",
     "grammar": "combined.grammar:Grammar",
 }
 

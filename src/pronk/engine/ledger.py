@@ -9,8 +9,9 @@ then where it does not pay, the more seldom the dearer the try. So for the reque
     plain steps lost  ≤  8  +  0.01 · steps  +  0.25 · requests  +  the two dearest steps of each request
 
 and usually far less. What it takes to start a drafter's state is not booked: that is spent when it is first asked
-whether to guess, and no reason not to. What a request's first proposal costs may be an investment, as when a draft
-model has to read the prompt: it is booked with the next 8, or at the end.
+whether to guess, and no reason not to; neither is what prepares a drafter when it is first asked of all. What a
+request's first proposal costs may be an investment, as when a draft model has to read the prompt: it is booked with the
+next 8, or at the end.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ class Fund:
     Attributes:
         left: plain steps.
         asked: what it took to ask the drafter of late, in plain steps.
+        begun: whether it has ever been asked.
     """
 
     left: float = _FUND
     asked: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    begun: bool = False
 
     @property
     def asking(self) -> float:
@@ -113,6 +116,9 @@ class Ledger:
 
     def _invest(self, asking: float) -> float:
         """What of the cost of asking is booked now."""
+        if not self.fund.begun:
+            self.fund.begun = self.guessed = True
+            return min(asking, _ORDINARY)
         if not self.guessed:
             self.guessed = True
             self.invested = max(0.0, asking - _ORDINARY)

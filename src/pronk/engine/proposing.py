@@ -55,6 +55,7 @@ class Proposing:
         self.vocab_size = runner.decoder.config.vocab_size
         self.costs: PassCosts | None = None
         self.seconds = 0.0
+        self._plain = 1
         self._asked: dict[Request, float] = {}
         self._heard: dict[Request, float] = {}
         self._funds: dict[int, Fund] = {}
@@ -79,7 +80,7 @@ class Proposing:
         """The guesses that pay, for all requests that decode; a prompt's own tokens need none."""
         drafts: dict[Request, TokenTree] = {}
         rooms = {turn.request: turn.room for turn in turns if turn.room}
-        self.costs = self._costs(turns)
+        self.costs, self._plain = self._costs(turns), max(1, _rows(turns)[0])
         for guesser, requests in _by_guesser(rooms):
             asked = self._allowed(guesser, requests)
             if asked:
@@ -91,7 +92,9 @@ class Proposing:
         for guesser, requests in _by_guesser(outcomes):
             began = self.runner.clock()
             for request in requests:
-                rests = request.ledger is not None and not request.ledger.may_ask
+                rests = request not in self._asked and not _may_ask(guesser, request)
+                if rests and not guesser.listens:
+                    continue
                 try:
                     guesser.observe(outcomes[request].muted if rests else outcomes[request])
                 except Exception as error:  # noqa: BLE001 - whatever a guesser raises
@@ -165,7 +168,8 @@ class Proposing:
             return requests
         if self.costs is None:
             return []
-        return [request for request in requests if request.ledger is None or request.ledger.may_ask]
+        may = [request for request in requests if _may_ask(guesser, request)]
+        return [request for request in may if not guesser.skips(request.draft_state)]
 
     def _fund(self, guesser: Guesser[Any]) -> Fund:
         """What the requests of one guesser draw on."""
@@ -191,7 +195,8 @@ class Proposing:
             with interruptible():
                 proposed = guesser.propose(contexts)
             trees = zip(requests, contexts, proposed, strict=True)
-            return {request: self._accept(guesser, context, tree) for request, context, tree in trees}
+            found = {request: self._accept(guesser, context, tree) for request, context, tree in trees}
+            return {request: tree for request, tree in found.items() if tree.num_guesses}
         finally:
             # Choosers were on loan; an error or an interruption may have left one ahead of its text.
             for request in requests:
@@ -209,14 +214,18 @@ class Proposing:
             self.costs if request.needs.costs else None,
             self.budget,
             request.salt,
+            allowance=self._allowance(request),
         )
 
     def _accept(self, guesser: Guesser[Any], context: DraftContext[Any], tree: TokenTree) -> TokenTree:
         """The proposal within the limits, less guesses that the target has no token for, or that its guide forbids."""
-        tree = _plain(tree)
+        if tree.num_guesses:
+            tree = _plain(tree)
         if tree.tokens[0] != context.tokens[-1]:
             msg = f"drafter {guesser.name}: expected a tree below token {context.tokens[-1]}, found {tree.tokens[0]}"
             raise OptionError(msg)
+        if not tree.num_guesses:
+            return tree
         if any(q is not None and len(q) != self.vocab_size for q in tree.probs or ()):
             # Drawn from other tokens than the target's, some of which are left out: what is left has another law. And
             # it must not depend on the draw how a guess is tried, so all are point masses, which any guess may be.
@@ -246,13 +255,19 @@ class Proposing:
         paid = zip(drafts, kept, strict=True)
         return {request: drafts[request] if request in whole else tree for request, tree in paid}
 
+    def _allowance(self, request: Request) -> float:
+        """Seconds that may be lost with a request's guesses."""
+        if request.ledger is None or self.costs is None:
+            return math.inf
+        return request.ledger.left * self.costs.at(self._plain) / self._plain
+
     def _most(self, request: Request, prompts: int, requests: int) -> int:
         """How many rows a request's guesses may have, by what it may lose with them."""
         costs = self.costs
         if request.ledger is None or costs is None:
             return _MOST
         base = prompts + requests
-        left = request.ledger.left * costs.at(requests) / requests - self._asked.get(request, 0.0)
+        left = self._allowance(request) - self._asked.get(request, 0.0)
         return bisect_right(range(1, _MOST), costs.at(base) + left, key=lambda guesses: costs.at(base + guesses))
 
     def _costs(self, turns: Sequence[Turn]) -> PassCosts | None:
@@ -273,6 +288,12 @@ class Proposing:
             request.drafting = False
             with suppress(Exception):
                 guesser.stop(request.draft_state)
+
+
+def _may_ask(guesser: Guesser[Any], request: Request) -> bool:
+    """Whether asking may cost the request something."""
+    ledger = request.ledger
+    return ledger is None or (ledger.left > 0.0 if guesser.chooses else ledger.may_ask)
 
 
 def _rows(turns: Sequence[Turn]) -> tuple[int, int]:

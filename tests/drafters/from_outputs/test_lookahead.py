@@ -150,13 +150,15 @@ def test_pool_is_bounded_and_forgets_the_longest_unused() -> None:
 
 def test_the_prompt_is_a_reference_or_not() -> None:
     prompt = [1, 2, 3, 9, 1]
-    with_prompt, without = (met(Lookahead(window=1, ngram=3, use_prompt=use)).start(prompt) for use in (True, False))
-    assert after(with_prompt.pool, 1) == [(2, 3)]
-    assert without.pool.size == 0
-    drafter = met(Lookahead(window=1, ngram=3))
-    drafter.observe(Outcome(with_prompt, TokenTree.chain([1]), (), (7, 8), 4, SamplingParams(), torch.zeros(1, VOCAB)))
-    assert after(with_prompt.pool, 1) == [(7, 8), (2, 3)]
-    assert after(with_prompt.pool, 9) == [(1, 7)]
+    for use in (True, False):
+        drafter = met(Lookahead(window=1, ngram=3, use_prompt=use))
+        state = drafter.start(prompt)
+        drafter.propose([context(state, prompt)])
+        assert after(state.pool, 1) == ([(2, 3)] if use else [])
+        drafter.propose([context(state, [*prompt, 7, 8, 5], guessed=1)])
+        assert after(state.pool, 1) == ([(7, 8), (2, 3)] if use else [])
+        assert after(state.pool, 9) == ([(1, 7)] if use else [])
+        assert after(state.pool, 7) == []  # a guess is no text
 
 
 def test_no_room_means_no_window() -> None:
@@ -182,7 +184,7 @@ def test_text_and_window_are_told_apart() -> None:
 def test_a_shared_pool_remembers_other_requests() -> None:
     for shared in (True, False):
         drafter = met(Lookahead(window=1, ngram=3, shared=shared))
-        drafter.start([1, 2, 3])
+        drafter.propose([context(drafter.start([1, 2, 3]), [1, 2, 3])])
         assert after(drafter.start([9, 9]).pool, 1) == ([(2, 3)] if shared else [])
 
 

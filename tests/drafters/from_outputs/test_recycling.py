@@ -106,14 +106,14 @@ def test_the_table_is_bounded_and_forgets_what_was_met_longest_ago() -> None:
     assert list(table.rows) == [3, 1, 4]
     assert table.after(1) == (1, 9)
     state = met(Recycling(max_tokens=16)).start(list(range(1000)))
-    state.read()
+    state.learn(list(range(1000)), 1000)
     assert len(state.successors.rows) == 16
 
 
 def test_tables_are_the_request_s_own_or_shared() -> None:
     for shared in (False, True):
         drafter = met(Recycling(shared=shared))
-        drafter.start([1, 2])
+        drafter.propose([context(drafter.start([1, 2]), [1, 2])])
         assert drafter.start([9]).successors.after(1) == ((2,) if shared else ())
 
 
@@ -122,7 +122,7 @@ def test_a_saved_table_warms_the_next_one(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="shared=True"):
         met(Recycling(), "mine").save(path)
     drafter = met(Recycling(shared=True), "mine")
-    drafter.start([1, 2, 3, 1, 4])
+    drafter.propose([context(drafter.start([1, 2, 3, 1, 4]), [1, 2, 3, 1, 4])])
     drafter.save(path)
     warm = met(Recycling(table=str(path), top_k=1), "mine")
     first, second = warm.start([7, 8]), warm.start([5])

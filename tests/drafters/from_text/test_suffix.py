@@ -188,7 +188,7 @@ def test_state_is_that_of_a_fresh_replay() -> None:
         drafter, text = bound(), [dice.randrange(3) for _ in range(5)]
         prompt, state = list(text), drafter.start(text)
         for _ in range(12):
-            drafter.propose([context(state, [*text, dice.randrange(3)])])
+            drafter.propose([context(state, [*text, dice.randrange(3)], guessed=1)])
             observe(drafter, state, text, [dice.randrange(3) for _ in range(dice.randrange(4))])
         fresh = drafter.start(prompt)
         observe(drafter, fresh, list(prompt), text[len(prompt) :])

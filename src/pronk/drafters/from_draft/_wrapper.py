@@ -85,7 +85,7 @@ class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
 
     def __init__(self, inner: ChainGuesser[Any]) -> None:
         self.inner = inner
-        self.needs, self.models = inner.needs, inner.models
+        self.needs, self.models, self.listens = inner.needs, inner.models, inner.listens
 
     def bind(self, target: Target) -> Self:
         """Itself; errors are those of the guesser within."""

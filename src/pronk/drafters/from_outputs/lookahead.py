@@ -51,14 +51,14 @@ _PRIORS = {_TEXT: 0.35, _TEXT + 1: 0.1, _TEXT + 2: 0.6, _EXPLORED: 0.25, _EXPLOR
 class LookaheadState:
     """One request's pool and window; there is no window before the first pass that has room for one.
 
-    ``tail`` is the end of the text, which the next n-grams begin in.
+    The pool has the n-grams of the first ``read`` tokens.
     """
 
     prompt: tuple[int, ...]
     pool: NgramPool
     rates: Rates
     window: Window | None = None
-    tail: tuple[int, ...] = ()
+    read: int = 0
 
 
 class _Heard(NamedTuple):
@@ -121,6 +121,7 @@ class LookaheadGuesser(Guesser[LookaheadState]):
     """
 
     name = Lookahead.name
+    listens = False
 
     def __init__(self, options: Lookahead, target: Target) -> None:
         self.options, self.target = options, target
@@ -139,11 +140,9 @@ class LookaheadGuesser(Guesser[LookaheadState]):
         return WindowShape(window, ngram or 4, window if guesses is None else guesses)
 
     def start(self, prompt: Sequence[int]) -> LookaheadState:
-        """No window yet, and the prompt's n-grams."""
+        """No window yet; the text's n-grams are read with the first proposal."""
         pool = NgramPool(self.options.max_ngrams) if self._pool is None else self._pool
-        state = LookaheadState(tuple(prompt), pool, Rates(self.name, _PRIORS))
-        self._read(state, prompt)
-        return state
+        return LookaheadState(tuple(prompt), pool, Rates(self.name, _PRIORS))
 
     def propose(self, contexts: Sequence[DraftContext[LookaheadState]]) -> list[TokenTree]:
         """Candidates from the pool, and the window beside them."""
@@ -154,22 +153,23 @@ class LookaheadGuesser(Guesser[LookaheadState]):
     def observe(self, outcome: Outcome[LookaheadState]) -> None:
         """New n-grams into the pool; the window gets its next row."""
         outcome.state.rates.learn(*outcome.judged)
-        if not self._is_private(outcome):
-            self._read(outcome.state, outcome.committed)
         self._explore(outcome, self.shape)
         if self.options.window == "auto" and not outcome.params.rejects:
             self._heard.append(_Heard(outcome.tree, outcome.path))
 
-    def _read(self, state: LookaheadState, tokens: Sequence[int]) -> None:
-        """The text goes on: its n-grams are candidates, too."""
-        if not self.options.use_prompt:
+    def _read(self, context: DraftContext[LookaheadState]) -> None:
+        """The n-grams of the text are candidates, too."""
+        state, certain = context.state, context.root + 1
+        if not self.options.use_prompt or self._is_private(context):
             return
-        text, size = [*state.tail, *tokens], NO_WINDOW.ngram if self.options.window == "auto" else self.shape.ngram
+        size = NO_WINDOW.ngram if self.options.window == "auto" else self.shape.ngram
+        text = context.tokens[max(0, state.read - size + 1) : certain]
         for start in range(len(text) - size + 1):
             state.pool.add(text[start : start + size])
-        state.tail = tuple(text[-(size - 1) :])
+        state.read = certain
 
     def _tree(self, context: DraftContext[LookaheadState], shape: WindowShape) -> TokenTree:
+        self._read(context)
         window = self._window(context, shape)
         room = context.max_nodes - (0 if window is None else len(window.tree()[0]))
         trie = self._candidates(context, shape).tree(room)
@@ -213,7 +213,7 @@ class LookaheadGuesser(Guesser[LookaheadState]):
                 state.pool.add([*(row[column] for row in rows), output], explored=True)
         state.window = Window(outcome.position, (*rows, outputs))
 
-    def _is_private(self, outcome: Outcome[LookaheadState]) -> bool:
+    def _is_private(self, outcome: Outcome[LookaheadState] | DraftContext[LookaheadState]) -> bool:
         """Whether other requests may not learn from this one, though all share the pool."""
         return self.options.shared and outcome.params.rejects
 

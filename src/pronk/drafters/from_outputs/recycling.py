@@ -20,7 +20,7 @@ which :meth:`RecyclingGuesser.save` can keep.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,18 +44,18 @@ _PRIOR, _FALL = 0.45, 0.35
 class Recycled:
     """One request's successors and how often each of their ranks was right.
 
-    ``unread`` is text of which the successors are still to be learned, with the next proposal.
+    Of the text beyond ``read`` tokens nothing is known yet.
     """
 
     successors: Successors
     rates: Rates
-    unread: list[int] = field(default_factory=list)
+    read: int = 0
 
-    def read(self) -> None:
-        """Learn what follows what in the text."""
-        for token, successor in pairwise(self.unread):
+    def learn(self, text: Sequence[int], certain: int) -> None:
+        """Learn what follows what in the certain part of a text."""
+        for token, successor in pairwise(text[max(0, self.read - 1) : certain]):
             self.successors.follow(token, successor)
-        self.unread.clear()
+        self.read = certain
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class RecyclingGuesser(Guesser[Recycled]):
 
     name = Recycling.name
     needs = Needs(logits=True)
+    listens = False
 
     def __init__(self, options: Recycling, known: Successors, target: Target) -> None:
         """``known`` is the table."""
@@ -123,38 +124,31 @@ class RecyclingGuesser(Guesser[Recycled]):
             raise OptionError(msg)
         save_successors(Path(path), self._known, self._vocabulary)
 
-    def start(self, prompt: Sequence[int]) -> Recycled:
-        """What is known; what follows what in the prompt is read with the first proposal, or now where all share it."""
+    def start(self, prompt: Sequence[int]) -> Recycled:  # noqa: ARG002 - read with the first proposal
+        """What is known; the prompt is read with the first proposal."""
         successors = self._known if self.options.shared else self._known.copy()
         priors = {rank: _PRIOR * _FALL**rank for rank in range(self.options.top_k)}
-        state = Recycled(successors, Rates(self.name, priors), [*prompt])
-        if self.options.shared:
-            state.read()
-        return state
+        return Recycled(successors, Rates(self.name, priors))
 
     def propose(self, contexts: Sequence[DraftContext[Recycled]]) -> list[TokenTree]:
         """The nodes of largest gain below each text's last token."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[Recycled]) -> None:
-        """Recycle the logits of all nodes; where a token is in the tree twice, those of the later node count.
-
-        Without logits it is what followed what in the text.
-        """
-        outcome.state.rates.learn(*outcome.judged)
-        if self.options.shared and outcome.params.rejects:
+        """Recycle the logits of all nodes; where a token is in the tree twice, those of the later node count."""
+        state = outcome.state
+        state.rates.learn(*outcome.judged)
+        if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
-        if outcome.logits is None:
-            outcome.state.unread += [] if outcome.state.unread else outcome.tree.tokens[:1]
-            outcome.state.unread += outcome.committed
-            return
-        outcome.state.read()
-        successors = outcome.state.successors
+        if state.read == outcome.position + 1:
+            state.read += len(outcome.committed)
+        successors = state.successors
         for token, best in zip(outcome.tree.tokens, likeliest(outcome, self.options.top_k), strict=True):
             successors.put(token, best)
 
     def _tree(self, context: DraftContext[Recycled]) -> TokenTree:
-        context.state.read()
+        if not (self.options.shared and context.params.rejects):
+            context.state.learn(context.tokens, context.root + 1)
         successors, room = context.state.successors, min(self.options.num_nodes, context.max_nodes)
         rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
         rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]  # a better rank is never passed over

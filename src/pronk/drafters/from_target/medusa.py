@@ -169,6 +169,7 @@ class MedusaGuesser(Guesser[MedusaState]):
     """
 
     name = Medusa.name
+    listens = False
 
     def __init__(self, options: Medusa, loaded: _Loaded, target: Target) -> None:
         self.options, self.loaded, self.target, self.models = options, loaded, target, (loaded.heads,)

@@ -39,7 +39,7 @@ from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
-__all__ = ["MultiToken", "MultiTokenState"]
+__all__ = ["MultiToken", "MultiTokenState", "heads_beside"]
 
 _BUNDLED = "pronk-tiny-multi-token"
 _MOST_HEADS = 63
@@ -148,7 +148,7 @@ class MultiToken(ChainDrafter):
             OptionError: they were trained on another target or are fewer than asked for, or there is no memory for
                 what they keep.
         """
-        trained = open_trained(self.name, self.model or _beside(target), _BUNDLED, target)
+        trained = open_trained(self.name, self.model or heads_beside(target), _BUNDLED, target)
         shape = trained.make(HeadsShape)
         if self.num_tokens is not None and self.num_tokens > shape.num_heads:
             msg = f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found {self.num_tokens}"
@@ -182,6 +182,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
     """
 
     name = MultiToken.name
+    listens = False
 
     def __init__(self, options: MultiToken, loaded: _Heads) -> None:
         self.options, self.loaded, self.target, self.models = options, loaded, loaded.target, (loaded,)
@@ -265,7 +266,7 @@ def _forget(lane: SideLane, length: int) -> None:
     lane.table.length = min(lane.table.length, length)
 
 
-def _beside(target: Target) -> str | None:
+def heads_beside(target: Target) -> str | None:
     """The heads that came with the target, if any."""
     folder = None if target.folder is None else target.folder / "heads"
     return str(folder) if folder is not None and (folder / "drafter.json").is_file() else None

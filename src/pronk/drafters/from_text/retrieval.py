@@ -115,6 +115,7 @@ class RetrievalGuesser(Guesser[Rates]):
     """
 
     name = Retrieval.name
+    listens = False
 
     def __init__(self, options: Retrieval, store: Datastore, target: Target) -> None:
         self.options, self.store, self.target = options, store, target

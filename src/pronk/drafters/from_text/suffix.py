@@ -76,16 +76,14 @@ class SuffixState:
     """A request: its text and what came of its guesses.
 
     Attributes:
-        text: the certain tokens, but for ``unread``.
+        text: the certain tokens, up to the last proposal: to read them takes time.
         rates: acceptance by the kind of guess.
-        unread: its latest tokens, which take their time, and have it when somebody asks for guesses.
-        output: the certain tokens after the prompt.
+        output: the certain tokens after the prompt, where they are to be kept.
         private: whether other requests may not learn from it.
     """
 
     text: SuffixAutomaton
     rates: Rates
-    unread: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     private: bool = False
 
@@ -145,22 +143,23 @@ class SuffixGuesser(Guesser[SuffixState]):
 
     def __init__(self, options: Suffix, past: SuffixStore, target: Target) -> None:
         self.options, self.past, self.target = options, past, target
+        self.listens = options.store_tokens > 0
 
-    def start(self, prompt: Sequence[int]) -> SuffixState:
-        """The prompt is still to be read."""
-        return SuffixState(SuffixAutomaton(self.options.max_match), Rates(self.name, _PRIORS), [*prompt])
+    def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - read with the first proposal
+        """Nothing is read yet."""
+        return SuffixState(SuffixAutomaton(self.options.max_match), Rates(self.name, _PRIORS))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
         """What followed the longest matches of each text's end, the likeliest first."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[SuffixState]) -> None:
-        """The text grows, and the rates learn."""
+        """The rates learn."""
         state = outcome.state
         state.rates.learn(*outcome.judged)
-        state.output.extend(outcome.committed)
+        if self.listens:
+            state.output.extend(outcome.committed)
         state.private = outcome.params.rejects
-        state.unread.extend(outcome.committed)
 
     def stop(self, state: SuffixState) -> None:
         """Keep the output for requests to come."""
@@ -169,13 +168,13 @@ class SuffixGuesser(Guesser[SuffixState]):
 
     def _tree(self, context: DraftContext[SuffixState]) -> TokenTree:
         options = self.options
-        for token in context.state.unread:
-            context.state.text.extend(token)
-        context.state.unread.clear()
+        text = context.state.text
+        for token in context.tokens[text.num_tokens : context.root + 1]:
+            text.extend(token)
         width = min(options.num_nodes, context.max_nodes)
         growth = _Growth(Trie(context.tokens[-1]), context.state.rates, width, options.min_match)
         # Provisional tokens are in no automaton yet, but they are where the text ends.
-        for source in (context.state.text, *self.past.generations):
+        for source in (text, *self.past.generations):
             growth.sources.append(source)
             state, length = source.match(context.tokens)
             known: set[int] = set()

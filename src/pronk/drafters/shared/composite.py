@@ -60,6 +60,8 @@ class CompositeGuesser(Guesser[Parts]):
         parts: in order of precedence.
         needs: what any of them reads.
         proposes: whether any of them does.
+        listens: the same.
+        chooses: whether all of them do.
         models: of all of them.
     """
 
@@ -69,6 +71,8 @@ class CompositeGuesser(Guesser[Parts]):
         hidden = tuple(sorted({layer for want in wants for layer in want.hidden}))
         self.needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
         self.proposes = any(part.proposes for part in self.parts)
+        self.chooses = all(part.chooses for part in self.parts)
+        self.listens = any(part.listens for part in self.parts)
         self.models = tuple(model for part in self.parts for model in part.models)
 
     def bind(self, target: Target) -> Self:

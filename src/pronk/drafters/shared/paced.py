@@ -69,6 +69,7 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
     """
 
     needs = Needs(costs=True)
+    listens = False
 
     def __init__(self, options: PacedDrafter) -> None:
         self.options = options

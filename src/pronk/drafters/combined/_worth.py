@@ -1,0 +1,158 @@
+"""What asking a source for guesses is worth beside others, and what it takes: numbers, and nothing of any text.
+
+A step without the source would give ``1 + e`` tokens in ``t`` seconds, with the best tree of what is offered already.
+With it they are ``m`` tokens more, in ``r`` seconds more of the pass and ``a`` seconds for asking, so it pays where ::
+
+    1 + e + m        1 + e
+    ---------   >    -----
+    t + r + a          t
+
+``m`` and ``r`` are means of what asking has brought so far, of the steps alike: before anybody has guessed those that
+end like an earlier place of the text are told from the others, later on it goes by ``e``. They are made of calibrated
+gains, not of the few tokens that were accepted in a step, and so they are known after a step or two.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pronk.passes.costs import PassCosts
+
+__all__ = ["ALIKE", "Best", "Price", "Worth", "alike"]
+
+# Expected guesses of others by which steps are told apart; two kinds more, where nobody has guessed.
+_EXPECTED = (0.25, 0.75, 1.5, 3.0)
+ALIKE = 2 + len(_EXPECTED) + 1
+
+# How far a step moves the mean of a request, and of all requests; and how much of theirs a new one begins with.
+_OWN, _ALL, _BELIEVED = 0.2, 0.02, 3.0
+
+# What is hoped for before anything is known, for so many steps' worth.
+_TOKENS, _HOPED = 0.5, 1.0
+
+_HEARD = 9
+
+# What asking is believed to take after the first time, of what it took then.
+_SINCE = 0.25
+
+
+def alike(expected: float, *, first: bool, repeats: bool) -> int:
+    """The kind of a step, a number below :data:`ALIKE`."""
+    return int(repeats) if first else 2 + bisect(_EXPECTED, expected)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best of what is offered.
+
+    Attributes:
+        tokens: expected of the step, at least 1.
+        seconds: of the pass, a request's share.
+    """
+
+    tokens: float
+    seconds: float
+
+    @classmethod
+    def of(cls, gains: Sequence[float], costs: PassCosts, requests: int) -> Best:
+        """The part of a tree that is worth most, where ``requests`` do alike; without any, it is a plain step."""
+        tokens, best = 1.0, cls(1.0, costs.at(requests) / requests)
+        for number, gain in enumerate(sorted(gains, reverse=True), 1):
+            tokens += gain
+            seconds = costs.at(requests * (1 + number)) / requests
+            if tokens * best.seconds > best.tokens * seconds:
+                best = cls(tokens, seconds)
+        return best
+
+
+@dataclass
+class Worth:
+    """What asking has brought, by the kind of step.
+
+    Attributes:
+        tokens: more of them.
+        rows: plain steps that those take in the pass.
+        count: of the steps, with those that it began with.
+        step: how far one moves the means, at least.
+    """
+
+    tokens: list[float] = field(default_factory=lambda: [0.0] * ALIKE)
+    rows: list[float] = field(default_factory=lambda: [0.0] * ALIKE)
+    count: list[float] = field(default_factory=lambda: [0.0] * ALIKE)
+    step: float = _ALL
+
+    def own(self) -> Worth:
+        """A request's, that begins with what is known of others."""
+        return Worth([*self.tokens], [*self.rows], [min(count, _BELIEVED) for count in self.count], _OWN)
+
+    def at(self, kind: int) -> tuple[float, float]:
+        """Tokens and rows to be expected in a step: as in those of the kind next to it, if there were none of its own."""
+        known = [each for each in range(ALIKE) if self.count[each]]
+        near = min(known, key=lambda each: abs(each - kind), default=kind)
+        hope = _HOPED / (_HOPED + sum(self.count))
+        return self.tokens[near] + hope * (_TOKENS - self.tokens[near]), self.rows[near] * (1.0 - hope)
+
+    def learn(self, kind: int, tokens: float, rows: float, *, afresh: bool = False) -> None:
+        """It was asked in such a step; ``afresh`` after it was not for long, so that much may have changed."""
+        self.count[kind] = 1.0 + (min(self.count[kind], 1.0) if afresh else self.count[kind])
+        share = max(self.step, 1.0 / self.count[kind])
+        self.tokens[kind] += share * (tokens - self.tokens[kind])
+        self.rows[kind] += share * (rows - self.rows[kind])
+
+
+@dataclass
+class Price:
+    """What asking a source takes, with what it takes to hear of the step then.
+
+    The first proposal for a request has to read its text, and the first of all prepares the source for all: that one
+    does not count.
+
+    Attributes:
+        asking: seconds of a request's share, by the logarithm of how many were asked together.
+        hearing: seconds, where it had been asked.
+        reading: seconds for each token of a text, beyond what asking takes.
+        began: what the first proposal of all took.
+    """
+
+    asking: dict[int, deque[float]] = field(default_factory=dict)
+    hearing: deque[float] = field(default_factory=lambda: deque(maxlen=_HEARD))
+    reading: deque[float] = field(default_factory=lambda: deque(maxlen=_HEARD))
+    began: float | None = None
+
+    def learn(self, seconds: float, requests: int, new: Sequence[int]) -> None:
+        """Hear of a proposal.
+
+        Args:
+            seconds: that it took.
+            requests: that were asked for together.
+            new: sizes of the texts of those whose first one it was.
+        """
+        first = self.began is None
+        if first:
+            self.began = seconds / requests
+        if not new:
+            known = self.asking.setdefault(requests.bit_length(), deque(maxlen=_HEARD))
+            known.append(seconds / requests)
+        elif not first:
+            self.reading.append(max(0.0, seconds - requests * self._asking(requests)) / sum(new))
+
+    def hears_within(self, seconds: float) -> bool:
+        """Whether it is known to hear of a step in so many seconds."""
+        return bool(self.hearing) and _usual(self.hearing) <= seconds
+
+    def seconds(self, requests: int, new: float) -> float:
+        """Of one request's share, if ``requests`` are asked for; ``new`` tokens are to be read."""
+        return self._asking(requests) + _usual(self.hearing) + new * _usual(self.reading)
+
+    def _asking(self, requests: int) -> float:
+        kind = requests.bit_length()
+        near = min(self.asking, key=lambda each: abs(each - kind), default=None)
+        return _SINCE * (self.began or 0.0) if near is None else _usual(self.asking[near])
+
+
+def _usual(values: Sequence[float]) -> float:
+    """The lower third: what disturbs makes it longer."""
+    return sorted(values)[(len(values) - 1) // 3] if values else 0.0

@@ -1,0 +1,372 @@
+"""Who is asked for guesses, decided at each step of each request by what asking costs and brings: the default.
+
+The sources are asked one after the other, cheap ones first, each only if what it may be expected to add to the guesses
+that are there is worth the time (``_worth``). What they offer is one tree, the same guess counted once ::
+
+    text ends like an earlier place    suffix       return ── x ── +        .8 .6 .5
+    it adds .4 tokens for .002 steps   recycling     │       └──── *        .2
+    .1 tokens for .06 steps: no        draft_model   ·
+
+of which the engine computes the nodes that pay. So a copied passage is copied, without asking the draft model; where
+nothing repeats itself the draft model is asked; and where nothing pays, nobody.
+
+**At hand** are, for every target, what the text itself says (``suffix``) and what the target has said before
+(``recycling``); ``lookahead`` where rows cost next to nothing; the bundled draft model where it has the target's
+vocabulary; heads in a folder beside the target's weights; and whatever is given: ``auto(draft_model(model='…'))``,
+``auto(retrieval(datastore='…'), kangaroo)``. What is given takes the place of what would be found of its kind.
+
+**Exploring.** Who does not seem to pay is asked now and then all the same, the one that has waited longest: for that
+there is an account of all requests together, 2 plain steps at first, and a hundredth of each step. So exploring takes
+no more time than that, and one proposal of each source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from pronk.checks import check_flag, check_integer
+from pronk.drafters.base import DraftContext, Drafter, Guesser, Outcome, guesser_of
+from pronk.drafters.combined._worth import Best, Price, Worth, alike
+from pronk.drafters.from_draft.cape import Cape
+from pronk.drafters.from_draft.draft_model import DraftModel
+from pronk.drafters.from_outputs.lookahead import Lookahead
+from pronk.drafters.from_outputs.recycling import Recycling
+from pronk.drafters.from_target.multi_token import MultiToken, heads_beside
+from pronk.drafters.from_text.suffix import Suffix
+from pronk.drafters.shared.composite import Composite, CompositeGuesser
+from pronk.drafters.shared.trie import Trie
+from pronk.drafters.target import Target
+from pronk.errors import PronkError
+from pronk.passes.costs import PassCosts
+from pronk.tree import TokenTree, beside
+
+__all__ = ["Auto", "AutoGuesser", "Consulted"]
+
+# Plain steps for exploring: at first, of each step, at most.
+_BEGIN, _SHARE, _MOST = 2.0, 0.01, 8.0
+
+# Steps for which a source that does not pay is left alone at least.
+_LEAVE = 4
+
+# Steps for which nobody is asked after nobody was worth it: 1, 3, and then so many.
+_REST = 7
+
+# Proposals over which the reading of a text is counted.
+_TERMS = 16
+
+# Rows are cheap where so many take no longer than so many times one row.
+_ROWS, _CHEAP = 16, 1.35
+
+# Of what may be lost, how much may be put on one source.
+_PART = 0.25
+
+# Steps of one request that count for all.
+_TAUGHT = 64
+
+# Who hears in so small a part of a step may hear of all of them.
+_EASY = 0.003
+
+Why = Literal["pays", "explores", "all"]
+
+
+class Consulted(NamedTuple):
+    """A source that was asked in a step.
+
+    Attributes:
+        source: its name.
+        why: because it seemed to pay, to explore, or because all were to be asked.
+        seconds: that it took.
+        tree: what it offered.
+        before: the best of what was offered before, where costs are known.
+        after: with this.
+    """
+
+    source: str
+    why: Why
+    seconds: float
+    tree: TokenTree
+    before: Best | None
+    after: Best | None
+
+
+@dataclass
+class Choices:
+    """One request: its sources' states, and what asking them has brought.
+
+    Attributes:
+        states: of the sources.
+        worth: of each.
+        read: sources that have read the text.
+        asked: in which step each was asked last.
+        steps: so far.
+        rest: steps to come in which nobody need be asked, and for which the last rest was.
+        consulted: in this step, by the number of the source.
+        root: position of the last token that they guessed behind.
+        lead: tokens before it that are not certain.
+        plain: seconds of a step without guesses, its share; 0 while they are not known.
+        taught: steps that have counted for all requests.
+        places: of the groups of three tokens, the first ones.
+        known: tokens that these are of.
+    """
+
+    states: tuple[Any, ...]
+    worth: list[Worth]
+    asked: list[int]
+    steps: int = 0
+    rest: tuple[int, int] = (0, 0)
+    read: set[int] = field(default_factory=set)
+    consulted: dict[int, Consulted] = field(default_factory=dict, compare=False)
+    root: int = 0
+    lead: tuple[int, ...] = ()
+    plain: float = 0.0
+    taught: int = 0
+    places: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False)
+    known: int = field(default=2, compare=False)
+
+    def judged(self, outcome: Outcome[Any], tree: TokenTree) -> Outcome[Any]:
+        """What a source hears that has offered a tree."""
+        behind = self.root - outcome.position
+        if outcome.committed[:behind] != self.lead:  # where it guessed is no part of the text
+            tree, behind = TokenTree.chain(tree.tokens[:1]), 0
+        return replace(outcome, offered=tree, behind=behind)
+
+    def repeats(self, tokens: Sequence[int], certain: int) -> bool:
+        """Whether the last three tokens are together in the text before."""
+        if certain > self.known:
+            fresh = tokens[self.known - 2 : certain]
+            for place, group in enumerate(zip(fresh, fresh[1:], fresh[2:], strict=False), self.known):
+                self.places.setdefault(group, place)
+            self.known = certain
+        last = len(tokens) - 1
+        return self.places.get(tuple(tokens[last - 2 : last + 1]), last) < last
+
+
+@dataclass
+class _View:
+    """A request in the step that is being decided on."""
+
+    context: DraftContext[Choices]
+    trie: Trie
+    best: Best | None
+    kind: int
+    allowance: float
+    looking: list[TokenTree] = field(default_factory=list)
+
+    def take(self, source: str, tree: TokenTree, requests: int) -> None:
+        """A source has offered a tree; the best is another one, where costs are known."""
+        self.trie.merge(tree, (source, 0))
+        if not all(tree.acceptable):
+            self.looking.append(tree)
+        if self.best is not None:
+            assert self.context.costs is not None
+            self.best = Best.of(self.trie.gains[1:], self.context.costs, requests)
+
+
+@dataclass(frozen=True)
+class Auto(Composite):
+    """Options of choosing.
+
+    Attributes:
+        parts: drafters that are at hand beside what is found.
+        bundled: whether the bundled draft model may guess where it has the target's vocabulary.
+        num_nodes: guesses that a tree has at most, 1..127.
+    """
+
+    name = "auto"
+
+    parts: tuple[Drafter, ...] = ()
+    bundled: bool = True
+    num_nodes: int = 31
+
+    def __post_init__(self) -> None:
+        if self.parts != ():
+            super().__post_init__()
+        check_flag(f"{self.name}: bundled", self.bundled)
+        check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
+
+    def bind(self, target: Target) -> AutoGuesser:
+        """What chooses among the sources at hand; errors are those of the parts that were given."""
+        given = self.bind_parts(target)
+        names = {each.name for each in given}
+        light = [each for each in given if not each.models]
+        light += [each.bind(target) for each in (Recycling(), Lookahead()) if each.name not in names]
+        if Suffix.name not in names:
+            light.insert(0, Suffix(store_tokens=0).bind(target))
+        heavy = [each for each in given if each.models] or self._found(target)
+        return AutoGuesser(self, [*light, *heavy], target)
+
+    def _found(self, target: Target) -> list[Guesser[Any]]:
+        """A model that guesses for the target without anybody having named it."""
+        found: list[Drafter] = [MultiToken()] if heads_beside(target) is not None else []
+        found += [Cape((DraftModel(),))] if self.bundled else []
+        for drafter in found:
+            with suppress(PronkError):  # another vocabulary, or no memory for it
+                return [guesser_of(drafter, target)]
+        return []
+
+
+class AutoGuesser(CompositeGuesser):
+    """Several sources, asked where it pays.
+
+    Attributes:
+        options: it chooses by.
+        account: plain steps that may be spent exploring.
+        worth: of each source, by what all requests have shown.
+        prices: of asking each.
+    """
+
+    name = Auto.name
+
+    def __init__(self, options: Auto, parts: Sequence[Guesser[Any]], target: Target) -> None:
+        super().__init__([part for part in parts if part.proposes])
+        self.chooses = True
+        self.options, self.target, self.clock = options, target, target.clock
+        self.needs = replace(self.needs, costs=True)
+        self.account = _BEGIN
+        self.worth = [Worth() for _ in self.parts]
+        self.prices = [Price() for _ in self.parts]
+
+    def start(self, prompt: Sequence[int]) -> Any:
+        """The sources' states, and what is known of their worth."""
+        states = super().start(prompt)
+        return Choices(states, [each.own() for each in self.worth], [-_LEAVE] * len(self.parts))
+
+    def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
+        """The union of what those offer who are worth asking."""
+        views = [self._view(context, len(contexts)) for context in contexts]
+        for number in range(len(self.parts)):
+            asked = [(view, why) for view in views if (why := self._why(number, view, len(contexts))) is not None]
+            if asked:
+                self._ask(number, asked, len(contexts))
+        return [self._tree(view) for view in views]
+
+    def observe(self, outcome: Outcome[Any]) -> None:
+        """Every source hears what became of its own guesses, and who was asked what the target said, too."""
+        choices: Choices = outcome.state
+        choices.steps += 1
+        for number, part in enumerate(self.parts):
+            consulted, price = choices.consulted.get(number), self.prices[number]
+            if consulted:
+                choices.asked[number] = choices.steps
+            if consulted:
+                own = replace(outcome, state=choices.states[number])
+                began = self.clock()
+                part.observe(own if outcome.params.rejects else choices.judged(own, consulted.tree))
+                price.hearing.append(self.clock() - began)
+            elif part.needs.logits and price.hears_within(_EASY * choices.plain):
+                part.observe(replace(outcome, state=choices.states[number]))
+            elif part.listens:
+                part.observe(replace(outcome, state=choices.states[number]).muted)
+        choices.consulted.clear()
+
+    def skips(self, state: Any) -> bool:
+        """Where nobody was worth asking, nobody is for a while."""
+        left, length = state.rest
+        if left:
+            state.rest = left - 1, length
+            state.steps += 1
+            self._save()
+        return left > 0
+
+    def give_way(self, state: Any) -> None:
+        """The places of every source go."""
+        state.read.clear()
+        super().give_way(state.states)
+
+    def stop(self, state: Any) -> None:
+        """Every source's state goes."""
+        super().stop(state.states)
+
+    def _view(self, context: DraftContext[Choices], requests: int) -> _View:
+        """The step before anybody was asked."""
+        choices, certain = context.state, context.root + 1
+        choices.root, choices.lead = len(context.tokens) - 1, tuple(context.tokens[certain:])
+        best = None
+        if context.thrifty and context.costs is not None:
+            best = Best.of((), context.costs, requests)
+            choices.plain = best.seconds
+            self._save()
+        kind = alike(0.0, first=True, repeats=choices.repeats(context.tokens, certain))
+        return _View(context, Trie(context.tokens[-1]), best, kind, context.allowance)
+
+    def _save(self) -> None:
+        """A part of a step is put by for exploring."""
+        self.account = min(_MOST, self.account + _SHARE)
+
+    def _why(self, number: int, view: _View, requests: int) -> Why | None:
+        """Why to ask a source, if there is a reason to."""
+        context, choices, best = view.context, view.context.state, view.best
+        if min(context.max_depth, context.max_nodes) < 1 or not self._fits(number, context.costs, requests):
+            return None
+        if best is None:
+            return "all"
+        price, new = self.prices[number], 0 if number in choices.read else len(context.tokens)
+        plain, terms = choices.plain, max(1, min(_TERMS, context.max_depth // 2))
+        tokens, rows = choices.worth[number].at(view.kind)
+        takes = price.seconds(requests, new)
+        if takes > _PART * view.allowance:
+            return None
+        seconds = best.seconds + rows * plain + price.seconds(requests, new / terms)
+        if (best.tokens + tokens) * best.seconds > best.tokens * seconds:
+            return "pays"
+        due = choices.asked[number] <= min(choices.steps - _LEAVE, *choices.asked)
+        return "explores" if due and takes <= self.account * plain else None
+
+    def _fits(self, number: int, costs: PassCosts | None, requests: int) -> bool:
+        """Whether a source is one for these costs at all."""
+        if self.parts[number].name != Lookahead.name:
+            return True
+        return costs is not None and costs.at(_ROWS * requests) <= _CHEAP * costs.at(requests)
+
+    def _ask(self, number: int, asked: Sequence[tuple[_View, Why]], requests: int) -> None:
+        """What a source offers, and what that adds."""
+        part, views = self.parts[number], [view for view, _ in asked]
+        began = self.clock()
+        trees = part.propose(
+            [
+                replace(view.context, state=view.context.state.states[number], tries=view.best is not None, draws=False)
+                for view in views
+            ]
+        )
+        seconds = self.clock() - began
+        new = [len(view.context.tokens) for view in views if number not in view.context.state.read]
+        self.prices[number].learn(seconds, len(views), new)
+        for (view, why), tree in zip(asked, trees, strict=True):
+            choices, before = view.context.state, view.best
+            choices.read.add(number)
+            view.allowance -= seconds / len(views)
+            view.take(part.name, tree, requests)
+            choices.consulted[number] = Consulted(part.name, why, seconds / len(views), tree, before, view.best)
+            if why == "explores":
+                self.account -= seconds / len(views) / choices.plain
+            self._learn(number, view, before, afresh=why == "explores")
+
+    def _learn(self, number: int, view: _View, before: Best | None, *, afresh: bool) -> None:
+        """Asking a source has brought this."""
+        after, choices = view.best, view.context.state
+        if before is None or after is None:
+            return
+        tokens, rows = after.tokens - before.tokens, (after.seconds - before.seconds) / choices.plain
+        choices.worth[number].learn(view.kind, tokens, rows, afresh=afresh)
+        if not view.context.params.rejects and choices.taught < _TAUGHT:
+            choices.taught += 1
+            self.worth[number].learn(view.kind, tokens, rows)
+        view.kind = alike(after.tokens - 1.0, first=False, repeats=False)
+
+    def _tree(self, view: _View) -> TokenTree:
+        """All that was offered, the likeliest nodes first, and beside it what only looks ahead."""
+        choices = view.context.state
+        if not choices.consulted:
+            length = min(_REST, 1 + 2 * choices.rest[1])
+            choices.rest = length, length
+            return TokenTree.chain(view.context.tokens[-1:])
+        choices.rest = 0, 0
+        looking = [tree for tree in view.looking if tree.num_guesses <= view.context.max_nodes]
+        room = view.context.max_nodes - sum(len(tree) - sum(tree.acceptable) for tree in looking)
+        tree = view.trie.tree(min(self.options.num_nodes, room))
+        for each in looking:
+            tree = beside(tree, each)
+        return tree

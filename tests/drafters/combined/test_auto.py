@@ -1,0 +1,234 @@
+"""Who is asked: by made-up sources and costs, with a clock that stands still unless somebody works."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pronk.cache.blocks import BlockTable
+from pronk.choosing.chooser import Chooser
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import DraftContext, Guesser, Outcome
+from pronk.drafters.combined.auto import Auto, AutoGuesser, Choices
+from pronk.engine.budget import keep_paying_nodes
+from pronk.passes.costs import PassCosts
+from pronk.tree import TokenTree
+
+VOCAB = 1000
+
+# A plain step takes 1, and each row more a tenth.
+COSTS = PassCosts((1, 2), (1.0, 1.1), slope=0.1)
+
+# How likely a source's guesses are right, each, by the step.
+Truth = Callable[[int], float]
+
+
+class Clock:
+    """Seconds that pass where somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Source(Guesser[None]):
+    """Knows the text, and is right by chance; its gains are true."""
+
+    listens = False
+
+    def __init__(self, world: World, name: str, seconds: float, right: Truth, count: int = 4) -> None:
+        self.world, self.name, self.seconds, self.right, self.count = world, name, seconds, right, count
+        self.asked: list[int] = []
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Nothing to know."""
+
+    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+        self.world.clock.now += self.seconds
+        self.asked.append(self.world.step)
+        right, trees = self.right(self.world.step), list[TokenTree]()
+        for context in contexts:
+            place, good, tokens = len(context.tokens), True, [context.tokens[-1]]
+            for depth in range(self.count):
+                good = good and self.world.dice.random() < right
+                tokens.append(self.world.text[place + depth] if good else VOCAB - 1)
+            gain = [right**depth for depth in range(self.count + 1)]
+            trees.append(TokenTree.chain(tokens, gain=gain) if right > 0.05 else TokenTree.chain(tokens[:1]))
+        return trees
+
+    def observe(self, outcome: Outcome[None]) -> None:
+        """Nothing to learn."""
+
+
+@dataclass
+class World:
+    """A text that is decoded, and whoever guesses it."""
+
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    clock: Clock = field(default_factory=Clock)
+    step: int = 0
+    text: list[int] = field(default_factory=list)
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.text = [self.dice.randrange(VOCAB - 1) for _ in range(20_000)]
+
+    def guesser(self, *sources: Source) -> AutoGuesser:
+        target: Any = SimpleNamespace(clock=self.clock)
+        return AutoGuesser(Auto(), sources, target)
+
+    def decode(self, guesser: AutoGuesser, steps: int, params: SamplingParams | None = None) -> Choices:
+        """So many steps of one request, all of whose guesses that pay are computed."""
+        made, params = self.text[: self.tokens + 4], params or SamplingParams(max_tokens=10_000)
+        state = guesser.start(made)
+        for _ in range(steps):
+            tree = TokenTree.chain(made[-1:])
+            if not guesser.skips(state):
+                chooser, table = Chooser(params, 0, made, VOCAB), BlockTable(length=len(made) - 1)
+                context = DraftContext(state, made, 99, 99, params, chooser, table, COSTS, thrifty=True)
+                (tree,) = guesser.propose([context])
+                (tree,) = keep_paying_nodes([tree], 1, COSTS)
+            path = [0]
+            while (node := tree.child(path[-1], self.text[len(made) + len(path) - 1])) is not None:
+                path.append(node)
+            new = tuple(self.text[len(made) : len(made) + len(path)])
+            guesser.observe(Outcome(state, tree, tuple(path[1:]), new, len(made) - 1, params))
+            self.clock.now += COSTS.at(len(tree))
+            made, self.step, self.tokens = [*made, *new], self.step + 1, self.tokens + len(new)
+        return state
+
+
+def always(right: float) -> Truth:
+    return lambda _: right
+
+
+def test_who_is_cheap_and_right_leaves_nothing_to_the_dear() -> None:
+    world = World()
+    copy, draft = Source(world, "copy", 0.01, always(0.98), 8), Source(world, "draft", 0.6, always(0.9))
+    world.decode(world.guesser(copy, draft), 300)
+    assert len(copy.asked) == 300
+    assert len(draft.asked) < 15
+
+
+def test_where_the_cheap_has_nothing_the_dear_is_asked() -> None:
+    world = World()
+    copy, draft = Source(world, "copy", 0.01, always(0.0)), Source(world, "draft", 0.6, always(0.9))
+    world.decode(world.guesser(copy, draft), 300)
+    assert len(draft.asked) > 290
+    assert world.tokens / world.clock.now > 1.4
+
+
+def test_where_nothing_pays_nobody_is_asked_and_it_costs_next_to_nothing() -> None:
+    world = World()
+    sources = [Source(world, str(seconds), seconds, always(0.1)) for seconds in (0.2, 0.6, 3.0)]
+    guesser = world.guesser(*sources)
+    world.decode(guesser, 1000)
+    plain = world.tokens * COSTS.at(1)
+    first = sum(source.seconds for source in sources)
+    assert world.clock.now <= plain + 2.0 + 0.01 * 1000 + 2 * first
+    assert all(source.asked[-1] > 300 for source in sources)  # they are not forgotten
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_exploring_takes_no_more_than_its_share(seed: int) -> None:
+    """The stated bound: 2 plain steps, a hundredth of each step, and one proposal of each source."""
+    dice = random.Random(seed)
+    world = World(random.Random(seed))
+    sources = [
+        Source(world, str(number), dice.choice((0.01, 0.1, 0.5, 2.0)), changing(dice), dice.randint(1, 8))
+        for number in range(dice.randint(1, 4))
+    ]
+    guesser, spent, explored = world.guesser(*sources), 0.0, 0
+    ask = guesser._ask
+
+    def watched(number: int, asked: Any, requests: int) -> None:
+        nonlocal spent, explored
+        ask(number, asked, requests)
+        if asked[0][1] == "explores":
+            spent += sources[number].seconds
+            explored += 1
+
+    guesser._ask = watched  # type: ignore[method-assign]
+    for _ in range(4):
+        world.decode(guesser, 250)
+    assert explored
+    assert spent <= 2.0 + 0.01 * 1000 + sum(source.seconds for source in sources)
+
+
+def changing(dice: random.Random) -> Truth:
+    """Other rates in every 100 steps."""
+    rates = [dice.choice((0.0, 0.1, 0.5, 0.8, 0.95)) for _ in range(20)]
+    return lambda step: rates[step // 100 % 20]
+
+
+def test_a_change_of_the_text_is_followed() -> None:
+    """Code, prose, a copied passage, by turns: the right ones are asked within 10 steps, in the median."""
+    phases = {"copy": (0.05, 0.05, 0.97), "draft": (0.85, 0.2, 0.85)}
+    late: list[int] = []
+    for seed in range(20):
+        world = World(random.Random(seed))
+
+        def right(name: str) -> Truth:
+            return lambda step: phases[name][step // 120 % 3]
+
+        copy, draft = Source(world, "copy", 0.02, right("copy"), 8), Source(world, "draft", 0.25, right("draft"))
+        world.decode(world.guesser(copy, draft), 120 * 7)
+        for change in range(120 * 3, 120 * 6, 120):
+            late.append(settled(draft, change, wanted=change // 120 % 3 == 0))
+    late.sort()
+    assert late[len(late) // 2] <= 10
+    assert late[9 * len(late) // 10] <= 40
+
+
+def settled(source: Source, change: int, *, wanted: bool) -> int:
+    """Steps after a change until a source is asked, or left alone, in most of the next ten."""
+    for step in range(change, change + 110):
+        asked = sum(step <= each < step + 10 for each in source.asked)
+        if (asked >= 8) if wanted else (asked <= 2):
+            return step - change
+    return 110
+
+
+def test_it_repeats() -> None:
+    runs = []
+    for _ in range(2):
+        world = World(random.Random(5))
+        sources = [Source(world, "a", 0.1, changing(random.Random(1))), Source(world, "b", 0.5, always(0.6))]
+        world.decode(world.guesser(*sources), 400)
+        runs.append(([source.asked for source in sources], world.clock.now))
+    assert runs[0] == runs[1]
+
+
+def test_another_request_begins_with_what_is_known() -> None:
+    world = World()
+    poor, good = Source(world, "poor", 0.5, always(0.1)), Source(world, "good", 0.3, always(0.9))
+    guesser = world.guesser(poor, good)
+    world.decode(guesser, 200)
+    poor.asked.clear(), good.asked.clear()
+    began = world.step
+    world.decode(guesser, 20)
+    assert good.asked[:5] == [*range(began, began + 5)]
+    assert len(poor.asked) <= 1
+
+
+def test_what_one_request_says_of_a_source_has_a_bound() -> None:
+    world = World()
+    guesser = world.guesser(Source(world, "a", 0.01, always(0.9)))
+    world.decode(guesser, 500)
+    assert sum(guesser.worth[0].count) == 64.0
+    world.decode(guesser, 10)
+    assert sum(guesser.worth[0].count) == 74.0
+
+
+def test_nothing_is_learned_for_others_of_requests_whose_guesses_are_drawn() -> None:
+    world = World()
+    guesser = world.guesser(Source(world, "a", 0.01, always(0.9)))
+    world.decode(guesser, 50, SamplingParams(max_tokens=10_000, temperature=0.8, rule="rejection"))
+    assert sum(guesser.worth[0].count) == 0.0
