@@ -41,7 +41,7 @@ FLOORS = (
     {"engine"},
     {"outputs"},
     {"llm"},
-    {"aio"},
+    {"aio", "explain"},
     {"proof", "testing"},
     {"bench", "inflate", "server"},
     {"train"},
@@ -54,8 +54,9 @@ DRAFTER_FLOORS = (
     {"base"},
     {"autoregressive", "registry", "shared"},
     {"from_outputs", "from_text", "guessers"},
-    {"combined", "from_draft"},
+    {"from_draft"},
     {"from_target"},
+    {"combined"},
 )
 
 

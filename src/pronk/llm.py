@@ -53,7 +53,7 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        drafter: str | Drafter = "suffix(store_tokens=0)",
+        drafter: str | Drafter = "auto",
         device: str = "cpu",
         dtype: str = "auto",
         weights: str = "plain",

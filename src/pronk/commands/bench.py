@@ -29,7 +29,7 @@ __all__ = ["bench"]
 
 _INTERRUPTED = 130
 _ALL_PEERS = "all"
-_DRAFTERS = ["suffix(store_tokens=0)"]  # a list, as typer wants; nobody changes it
+_DRAFTERS = ["auto"]  # a list, as typer wants; nobody changes it
 _SHOWING = ("replay", "as_json", "markdown", "report")
 
 

@@ -17,6 +17,8 @@ from rich.style import Style
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from pronk.commands.options import Progress
     from pronk.engine.stats import Stats
 
@@ -69,6 +71,14 @@ class Screen:
     def note(self, text: str) -> None:
         """A remark to the user."""
         self._err.print(Text(text, style="yellow"))
+
+    def table(self, table: Table) -> None:
+        """A table, which is what was asked for."""
+        self._out.print(table, soft_wrap=False)
+
+    def paragraph(self, text: str) -> None:
+        """A text of the program's own that was asked for."""
+        self._out.print(Text(text), soft_wrap=False)
 
     def figures(self, text: str) -> None:
         """A line of figures, if figures are wanted."""

@@ -8,7 +8,6 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
@@ -16,12 +15,13 @@ import typer
 from pronk.commands.batch import batch
 from pronk.commands.bench import bench
 from pronk.commands.datastore import app as datastore_app
+from pronk.commands.explain import explain
 from pronk.commands.inflate import inflate
-from pronk.commands.options import Progress, load_model, sampling_params, shares
+from pronk.commands.options import Progress, load_model, read_prompt, sampling_params, shares
 from pronk.commands.quantize import quantize
 from pronk.commands.serve import serve
 from pronk.commands.verify import verify
-from pronk.errors import PromptError, PronkError
+from pronk.errors import PronkError
 
 if TYPE_CHECKING:
     from pronk.choosing.params import SamplingParams
@@ -90,7 +90,7 @@ def generate(
     from pronk.commands.console import Screen
 
     screen = Screen(stats=stats, color_guesses=color_guesses)
-    text = _read_prompt(prompt, prompt_file)
+    text = read_prompt(prompt, prompt_file)
     llm, params = _prepare(load, request, screen)
     try:
         if as_json:
@@ -142,6 +142,7 @@ def chat(
 app.command()(serve)
 app.command()(batch)
 app.command()(bench)
+app.command()(explain)
 app.command()(verify)
 app.command()(inflate)
 app.command()(quantize)
@@ -212,22 +213,6 @@ def _fail(message: str, code: int) -> int:
     if message:
         sys.stderr.write(f"pronk: error: {' '.join(message.split())}\n")
     return code
-
-
-def _read_prompt(prompt: str | None, file: str | None) -> str:
-    if (prompt is None) == (file is None):
-        msg = f"expected either PROMPT or --prompt-file, found {'neither' if prompt is None else 'both'}"
-        raise PromptError(msg)
-    if prompt is not None and prompt != "-":
-        return prompt
-    try:
-        return sys.stdin.buffer.read().decode() if file in {None, "-"} else Path(str(file)).read_bytes().decode()
-    except OSError as error:
-        msg = f"prompt-file: expected a file that can be read at {file or '-'}, found {error.strerror}; check the path"
-        raise PromptError(msg) from error
-    except UnicodeDecodeError as error:
-        msg = f"prompt: expected text in UTF-8, found {error}"
-        raise PromptError(msg) from error
 
 
 def _prepare(

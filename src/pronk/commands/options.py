@@ -7,20 +7,22 @@ the real types of the options: no postponed annotations here.
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
     from pronk.choosing.guide import GuideMode
     from pronk.choosing.params import Rule, SamplingParams
     from pronk.llm import LLM
 
-__all__ = ["Progress", "load_model", "sampling_params", "shares"]
+__all__ = ["Progress", "load_model", "read_prompt", "sampling_params", "shares"]
 
 Progress = Callable[[int, int], None]
 
@@ -103,7 +105,7 @@ def load_model(
     ] = None,
     drafter: Annotated[
         str, _model('How to guess tokens: a name, or a name with options as in "recycling(num_nodes=7)".')
-    ] = "suffix(store_tokens=0)",
+    ] = "auto",
     device: Annotated[str, _model("Where the model runs, for example cpu or cuda.")] = "cpu",
     dtype: Annotated[str, _model("auto (the checkpoint's own), float32, bfloat16 or float16.")] = "auto",
     weights: Annotated[
@@ -249,3 +251,24 @@ def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
             msg = f"logit_bias: expected ID=VALUE, for example 13=-100, found {pair!r}"
             raise OptionError(msg) from None
     return bias or None
+
+
+def read_prompt(prompt: str | None, file: str | None) -> str:
+    """The prompt of the argument, of a file or of standard input.
+
+    Raises:
+        PromptError: not one of them, or no text in UTF-8.
+    """
+    if (prompt is None) == (file is None):
+        msg = f"expected either PROMPT or --prompt-file, found {'neither' if prompt is None else 'both'}"
+        raise PromptError(msg)
+    if prompt is not None and prompt != "-":
+        return prompt
+    try:
+        return sys.stdin.buffer.read().decode() if file in {None, "-"} else Path(str(file)).read_bytes().decode()
+    except OSError as error:
+        msg = f"prompt-file: expected a file that can be read at {file or '-'}, found {error.strerror}; check the path"
+        raise PromptError(msg) from error
+    except UnicodeDecodeError as error:
+        msg = f"prompt: expected text in UTF-8, found {error}"
+        raise PromptError(msg) from error

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pronk.drafters.base import Guesser as Guesser
     from pronk.drafters.base import Needs as Needs
     from pronk.drafters.base import Outcome as Outcome
+    from pronk.drafters.combined.auto import Auto as Auto
     from pronk.drafters.combined.first_of import FirstOf as FirstOf
     from pronk.drafters.combined.merged import Merged as Merged
     from pronk.drafters.from_draft.beam import Beam as Beam

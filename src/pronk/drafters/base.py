@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from pronk.errors import OptionError
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
-__all__ = ["DraftContext", "Drafter", "Guesser", "Needs", "Outcome", "guesser_of"]
+__all__ = ["Consulted", "DraftContext", "Drafter", "Guesser", "Needs", "Outcome", "guesser_of"]
 
 State = TypeVar("State")
 
@@ -145,6 +145,27 @@ class Outcome(Generic[State]):
         return replace(self, logits=None, hidden={})
 
 
+class Consulted(NamedTuple):
+    """A source of guesses that was asked in a step, for who wants to know why.
+
+    Attributes:
+        source: its name.
+        why: ``"pays"``: it was expected to; ``"explores"``: to learn whether it would; ``"all"``: nobody chose.
+        seconds: that it took.
+        tree: what it offered.
+        before: tokens to be expected of the best of what was offered before, and seconds of that pass; ``None`` where
+            costs are not known.
+        after: the same with what it offered.
+    """
+
+    source: str
+    why: Literal["pays", "explores", "all"]
+    seconds: float
+    tree: TokenTree
+    before: tuple[float, float] | None = None
+    after: tuple[float, float] | None = None
+
+
 class Drafter(ABC):
     """A way to guess, and its options: a value, that any number of models may be given.
 
@@ -225,6 +246,10 @@ class Guesser(Drafter, Generic[State]):
     def skips(self, state: State) -> bool:  # noqa: ARG002 - who rests knows it by the state
         """Whether it need not be asked in this step; it is said once for each step."""
         return False
+
+    def consulted(self, state: State) -> Sequence[Consulted]:  # noqa: ARG002 - who asks others knows it by the state
+        """Who of its sources was asked for the last proposal; nobody, where it is one source itself."""
+        return ()
 
     def give_way(self, state: State) -> None:
         """The request has given its places away, and will be read again: so do those that its state holds.

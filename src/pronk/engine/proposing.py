@@ -8,20 +8,17 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from operator import index
 from typing import Any
 from weakref import finalize
 
-from torch import Tensor
-
-from pronk.choosing.legal import prune
 from pronk.drafters.base import DraftContext, Guesser, Outcome
 from pronk.engine.budget import keep_paying_nodes
+from pronk.engine.checked import checked
 from pronk.engine.ledger import Fund, Ledger
 from pronk.engine.request import Request
 from pronk.engine.scheduler import Turn
 from pronk.engine.settling import Plan
-from pronk.errors import OptionError, PronkError
+from pronk.errors import PronkError
 from pronk.interrupts import interruptible
 from pronk.passes.costs import PassCosts
 from pronk.passes.runner import Runner
@@ -33,9 +30,6 @@ _log = logging.getLogger(__name__)
 
 # More guesses than any tree has.
 _MOST = 1024
-
-# How far the sum of a distribution may be from 1.
-_SLACK = 1e-3
 
 
 class Proposing:
@@ -111,6 +105,22 @@ class Proposing:
         """
         asked, self._asked = self._asked, {}
         heard, self._heard = self._heard, {}
+        self._account(plans, outcomes, asked, heard, seconds)
+        for plan in plans:
+            journal, outcome = plan.request.journal, outcomes.get(plan.request)
+            if journal is not None and outcome is not None:
+                believed = self.costs if self.budget else None
+                journal.settle(outcome, believed, self._plain, seconds, plan.request.ledger)
+
+    def _account(
+        self,
+        plans: Sequence[Plan],
+        outcomes: Mapping[Request, Outcome[Any]],
+        asked: Mapping[Request, float],
+        heard: Mapping[Request, float],
+        seconds: float,
+    ) -> None:
+        """Each request's ledger."""
         requests, prompts = _rows([plan.turn for plan in plans])
         costs = self._costs([plan.turn for plan in plans]) if self.budget and requests else None
         if costs is None:
@@ -185,6 +195,8 @@ class Proposing:
         self.seconds += seconds
         for request in requests:
             request.stats.draft_seconds += seconds
+            if request.journal is not None:
+                request.journal.took(seconds / len(requests))
             shares[request] = shares.get(request, 0.0) + seconds / len(requests)
 
     def _proposals(
@@ -195,7 +207,10 @@ class Proposing:
             with interruptible():
                 proposed = guesser.propose(contexts)
             trees = zip(requests, contexts, proposed, strict=True)
-            found = {request: self._accept(guesser, context, tree) for request, context, tree in trees}
+            found = {request: checked(guesser.name, context, tree, self.vocab_size) for request, context, tree in trees}
+            for request, tree in found.items():
+                if request.journal is not None:
+                    request.journal.offer(guesser.consulted(request.draft_state), tree)
             return {request: tree for request, tree in found.items() if tree.num_guesses}
         finally:
             # Choosers were on loan; an error or an interruption may have left one ahead of its text.
@@ -216,30 +231,6 @@ class Proposing:
             request.salt,
             allowance=self._allowance(request),
         )
-
-    def _accept(self, guesser: Guesser[Any], context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        """The proposal within the limits, less guesses that the target has no token for, or that its guide forbids."""
-        if tree.num_guesses:
-            tree = _plain(tree)
-        if tree.tokens[0] != context.tokens[-1]:
-            msg = f"drafter {guesser.name}: expected a tree below token {context.tokens[-1]}, found {tree.tokens[0]}"
-            raise OptionError(msg)
-        if not tree.num_guesses:
-            return tree
-        if any(q is not None and len(q) != self.vocab_size for q in tree.probs or ()):
-            # Drawn from other tokens than the target's, some of which are left out: what is left has another law. And
-            # it must not depend on the draw how a guess is tried, so all are point masses, which any guess may be.
-            tree = replace(tree, probs=None)
-        if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
-            msg = f"drafter {guesser.name}: expected distributions [vocab] of a float type in probs, found others"
-            raise OptionError(msg)
-        if min(tree.tokens) < 0 or max(tree.tokens) >= self.vocab_size:
-            tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < self.vocab_size)
-        guide = context.chooser.guide
-        # A guess that its own token could cost its place has another law than its ``probs``.
-        if guide is not None and not (context.params.rejects and tree.probs is not None):
-            tree = prune(tree, guide)
-        return tree.limit(context.max_depth, context.max_nodes)
 
     def _afford(self, turns: Sequence[Turn], drafts: dict[Request, TokenTree]) -> dict[Request, TokenTree]:
         """The guesses that pay for their rows, where a guesser says how likely they are."""
@@ -300,40 +291,6 @@ def _rows(turns: Sequence[Turn]) -> tuple[int, int]:
     """Rows of a pass without guesses: of requests that decode, and of prompts."""
     requests = sum(turn.count == 1 for turn in turns)
     return requests, sum(turn.count for turn in turns) - requests
-
-
-def _plain(tree: TokenTree) -> TokenTree:
-    """The tree in Python's own numbers: those of other libraries would get into reports, and fail there.
-
-    Raises:
-        TypeError, ValueError: tokens or parents are not whole, or gains not finite, or origins no pairs of name and
-            number.
-    """
-    gain, origin, verify = tree.gain, tree.origin, tree.verify
-    if gain is not None and not math.isfinite(sum(gain)):
-        msg = f"expected finite gains, found {gain}"
-        raise ValueError(msg)
-    is_plain = (
-        type(tree.tokens) is type(tree.parents) is tuple
-        and set(map(type, (*tree.tokens, *tree.parents))) == {int}
-        and (gain is None or set(map(type, gain)) == {float})
-        and (verify is None or set(map(type, verify)) == {bool})
-        and (origin is None or {(type(name), type(way)) for name, way in origin} == {(str, int)})
-    )
-    if is_plain:
-        return tree
-    return TokenTree(
-        tuple(int(index(token)) for token in tree.tokens),
-        tuple(int(index(parent)) for parent in tree.parents),
-        None if verify is None else tuple(map(bool, verify)),
-        tree.probs,
-        None if gain is None else tuple(map(float, gain)),
-        None if origin is None else tuple((str(name), int(index(way))) for name, way in origin),
-    )
-
-
-def _is_distribution(q: Tensor) -> bool:
-    return q.ndim == 1 and q.is_floating_point() and bool(q.min() >= 0.0) and abs(float(q.sum()) - 1.0) < _SLACK
 
 
 def _by_guesser(requests: Iterable[Request]) -> list[tuple[Guesser[Any], list[Request]]]:

@@ -11,6 +11,7 @@ from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
 from pronk.drafters.base import Guesser, Needs
+from pronk.engine.journal import Journal
 from pronk.engine.ledger import Ledger
 from pronk.engine.stats import Stats
 
@@ -103,6 +104,7 @@ class Request:
         error: why it ended badly, if it did.
         aborted: whether nobody wants it any longer.
         ledger: what guessing has cost it and brought it; ``None`` before it was guessed for.
+        journal: what was decided for it, if anybody wants to know.
         stats: what it has cost.
         began: when it was added, by the engine's clock.
     """
@@ -138,6 +140,7 @@ class Request:
     error: Exception | None = field(default=None, init=False)
     aborted: bool = field(default=False, init=False)
     ledger: Ledger | None = field(default=None, init=False)
+    journal: Journal | None = field(default=None, init=False)
     stats: Stats = field(default_factory=Stats, init=False)
     began: float = field(default=0.0, init=False)
 

@@ -14,7 +14,8 @@ from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Guesser, Outcome
-from pronk.drafters.combined.auto import Auto, AutoGuesser, Choices
+from pronk.drafters.combined._choices import Choices
+from pronk.drafters.combined.auto import Auto, AutoGuesser
 from pronk.engine.budget import keep_paying_nodes
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
@@ -180,8 +181,8 @@ def test_a_change_of_the_text_is_followed() -> None:
 
         copy, draft = Source(world, "copy", 0.02, right("copy"), 8), Source(world, "draft", 0.25, right("draft"))
         world.decode(world.guesser(copy, draft), 120 * 7)
-        for change in range(120 * 3, 120 * 6, 120):
-            late.append(settled(draft, change, wanted=change // 120 % 3 == 0))
+        changes = range(120 * 3, 120 * 6, 120)
+        late += [settled(draft, change, wanted=change // 120 % 3 == 0) for change in changes]
     late.sort()
     assert late[len(late) // 2] <= 10
     assert late[9 * len(late) // 10] <= 40

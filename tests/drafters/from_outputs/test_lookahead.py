@@ -16,7 +16,6 @@ from pronk.drafters.from_outputs.lookahead import LookaheadState
 from pronk.drafters.shared.rates import Rates
 from pronk.errors import OptionError
 from pronk.passes.costs import PassCosts
-from pronk.tree import TokenTree
 
 
 def rates() -> Rates:

@@ -18,6 +18,7 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pronk.passes.costs import PassCosts
 
@@ -44,8 +45,7 @@ def alike(expected: float, *, first: bool, repeats: bool) -> int:
     return int(repeats) if first else 2 + bisect(_EXPECTED, expected)
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The best of what is offered.
 
     Attributes:
@@ -89,7 +89,7 @@ class Worth:
         return Worth([*self.tokens], [*self.rows], [min(count, _BELIEVED) for count in self.count], _OWN)
 
     def at(self, kind: int) -> tuple[float, float]:
-        """Tokens and rows to be expected in a step: as in those of the kind next to it, if there were none of its own."""
+        """Tokens and rows to be expected in a step, by those of its kind, or of the one next to it."""
         known = [each for each in range(ALIKE) if self.count[each]]
         near = min(known, key=lambda each: abs(each - kind), default=kind)
         hope = _HOPED / (_HOPED + sum(self.count))

@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pronk.checks import check_flag, check_integer
-from pronk.drafters.base import DraftContext, Drafter, Guesser, Outcome, guesser_of
+from pronk.drafters.base import Consulted, DraftContext, Drafter, Guesser, Outcome, guesser_of
+from pronk.drafters.combined._choices import Choices
 from pronk.drafters.combined._worth import Best, Price, Worth, alike
 from pronk.drafters.from_draft.cape import Cape
 from pronk.drafters.from_draft.draft_model import DraftModel
@@ -36,6 +37,7 @@ from pronk.drafters.from_outputs.lookahead import Lookahead
 from pronk.drafters.from_outputs.recycling import Recycling
 from pronk.drafters.from_target.multi_token import MultiToken, heads_beside
 from pronk.drafters.from_text.suffix import Suffix
+from pronk.drafters.shared.chain import ChainGuesser
 from pronk.drafters.shared.composite import Composite, CompositeGuesser
 from pronk.drafters.shared.trie import Trie
 from pronk.drafters.target import Target
@@ -43,7 +45,7 @@ from pronk.errors import PronkError
 from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree, beside
 
-__all__ = ["Auto", "AutoGuesser", "Consulted"]
+__all__ = ["Auto", "AutoGuesser"]
 
 # Plain steps for exploring: at first, of each step, at most.
 _BEGIN, _SHARE, _MOST = 2.0, 0.01, 8.0
@@ -68,80 +70,6 @@ _TAUGHT = 64
 
 # Who hears in so small a part of a step may hear of all of them.
 _EASY = 0.003
-
-Why = Literal["pays", "explores", "all"]
-
-
-class Consulted(NamedTuple):
-    """A source that was asked in a step.
-
-    Attributes:
-        source: its name.
-        why: because it seemed to pay, to explore, or because all were to be asked.
-        seconds: that it took.
-        tree: what it offered.
-        before: the best of what was offered before, where costs are known.
-        after: with this.
-    """
-
-    source: str
-    why: Why
-    seconds: float
-    tree: TokenTree
-    before: Best | None
-    after: Best | None
-
-
-@dataclass
-class Choices:
-    """One request: its sources' states, and what asking them has brought.
-
-    Attributes:
-        states: of the sources.
-        worth: of each.
-        read: sources that have read the text.
-        asked: in which step each was asked last.
-        steps: so far.
-        rest: steps to come in which nobody need be asked, and for which the last rest was.
-        consulted: in this step, by the number of the source.
-        root: position of the last token that they guessed behind.
-        lead: tokens before it that are not certain.
-        plain: seconds of a step without guesses, its share; 0 while they are not known.
-        taught: steps that have counted for all requests.
-        places: of the groups of three tokens, the first ones.
-        known: tokens that these are of.
-    """
-
-    states: tuple[Any, ...]
-    worth: list[Worth]
-    asked: list[int]
-    steps: int = 0
-    rest: tuple[int, int] = (0, 0)
-    read: set[int] = field(default_factory=set)
-    consulted: dict[int, Consulted] = field(default_factory=dict, compare=False)
-    root: int = 0
-    lead: tuple[int, ...] = ()
-    plain: float = 0.0
-    taught: int = 0
-    places: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False)
-    known: int = field(default=2, compare=False)
-
-    def judged(self, outcome: Outcome[Any], tree: TokenTree) -> Outcome[Any]:
-        """What a source hears that has offered a tree."""
-        behind = self.root - outcome.position
-        if outcome.committed[:behind] != self.lead:  # where it guessed is no part of the text
-            tree, behind = TokenTree.chain(tree.tokens[:1]), 0
-        return replace(outcome, offered=tree, behind=behind)
-
-    def repeats(self, tokens: Sequence[int], certain: int) -> bool:
-        """Whether the last three tokens are together in the text before."""
-        if certain > self.known:
-            fresh = tokens[self.known - 2 : certain]
-            for place, group in enumerate(zip(fresh, fresh[1:], fresh[2:], strict=False), self.known):
-                self.places.setdefault(group, place)
-            self.known = certain
-        last = len(tokens) - 1
-        return self.places.get(tuple(tokens[last - 2 : last + 1]), last) < last
 
 
 @dataclass
@@ -213,6 +141,7 @@ class AutoGuesser(CompositeGuesser):
 
     Attributes:
         options: it chooses by.
+        sources: the names of its parts.
         account: plain steps that may be spent exploring.
         worth: of each source, by what all requests have shown.
         prices: of asking each.
@@ -226,6 +155,7 @@ class AutoGuesser(CompositeGuesser):
         self.options, self.target, self.clock = options, target, target.clock
         self.needs = replace(self.needs, costs=True)
         self.account = _BEGIN
+        self.sources = [part.source if isinstance(part, ChainGuesser) else part.name for part in self.parts]
         self.worth = [Worth() for _ in self.parts]
         self.prices = [Price() for _ in self.parts]
 
@@ -262,6 +192,10 @@ class AutoGuesser(CompositeGuesser):
                 part.observe(replace(outcome, state=choices.states[number]).muted)
         choices.consulted.clear()
 
+    def consulted(self, state: Any) -> Sequence[Consulted]:
+        """Who was asked, in turn."""
+        return [*state.consulted.values()]
+
     def skips(self, state: Any) -> bool:
         """Where nobody was worth asking, nobody is for a while."""
         left, length = state.rest
@@ -296,7 +230,7 @@ class AutoGuesser(CompositeGuesser):
         """A part of a step is put by for exploring."""
         self.account = min(_MOST, self.account + _SHARE)
 
-    def _why(self, number: int, view: _View, requests: int) -> Why | None:
+    def _why(self, number: int, view: _View, requests: int) -> Literal["pays", "explores", "all"] | None:
         """Why to ask a source, if there is a reason to."""
         context, choices, best = view.context, view.context.state, view.best
         if min(context.max_depth, context.max_nodes) < 1 or not self._fits(number, context.costs, requests):
@@ -321,7 +255,9 @@ class AutoGuesser(CompositeGuesser):
             return True
         return costs is not None and costs.at(_ROWS * requests) <= _CHEAP * costs.at(requests)
 
-    def _ask(self, number: int, asked: Sequence[tuple[_View, Why]], requests: int) -> None:
+    def _ask(
+        self, number: int, asked: Sequence[tuple[_View, Literal["pays", "explores", "all"]]], requests: int
+    ) -> None:
         """What a source offers, and what that adds."""
         part, views = self.parts[number], [view for view, _ in asked]
         began = self.clock()
@@ -339,7 +275,9 @@ class AutoGuesser(CompositeGuesser):
             choices.read.add(number)
             view.allowance -= seconds / len(views)
             view.take(part.name, tree, requests)
-            choices.consulted[number] = Consulted(part.name, why, seconds / len(views), tree, before, view.best)
+            choices.consulted[number] = Consulted(
+                self.sources[number], why, seconds / len(views), tree, before, view.best
+            )
             if why == "explores":
                 self.account -= seconds / len(views) / choices.plain
             self._learn(number, view, before, afresh=why == "explores")

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pronk.choosing.legal import visit
-from pronk.drafters.base import DraftContext, Drafter, Guesser
+from pronk.drafters.base import Consulted, DraftContext, Drafter, Guesser
 from pronk.drafters.from_text.suffix import Suffix
 from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
 from pronk.drafters.shared.longer import Longer
@@ -75,6 +75,14 @@ class GrammarGuesser(CompositeGuesser):
     def __init__(self, part: Guesser[Any]) -> None:
         super().__init__((part,))
         self.proposes = True
+
+    def consulted(self, state: Parts) -> Sequence[Consulted]:
+        """Who its part has asked."""
+        return self.parts[0].consulted(state[0])
+
+    def skips(self, state: Parts) -> bool:  # noqa: ARG002 - what is forced is known without asking its part
+        """Never: something may be forced."""
+        return False
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
         """For each context the forced chain, the part's tree behind it, and behind its nodes what is forced there."""

@@ -1,0 +1,65 @@
+"""One request of who chooses among sources: what they know of it, what they have brought, whether its text repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pronk.drafters.base import Consulted, Outcome
+from pronk.drafters.combined._worth import Worth
+from pronk.tree import TokenTree
+
+__all__ = ["Choices"]
+
+
+@dataclass
+class Choices:
+    """One request: its sources' states, and what asking them has brought.
+
+    Attributes:
+        states: of the sources.
+        worth: of each.
+        read: sources that have read the text.
+        asked: in which step each was asked last.
+        steps: so far.
+        rest: steps to come in which nobody need be asked, and for which the last rest was.
+        consulted: in this step, by the number of the source.
+        root: position of the last token that they guessed behind.
+        lead: tokens before it that are not certain.
+        plain: seconds of a step without guesses, its share; 0 while they are not known.
+        taught: steps that have counted for all requests.
+        places: of the groups of three tokens, the first ones.
+        known: tokens that these are of.
+    """
+
+    states: tuple[Any, ...]
+    worth: list[Worth]
+    asked: list[int]
+    steps: int = 0
+    rest: tuple[int, int] = (0, 0)
+    read: set[int] = field(default_factory=set)
+    consulted: dict[int, Consulted] = field(default_factory=dict, compare=False)
+    root: int = 0
+    lead: tuple[int, ...] = ()
+    plain: float = 0.0
+    taught: int = 0
+    places: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False)
+    known: int = field(default=2, compare=False)
+
+    def judged(self, outcome: Outcome[Any], tree: TokenTree) -> Outcome[Any]:
+        """What a source hears that has offered a tree."""
+        behind = self.root - outcome.position
+        if outcome.committed[:behind] != self.lead:  # where it guessed is no part of the text
+            tree, behind = TokenTree.chain(tree.tokens[:1]), 0
+        return replace(outcome, offered=tree, behind=behind)
+
+    def repeats(self, tokens: Sequence[int], certain: int) -> bool:
+        """Whether the last three tokens are together in the text before."""
+        if certain > self.known:
+            fresh = tokens[self.known - 2 : certain]
+            for place, group in enumerate(zip(fresh, fresh[1:], fresh[2:], strict=False), self.known):
+                self.places.setdefault(group, place)
+            self.known = certain
+        last = len(tokens) - 1
+        return self.places.get(tuple(tokens[last - 2 : last + 1]), last) < last
