@@ -16,6 +16,7 @@ from pronk.choosing.guide import check_texts
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, Guesser, Target, make_drafter
 from pronk.drafters.guessers import Guessers
+from pronk.drafters.shared.odds_file import CalibrationFile
 from pronk.engine.engine import Engine
 from pronk.engine.intake import Intake
 from pronk.engine.request import Request
@@ -47,6 +48,7 @@ class LLM:
         tokenizer: its own.
         engine: which decodes.
         intake: which makes its requests.
+        calibration: what guesses have shown, and its ``save()``.
     """
 
     def __init__(  # noqa: PLR0913 - every one an option of its own
@@ -65,6 +67,7 @@ class LLM:
         threads: int | None = None,
         kernels: str = "auto",
         budget: Literal["auto", "all"] = "auto",
+        calibration: bool | str | Path = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Load a model.
@@ -73,7 +76,7 @@ class LLM:
             model: a folder in the Hugging Face layout, a GGUF file, or the id of a model on the Hub; ``None`` is the
                 bundled one.
             drafter: who guesses: a name, a name with options, or an object (see :mod:`pronk.drafters`). The default
-                remembers nothing from one request to the next.
+                remembers no text of one request for the next.
             device: ``"cpu"`` or an accelerator as torch names it.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the checkpoint's.
             weights: ``"plain"`` leaves the matrices as the checkpoint has them; ``"int8"`` and ``"int4"`` round them to
@@ -97,6 +100,8 @@ class LLM:
                 has cost and saved each request, by which it stops where it does not pay; ``"all"`` computes all that
                 the drafter has, so that the number of passes does not depend on measured times. Under the coupled
                 rule the text never does.
+            calibration: whether requests begin with what earlier ones have shown of guesses: how often those of each
+                kind were right, and no text. A path is of a file to begin with, if it is there, and to save in.
             progress: called with the bytes loaded so far and in all.
 
         Raises:
@@ -114,6 +119,7 @@ class LLM:
         self.path = resolve_model(_bundled() if model is None else model)
         self.config = read_config(self.path)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
+        self.calibration = CalibrationFile.open(calibration, self.path)
         target, kind = _device(device), parse_dtype(dtype, self.config)
         chosen = choose_kernels(kernels, target, self.config)
         self.dtype = kind
@@ -127,21 +133,17 @@ class LLM:
             on_progress=progress,
         )
         memory = KVBudget(kv_memory, max_batch, target)
+        computed, kept = computed_in(kind, chosen), torch.int8 if kv_dtype == "int8" else None
         self.engine = Engine(
             decoder,
-            memory.add(
-                self.config,
-                computed_in(kind, chosen),
-                chosen,
-                torch.int8 if kv_dtype == "int8" else None,
-                share_prefixes=prefix_cache,
-            ),
+            memory.add(self.config, computed, chosen, kept, share_prefixes=prefix_cache),
             max_batch=max_batch,
             prefill_chunk=prefill_chunk,
             budget=budget == "auto",
             tokenizer=self.tokenizer,
             kv_budget=memory,
             folder=self.path,
+            odds=self.calibration.odds,
         )
         self.intake = Intake(self.config, self.tokenizer, decoder.kernels)
         self._guessers = Guessers(self.engine.target, self.drafter)
@@ -243,8 +245,8 @@ class LLM:
             drafter: who guesses, if not the one given at loading.
 
         Raises:
-            PromptError: malformed messages, parts other than text, or a conversation that the template refuses, does
-                not get through with, or makes nothing of; or see :meth:`generate`.
+            PromptError: malformed messages, parts other than text, or a conversation that the template refuses, is not
+                through with in time, or makes nothing of; or see :meth:`generate`.
             TokenizerError: the model has no chat template, or a damaged one.
         """
         return self.generate(self.chat_ids(messages), params, drafter=drafter)

@@ -31,7 +31,7 @@ def named(vocabulary: str | None) -> Any:
 def stranger(vocabulary: str | None, size: int) -> Target:
     """A model of which nothing is known but its vocabulary, and the size of it."""
     decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=size))
-    return cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder))
+    return cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder, odds=None))
 
 
 def met(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> Any:
@@ -81,6 +81,12 @@ def context(
     params, text = params or SamplingParams(), list(tokens)
     chooser, table = Chooser(params, params.seed or 0, text, vocab), BlockTable(length=len(text) - 1 - guessed)
     return DraftContext(state, text, depth, nodes, params, chooser, table, **more)
+
+
+def said_of(tree: TokenTree, path: Sequence[int], **more: Any) -> Outcome[Any]:
+    """What a drafter hears of a tree of which a path was accepted."""
+    committed = (*(tree.tokens[node] for node in path), VOCAB)
+    return Outcome(None, tree, tuple(path), committed, 0, **{"params": SamplingParams(), **more})
 
 
 def hear(

@@ -9,6 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -78,17 +79,31 @@ def shares(
 
         @functools.wraps(command)
         def call(**given: Any) -> None:
-            built = {
+            built: dict[str, Callable[..., Any]] = {
                 key: functools.partial(build, **{name: given[name] for name in received[key]})
                 for key, build in builders.items()
             }
-            command(**{name: given[name] for name in mine}, **built)
+            with ExitStack() as ends:
+                if "load" in built:
+                    built["load"] = _saving(built["load"], ends)
+                command(**{name: given[name] for name in mine}, **built)
 
         call.__signature__ = own.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in shown.values()}
         return call
 
     return decorate
+
+
+def _saving(load: Callable[..., "LLM"], ends: ExitStack) -> Callable[..., "LLM"]:
+    """What guesses have shown is kept when the command ends, however it does."""
+
+    def loaded(*args: Any, **more: Any) -> "LLM":
+        llm = load(*args, **more)
+        ends.callback(llm.calibration.save)
+        return llm
+
+    return loaded
 
 
 def load_model(
@@ -124,6 +139,14 @@ def load_model(
             "auto: the widest of this processor; or amx, avx512_bf16, avx512, avx2 or portable. torch: none of our own."
         ),
     ] = "auto",
+    calibration: Annotated[
+        str,
+        _model(
+            "Whether requests begin with what guesses of earlier ones have shown, as counts: on, off, or a file to "
+            "begin with, if it is there, and to keep it in.",
+            metavar="on|off|FILE",
+        ),
+    ] = "on",
     budget: Annotated[
         str, _model("auto: only guesses that pay for their rows on this machine. all: every guess of the drafter.")
     ] = "auto",
@@ -147,6 +170,7 @@ def load_model(
         threads=threads,
         kernels=kernels,
         budget=cast("Literal['auto', 'all']", budget),  # LLM says what is wrong with another
+        calibration={"on": True, "off": False}.get(calibration, calibration),
         progress=progress,
     )
 

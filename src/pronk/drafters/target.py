@@ -18,6 +18,7 @@ from pronk.gguf.checkpoint import is_gguf
 from pronk.model.decoder import Decoder
 from pronk.model.fingerprint import Fingerprint
 from pronk.passes.costs import PassTimes
+from pronk.passes.odds import Odds
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["Target"]
@@ -41,6 +42,7 @@ class Target:
         drafts: the draft models and trained drafters at work beside it, by folder and kind; see :meth:`share`.
         written: where each of these is from, and when that was written.
         times: what its passes have taken.
+        odds: how often guesses were right, where requests may know of others'.
         clock: gives seconds.
     """
 
@@ -58,6 +60,7 @@ class Target:
     )
 
     times: PassTimes = field(default_factory=PassTimes, repr=False, compare=False)
+    odds: Odds | None = field(default=None, repr=False, compare=False)
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
 
     @property

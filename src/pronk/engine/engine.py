@@ -24,6 +24,7 @@ from pronk.errors import PronkError
 from pronk.interrupts import interruptible, uninterrupted
 from pronk.kernels.threads import lend_threads, return_threads
 from pronk.model.decoder import Decoder
+from pronk.passes.odds import Odds
 from pronk.passes.runner import PassResult, Runner
 from pronk.text.tokenizer import Tokenizer
 
@@ -33,7 +34,7 @@ __all__ = ["Engine"]
 class Engine:
     """Advances any number of requests, one pass at a time; any number of threads may use it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every one an option of its own
         self,
         decoder: Decoder,
         cache: PagedCache,
@@ -45,6 +46,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         kv_budget: KVBudget | None = None,
         folder: Path | None = None,
+        odds: Odds | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Bring a model and its cache together.
@@ -59,6 +61,7 @@ class Engine:
             tokenizer: of the model, for drafters to which it matters what ids mean.
             kv_budget: what ``cache`` belongs to, for drafters that need a cache of their own.
             folder: of the checkpoint, for drafters that were trained on it.
+            odds: how often guesses were right, where requests may know of others'.
             clock: gives seconds, which what is guessed follows from; deadlines are by ``perf_counter`` all the same.
         """
         self.runner = Runner(decoder, cache, clock=clock)
@@ -67,8 +70,9 @@ class Engine:
         self.proposing = Proposing(self.runner, budget=budget)
         self.settling = Settling(cache, clock)
         self.lock = RLock()
+        times = self.runner.times
         self.target = Target(
-            decoder, cache, tokenizer, kv_budget, folder, self.lock, times=self.runner.times, clock=clock
+            decoder, cache, tokenizer, kv_budget, folder, self.lock, times=times, odds=odds, clock=clock
         )
         self._stepping = False
 

@@ -6,7 +6,10 @@ import random
 
 import pytest
 
+from drafters.helpers import said_of
 from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.known import Known
+from pronk.passes.odds import Odds
 from pronk.tree import TokenTree
 
 
@@ -14,7 +17,7 @@ def verify(calibration: Calibration, confidences: list[float], accepted: int, so
     """Hear of a chain of which so many guesses were accepted."""
     origin = (("", 0), *((source, Calibration("").origin(each)[1]) for each in confidences))
     tree = TokenTree(tuple(range(len(origin))), tuple(range(-1, len(origin) - 1)), origin=origin)
-    calibration.learn(tree, tuple(range(1, accepted + 1)))
+    calibration.learn(said_of(tree, tuple(range(1, accepted + 1))))
 
 
 def rate(calibration: Calibration, confidence: float) -> float:
@@ -63,3 +66,20 @@ def test_it_finds_how_far_the_draft_is_off(off: float) -> None:
         verify(calibration, [confidence], int(dice.random() < rate(truth, confidence)))
     assert abs(sum(errors) / len(errors)) < 0.03
     assert sum(map(abs, errors)) / len(errors) < 0.12
+
+
+def test_other_requests_have_shown_how_far_it_is_off() -> None:
+    """A draft that is right in nine of ten of what it finds likely by half, with some temperatures and depths."""
+    odds, dice = Odds(), random.Random(0)
+    for _ in range(4):
+        teacher = Calibration("draft_model", known=Known(odds))
+        for _ in range(40):
+            verify(teacher, [dice.uniform(0.5, 0.6)], int(dice.random() < 0.9))
+    known, alone = Calibration("draft_model", known=Known(odds)), Calibration("draft_model")
+    assert rate(alone, 0.55) == pytest.approx(0.55)
+    assert 0.8 < known.rate(known.origin(0.55), 1) < 0.95
+    assert known.rate(known.origin(0.55), 2) == pytest.approx(0.55)  # of that depth nothing is known
+    assert rate(known, 0.25) == pytest.approx(0.25)
+    assert 0 < rate(known, 0.001) < rate(known, 0.999) < 1
+    another = Calibration("another", known=Known(odds))
+    assert another.rate(another.origin(0.55), 1) == pytest.approx(0.55)

@@ -124,5 +124,5 @@ def _merge(beam: Sequence[_Branch], context: DraftContext[DraftState]) -> TokenT
         node = 0
         for token, share in branch.steps:
             origin = calibration.origin(share)
-            node = trie.add(node, token, trie.gains[node] * calibration.rate(origin), origin)
+            node = trie.add(node, token, trie.gains[node] * calibration.rate(origin, trie.depths[node] + 1), origin)
     return trie.tree(context.max_nodes)

@@ -31,6 +31,7 @@ from pronk.drafters.base import DraftContext, Outcome
 from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper, WrapperGuesser
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, ChainGuesser, Stop
+from pronk.drafters.shared.known import Known
 from pronk.drafters.target import Target
 from pronk.tree import TokenTree
 
@@ -111,7 +112,7 @@ class CapeGuesser(WrapperGuesser[Calibration]):
 
     def fresh(self) -> Calibration:
         """Acceptance of siblings."""
-        return Calibration(self.source)
+        return Calibration(self.source, known=Known.of(self.inner.target))
 
     def chains(self, contexts: Sequence[DraftContext[Wrapped[Calibration]]], stop: Stop | None = None) -> list[Chain]:
         """The chains within, as they are: for a wrapper around this one."""
@@ -127,7 +128,7 @@ class CapeGuesser(WrapperGuesser[Calibration]):
     def observe(self, outcome: Outcome[Wrapped[Calibration]]) -> None:
         """Count the siblings that were accepted."""
         super().observe(outcome)
-        outcome.state.own.learn(*outcome.judged)
+        outcome.state.own.learn(outcome)
 
     def expand(self, chain: Chain, calibration: Calibration) -> TokenTree:
         """The chain with its siblings; ``calibration`` is theirs."""
@@ -141,7 +142,7 @@ class CapeGuesser(WrapperGuesser[Calibration]):
             tokens += [token for token, _ in siblings]
             parents += [depth] * len(siblings)
             origin += origins
-            gain += [gain[depth] * calibration.rate(each) for each in origins]
+            gain += [gain[depth] * calibration.rate(each, depth + 1) for each in origins]
         drawn = chain.drawn
         probs = None if drawn is None else drawn + (None,) * (len(tokens) - len(drawn))
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))

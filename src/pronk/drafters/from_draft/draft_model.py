@@ -20,6 +20,7 @@ from pronk.drafters.base import DraftContext
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, Stop, grow
 from pronk.drafters.shared.draft import Draft, DraftLane
+from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.pace import Pace, Prices
 from pronk.drafters.shared.paced import PacedDrafter, PacedGuesser, PacedState
 from pronk.drafters.target import Target
@@ -78,7 +79,7 @@ class ModelGuesser(PacedGuesser[DraftLane]):
 
     def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        return DraftState(Calibration(self.source), Pace(), self.draft.lane())
+        return DraftState(Calibration(self.source, known=Known.of(self.target)), Pace(), self.draft.lane())
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
         """A chain for each context, of the draft's tokens."""

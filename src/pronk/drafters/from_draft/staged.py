@@ -109,7 +109,7 @@ class _Growth:
         return len(self.trie) - 1 + len(known), sum(self.trie.gains) + sum(gains), waiting + sum(gains)
 
     def _gain(self, parent: int, origin: Origin) -> float:
-        return self.trie.gains[parent] * self.calibration.rate(origin)
+        return self.trie.gains[parent] * self.calibration.rate(origin, self.trie.depths[parent] + 1)
 
     def _knows(self, node: int) -> bool:
         place = self._places[node]

@@ -82,7 +82,7 @@ class Jacobi(Guesser[Iterate]):
         """The outputs are the next iterate; greedy ones even when sampling, where they are the likeliest guess."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._end(state, first)
-        state.rates.learn(*outcome.judged)
+        state.rates.learn(outcome)
         if outcome.logits is not None:
             state.start, state.guesses = first, _outputs(outcome)
 

@@ -32,6 +32,7 @@ from pronk.checks import check_flag, check_integer
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest
 from pronk.drafters.from_outputs._window import NO_WINDOW, Experience, NgramPool, Window, WindowShape
+from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Trie
 from pronk.drafters.target import Target
@@ -142,7 +143,7 @@ class LookaheadGuesser(Guesser[LookaheadState]):
     def start(self, prompt: Sequence[int]) -> LookaheadState:
         """No window yet; the text's n-grams are read with the first proposal."""
         pool = NgramPool(self.options.max_ngrams) if self._pool is None else self._pool
-        return LookaheadState(tuple(prompt), pool, Rates(self.name, _PRIORS))
+        return LookaheadState(tuple(prompt), pool, Rates(self.name, _PRIORS, Known.of(self.target)))
 
     def propose(self, contexts: Sequence[DraftContext[LookaheadState]]) -> list[TokenTree]:
         """Candidates from the pool, and the window beside them."""
@@ -152,7 +153,7 @@ class LookaheadGuesser(Guesser[LookaheadState]):
 
     def observe(self, outcome: Outcome[LookaheadState]) -> None:
         """New n-grams into the pool; the window gets its next row."""
-        outcome.state.rates.learn(*outcome.judged)
+        outcome.state.rates.learn(outcome)
         self._explore(outcome, self.shape)
         if self.options.window == "auto" and not outcome.params.rejects:
             self._heard.append(_Heard(outcome.tree, outcome.path))
@@ -192,7 +193,7 @@ class LookaheadGuesser(Guesser[LookaheadState]):
             node = 0
             for depth, token in enumerate(gram[: context.max_depth]):
                 way = (_EXPLORED if explored else _TEXT) + (1 if trie.forks(node, token) else 2 if depth else 0)
-                node = trie.add(node, token, trie.gains[node] * rates.rate(way), (self.name, way))
+                node = trie.add(node, token, trie.gains[node] * rates.rate(way, depth + 1), (self.name, way))
         return trie
 
     def _explore(self, outcome: Outcome[LookaheadState], shape: WindowShape) -> None:

@@ -28,6 +28,7 @@ from pronk.checks import check_flag, check_integer, check_path
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest
 from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
+from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
@@ -128,7 +129,7 @@ class RecyclingGuesser(Guesser[Recycled]):
         """What is known; the prompt is read with the first proposal."""
         successors = self._known if self.options.shared else self._known.copy()
         priors = {rank: _PRIOR * _FALL**rank for rank in range(self.options.top_k)}
-        return Recycled(successors, Rates(self.name, priors))
+        return Recycled(successors, Rates(self.name, priors, Known.of(self.target)))
 
     def propose(self, contexts: Sequence[DraftContext[Recycled]]) -> list[TokenTree]:
         """The nodes of largest gain below each text's last token."""
@@ -137,7 +138,7 @@ class RecyclingGuesser(Guesser[Recycled]):
     def observe(self, outcome: Outcome[Recycled]) -> None:
         """Recycle the logits of all nodes; where a token is in the tree twice, those of the later node count."""
         state = outcome.state
-        state.rates.learn(*outcome.judged)
+        state.rates.learn(outcome)
         if outcome.logits is None or (self.options.shared and outcome.params.rejects):
             return
         if state.read == outcome.position + 1:

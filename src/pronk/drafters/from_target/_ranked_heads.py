@@ -41,8 +41,8 @@ def guess_tree(
         size = min(paths, context.max_nodes)
         ranked = _ranked(context, logits, [min(_RANKS, size)] * deepest)
         rates = [
-            [calibration.rate(calibration.origin(share)) for _, share in tokens]
-            for calibration, tokens in zip(calibrations, ranked, strict=False)
+            [calibration.rate(calibration.origin(share), depth) for _, share in tokens]
+            for depth, (calibration, tokens) in enumerate(zip(calibrations, ranked, strict=False), 1)
         ]
         paths = main_chain_first(best_paths(rates, size))
     else:
@@ -83,5 +83,5 @@ def _lay_out(
         tokens.append(token)
         parents.append(above)
         origin.append(calibrations[depth].origin(share))
-        gain.append(gain[above] * calibrations[depth].rate(origin[-1]))
+        gain.append(gain[above] * calibrations[depth].rate(origin[-1], depth + 1))
     return TokenTree(tuple(tokens), tuple(parents), gain=tuple(gain), origin=tuple(origin))

@@ -25,6 +25,7 @@ from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.files import open_trained
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, Stop, grow
+from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.pace import Pace, Prices
 from pronk.drafters.shared.paced import PacedDrafter, PacedGuesser, PacedState
 from pronk.drafters.shared.side_cache import SideLane
@@ -85,7 +86,7 @@ class KangarooGuesser(PacedGuesser[SideLane]):
 
     def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        return KangarooState(Calibration(self.source), Pace(), SideLane())
+        return KangarooState(Calibration(self.source, known=Known.of(self.target)), Pace(), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
         """A chain for each context, of the first layers' tokens."""

@@ -29,6 +29,7 @@ from pronk.drafters.from_target._ranked_heads import guess_tree
 from pronk.drafters.from_target.modules.files import Trained, open_trained
 from pronk.drafters.from_target.modules.medusa import Head, MedusaHeads, MedusaShape
 from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.pace import Backoff
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
 from pronk.drafters.target import Target
@@ -60,11 +61,11 @@ class MedusaState:
     position: int = -1
     rest: Backoff = field(default_factory=Backoff)
 
-    def learn(self, tree: TokenTree, path: Sequence[int]) -> None:
-        """Hear of a verified tree; ``path`` are its accepted nodes."""
+    def learn(self, outcome: Outcome[MedusaState]) -> None:
+        """Hear what became of a tree."""
         for calibration in self.calibrations:
-            calibration.learn(tree, path)
-        self.rest.learn(tree, {each.source for each in self.calibrations}, guessed=self.hidden is not None)
+            calibration.learn(outcome)
+        self.rest.learn(outcome.tree, {each.source for each in self.calibrations}, guessed=self.hidden is not None)
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,8 @@ class MedusaGuesser(Guesser[MedusaState]):
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - its last hidden state comes with its pass
         """Nothing to guess from yet."""
         heads = self.loaded.heads.shape.num_heads
-        return MedusaState([Calibration(f"{self.name} {number}") for number in range(1, heads + 1)])
+        known = Known.of(self.target)
+        return MedusaState([Calibration(f"{self.name} {number}", known=known) for number in range(1, heads + 1)])
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
         """The tree for each context whose last token was chosen from the hidden state at hand."""
@@ -202,7 +204,7 @@ class MedusaGuesser(Guesser[MedusaState]):
         """Keep the hidden state of the last accepted node, and count what was accepted."""
         layer = self.loaded.decoder.config.num_layers
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
-        state.learn(*outcome.judged)
+        state.learn(outcome)
         # A view would keep the whole pass alive.
         state.hidden = outcome.hidden[layer][last].clone() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)

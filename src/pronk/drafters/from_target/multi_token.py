@@ -31,6 +31,7 @@ from pronk.drafters.from_target.modules.files import open_trained
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
 from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainGuesser, Stop, grow
+from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.pace import Backoff
 from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree
@@ -199,7 +200,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
 
     def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        return MultiTokenState(Calibration(self.source), SideLane())
+        return MultiTokenState(Calibration(self.source, known=Known.of(self.target)), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
         """A chain for each context; all guesses cost one pass, so all are made or none."""
@@ -247,7 +248,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
     def observe(self, outcome: Outcome[MultiTokenState]) -> None:
         """Count what was accepted."""
         state = outcome.state
-        state.calibration.learn(*outcome.judged)
+        state.calibration.learn(outcome)
         state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
         state.able = False
 

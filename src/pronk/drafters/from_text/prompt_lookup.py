@@ -121,7 +121,7 @@ class PromptLookup(Guesser[Lookup]):
     def observe(self, outcome: Outcome[Lookup]) -> None:
         """Index the committed tokens, and count what was right."""
         outcome.state.index.extend(outcome.committed)
-        outcome.state.rates.learn(*outcome.judged)
+        outcome.state.rates.learn(outcome)
 
     def _tree(self, context: DraftContext[Lookup]) -> TokenTree:
         room, depth = min(self.num_tokens, context.max_nodes), min(self.num_tokens, context.max_depth)

@@ -29,6 +29,7 @@ from pathlib import Path
 from pronk.checks import check_integer, check_path
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Outcome
 from pronk.drafters.from_text.datastore.reader import Child, Datastore
+from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
@@ -122,7 +123,8 @@ class RetrievalGuesser(Guesser[Rates]):
 
     def start(self, prompt: Sequence[int]) -> Rates:  # noqa: ARG002 - the text is the context's
         """What is believed of guesses before any was verified."""
-        return Rates(self.name, {way: _PRIORS[way // _WAYS][way % _WAYS] for way in range(len(_PRIORS) * _WAYS)})
+        priors = {way: _PRIORS[way // _WAYS][way % _WAYS] for way in range(len(_PRIORS) * _WAYS)}
+        return Rates(self.name, priors, Known.of(self.target))
 
     def propose(self, contexts: Sequence[DraftContext[Rates]]) -> list[TokenTree]:
         """The likeliest continuations of each text's end."""
@@ -130,7 +132,7 @@ class RetrievalGuesser(Guesser[Rates]):
 
     def observe(self, outcome: Outcome[Rates]) -> None:
         """Learn how far the datastore can be trusted with this text."""
-        outcome.state.learn(*outcome.judged)
+        outcome.state.learn(outcome)
 
     def _tree(self, context: DraftContext[Rates]) -> TokenTree:
         """Best first: the likeliest node that is not in the tree comes in, and its children become candidates."""
@@ -143,11 +145,12 @@ class RetrievalGuesser(Guesser[Rates]):
         frontier = Frontier[tuple[int, int, Child]]()  # parent, way, and the place in the datastore
         parent, low, high = 0, found.low, found.high
         while len(trie) <= nodes:
-            if trie.depths[parent] < depth:
-                length = found.length + trie.depths[parent]
+            above, rates = trie.depths[parent], context.state
+            if above < depth:
+                length = found.length + above
                 for child in store.children(low, high, length, nodes - len(trie) + 1):
                     way = _way(length, child.high - child.low, high - low)
-                    frontier.offer(trie.gains[parent] * context.state.rate(way), (parent, way, child))
+                    frontier.offer(trie.gains[parent] * rates.rate(way, above + 1), (parent, way, child))
             if not frontier:
                 break
             gain, (parent, way, (token, low, high)) = frontier.take()

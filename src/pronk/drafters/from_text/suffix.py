@@ -34,6 +34,7 @@ from pronk.checks import check_integer, check_number, check_path
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Outcome
 from pronk.drafters.from_text._automaton import Continuation, SuffixAutomaton
 from pronk.drafters.from_text._suffix_store import SuffixStore
+from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
@@ -147,7 +148,7 @@ class SuffixGuesser(Guesser[SuffixState]):
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        return SuffixState(SuffixAutomaton(self.options.max_match), Rates(self.name, _PRIORS))
+        return SuffixState(SuffixAutomaton(self.options.max_match), Rates(self.name, _PRIORS, Known.of(self.target)))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
         """What followed the longest matches of each text's end, the likeliest first."""
@@ -156,7 +157,7 @@ class SuffixGuesser(Guesser[SuffixState]):
     def observe(self, outcome: Outcome[SuffixState]) -> None:
         """The rates learn."""
         state = outcome.state
-        state.rates.learn(*outcome.judged)
+        state.rates.learn(outcome)
         if self.listens:
             state.output.extend(outcome.committed)
         state.private = outcome.params.rejects
@@ -230,6 +231,7 @@ class _Growth:
         """What follows a place, but for ``known``, which grows: what longer matches know already."""
         if self.trie.depths[place.node] >= place.depth or place.length < self.min_match:
             return
+        above, depth = self.trie.gains[place.node], self.trie.depths[place.node] + 1
         following = self.sources[place.source].continuations(place.state)
         total = 1 + sum([each.times for each in following])
         # Among equals the newest comes first.
@@ -237,7 +239,7 @@ class _Growth:
             if each.token not in known:
                 known.add(each.token)
                 way = _way(stored=place.source > 0, length=place.length, share=each.times / total)
-                self.frontier.offer(self.trie.gains[place.node] * self.rates.rate(way), _Guess(place, each, way))
+                self.frontier.offer(above * self.rates.rate(way, depth), _Guess(place, each, way))
 
     def grow(self) -> TokenTree:
         """The tree of the likeliest guesses."""

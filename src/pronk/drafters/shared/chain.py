@@ -83,7 +83,8 @@ class Chain:
         self.guesses.append(guess)
         self.reached.append((self.reached[-1] if self.reached else 1.0) * guess.confidence)
         self.origin.append(self._calibration.origin(guess.confidence))
-        self.gains.append((self.gains[-1] if self.gains else 1.0) * self._calibration.rate(self.origin[-1]))
+        rate = self._calibration.rate(self.origin[-1], len(self.guesses))
+        self.gains.append((self.gains[-1] if self.gains else 1.0) * rate)
 
     def tree(self) -> TokenTree:
         """The proposal."""

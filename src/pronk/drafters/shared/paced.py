@@ -102,7 +102,7 @@ class PacedGuesser(ChainGuesser[PacedState[Lane]]):
     def observe(self, outcome: Outcome[PacedState[Lane]]) -> None:
         """Count what was accepted, by confidence and of late."""
         (tree, path), state = outcome.judged, outcome.state
-        state.calibration.learn(tree, path)
+        state.calibration.learn(outcome)
         own = {node for node, origin in enumerate(tree.origin or ()) if origin[0] == self.source}
         state.pace.learn(len(own), len(own & {*path}))
 

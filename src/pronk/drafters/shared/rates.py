@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from pronk.tree import TokenTree
+from pronk.drafters.base import Outcome
+from pronk.drafters.shared.known import Known
 
 __all__ = ["Rates"]
 
@@ -24,6 +26,7 @@ class Rates:
     Attributes:
         source: the drafter's name, as its nodes' origins have it.
         priors: way of guessing to the rate that is believed before anything was seen.
+        known: what other requests have shown.
         weight: how many observations that belief is worth.
         offered: way to (faded) number of guesses whose parent was accepted.
         taken: way to number of those that were accepted.
@@ -31,17 +34,19 @@ class Rates:
 
     source: str
     priors: Mapping[int, float]
+    known: Known = field(default_factory=Known, compare=False)
     weight: float = 4.0
     offered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
 
-    def rate(self, way: int) -> float:
-        """Estimated acceptance of a guess found this way, above 0 and below 1."""
-        prior = self.priors[way]
+    def rate(self, way: int, depth: int = 0) -> float:
+        """Estimated acceptance of a guess found this way, above 0 and below 1; ``depth`` 0 is any."""
+        prior = self.known.rate(self.source, way, depth, self.priors[way])
         return (self.taken.get(way, 0.0) + prior * self.weight) / (self.offered.get(way, 0.0) + self.weight)
 
-    def learn(self, tree: TokenTree, path: Sequence[int]) -> None:
-        """Count a verified tree; ``path`` are its accepted nodes. Other drafters' nodes in it do not matter."""
+    def learn(self, outcome: Outcome[Any]) -> None:
+        """Count what became of a tree. Other drafters' nodes in it do not matter."""
+        tree, path = outcome.judged
         if tree.origin is None:
             return
         for seen in (self.offered, self.taken):
@@ -54,3 +59,4 @@ class Rates:
                 self.offered[way] = self.offered.get(way, 0.0) + 1.0
                 if node in accepted:
                     self.taken[way] = self.taken.get(way, 0.0) + 1.0
+                self.known.learn(source, way, tree.depths[node], outcome.params, right=node in accepted)

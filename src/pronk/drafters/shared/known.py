@@ -1,0 +1,53 @@
+"""What a request knows of guesses from the requests before it, and what it tells those after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pronk.choosing.params import SamplingParams
+from pronk.drafters.target import Target
+from pronk.passes.odds import SHARE, Odds
+
+__all__ = ["Known"]
+
+
+@dataclass
+class Known:
+    """One request's view of :class:`~pronk.passes.odds.Odds`.
+
+    Attributes:
+        odds: of all requests; ``None`` where requests do not learn from each other.
+        temperature: of the request, as soon as it is known.
+        left: guesses that it may still tell of.
+    """
+
+    odds: Odds | None = None
+    temperature: float | None = None
+    left: int = SHARE
+    _rates: dict[tuple[str, int, int], float] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, target: Target | None) -> Known:
+        """What a new request knows."""
+        return cls(None if target is None else target.odds)
+
+    def rate(self, source: str, kind: int, depth: int, prior: float) -> float:
+        """How often such guesses were right when the request began to ask; ``prior`` where nobody knows."""
+        if self.odds is None:
+            return prior
+        key = source, kind, depth
+        found = self._rates.get(key)
+        if found is None:
+            found = self._rates[key] = self.odds.rate(source, kind, depth, self.temperature, prior)
+        return found
+
+    def learn(self, source: str, kind: int, depth: int, params: SamplingParams, *, right: bool) -> None:
+        """Tell of a guess, but for requests whose guesses say something of their random numbers."""
+        if self.odds is None or params.rejects:
+            return
+        if self.temperature is None:
+            self.temperature = params.temperature
+            self._rates.clear()
+        if self.left > 0:
+            self.left -= 1
+            self.odds.learn(source, kind, depth, params.temperature, right=right)
