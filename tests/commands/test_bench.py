@@ -118,7 +118,7 @@ def test_batches_and_models_without_chat_template(run: Run, checkpoint: MakeChec
     document = json.loads(out)
     assert [one["name"] for one in document["models"]] == [str(checkpoint("gpt2")), str(checkpoint("llama"))]
     for one in document["models"]:
-        guess = next(f for f in one["figures"] if (f["task"], f["method"]) == ("all", "suffix(store_tokens=0)"))
+        guess = next(f for f in one["figures"] if (f["task"], f["method"]) == ("all", "auto"))
         assert (guess["prompts"], guess["asked"], guess["same"]) == (6, 6, 6)
 
 

@@ -39,6 +39,7 @@ class FakeLLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.model, self.options = model, options
         self.config = SimpleNamespace(context=1000)
+        self.calibration = SimpleNamespace(save=lambda: None)
         self.words = ["one", " two", " three"]
         self.error: BaseException | None = None
         self.asked: list[Any] = []
@@ -141,7 +142,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
     monkeypatch.setattr(fake, "_stream", lambda _, params: seen.append(params) or iter([]))
     args = """
         --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
-        --kernels portable --weights int8 --kv-dtype int8
+        --kernels portable --weights int8 --kv-dtype int8 --calibration off
         --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
         --presence-penalty 0.2 --frequency-penalty -0.3 --logit-bias 7=1.5 --logit-bias 8=-100 --ignore-eos --seed 3
         --n 2 --logprobs 4 --prompt-logprobs 5 --stop-token-ids 1 --stop-token-ids 2 --bad-words no --rule rejection
@@ -163,6 +164,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
         "kernels": "portable",
         "max_batch": 16,
         "prefix_cache": False,
+        "calibration": False,
         "budget": "all",
         "progress": None,
     }
@@ -239,10 +241,11 @@ def interrupt_third_token(fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) 
 def test_real_interrupt_of_a_process() -> None:
     program = """
 import time, pronk.llm, pronk.commands.main
+from types import SimpleNamespace
 from pronk.outputs import Piece
 class Slow:
     kernels = "avx2"
-    def __init__(self, *_, **__): pass
+    def __init__(self, *_, **__): self.calibration = SimpleNamespace(save=lambda: None)
     def stream(self, prompt, params):
         while True:
             yield Piece(0, "tick ")

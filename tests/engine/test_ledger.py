@@ -60,8 +60,10 @@ def test_credit_has_an_end() -> None:
 
 
 def test_the_first_proposal_is_an_investment() -> None:
-    """Booked with the next ones, or when the request ends."""
+    """Booked with the next ones, or when the request ends; that which prepares the drafter for all is not."""
     fund = Fund()
+    Ledger(fund).settle(100.0, 0.0, 1)
+    assert fund.left == 8.0
     ledger = Ledger(fund)
     ledger.settle(4.5, 0.0, 0)
     assert ledger.invested == pytest.approx(4.0)

@@ -162,8 +162,18 @@ def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
         "accepted": sum(accepted),
         "alpha": shares[0] if shares else None,
         "acceptance": tuple(shares[:_POSITIONS]),
+        "trust": _trust(samples),
         "ctar": tuple(ctar_curve(accepted, deepest)) if deepest else (),
     }
+
+
+def _trust(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], ...]:
+    """What was said of guesses, beside what came of them, where there were any."""
+    tenths = [
+        [sum(column) for column in zip(*same, strict=True)]
+        for same in zip(*(s.trust for s in samples if s.trust is not None), strict=True)
+    ]
+    return tuple((said / guesses, right / guesses, int(guesses)) for guesses, said, right in tenths if guesses)
 
 
 def _later(samples: Sequence[Sample]) -> Iterator[tuple[Step, Step]]:

@@ -83,6 +83,7 @@ class Drafting(Method):
                 tokens=tuple(out.token_ids),
                 ttft=out.stats.ttft,
                 steps=tuple(out.stats.steps),
+                trust=tuple(out.stats.trust),
                 peak_memory=peak,
                 batch=len(items),
             )

@@ -191,6 +191,30 @@ def _draw_ctar(figures: Sequence[Figures], styles: dict[Key, Style], _model: Mod
     return figure, alt, [style for style, _ in curves]
 
 
+def _draw_trust(figures: Sequence[Figures], styles: dict[Key, Style], _model: ModelResult) -> _Drawn:
+    curves = [(style, f.trust) for style, f in _over_all(figures, styles) if f.trust]
+    if not curves:
+        return None
+    figure, axes = make_axes(SQUARE)
+    axes.plot([0, 100], [0, 100], color=MUTED, dashes=(4, 3))
+    most = max(guesses for _, tenths in curves for _, _, guesses in tenths)
+    for style, tenths in curves:
+        x, y = ([100 * each[i] for each in tenths] for i in (0, 1))
+        axes.plot(x, y, color=style.color, linewidth=1.5, alpha=0.6, clip_on=False)
+        sizes = [12 + 110 * each[2] / most for each in tenths]
+        axes.scatter(x, y, s=sizes, color=style.color, marker=style.shape, clip_on=False, zorder=3)
+    axes.set(xlim=(0, 100), ylim=(0, 100))
+    name_axes(axes, "% said to be right", "% right")
+    alt = "; ".join(f"{style.name} off by {_off(tenths):.0%} in the mean" for style, tenths in curves)
+    return figure, alt, [style for style, _ in curves]
+
+
+def _off(tenths: Sequence[tuple[float, float, int]]) -> float:
+    """How far what was said is from what came, in the mean of the guesses."""
+    guesses = sum(each[2] for each in tenths)
+    return sum(abs(said - right) * count for said, right, count in tenths) / guesses
+
+
 def _draw_rows(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:
     def points(figures: Sequence[Figures]) -> list[Point]:
         return [(f, f.rows_per_pass, f.S) for f in figures if f.rows_per_pass and f.S and f.task != SOUND]
@@ -287,6 +311,7 @@ _PLOTS: tuple[tuple[str, str, Callable[..., _Drawn]], ...] = (
     ("split", "Where the time goes", _draw_split),
     ("rows", "Tokens for the rows paid", _draw_rows),
     ("ctar", "Guesses accepted in a row", _draw_ctar),
+    ("trust", "What guesses were said to be, and were", _draw_trust),
     ("expected", "Expected and measured speed-up", _draw_expected),
     ("cost", "What a pass costs", _draw_pass_cost),
 )

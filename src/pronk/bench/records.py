@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pronk.bench.document import FORMAT, PLAIN
-from pronk.engine.stats import Step
+from pronk.engine.stats import Step, Trust
 from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
 
@@ -114,6 +114,8 @@ class Sample:
         tokens: the output.
         ttft: seconds to the first token, if known.
         steps: the target's passes, if known.
+        trust: how likely guesses were said to be, and how often they were right, if known; see
+            :class:`~pronk.engine.stats.Stats`.
         peak_memory: bytes of the process, if known.
         batch: prompts that shared its passes, itself among them.
         error: why there is no output.
@@ -132,6 +134,7 @@ class Sample:
     tokens: tuple[int, ...] = ()
     ttft: float | None = None
     steps: tuple[Step, ...] | None = None
+    trust: tuple[Trust, ...] | None = None
     peak_memory: int | None = None
     batch: int = 1
     error: str | None = None
@@ -242,6 +245,8 @@ def _parse(row: dict[str, Any], where: str) -> Record:
     try:
         if row.get("steps") is not None:
             row["steps"] = tuple(Step(*step) for step in row["steps"])
+        if row.get("trust") is not None:
+            row["trust"] = tuple(Trust(*each) for each in row["trust"])
         for name in {"tokens", "methods"} & set(row):
             row[name] = tuple(row[name])
         record: Record = cls(**row)

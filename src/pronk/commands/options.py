@@ -79,13 +79,14 @@ def shares(
 
         @functools.wraps(command)
         def call(**given: Any) -> None:
-            built: dict[str, Callable[..., Any]] = {
+            built = {
                 key: functools.partial(build, **{name: given[name] for name in received[key]})
                 for key, build in builders.items()
             }
             with ExitStack() as ends:
                 if "load" in built:
-                    built["load"] = _saving(built["load"], ends)
+                    load = built["load"]
+                    built["load"] = functools.partial(_load, ends, load.func, **load.keywords)
                 command(**{name: given[name] for name in mine}, **built)
 
         call.__signature__ = own.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
@@ -95,15 +96,11 @@ def shares(
     return decorate
 
 
-def _saving(load: Callable[..., "LLM"], ends: ExitStack) -> Callable[..., "LLM"]:
-    """What guesses have shown is kept when the command ends, however it does."""
-
-    def loaded(*args: Any, **more: Any) -> "LLM":
-        llm = load(*args, **more)
-        ends.callback(llm.calibration.save)
-        return llm
-
-    return loaded
+def _load(ends: ExitStack, load: Callable[..., "LLM"], /, *args: Any, **options: Any) -> "LLM":
+    """Load; what guesses have shown is kept when the command ends, however it does."""
+    llm = load(*args, **options)
+    ends.callback(llm.calibration.save)
+    return llm
 
 
 def load_model(

@@ -204,6 +204,10 @@ class Settling:
         accepted = set(found.path)
         guesses = [node for node in range(1, len(draft)) if draft.acceptable[node]]
         stats.count_sources([(plan.source(node), node in accepted) for node in guesses])
+        if draft.gain is not None and not plan.request.params.rejects:
+            gain, reached = draft.gain, {0, *found.path}
+            judged = [node for node in guesses if draft.parents[node] in reached and gain[draft.parents[node]] > 0.0]
+            stats.count_trust([(gain[node] / gain[draft.parents[node]], node in accepted) for node in judged])
 
 
 def _check(logits: Tensor) -> None:

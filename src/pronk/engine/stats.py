@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from pronk.errors import PronkError
 
-__all__ = ["Source", "Stats", "Step"]
+__all__ = ["Source", "Stats", "Step", "Trust"]
+
+_TENTHS = 10
 
 
 class Step(NamedTuple):
@@ -46,6 +48,14 @@ class Source(NamedTuple):
     accepted: int
 
 
+class Trust(NamedTuple):
+    """Guesses of which about the same was said: how many, the sum of what was said, and how many were right."""
+
+    guesses: int
+    said: float
+    right: int
+
+
 @dataclass
 class Stats:
     """Counts and seconds of one request.
@@ -64,6 +74,8 @@ class Stats:
         steps: the passes of the target that chose tokens; the last pass over the prompt is the first of them, so
             that plain decoding has exactly one token per step.
         sources: drafter's name to what became of its guesses.
+        trust: how likely guesses were said to be right, given that their parent was, and how often they were: by the
+            tenth of what was said, guesses, the sum of what was said, and those that were right.
         draft_error: what the drafter raised, if the request had to go on without it.
     """
 
@@ -79,6 +91,7 @@ class Stats:
     total_seconds: float = 0.0
     steps: list[Step] = field(default_factory=list, repr=False)
     sources: dict[str, Source] = field(default_factory=dict)
+    trust: list[Trust] = field(default_factory=lambda: [Trust(0, 0.0, 0)] * _TENTHS, repr=False)
     draft_error: str | None = None
 
     def count_sources(self, guesses: Iterable[tuple[str, bool]]) -> None:
@@ -86,6 +99,13 @@ class Stats:
         for name, accepted in guesses:
             drafted, taken = self.sources.get(name, Source(0, 0))
             self.sources[name] = Source(drafted + 1, taken + accepted)
+
+    def count_trust(self, guesses: Iterable[tuple[float, bool]]) -> None:
+        """How likely each guess was said to be, and whether it was right."""
+        for said, right in guesses:
+            tenth = min(int(_TENTHS * said), _TENTHS - 1)
+            count, sum_said, sum_right = self.trust[tenth]
+            self.trust[tenth] = Trust(count + 1, sum_said + said, sum_right + right)
 
     def check_guesser(self) -> None:
         """For whoever measures guesses: those of a request that went on without them say nothing of the drafter.
