@@ -77,20 +77,50 @@ class _View:
     """A request in the step that is being decided on."""
 
     context: DraftContext[Choices]
-    trie: Trie
     best: Best | None
     kind: int
     allowance: float
+    only: TokenTree | None = None
+    trie: Trie | None = None
     looking: list[TokenTree] = field(default_factory=list)
 
     def take(self, source: str, tree: TokenTree, requests: int) -> None:
         """A source has offered a tree; the best is another one, where costs are known."""
-        self.trie.merge(tree, (source, 0))
-        if not all(tree.acceptable):
-            self.looking.append(tree)
+        if not tree.num_guesses:
+            return
+        whole = tree.gain is not None and tree.origin is not None and tree.verify is None and tree.probs is None
+        if self.only is None and self.trie is None and whole:
+            self.only = tree
+        else:
+            self._merge(tree, source)
         if self.best is not None:
             assert self.context.costs is not None
-            self.best = Best.of(self.trie.gains[1:], self.context.costs, requests)
+            gains = self.trie.gains if self.trie is not None else tree.gain or ()
+            self.best = Best.of(gains[1:], self.context.costs, requests)
+
+    def tree(self, max_nodes: int) -> TokenTree:
+        """All that was offered, the likeliest nodes first, and beside it what only looks ahead."""
+        if self.only is not None and self.only.num_guesses <= max_nodes:
+            return self.only  # as most often: to put a tree together takes longer than to decide on it
+        looking = [tree for tree in self.looking if tree.num_guesses <= max_nodes]
+        room = max_nodes - sum(len(tree) - sum(tree.acceptable) for tree in looking)
+        tree = self._merged().tree(room)
+        for each in looking:
+            tree = beside(tree, each)
+        return tree
+
+    def _merge(self, tree: TokenTree, source: str) -> None:
+        self._merged().merge(tree, (source, 0))
+        if tree.verify is not None:
+            self.looking.append(tree)
+
+    def _merged(self) -> Trie:
+        if self.trie is None:
+            self.trie = Trie(self.context.tokens[-1])
+        if self.only is not None:
+            self.trie.merge(self.only)
+            self.only = None
+        return self.trie
 
 
 @dataclass(frozen=True)
@@ -224,7 +254,7 @@ class AutoGuesser(CompositeGuesser):
             choices.plain = best.seconds
             self._save()
         kind = alike(0.0, first=True, repeats=choices.repeats(context.tokens, certain))
-        return _View(context, Trie(context.tokens[-1]), best, kind, context.allowance)
+        return _View(context, best, kind, context.allowance)
 
     def _save(self) -> None:
         """A part of a step is put by for exploring."""
@@ -295,16 +325,11 @@ class AutoGuesser(CompositeGuesser):
         view.kind = alike(after.tokens - 1.0, first=False, repeats=False)
 
     def _tree(self, view: _View) -> TokenTree:
-        """All that was offered, the likeliest nodes first, and beside it what only looks ahead."""
+        """What was offered; and if nobody was asked, nobody will be for a while."""
         choices = view.context.state
         if not choices.consulted:
             length = min(_REST, 1 + 2 * choices.rest[1])
             choices.rest = length, length
             return TokenTree.chain(view.context.tokens[-1:])
         choices.rest = 0, 0
-        looking = [tree for tree in view.looking if tree.num_guesses <= view.context.max_nodes]
-        room = view.context.max_nodes - sum(len(tree) - sum(tree.acceptable) for tree in looking)
-        tree = view.trie.tree(min(self.options.num_nodes, room))
-        for each in looking:
-            tree = beside(tree, each)
-        return tree
+        return view.tree(min(self.options.num_nodes, view.context.max_nodes))
