@@ -26,7 +26,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
-from pronk import LLM, DraftContext, Guesser, Outcome, SamplingParams, TokenTree
+from pronk import LLM, SamplingParams
+from pronk.drafters import DraftContext, Guesser, Outcome
+from pronk.tree import TokenTree
 
 PLAIN = "autoregressive"
 CODE = "def area(shape):\n    return shape.width * shape.height\n\n\ndef volume(shape):\n    return"
