@@ -119,7 +119,7 @@ def _shares(steps: Sequence[Entry]) -> list[Share]:
             found.update({"asked": 1, "explored": each.why == "explores"})
             found["nanoseconds"] += round(1e9 * each.seconds)
         for node, (name, _) in enumerate(step.kept.origin or ()):
-            if name:
+            if name and step.kept.acceptable[node]:
                 found = counts.setdefault(owners.get(name, name), Counter())
                 found.update({"drafted": 1, "accepted": node in step.path})
     return [

@@ -44,7 +44,9 @@ def draw_steps(steps: Sequence[Entry]) -> str:
         _draw_tokens(upper, steps)
         _draw_gain(lower, upper, steps)
         svg = to_svg(figure, "steps", "Tokens of each step, by who guessed them, and what guessing has gained")
-    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{_STYLE}", 1)
+    return svg.replace(
+        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" ', 1
+    ).replace(">", f">{_STYLE}", 1)
 
 
 def _draw_tokens(axes: Axes, steps: Sequence[Entry]) -> None:

@@ -120,7 +120,7 @@ def _table(found: "Explanation", tokenizer: "Tokenizer") -> "Table":
         table.add_column(name, justify="right", no_wrap=True)
     for number, steps in _folded(found.steps):
         first, last = steps[0], steps[-1]
-        guesses = f"{first.offered.num_guesses} > {first.kept.num_guesses} > {len(first.path)}"
+        guesses = " > ".join(map(str, first.counts))
         table.add_row(
             str(number) if len(steps) == 1 else f"{number}-{number + len(steps) - 1}",
             _written(steps, tokenizer),

@@ -45,6 +45,12 @@ class Entry:
     fund: float | None
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """Guesses offered, kept, and right."""
+        offered, kept = (sum(tree.acceptable) - 1 for tree in (self.offered, self.kept))
+        return offered, kept, len(self.path)
+
+    @property
     def gain(self) -> float:
         """Tokens that were to be expected of what was kept, the bonus token included."""
         gain = self.kept.gain

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pronk import LLM, OptionError
 from pronk.cache.blocks import BlockTable
 from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
@@ -18,6 +19,7 @@ from pronk.drafters.combined._choices import Choices
 from pronk.drafters.combined.auto import Auto, AutoGuesser
 from pronk.engine.budget import keep_paying_nodes
 from pronk.passes.costs import PassCosts
+from pronk.testing import tiny_checkpoint
 from pronk.tree import TokenTree
 
 VOCAB = 1000
@@ -233,3 +235,88 @@ def test_nothing_is_learned_for_others_of_requests_whose_guesses_are_drawn() -> 
     guesser = world.guesser(Source(world, "a", 0.01, always(0.9)))
     world.decode(guesser, 50, SamplingParams(max_tokens=10_000, temperature=0.8, rule="rejection"))
     assert sum(guesser.worth[0].count) == 0.0
+
+
+def test_what_was_offered_counts_and_not_only_what_was_verified() -> None:
+    """Of guesses that others had better ones for, or that did not pay, the text says whether they were right, too."""
+    heard: list[Outcome[None]] = []
+
+    class Listener(Source):
+        def observe(self, outcome: Outcome[None]) -> None:
+            heard.append(outcome)
+
+    world = World()
+    guesser = world.guesser(Listener(world, "a", 0.01, always(0.9)), Listener(world, "b", 0.01, always(0.9)))
+    world.decode(guesser, 60)
+    assert len(heard) > 60
+    for outcome in heard:
+        tree, path = outcome.judged
+        assert tree is outcome.offered
+        assert tuple(tree.tokens[node] for node in path) == outcome.committed[: len(path)]
+        ends = len(path) == len(outcome.committed)
+        assert ends or tree.child(path[-1] if path else 0, outcome.committed[len(path)]) is None
+
+
+def test_where_it_guessed_behind_what_did_not_come_nothing_is_learned() -> None:
+    state = Choices((), [], [], lead=(7, 8), root=12)
+    tree = TokenTree.chain([8, 1, 2])
+    outcome = Outcome(None, tree, (), (7, 8, 1, 9), 10, SamplingParams())
+    right = state.judged(outcome, tree)
+    assert right.judged == (tree, (1,))
+    wrong = state.judged(Outcome(None, tree, (), (7, 5, 1, 9), 10, SamplingParams()), tree)
+    assert wrong.judged[0].num_guesses == 0
+    assert wrong.judged[1] == ()
+
+
+def test_repetition_is_seen_and_guesses_are_no_text() -> None:
+    state, text = Choices((), [], []), [1, 2, 3, 4, 1, 2, 3]
+    assert not state.repeats(text[:6], 6)
+    assert state.repeats(text, 7)
+    assert state.repeats([*text, 1, 2, 3], 7)
+    assert not state.repeats([*text, 9, 9, 9], 7)
+    assert not state.repeats([*text, 9, 9, 9], 8)
+    assert not Choices((), [], []).repeats([1], 1)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(tiny_checkpoint(tmp_path_factory.mktemp("auto") / "tiny"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("auto", ["suffix", "recycling", "lookahead"]),
+        ("auto(recycling(num_nodes=3))", ["suffix", "recycling", "lookahead"]),
+        ("auto(prompt_lookup, suffix)", ["prompt_lookup", "suffix", "recycling", "lookahead"]),
+        ("auto(autoregressive)", ["suffix", "recycling", "lookahead"]),
+    ],
+)
+def test_who_is_at_hand_of_a_model_with_another_vocabulary(llm: LLM, spec: str, names: list[str]) -> None:
+    assert [part.name for part in llm.meet(spec).parts] == names
+
+
+def test_who_is_at_hand_of_the_bundled_model() -> None:
+    llm = LLM()
+    assert [part.name for part in llm.meet().parts] == ["suffix", "recycling", "lookahead", "cape"]
+    assert "cape" not in [part.name for part in llm.meet("auto(bundled=False)").parts]
+    assert [part.name for part in llm.meet("auto(glide)").parts] == ["suffix", "recycling", "lookahead", "glide"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("auto(num_nodes=0)", "auto: num_nodes"),
+        ("auto(bundled=2)", "auto: bundled"),
+        ("auto(deep=1)", "unknown option 'deep'"),
+        ("auto(nobody)", "unknown drafter 'nobody'"),
+    ],
+)
+def test_mistakes(llm: LLM, spec: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        llm.meet(spec)
+
+
+def test_a_given_one_that_does_not_fit_is_refused(llm: LLM) -> None:
+    with pytest.raises(OptionError, match="kangaroo"):
+        llm.meet("auto(kangaroo)")

@@ -42,7 +42,6 @@ from pronk.drafters.shared.composite import Composite, CompositeGuesser
 from pronk.drafters.shared.trie import Trie
 from pronk.drafters.target import Target
 from pronk.errors import PronkError
-from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree, beside
 
 __all__ = ["Auto", "AutoGuesser"]
@@ -263,7 +262,7 @@ class AutoGuesser(CompositeGuesser):
     def _why(self, number: int, view: _View, requests: int) -> Literal["pays", "explores", "all"] | None:
         """Why to ask a source, if there is a reason to."""
         context, choices, best = view.context, view.context.state, view.best
-        if min(context.max_depth, context.max_nodes) < 1 or not self._fits(number, context.costs, requests):
+        if min(context.max_depth, context.max_nodes) < 1 or not self._fits(number, context, requests):
             return None
         if best is None:
             return "all"
@@ -279,10 +278,11 @@ class AutoGuesser(CompositeGuesser):
         due = choices.asked[number] <= min(choices.steps - _LEAVE, *choices.asked)
         return "explores" if due and takes <= self.account * plain else None
 
-    def _fits(self, number: int, costs: PassCosts | None, requests: int) -> bool:
+    def _fits(self, number: int, context: DraftContext[Choices], requests: int) -> bool:
         """Whether a source is one for these costs at all."""
         if self.parts[number].name != Lookahead.name:
             return True
+        costs = context.costs if context.thrifty else None
         return costs is not None and costs.at(_ROWS * requests) <= _CHEAP * costs.at(requests)
 
     def _ask(

@@ -1,0 +1,90 @@
+"""Why a text took its steps: what is kept is what was decided, and the text is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models import set_costs
+from pronk import LLM, SamplingParams
+from pronk.explain import Explanation, explain
+from pronk.passes.costs import PassCosts
+from pronk.testing import tiny_checkpoint
+
+TEXT = "the cat and the dog and the cat and the dog and the cat and the"
+PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    made = LLM(tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
+    set_costs(made.engine, PassCosts((1, 2), (10.0, 10.1), slope=0.1))  # so dear that asking takes next to nothing
+    return made
+
+
+def check(found: Explanation, llm: LLM, drafter: str) -> None:
+    want = llm.generate(TEXT, PARAMS, drafter="autoregressive")
+    assert found.completion.token_ids == want.token_ids == [token for step in found.steps for token in step.tokens]
+    assert len(found.steps) == found.completion.stats.target_steps
+    assert sum(step.counts[1] for step in found.steps) == found.completion.stats.drafted > 0
+    assert sum(len(step.path) for step in found.steps) == found.completion.stats.accepted > 0
+    assert sum(share.accepted for share in found.shares) == found.completion.stats.accepted
+    assert sum(share.drafted for share in found.shares) == found.completion.stats.drafted
+    for step in found.steps:
+        assert step.counts[2] <= step.counts[1] <= step.counts[0]
+        assert set(step.kept.tokens) <= set(step.offered.tokens)
+        assert [step.kept.tokens[node] for node in step.path] == list(step.tokens[: len(step.path)])
+        assert step.plain == pytest.approx(10.0)
+        assert step.expected == pytest.approx(10.0 + 0.1 * step.kept.num_guesses)
+        assert step.seconds > 0
+    assert f"{len(want.token_ids)} tokens in {len(found.steps)} steps" in found.summary, drafter
+
+
+def test_choosing_says_who_was_asked_and_what_that_brought(llm: LLM) -> None:
+    found = explain(llm, TEXT, PARAMS)
+    check(found, llm, "auto")
+    asked = [each for step in found.steps for each in step.consulted]
+    assert {each.source for each in asked} >= {"suffix", "recycling"}
+    assert {each.why for each in asked} <= {"pays", "explores"}
+    for step in found.steps:
+        for before, after in zip(step.consulted, step.consulted[1:], strict=False):
+            assert before.after == after.before
+        if step.consulted:
+            assert step.consulted[0].before == (1.0, 10.0)
+            last = step.consulted[-1].after
+            assert last is not None
+            assert step.gain == pytest.approx(last[0])
+            assert step.value == pytest.approx(last[0] * 10.0 / last[1])
+    (suffix,) = [share for share in found.shares if share.source == "suffix"]
+    assert suffix.asked == sum(each.source == "suffix" for each in asked) > 0
+    assert "suffix was asked in" in found.summary
+
+
+@pytest.mark.parametrize("drafter", ["suffix(store_tokens=0)", "merged(suffix(store_tokens=0), recycling)"])
+def test_other_drafters_have_a_journal_too(llm: LLM, drafter: str) -> None:
+    found = explain(llm, TEXT, PARAMS, drafter)
+    check(found, llm, drafter)
+    assert not any(step.consulted for step in found.steps)
+    assert "suffix had" in found.summary
+
+
+def test_without_guesses_there_is_little_to_say(llm: LLM) -> None:
+    found = explain(llm, TEXT, PARAMS, "autoregressive")
+    assert not found.shares
+    assert all(step.tokens == step.tokens[:1] and not step.path for step in found.steps)
+    assert "39 of 39 steps after the first were plain" in found.summary
+
+
+def test_a_journal_is_kept_of_nobody_else(llm: LLM) -> None:
+    (request,) = llm.intake.samples(llm.intake.ids(TEXT), PARAMS, llm.meet())
+    llm.engine.run([request])
+    assert request.journal is None
+
+
+def test_one_token_is_a_text(tmp_path: Path) -> None:
+    llm = LLM(tiny_checkpoint(tmp_path / "tiny"))
+    found = explain(llm, "x", SamplingParams(max_tokens=1, ignore_eos=True))
+    assert len(found.steps) == 1
+    assert found.speed is None
+    assert found.summary.startswith("1 tokens in 1 steps")
