@@ -76,6 +76,7 @@ DRAFTERS: dict[str, Drafter] = {
     "lookahead": Lookahead(window=4, ngram=3, guesses=5),
     "recycling": Recycling(num_nodes=20, top_k=6),
     **{name: make_drafter(spec) for name, spec in (drafts.specs() | TRAINED).items()},
+    "auto": make_drafter(f"auto({drafts.specs()['cape']}, {TRAINED['medusa']})"),
     "merged": Merged((PromptLookup(min_ngram=1), Recycling(shared=True), Lookahead(window=2))),
     "random": TreeDrafter(random_trees),
     "oracle": TreeDrafter(oracle_trees(0.7)),

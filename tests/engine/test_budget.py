@@ -128,7 +128,7 @@ def test_the_first_pass_after_a_prompt_is_plain() -> None:
 
 
 # Greedy, the drafters of the registry are in ``drafters/test_conformance.py``; here they run with all options at once.
-GREEDY = ("suffix", "merged with trained")
+GREEDY = ("suffix", "auto", "merged with trained")
 
 
 @pytest.mark.parametrize(
