@@ -26,7 +26,8 @@ __all__ = ["ALIKE", "Best", "Price", "Worth", "alike"]
 
 # Expected guesses of others by which steps are told apart; two kinds more, where nobody has guessed.
 _EXPECTED = (0.25, 0.75, 1.5, 3.0)
-ALIKE = 2 + len(_EXPECTED) + 1
+_REPEATS, _FIRST = 1, 2
+ALIKE = _FIRST + len(_EXPECTED) + 1
 
 # How far a step moves the mean of a request, and of all requests; and how much of theirs a new one begins with.
 _OWN, _ALL, _BELIEVED = 0.2, 0.02, 3.0
@@ -42,7 +43,7 @@ _SINCE = 0.25
 
 def alike(expected: float, *, first: bool, repeats: bool) -> int:
     """The kind of a step, a number below :data:`ALIKE`."""
-    return int(repeats) if first else 2 + bisect(_EXPECTED, expected)
+    return int(repeats) if first else _FIRST + bisect(_EXPECTED, expected)
 
 
 class Best(NamedTuple):
@@ -89,10 +90,14 @@ class Worth:
         return Worth([*self.tokens], [*self.rows], [min(count, _BELIEVED) for count in self.count], _OWN)
 
     def at(self, kind: int) -> tuple[float, float]:
-        """Tokens and rows to be expected in a step, by those of its kind, or of the one next to it."""
-        known = [each for each in range(ALIKE) if self.count[each]]
+        """Tokens and rows to be expected in a step, by those of its kind, or of the one next to it.
+
+        Of steps whose text repeats itself, before anybody has guessed, the others say nothing, nor they of the others.
+        """
+        alike = (_REPEATS,) if kind == _REPEATS else tuple(each for each in range(ALIKE) if each != _REPEATS)
+        known = [each for each in alike if self.count[each]]
         near = min(known, key=lambda each: abs(each - kind), default=kind)
-        hope = _HOPED / (_HOPED + sum(self.count))
+        hope = _HOPED / (_HOPED + sum(self.count[each] for each in alike))
         return self.tokens[near] + hope * (_TOKENS - self.tokens[near]), self.rows[near] * (1.0 - hope)
 
     def learn(self, kind: int, tokens: float, rows: float, *, afresh: bool = False) -> None:
