@@ -42,12 +42,14 @@ class Measured:
     steps: dict[str, float] = field(default_factory=dict)
 
 
-def measure(llm: LLM, suite: str, prompt: Prompt, methods: Sequence[str], args: argparse.Namespace) -> list[Measured]:
+def measure(
+    llm: LLM, suite: str, prompt: Prompt, place: int, methods: Sequence[str], args: argparse.Namespace
+) -> list[Measured]:
     """One prompt at one temperature, by all methods, in another order each time."""
     rounds = []
     ids = encode(llm, prompt, chat=False)[-args.most :]
     for number in range(args.rounds):
-        shift = (number + hash(prompt.id)) % len(methods)
+        shift = (number + place) % len(methods)
         found, texts = Measured(suite), set[tuple[int, ...]]()
         for method in (*methods[shift:], *methods[:shift]):
             params = SamplingParams(
@@ -127,8 +129,8 @@ def main() -> None:
     for suite in args.suites:
         prompts = load_suite(suite, args.data)
         chosen = prompts[:: max(1, len(prompts) // args.limit)][: args.limit]
-        for prompt in chosen:
-            found += measure(llm, suite, prompt, methods, args)
+        for place, prompt in enumerate(chosen):
+            found += measure(llm, suite, prompt, place, methods, args)
         print(f"{suite}: {len(chosen)} prompts", flush=True)
         if args.json:
             args.json.write_text(json.dumps([vars(each) for each in found]))

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Drawn", "Origin", "TokenTree", "beside"]
+__all__ = ["Drawn", "Origin", "TokenTree"]
 
 # A drafter's name, and a number that means something to that drafter alone.
 Origin = tuple[str, int]
@@ -196,6 +196,25 @@ class TokenTree:
             None if self.probs is None else ((None,) * above + self.probs),
         )
 
+    def beside(self, other: TokenTree) -> TokenTree:
+        """This tree with those nodes of another below its root that may not be accepted, and hang there by each other.
+
+        Neither has ``probs``.
+        """
+        place = {0: 0}
+        for node, parent in enumerate(other.parents):
+            if not other.acceptable[node] and parent in place:
+                place[node] = len(self) + len(place) - 1
+        nodes = [*place][1:]
+        theirs = other.origin or (("", 0),) * len(other)
+        return TokenTree(
+            (*self.tokens, *(other.tokens[node] for node in nodes)),
+            (*self.parents, *(place[other.parents[node]] for node in nodes)),
+            (*(self.verify or (True,) * len(self)), *(False,) * len(nodes)),
+            gain=None if self.gain is None else (*self.gain, *(0.0,) * len(nodes)),
+            origin=(*(self.origin or (("", 0),) * len(self)), *(theirs[node] for node in nodes)),
+        )
+
     def keep(self, nodes: Iterable[int]) -> TokenTree:
         """The tree of ``nodes`` alone, in their old order; a node whose parent is not kept is left out as well."""
         wanted = set(nodes) | {0}
@@ -219,26 +238,3 @@ class TokenTree:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
         return self.keep(fitting[: max_nodes + 1])
-
-
-def beside(tree: TokenTree, other: TokenTree) -> TokenTree:
-    """A tree with those nodes of another below the same root that may not be accepted, and hang there by each other.
-
-    Neither has ``probs``.
-    """
-    place = {0: 0}
-    for node in range(1, len(other)):
-        if not other.acceptable[node] and other.parents[node] in place:
-            place[node] = len(tree) + len(place) - 1
-    nodes = [*place][1:]
-    gain = (tree.gain or (1.0,) * len(tree)) + tuple(0.0 if other.gain is None else other.gain[n] for n in nodes)
-    origin = (tree.origin or (("", 0),) * len(tree)) + tuple(
-        ("", 0) if other.origin is None else other.origin[n] for n in nodes
-    )
-    return TokenTree(
-        tree.tokens + tuple(other.tokens[node] for node in nodes),
-        tree.parents + tuple(place[other.parents[node]] for node in nodes),
-        (tree.verify or (True,) * len(tree)) + (False,) * len(nodes),
-        gain=gain,
-        origin=origin,
-    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from models import make_engine, make_request, run, tiny_decoder
+from models import Clock, make_engine, make_request, run, tiny_decoder
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Guesser, Outcome
 from pronk.drafters.base import Needs
@@ -207,16 +207,6 @@ def test_good_drafters_are_not_held_back() -> None:
     gains = [lost("good", seed, noisy=True, requests=4, tokens=256)[0] for seed in range(30)]
     ratios = sorted(each.seconds / each.plain for each in gains if each.asking < 0.1 * each.memory)
     assert ratios[len(ratios) // 2] < 0.65
-
-
-class Clock:
-    """Seconds that pass only where somebody says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Sure(Guesser[None]):

@@ -26,17 +26,17 @@ __all__ = ["explain"]
 _INTERRUPTED = 130
 
 
-@shares(load=load_model, request=sampling_params, without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"))
+@shares(
+    read=read_prompt,
+    load=load_model,
+    request=sampling_params,
+    without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"),
+)
 def explain(
     load: Callable[[Progress | None], "LLM"],
     request: Callable[[], "SamplingParams"],
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue, or - to read it from standard input.", show_default=False)
-    ] = None,
+    read: Callable[[], str],
     *,
-    prompt_file: Annotated[
-        str | None, typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False)
-    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the table.")
     ] = False,
@@ -64,11 +64,11 @@ def explain(
     from pronk.explain import explain as run
 
     screen = Screen(stats=True, color_guesses=True)
-    text = read_prompt(prompt, prompt_file)
+    text = read()
+    _check_plot(plot)
     with screen.loading() as progress:
         params = request()
         llm = load(progress)
-    _check_plot(plot)
     try:
         found = run(llm, text, params)
     except KeyboardInterrupt:
@@ -84,7 +84,7 @@ def explain(
 
 
 def _check_plot(path: Path | None) -> None:
-    """What would fail only after the text is there, said now."""
+    """What would fail only after the text is there, said before the model is loaded."""
     if path is None:
         return
     from importlib.util import find_spec

@@ -56,17 +56,12 @@ def _pronk(
 
 
 @app.command()
-@shares(load=load_model, request=sampling_params)
+@shares(read=read_prompt, load=load_model, request=sampling_params)
 def generate(
     load: Callable[[Progress | None], "LLM"],
     request: Callable[[], "SamplingParams"],
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue, or - to read it from standard input.", show_default=False)
-    ] = None,
+    read: Callable[[], str],
     *,
-    prompt_file: Annotated[
-        str | None, typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False)
-    ] = None,
     echo: Annotated[bool, typer.Option("--echo", metavar="", help="Show the prompt in front of the text.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the text.")
@@ -90,7 +85,7 @@ def generate(
     from pronk.commands.console import Screen
 
     screen = Screen(stats=stats, color_guesses=color_guesses)
-    text = read_prompt(prompt, prompt_file)
+    text = read()
     llm, params = _prepare(load, request, screen)
     try:
         if as_json:

@@ -274,12 +274,21 @@ def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
     return bias or None
 
 
-def read_prompt(prompt: str | None, file: str | None) -> str:
+def read_prompt(
+    *,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue, or - to read it from standard input.", show_default=False)
+    ] = None,
+    prompt_file: Annotated[
+        str | None, typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False)
+    ] = None,
+) -> str:
     """The prompt of the argument, of a file or of standard input.
 
     Raises:
         PromptError: not one of them, or no text in UTF-8.
     """
+    file = prompt_file
     if (prompt is None) == (file is None):
         msg = f"expected either PROMPT or --prompt-file, found {'neither' if prompt is None else 'both'}"
         raise PromptError(msg)

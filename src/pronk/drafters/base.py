@@ -59,7 +59,7 @@ class DraftContext(Generic[State]):
         chooser: who chooses the request's tokens, told of all ``tokens``: for drafters that choose from a distribution
             of their own as the target would. Whoever tells it of more takes that back.
         table: where the target's keys and values of the first ``table.length`` tokens are.
-        costs: what a pass costs by its rows, if the drafter needs it and the cache had room to measure it.
+        costs: what a pass costs by its rows, if the drafter needs it and it is known.
         thrifty: whether guesses that do not pay for their time are to be left out.
         salt: only requests with the same one share what a cache has of their texts.
         draws: whether guesses are drawn where the rule of acceptance asks for it. Nothing is drawn for a proposal that
@@ -126,7 +126,7 @@ class Outcome(Generic[State]):
     def judged(self) -> tuple[TokenTree, tuple[int, ...]]:
         """The tree to learn from how often guesses are right, and its nodes that were.
 
-        Of what was offered that is known of nodes that were not verified, too: the text itself says it.
+        Nodes that were offered and not verified are judged, too: the text says what was right.
         """
         tree = self.offered
         if tree is None:

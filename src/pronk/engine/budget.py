@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pronk.passes.costs import PassCosts
+from pronk.passes.costs import PassCosts, most_paying
 from pronk.tree import TokenTree
 
 __all__ = ["keep_paying_nodes"]
@@ -72,12 +72,6 @@ def keep_paying_nodes(
 
 def _paying(ranked: Sequence[_Ranked], requests: int, others: int, costs: PassCosts, prompts: int) -> int:
     """How many of the guesses, the likeliest first, are kept; ``others`` are there in any case."""
-    rows, expected = prompts + requests + others, float(requests)
-    saved = costs.at(prompts + requests) - costs.at(requests)
-    best, count = expected / (costs.at(rows) - saved), 0
-    for number, (loss, _, _) in enumerate(ranked, 1):
-        expected -= loss
-        value = expected / (costs.at(rows + number) - saved)
-        if value > best:
-            best, count = value, number
-    return count
+    rows, saved = prompts + requests + others, costs.at(prompts + requests) - costs.at(requests)
+    gains = (-loss for loss, _, _ in ranked)
+    return most_paying(gains, float(requests), lambda guesses: costs.at(rows + guesses) - saved)[0]

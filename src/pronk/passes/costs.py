@@ -21,13 +21,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["PassCosts", "PassTimes"]
+__all__ = ["PassCosts", "PassTimes", "most_paying", "usual"]
 
 # Passes that the speed is of, and how many of them come after the one that a level learns from. The window is even: of
 # an odd one that is seen by turns from passes of two kinds, each kind would have the majority when its own is learned.
@@ -132,7 +132,7 @@ class _Level:
     def now(self, speed: float, since: int) -> float:
         """What a pass takes; where there were some since pass number ``since``, they say it themselves."""
         own = [log for number, log in self.latest if number >= since]
-        return _usual(own) if len(own) >= _FEW else speed + self.log
+        return usual(own) if len(own) >= _FEW else speed + self.log
 
 
 class _Pass(NamedTuple):
@@ -188,7 +188,7 @@ class _Levels:
             then = self.recent[-1 - _LATER]
             late = self.levels[then.rows]
             late.heard.append(then.log - self.speed)
-            before, late.log = late.log, _usual(late.heard)
+            before, late.log = late.log, usual(late.heard)
             self._balance(late.log - before, then.rows)
 
     def _balance(self, step: float, rows: int) -> None:
@@ -218,7 +218,7 @@ class _Levels:
 
     def _speed(self, passes: Iterable[_Pass]) -> float:
         """What passes took over what their levels let expect."""
-        return _usual([each.log - self.levels[each.rows].log for each in passes])
+        return usual([each.log - self.levels[each.rows].log for each in passes])
 
     def _move(self, step: float) -> None:
         self._moved += abs(step)
@@ -260,7 +260,7 @@ class PassTimes:
     def rest(self, whole: PassCosts, share: float) -> PassCosts:
         """What passes cost that :meth:`learn_rest` hears of, if whole ones cost ``whole``."""
         rest, ratios = _rest(whole, share), self._rests.get(share)
-        factor = _usual(ratios) if ratios else 1.0
+        factor = usual(ratios) if ratios else 1.0
         seconds = tuple(factor * each for each in rest.seconds)
         return replace(rest, seconds=seconds, slope=None if rest.slope is None else factor * rest.slope)
 
@@ -289,8 +289,28 @@ def _rest(whole: PassCosts, share: float) -> PassCosts:
     return replace(whole, seconds=seconds, slope=None if whole.slope is None else (1.0 - share) * whole.slope)
 
 
-def _usual(values: Sequence[float]) -> float:
-    """The lower third: what disturbs a pass makes it longer."""
+def most_paying(gains: Iterable[float], tokens: float, seconds: Callable[[int], float]) -> tuple[int, float]:
+    """How many guesses are worth their rows: those for which expected tokens over time are most.
+
+    Args:
+        gains: the probability that each is reached, falling.
+        tokens: that come without any guess.
+        seconds: that a step takes with so many guesses.
+
+    Returns:
+        How many, and the tokens that are to be expected with them.
+    """
+    best, count, expected = tokens / seconds(0), 0, tokens
+    for number, gain in enumerate(gains, 1):
+        tokens += gain
+        value = tokens / seconds(number)
+        if value > best:
+            best, count, expected = value, number, tokens
+    return count, expected
+
+
+def usual(values: Sequence[float]) -> float:
+    """What something takes, by a few times that it did: their lower third, as what disturbs makes it longer."""
     return sorted(values)[(len(values) - 1) // 3]
 
 

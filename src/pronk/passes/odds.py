@@ -2,7 +2,7 @@
 
 Counts alone, and nothing of any text: of each source, kind of guess, depth in the tree and temperature, how many had a
 parent that was accepted, and how many of these were the model's choice, too. A request adds at most :data:`SHARE`
-guesses, so that no single one decides what is believed of all, and old counts fade.
+guesses of each source, so that no single one decides what is believed of all, and old counts fade.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left
 
 __all__ = ["SHARE", "Key", "Odds"]
 
-# Guesses of one request that count for all.
+# Guesses of one source for one request that count for all.
 SHARE = 256
 
 # Depths from here on are one; temperatures up to each of these are alike, and those above.
@@ -36,9 +36,6 @@ class Odds:
 
     def __init__(self) -> None:
         self.counts: dict[Key, list[float]] = {}
-
-    def __len__(self) -> int:
-        return len(self.counts)
 
     def rate(self, source: str, kind: int, depth: int, temperature: float | None, prior: float) -> float:
         """How often such guesses are right.

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pronk.passes.costs import PassCosts
+from pronk.passes.costs import PassCosts, most_paying, usual
 
 __all__ = ["ALIKE", "Best", "Price", "Worth", "alike"]
 
@@ -28,6 +28,7 @@ __all__ = ["ALIKE", "Best", "Price", "Worth", "alike"]
 _EXPECTED = (0.25, 0.75, 1.5, 3.0)
 _REPEATS, _FIRST = 1, 2
 ALIKE = _FIRST + len(_EXPECTED) + 1
+_OTHERS = tuple(kind for kind in range(ALIKE) if kind != _REPEATS)
 
 # How far a step moves the mean of a request, and of all requests; and how much of theirs a new one begins with.
 _OWN, _ALL, _BELIEVED = 0.2, 0.02, 3.0
@@ -60,13 +61,9 @@ class Best(NamedTuple):
     @classmethod
     def of(cls, gains: Sequence[float], costs: PassCosts, requests: int) -> Best:
         """The part of a tree that is worth most, where ``requests`` do alike; without any, it is a plain step."""
-        tokens, best = 1.0, cls(1.0, costs.at(requests) / requests)
-        for number, gain in enumerate(sorted(gains, reverse=True), 1):
-            tokens += gain
-            seconds = costs.at(requests * (1 + number)) / requests
-            if tokens * best.seconds > best.tokens * seconds:
-                best = cls(tokens, seconds)
-        return best
+        ranked = sorted(gains, reverse=True)
+        count, tokens = most_paying(ranked, 1.0, lambda guesses: costs.at(requests * (1 + guesses)))
+        return cls(tokens, costs.at(requests * (1 + count)) / requests)
 
 
 @dataclass
@@ -94,10 +91,10 @@ class Worth:
 
         Of steps whose text repeats itself, before anybody has guessed, the others say nothing, nor they of the others.
         """
-        alike = (_REPEATS,) if kind == _REPEATS else tuple(each for each in range(ALIKE) if each != _REPEATS)
-        known = [each for each in alike if self.count[each]]
+        telling = (_REPEATS,) if kind == _REPEATS else _OTHERS
+        known = [each for each in telling if self.count[each]]
         near = min(known, key=lambda each: abs(each - kind), default=kind)
-        hope = _HOPED / (_HOPED + sum(self.count[each] for each in alike))
+        hope = _HOPED / (_HOPED + sum([self.count[each] for each in telling]))
         return self.tokens[near] + hope * (_TOKENS - self.tokens[near]), self.rows[near] * (1.0 - hope)
 
     def learn(self, kind: int, tokens: float, rows: float, *, afresh: bool = False) -> None:
@@ -146,18 +143,17 @@ class Price:
 
     def hears_within(self, seconds: float) -> bool:
         """Whether it is known to hear of a step in so many seconds."""
-        return bool(self.hearing) and _usual(self.hearing) <= seconds
+        return bool(self.hearing) and usual(self.hearing) <= seconds
 
-    def seconds(self, requests: int, new: float) -> float:
-        """Of one request's share, if ``requests`` are asked for; ``new`` tokens are to be read."""
-        return self._asking(requests) + _usual(self.hearing) + new * _usual(self.reading)
+    def seconds(self, requests: int) -> float:
+        """Of one request's share, if ``requests`` are asked for, where their texts have been read."""
+        return self._asking(requests) + (usual(self.hearing) if self.hearing else 0.0)
+
+    def reads(self, tokens: int) -> float:
+        """Seconds for a text of which so many tokens are to be read."""
+        return tokens * usual(self.reading) if self.reading else 0.0
 
     def _asking(self, requests: int) -> float:
         kind = requests.bit_length()
         near = min(self.asking, key=lambda each: abs(each - kind), default=None)
-        return _SINCE * (self.began or 0.0) if near is None else _usual(self.asking[near])
-
-
-def _usual(values: Sequence[float]) -> float:
-    """The lower third: what disturbs makes it longer."""
-    return sorted(values)[(len(values) - 1) // 3] if values else 0.0
+        return _SINCE * (self.began or 0.0) if near is None else usual(self.asking[near])

@@ -42,7 +42,7 @@ from pronk.drafters.shared.composite import Composite, CompositeGuesser
 from pronk.drafters.shared.trie import Trie
 from pronk.drafters.target import Target
 from pronk.errors import PronkError
-from pronk.tree import TokenTree, beside
+from pronk.tree import TokenTree
 
 __all__ = ["Auto", "AutoGuesser"]
 
@@ -105,7 +105,7 @@ class _View:
         room = max_nodes - sum(len(tree) - sum(tree.acceptable) for tree in looking)
         tree = self._merged().tree(room)
         for each in looking:
-            tree = beside(tree, each)
+            tree = tree.beside(each)
         return tree
 
     def _merge(self, tree: TokenTree, source: str) -> None:
@@ -210,7 +210,6 @@ class AutoGuesser(CompositeGuesser):
             consulted, price = choices.consulted.get(number), self.prices[number]
             if consulted:
                 choices.asked[number] = choices.steps
-            if consulted:
                 own = replace(outcome, state=choices.states[number])
                 began = self.clock()
                 part.observe(own if outcome.params.rejects else choices.judged(own, consulted.tree))
@@ -230,7 +229,6 @@ class AutoGuesser(CompositeGuesser):
         left, length = state.rest
         if left:
             state.rest = left - 1, length
-            state.steps += 1
             self._save()
         return left > 0
 
@@ -246,6 +244,7 @@ class AutoGuesser(CompositeGuesser):
     def _view(self, context: DraftContext[Choices], requests: int) -> _View:
         """The step before anybody was asked."""
         choices, certain = context.state, context.root + 1
+        choices.consulted.clear()  # there are some where a source has raised
         choices.root, choices.lead = len(context.tokens) - 1, tuple(context.tokens[certain:])
         best = None
         if context.thrifty and context.costs is not None:
@@ -269,10 +268,11 @@ class AutoGuesser(CompositeGuesser):
         price, new = self.prices[number], 0 if number in choices.read else len(context.tokens)
         plain, terms = choices.plain, max(1, min(_TERMS, context.max_depth // 2))
         tokens, rows = choices.worth[number].at(view.kind)
-        takes = price.seconds(requests, new)
+        asking, reading = price.seconds(requests), price.reads(new)
+        takes = asking + reading
         if takes > _PART * view.allowance:
             return None
-        seconds = best.seconds + rows * plain + price.seconds(requests, new / terms)
+        seconds = best.seconds + rows * plain + asking + reading / terms
         if (best.tokens + tokens) * best.seconds > best.tokens * seconds:
             return "pays"
         due = choices.asked[number] <= min(choices.steps - _LEAVE, *choices.asked)
@@ -300,16 +300,15 @@ class AutoGuesser(CompositeGuesser):
         seconds = self.clock() - began
         new = [len(view.context.tokens) for view in views if number not in view.context.state.read]
         self.prices[number].learn(seconds, len(views), new)
+        share = seconds / len(views)
         for (view, why), tree in zip(asked, trees, strict=True):
             choices, before = view.context.state, view.best
             choices.read.add(number)
-            view.allowance -= seconds / len(views)
+            view.allowance -= share
             view.take(part.name, tree, requests)
-            choices.consulted[number] = Consulted(
-                self.sources[number], why, seconds / len(views), tree, before, view.best
-            )
+            choices.consulted[number] = Consulted(self.sources[number], why, share, tree, before, view.best)
             if why == "explores":
-                self.account -= seconds / len(views) / choices.plain
+                self.account -= share / choices.plain
             self._learn(number, view, before, afresh=why == "explores")
 
     def _learn(self, number: int, view: _View, before: Best | None, *, afresh: bool) -> None:

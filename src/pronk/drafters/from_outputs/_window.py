@@ -102,14 +102,8 @@ class Window:
     def below(self, trie: TokenTree, mark: Origin) -> TokenTree:
         """``trie``, with this window beside its candidates; its nodes carry ``mark`` and may not be accepted."""
         tokens, parents = self.tree()
-        above = len(trie) - 1
-        return TokenTree(
-            (*trie.tokens, *tokens),
-            (*trie.parents, *(parent + above if parent else 0 for parent in parents)),
-            (True,) * len(trie) + (False,) * len(tokens),
-            gain=None if trie.gain is None else (*trie.gain, *(0.0,) * len(tokens)),
-            origin=(*(trie.origin or (("", 0),) * len(trie)), *(mark,) * len(tokens)),
-        )
+        verify, origin = (True, *(False,) * len(tokens)), (("", 0), *(mark,) * len(tokens))
+        return trie.beside(TokenTree((trie.tokens[0], *tokens), (-1, *parents), verify, origin=origin))
 
 
 NO_WINDOW = WindowShape(0, 5, 3)
