@@ -45,7 +45,7 @@ FLOORS = (
     {"proof", "testing"},
     {"bench", "inflate", "server"},
     {"train"},
-    {"quantize"},
+    {"advise", "quantize"},
     {"commands"},
 )
 # The same inside the drafters.

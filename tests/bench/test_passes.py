@@ -35,9 +35,7 @@ def test_passes_have_the_rows_that_were_asked_for(monkeypatch: pytest.MonkeyPatc
         return seen[-1]
 
     monkeypatch.setattr(LLM, "generate", generate)
-    monkeypatch.setattr(passes, "_ROUNDS", 2)
-    monkeypatch.setattr(passes, "ROWS", (1, 2, 8, 64))
-    found = list(pass_times(llm, llm.tokenizer.encode(PROMPT)))
+    found = list(pass_times(llm, llm.tokenizer.encode(PROMPT), (1, 2, 8, 64), rounds=2))
     assert [rows for rows, _ in groupby(record.rows for record in found)] == [1, 2, 8, 64] * 2
     counts = Counter(record.rows for record in found)
     assert all(counts[rows] >= 6 for rows in (1, 2, 8, 64)), counts

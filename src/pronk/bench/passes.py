@@ -16,9 +16,6 @@ __all__ = ["ROWS", "pass_times"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
-_ROUNDS = 3
-_STEPS = 6
-
 
 @dataclass(frozen=True)
 class _Star(Guesser[None]):
@@ -41,11 +38,13 @@ class _Star(Guesser[None]):
         """Nothing to learn."""
 
 
-def pass_times(llm: LLM, prompt: list[int]) -> Iterator[PassTime]:
-    """Passes over 1 to 64 rows below a prompt, in interleaved rounds."""
-    params = SamplingParams(max_tokens=_STEPS + 1, ignore_eos=True)
-    for _ in range(_ROUNDS):
-        for rows in ROWS:
+def pass_times(
+    llm: LLM, prompt: list[int], sizes: Sequence[int] = ROWS, *, rounds: int = 3, steps: int = 6
+) -> Iterator[PassTime]:
+    """Passes over so many rows below a prompt, in interleaved rounds of so many steps."""
+    params = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
+    for _ in range(rounds):
+        for rows in sizes:
             stats = llm.generate(prompt, params, drafter=_Star(rows, llm.config.vocab_size)).stats
             for before, step in pairwise(stats.steps):
                 if step.rows == rows:  # the last step has no room for guesses

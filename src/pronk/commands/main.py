@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
+from pronk.commands.advise import advise
 from pronk.commands.batch import batch
 from pronk.commands.bench import bench
 from pronk.commands.datastore import app as datastore_app
@@ -138,6 +139,7 @@ app.command()(serve)
 app.command()(batch)
 app.command()(bench)
 app.command()(explain)
+app.command()(advise)
 app.command()(verify)
 app.command()(inflate)
 app.command()(quantize)

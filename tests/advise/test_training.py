@@ -1,0 +1,95 @@
+"""What could be trained: estimated as the papers' equations and the bundled drafters' own figures have it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from pronk.advise.facts import Passes
+from pronk.advise.training import KINDS, estimate
+from pronk.bench.metrics import expected_speedup
+from pronk.commands.train.kinds import KINDS as COMMANDS
+from pronk.model.loader import read_config
+from pronk.train.options import Shape
+
+BUNDLED = Path(str(files("pronk"))) / "bundled"
+CONFIG = read_config(BUNDLED / "pronk-tiny")
+FLAT = Passes(dict.fromkeys((1, 2, 4, 8, 16, 32), 1.0), 0.8, 1e9, 1e9, {1: 1.0}, 1)
+DEAR = replace(FLAT, seconds={1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0, 32: 32.0})
+
+
+def by_kind(passes: Passes, temperature: float = 0.8, small: float = 0.0, numbers: int = 10**12) -> dict:  # type: ignore[type-arg]
+    found = estimate(list(KINDS), CONFIG, passes, numbers=numbers, small=small, temperature=temperature)
+    assert [each.times.middle for each in found] == sorted((each.times.middle for each in found), reverse=True)
+    return {each.kind: each for each in found}
+
+
+def test_every_command_that_trains_has_an_estimate() -> None:
+    assert set(KINDS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_those_of_the_bundled_one(kind: str) -> None:
+    """Norms aside, which are next to nothing."""
+    from safetensors import safe_open
+
+    folder = BUNDLED / KINDS[kind].bundled[0]
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        sizes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - no dictionary
+    matrices = sum(shape[0] * shape[1] for shape in sizes if len(shape) == 2)
+    matrices += sum(shape[0] * shape[1] * shape[2] for shape in sizes if len(shape) == 3)
+    assert KINDS[kind].numbers(CONFIG) == pytest.approx(matrices, rel=0.02)
+
+
+def test_small_models_are_as_the_commands_make_them() -> None:
+    """The estimate knows them as hidden size times vocabulary, and a body."""
+    for kind, model in (("draft", COMMANDS["draft"]()), ("glide", COMMANDS["glide"]())):
+        config = replace(CONFIG, vocab_size=10**6)
+        grown = KINDS[kind].numbers(config) - KINDS[kind].numbers(CONFIG)
+        assert grown == model.hidden * (10**6 - CONFIG.vocab_size)  # type: ignore[attr-defined]
+    assert Shape.vocab == CONFIG.vocab_size
+
+
+@pytest.mark.parametrize(("temperature", "name"), [(0.0, "greedy"), (0.8, "T=0.8")])
+def test_where_all_is_free_a_step_has_the_tokens_of_the_card(temperature: float, name: str) -> None:
+    """With the card's own number of guesses, or more where a chain may go on."""
+    found = by_kind(FLAT, temperature)
+    figures = json.loads((BUNDLED / "pronk-tiny-multi-token" / "drafter.json").read_text())["figures"]
+    assert found["heads"].times.middle == pytest.approx(figures[f"{name} S"], rel=0.05)
+    for kind in ("draft", "kangaroo", "glide"):
+        folder, file = KINDS[kind].bundled
+        figures = json.loads((BUNDLED / folder / file).read_text())["figures"]
+        assert figures[f"{name} S"] * 0.95 <= found[kind].times.middle <= 1.5 * figures[f"{name} S"]
+    assert found["medusa"].guesses == 31
+    for each in found.values():
+        assert each.times.low < each.times.middle < each.times.high
+        assert each.below > 0
+
+
+def test_a_chain_is_priced_by_the_field_s_equation() -> None:
+    """One guess at a known share and a known cost: Leviathan's speed-up."""
+    figures = json.loads((BUNDLED / "pronk-tiny-draft" / "draft.json").read_text())["figures"]
+    cost = 0.25
+    passes = replace(FLAT, seconds={1: 1.0, 2: 1.0, 3: 9.0, 32: 99.0})
+    found = by_kind(passes, small=cost)["draft"]
+    assert found.guesses == 1
+    assert found.times.middle == pytest.approx(expected_speedup(figures["T=0.8 alpha"], 1, cost), rel=1e-3)
+
+
+def test_where_rows_are_as_dear_as_passes_nothing_pays() -> None:
+    for each in by_kind(DEAR, small=0.1).values():
+        assert each.times.high <= 1.0
+        assert each.guesses == 1
+        assert each.below < 0
+
+
+def test_learning_takes_as_long_as_the_machine_is_slow() -> None:
+    slow, fast = by_kind(FLAT), by_kind(replace(FLAT, teach=1e10, learn=1e10))
+    for kind, each in slow.items():
+        writing = 1e6 / 32
+        assert (each.seconds - writing) == pytest.approx(10 * (fast[kind].seconds - writing))
+        assert each.seconds > writing > 0
