@@ -301,3 +301,34 @@ def test_counts_repeat_with_the_clock() -> None:
     (once, one), (again, other) = runs
     assert once == again
     assert [each.stats.steps for each in one] == [each.stats.steps for each in other]
+
+
+def test_who_chooses_is_left_alone_for_longer_each_time_that_the_fund_runs_out() -> None:
+    """To decide on each step would take what there is before anybody could be asked with it."""
+    fund = Fund()
+    ledger, waits = Ledger(fund), list[int]()
+    for _ in range(6):
+        while ledger.may_choose:
+            ledger.settle(0.05, 0.0, 0)
+        assert fund.empty
+        waits.append(0)
+        while not ledger.may_choose:
+            ledger.settle(0.0, 0.0, 0)
+            waits[-1] += 1
+    assert waits == pytest.approx([100, 200, 400, 800, 800, 800], abs=6)
+
+
+def test_a_gain_brings_the_choice_back_at_once_and_the_waits_are_short_again() -> None:
+    fund = Fund(left=0.004, again=4.0)
+    ledger = Ledger(fund, own=0.0)
+    ledger.settle(0.02, 0.0, 0)
+    assert (ledger.may_choose, fund.again) == (False, 8.0)
+    ledger.settle(0.0, 0.0, 3)
+    assert ledger.credit > 2.0
+    assert ledger.may_choose
+    other = Ledger(fund, own=0.0)
+    assert not other.may_choose  # what was gained is the one's own, until it ends
+    ledger.close()
+    assert other.may_choose
+    other.settle(0.0, fund.left + 0.02, 0)
+    assert fund.again == 1.0

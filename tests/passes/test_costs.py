@@ -212,3 +212,12 @@ def test_passes_whose_beginning_was_computed_before() -> None:
     rest = times.rest(whole, 0.25)
     assert [rest.at(rows) for rows in (1, 8)] == pytest.approx([0.8, 2.0])
     assert times.costs(0) is whole
+
+
+def test_the_least_gain_is_a_row_s_price() -> None:
+    costs = PassCosts((1, 8, 16), (1.0, 1.7, 2.5))
+    assert costs.least_gain() == pytest.approx(0.1)
+    assert costs.least_gain(2) == pytest.approx((2.5 - 1.1) / 7 / 1.1)
+    assert PassCosts((1, 8), (1.0, 1.0)).least_gain() == 0.0
+    assert PassCosts((1, 8), (1.0, 33.0)).least_gain() == 1.0
+    assert PassCosts((1,), (1.0,), 0.1, known=7).least_gain() == 0.0

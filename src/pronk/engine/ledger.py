@@ -12,6 +12,10 @@ and usually far less. What it takes to start a drafter's state is not booked: th
 whether to guess, and no reason not to; neither is what prepares a drafter when it is first asked of all. What a
 request's first proposal costs may be an investment, as when a draft model has to read the prompt: it is booked with the
 next 8, or at the end.
+
+Who chooses among drafters takes time to decide, whom it could not afford to ask as well. So where the fund has run out
+it is left alone until there is a plain step in it, then until there are two, four and eight, and again from one on as
+soon as it has gained something.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ _TERMS, _ORDINARY = 8, 0.5
 
 _RECENT = 5
 
+# Half of what a fund that has run out has to hold again at first before there is a choice again.
+_AGAIN = 0.5
+
 
 @dataclass
 class Fund:
@@ -38,11 +45,15 @@ class Fund:
         left: plain steps.
         asked: what it took to ask the drafter of late, in plain steps.
         begun: whether it has ever been asked.
+        empty: whether it has run out, and does not hold ``again`` yet.
+        again: what it has to hold then: twice as much each time.
     """
 
     left: float = _FUND
     asked: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     begun: bool = False
+    empty: bool = False
+    again: float = _AGAIN
 
     @property
     def asking(self) -> float:
@@ -52,6 +63,10 @@ class Fund:
     def add(self, steps: float) -> None:
         """Put in, or take out."""
         self.left = min(_FUND, self.left + steps)
+        if self.empty:
+            self.empty = self.left < self.again
+        elif self.left <= 0.0:
+            self.empty, self.again = True, min(_FUND, 2.0 * self.again)
 
 
 @dataclass
@@ -84,6 +99,11 @@ class Ledger:
         """Whether its drafter may be asked."""
         return self.left > 0.0 and self.left >= self.fund.asking
 
+    @property
+    def may_choose(self) -> bool:
+        """Whether there is something to decide on, for a drafter that chooses whom to ask."""
+        return self.credit > 0.0 or (self.left > 0.0 and not self.fund.empty)
+
     def settle(self, asking: float, rows: float, saved: int, hearing: float = 0.0) -> None:
         """Book a step.
 
@@ -102,6 +122,8 @@ class Ledger:
             self.drawn -= back
             self.fund.add(back)
             self.credit = min(self.credit + net - back, _CREDIT)
+            if net > back:
+                self.fund.again = _AGAIN
             return
         for name in ("credit", "own"):
             used = min(getattr(self, name), -net)

@@ -128,8 +128,10 @@ class Proposing:
         guesses = {plan.request: plan.draft.num_guesses for plan in plans}
         step, count = costs.at(requests) / requests, sum(guesses.values())
         whole = self.runner.costs_of([plan.job for plan in plans], costs).at(prompts + requests + count)
-        # By what such passes usually take: that this one was disturbed is nobody's fault.
-        added = max(0.0, (whole if math.isfinite(whole) else seconds) - costs.at(prompts + requests))
+        # By what such passes usually take: that this one was disturbed is nobody's fault. And a row never takes longer
+        # than a pass of its own: the first pass with guesses does, for what is done once, and none after it.
+        added = (whole if math.isfinite(whole) else seconds) - costs.at(prompts + requests)
+        added = min(max(0.0, added), count * step)
         for request, outcome in outcomes.items():
             if request.ledger is not None:
                 saved = max(0, min(len(outcome.path), len(outcome.committed) - 1))
@@ -284,7 +286,7 @@ class Proposing:
 def _may_ask(guesser: Guesser[Any], request: Request) -> bool:
     """Whether asking may cost the request something."""
     ledger = request.ledger
-    return ledger is None or (ledger.left > 0.0 if guesser.chooses else ledger.may_ask)
+    return ledger is None or (ledger.may_choose if guesser.chooses else ledger.may_ask)
 
 
 def _rows(turns: Sequence[Turn]) -> tuple[int, int]:

@@ -81,6 +81,14 @@ class PassCosts:
             found = self._found[rows] = self._interpolate(rows) if rows <= self.known else math.inf
         return found
 
+    def least_gain(self, requests: int = 1) -> float:
+        """What the probability of a guess has to be for its row to pay at all, 0..1: a row's share of a plain step.
+
+        It is the mean of a few rows more for each of so many requests; where nothing is known of them, 0.
+        """
+        plain, more = self.at(requests), self.at(requests * _REACH)
+        return min(1.0, (more - plain) / ((_REACH - 1) * plain)) if math.isfinite(more) else 0.0
+
     @cached_property
     def _found(self) -> dict[int, float]:
         return {}

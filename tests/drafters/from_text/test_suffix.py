@@ -19,6 +19,7 @@ from pronk.drafters.base import Outcome
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.drafters.from_text.suffix import Suffix, SuffixGuesser, SuffixState
 from pronk.errors import OptionError
+from pronk.passes.costs import PassCosts
 from pronk.tree import TokenTree
 
 HEADER = '{"format": "pronk-suffix-store/1", "vocabulary": "v"}\n'
@@ -368,3 +369,20 @@ def test_a_large_file_is_cut_down_to_its_end(tmp_path: Path) -> None:
 def test_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=f"suffix: {message}"):
         Suffix(**options)
+
+
+def test_what_cannot_pay_for_its_row_is_not_guessed() -> None:
+    """And the likelier guesses are the same; where nobody is to save, all are there."""
+    drafter, text, trees = bound(), codes("abcde  xbcfg  abc"), {}
+    for price in (0.0, 0.05, 0.3):
+        for thrifty in (True, False):
+            costs = PassCosts((1, 8), (1.0, 1.0 + 7 * price))
+            asked = replace(context(drafter.start(text), text), costs=costs, thrifty=thrifty)
+            (trees[price, thrifty],) = drafter.propose([asked])
+    whole = trees[0.0, True]
+    assert whole.gain is not None
+    for price in (0.05, 0.3):
+        assert trees[price, False] == whole
+        kept = [gain for gain in whole.gain if gain >= price]
+        assert 1 < len(kept) < len(whole)
+        assert sorted(trees[price, True].gain or ()) == sorted(kept)

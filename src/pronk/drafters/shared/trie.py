@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from heapq import heappop, heappush, nsmallest
 from typing import Generic, TypeVar
 
@@ -103,15 +104,19 @@ class Trie:
 
         The main chain is therefore the greedy path, and among equals what was added first wins.
         """
-        ranked = sorted(range(1, len(self.tokens)), key=lambda node: -self.gains[node])
-        kept = {0, *ranked[: max(0, max_nodes)]}
+        kept: Container[int] = range(len(self.tokens))
+        if len(self.tokens) - 1 > max_nodes:
+            ranked = sorted(range(1, len(self.tokens)), key=lambda node: -self.gains[node])
+            kept = {0, *ranked[: max(0, max_nodes)]}
         order: list[int] = []
         stack = [0]
         while stack:
             node = stack.pop()
             order.append(node)
             children = [child for child in self._children[node].values() if child in kept]
-            stack.extend(sorted(children, key=lambda child: (self.gains[child], -child)))
+            if len(children) > 1:
+                children.sort(key=lambda child: (self.gains[child], -child))
+            stack.extend(children)
         place = {-1: -1} | {node: number for number, node in enumerate(order)}
         return TokenTree(
             tuple(self.tokens[node] for node in order),
