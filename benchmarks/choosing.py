@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--json", type=Path, help="write what was measured")
     args = parser.parse_args()
-    llm = LLM(args.model)
+    llm = LLM(args.model, prefix_cache=True)  # a prompt is read once for all methods
     singles = [*SINGLE, *DRAFTS]
     methods = [PLAIN, *singles, AUTO, WITHOUT]
     for method in methods:

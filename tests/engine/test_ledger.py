@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,30 +27,31 @@ from pronk.tree import TokenTree
 def test_what_was_gained_may_be_lost_again_and_little_more() -> None:
     fund = Fund()
     ledger = Ledger(fund)
-    assert ledger.left == pytest.approx(8.25)
+    assert ledger.left == pytest.approx(4.25)
     ledger.settle(0.0, 0.5, 3)
-    assert (ledger.credit, fund.left) == pytest.approx((2.5, 8.0))
+    assert (ledger.credit, fund.left) == pytest.approx((2.5, 8.01))
     for _ in range(9):
         ledger.settle(0.0, 0.5, 0)
     assert ledger.credit == 0.0
     assert ledger.own == 0.0
     assert ledger.drawn == pytest.approx(4.5 - 2.5 - 0.25)
-    assert fund.left == pytest.approx(8.0 - ledger.drawn + 0.01 * 3, abs=0.011)
+    assert fund.left == pytest.approx(8.0 - ledger.drawn + 0.01 * 10)
     assert ledger.may_ask
-    ledger.settle(0.0, 6.5, 0)
-    assert not ledger.may_ask
+    ledger.settle(0.0, 2.5, 0)
+    assert not ledger.may_ask  # there is something in the fund, and this one has had its part
+    assert fund.left > 3.0
 
 
 def test_what_was_drawn_is_paid_back_first() -> None:
     fund = Fund()
     one, other = Ledger(fund), Ledger(fund)
     one.settle(0.0, 1.75, 0)
-    assert fund.left == pytest.approx(6.5)
-    assert other.left == pytest.approx(6.75)
+    assert fund.left == pytest.approx(6.51)
+    assert (one.left, other.left) == pytest.approx((2.51, 4.25))
     one.settle(0.0, 0.0, 1)
-    assert (one.credit, one.drawn, fund.left) == pytest.approx((0.0, 0.5, 7.51))
+    assert (one.credit, one.drawn, fund.left) == pytest.approx((0.0, 0.5, 7.52))
     one.settle(0.0, 0.0, 2)
-    assert (one.credit, one.drawn, fund.left) == pytest.approx((1.5, 0.0, 8.0))
+    assert (one.credit, one.drawn, fund.left) == pytest.approx((1.5, 0.0, 8.03))
 
 
 def test_credit_has_an_end() -> None:
@@ -63,14 +65,14 @@ def test_the_first_proposal_is_an_investment() -> None:
     """Booked with the next ones, or when the request ends; that which prepares the drafter for all is not."""
     fund = Fund()
     Ledger(fund).settle(100.0, 0.0, 1)
-    assert fund.left == 8.0
+    assert fund.left == 8.01
     ledger = Ledger(fund)
     ledger.settle(4.5, 0.0, 0)
     assert ledger.invested == pytest.approx(4.0)
     assert ledger.may_ask
     ledger.settle(0.1, 0.0, 1)
     assert ledger.invested == pytest.approx(3.5)
-    assert ledger.credit + ledger.own + fund.left == pytest.approx(8.25 - 0.5 + 1 - 0.6 + 0.01, abs=0.011)
+    assert ledger.credit + ledger.own + fund.left == pytest.approx(8.25 - 0.5 + 1 - 0.6 + 0.03)
     left = fund.left + ledger.credit
     ledger.close()
     assert fund.left == pytest.approx(left - 3.5)
@@ -86,8 +88,8 @@ def test_a_dear_drafter_is_asked_when_it_can_be_paid_for() -> None:
         else:
             ledger.settle(0.0, 0.0, 0)
     late = [after - before for before, after in pairwise(asked[-5:])]
-    assert all(150 <= each < 160 for each in late)
-    assert 1.5 * len(asked) <= 8.25 + 0.01 * 2000 + 1.5
+    assert all(149 <= each < 160 for each in late)
+    assert 1.5 * len(asked) <= 4.25 + 0.01 * 2000 + 1.5
 
 
 Truth = Callable[[int, random.Random], float]
@@ -111,6 +113,7 @@ class World:
     seconds: float = 0.0
     plain: float = 0.0
     dearest: float = 0.0
+    worst: float = -math.inf  # of one request: what it lost, but for its two dearest steps and its steps' share
 
     def takes(self, rows: int) -> float:
         return self.load * max(self.memory, self.compute * rows)
@@ -122,7 +125,7 @@ class World:
 
     def request(self, times: PassTimes, fund: Fund, tokens: int) -> None:
         """Decode; the way of :class:`~pronk.engine.proposing.Proposing` for one request."""
-        ledger, made, steps = Ledger(fund), 0, list[float]()
+        ledger, made, steps, saved = Ledger(fund), 0, list[float](), 0
         times.learn(100, 0, self.heard(100))
         while made < tokens:
             if self.noisy and self.dice.random() < 0.005:
@@ -142,12 +145,14 @@ class World:
             took, made = asking + self.takes(1 + guesses), made + 1 + accepted
             self.seconds, self.plain = self.seconds + took, self.plain + (1 + accepted) * self.takes(1)
             steps.append(took / self.takes(1) - 1.0)
+            saved += accepted
             costs = times.costs(100)
             if costs is not None:
                 step = costs.at(1)
                 ledger.settle(asking / step, (costs.at(1 + guesses) - step) / step, accepted)
         ledger.close()
         self.dearest += sum(sorted(steps)[-2:])
+        self.worst = max(self.worst, sum(sorted(steps)[:-2]) - saved - 0.01 * len(steps))
 
 
 DRAFTERS: dict[str, tuple[Truth, float]] = {
@@ -176,10 +181,11 @@ def lost(name: str, seed: int, *, noisy: bool, requests: int, tokens: int) -> tu
 
 
 def check_bound(name: str, seed: int) -> None:
-    """Where a pass takes what it takes: the bound of the ledger's docstring."""
+    """Where a pass takes what it takes: the bounds of the ledger's docstring."""
     requests, tokens = 4, 200
     made, loss = lost(name, seed, noisy=False, requests=requests, tokens=tokens)
     assert loss <= 8.0 + 0.01 * requests * tokens + 0.25 * requests + made.dearest + 1e-9
+    assert made.worst <= 4.25 + 0.02  # costs that change by less than a fiftieth are left for later
 
 
 def check_share(name: str, seed: int) -> None:
@@ -193,6 +199,11 @@ def test_the_bound_holds(name: str) -> None:
     for seed in range(25):
         check_bound(name, seed)
         check_share(name, 1000 + seed)
+
+
+def test_what_a_plain_pass_takes_is_looked_at_again_where_rows_seem_free() -> None:
+    """The load changed twice as the only plain passes were made, and a guess at each step let nobody see it."""
+    check_share("now so, now so", 20_099)
 
 
 @pytest.mark.slow
@@ -303,32 +314,45 @@ def test_counts_repeat_with_the_clock() -> None:
     assert [each.stats.steps for each in one] == [each.stats.steps for each in other]
 
 
-def test_who_chooses_is_left_alone_for_longer_each_time_that_the_fund_runs_out() -> None:
+def test_who_chooses_is_left_alone_for_longer_each_time_that_nothing_is_left() -> None:
     """To decide on each step would take what there is before anybody could be asked with it."""
     fund = Fund()
     ledger, waits = Ledger(fund), list[int]()
-    for _ in range(6):
+    for _ in range(5):
         while ledger.may_choose:
             ledger.settle(0.05, 0.0, 0)
-        assert fund.empty
+        assert ledger.resting
         waits.append(0)
         while not ledger.may_choose:
             ledger.settle(0.0, 0.0, 0)
             waits[-1] += 1
-    assert waits == pytest.approx([100, 200, 400, 800, 800, 800], abs=6)
+    assert waits == pytest.approx([100, 200, 400, 400, 400], abs=6)
 
 
-def test_a_gain_brings_the_choice_back_at_once_and_the_waits_are_short_again() -> None:
-    fund = Fund(left=0.004, again=4.0)
-    ledger = Ledger(fund, own=0.0)
-    ledger.settle(0.02, 0.0, 0)
-    assert (ledger.may_choose, fund.again) == (False, 8.0)
-    ledger.settle(0.0, 0.0, 3)
-    assert ledger.credit > 2.0
-    assert ledger.may_choose
-    other = Ledger(fund, own=0.0)
-    assert not other.may_choose  # what was gained is the one's own, until it ends
-    ledger.close()
-    assert other.may_choose
-    other.settle(0.0, fund.left + 0.02, 0)
-    assert fund.again == 1.0
+def test_after_a_gain_the_waits_are_short_again() -> None:
+    ledger = Ledger(Fund(), own=0.0, again=2.0)
+    ledger.settle(0.0, 4.1, 0)
+    assert (ledger.resting, ledger.may_choose, ledger.again) == (True, False, 4.0)
+    ledger.settle(0.0, 0.0, 9)
+    assert (ledger.resting, ledger.drawn, ledger.again) == (False, 0.0, 0.5)
+    ledger.settle(0.0, 8.0 + ledger.credit, 0)
+    assert (ledger.resting, ledger.again) == (True, 1.0)
+
+
+def test_what_requests_have_gained_others_may_lose_each_a_little() -> None:
+    """A drafter that was right for ten texts is tried on the eleventh; what that one may lose has a bound."""
+    fund = Fund()
+    for _ in range(10):
+        ledger = Ledger(fund)
+        for _ in range(10):
+            ledger.settle(0.0, 0.1, 3)
+        ledger.close()
+    assert fund.left == 64.0
+    ledger = Ledger(fund)
+    assert ledger.left == pytest.approx(4.25)
+    lost = steps = 0
+    while ledger.left > 0.0:
+        ledger.settle(0.0, 0.1, 0)
+        lost, steps = lost + 0.1, steps + 1
+    assert lost <= 4.25 + 0.01 * steps + 0.1
+    assert fund.left > 59.0

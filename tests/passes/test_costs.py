@@ -221,3 +221,22 @@ def test_the_least_gain_is_a_row_s_price() -> None:
     assert PassCosts((1, 8), (1.0, 1.0)).least_gain() == 0.0
     assert PassCosts((1, 8), (1.0, 33.0)).least_gain() == 1.0
     assert PassCosts((1,), (1.0,), 0.1, known=7).least_gain() == 0.0
+
+
+def test_where_more_rows_take_less_plain_passes_are_not_known_any_more() -> None:
+    times = PassTimes()
+    for _ in range(20):
+        times.learn(1, 0, 1.0)
+    for _ in range(20):
+        times.learn(3, 0, 1.2)
+        assert times.costs(0) is not None
+    for _ in range(40):  # the machine has become faster, and nobody has seen a plain pass since
+        times.learn(3, 0, 1.2)
+    before = times.costs(0)
+    assert before is not None
+    levels = times._by_context[0].levels
+    levels[1].log += 0.5
+    assert times.costs(0) is None
+    times.learn(1, 0, 1.0)
+    after = times.costs(0)  # it was looked at
+    assert after is not None

@@ -126,7 +126,8 @@ class Outcome(Generic[State]):
     def judged(self) -> tuple[TokenTree, tuple[int, ...]]:
         """The tree to learn from how often guesses are right, and its nodes that were.
 
-        Nodes that were offered and not verified are judged, too: the text says what was right.
+        Nodes that were offered and not verified are judged, too: the text says what was right. Those behind what it
+        has so far are left out, as nobody knows.
         """
         tree = self.offered
         if tree is None:
@@ -135,9 +136,10 @@ class Outcome(Generic[State]):
         for token in self.committed[self.behind :]:
             node = tree.child(path[-1], token)
             if node is None:
-                break
+                return tree, tuple(path[1:])
             path.append(node)
-        return tree, tuple(path[1:])
+        known = [node for node, parent in enumerate(tree.parents) if parent != path[-1]]
+        return tree if len(known) == len(tree) else tree.keep(known), tuple(path[1:])
 
     @property
     def muted(self) -> Outcome[State]:
@@ -243,8 +245,8 @@ class Guesser(Drafter, Generic[State]):
         Of steps that it was not asked in a guesser hears if it :attr:`listens`.
         """
 
-    def skips(self, state: State) -> bool:  # noqa: ARG002 - who rests knows it by the state
-        """Whether it need not be asked in this step; it is said once for each step."""
+    def skips(self, state: State, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - most never rest
+        """Whether it need not be asked in this step, behind this text; it is said once for each step."""
         return False
 
     def consulted(self, state: State) -> Sequence[Consulted]:  # noqa: ARG002 - who asks others knows it by the state

@@ -4,18 +4,23 @@ The unit is a *plain step*: a request's share of a pass without guesses, which b
 costs what its drafter took and what its rows added to the pass, and saves a plain step with each guess that is
 accepted. What was gained is a request's *credit*, which it may lose again. Beyond that it draws on a *fund* that all
 requests of a drafter share: some steps at first, fed by a hundredth of every step, so that guessing is tried now and
-then where it does not pay, the more seldom the dearer the try. So for the requests of one drafter, at any time ::
+then where it does not pay, the more seldom the dearer the try; and by what requests have gained that have ended. So for
+the requests of one drafter together, at any time ::
 
     plain steps lost  ≤  8  +  0.01 · steps  +  0.25 · requests  +  the two dearest steps of each request
+
+and for each of them, whatever others have gained ::
+
+    plain steps lost  ≤  4.25  +  0.01 · its steps  +  its two dearest steps
 
 and usually far less. What it takes to start a drafter's state is not booked: that is spent when it is first asked
 whether to guess, and no reason not to; neither is what prepares a drafter when it is first asked of all. What a
 request's first proposal costs may be an investment, as when a draft model has to read the prompt: it is booked with the
 next 8, or at the end.
 
-Who chooses among drafters takes time to decide, whom it could not afford to ask as well. So where the fund has run out
-it is left alone until there is a plain step in it, then until there are two, four and eight, and again from one on as
-soon as it has gained something.
+Who chooses among drafters takes time to decide, whom it could not afford to ask as well. So a request that has nothing
+left is left alone until it may lose a plain step, then two, then four, and again from one on as soon as it has gained
+something.
 """
 
 from __future__ import annotations
@@ -25,15 +30,18 @@ from dataclasses import dataclass, field
 
 __all__ = ["Fund", "Ledger"]
 
-# Plain steps: what a fund holds at most, what each step adds to it, what a request has of its own, most of its credit.
-_FUND, _SHARE, _OWN, _CREDIT = 8.0, 0.01, 0.25, 8.0
+# Plain steps: what a fund begins with and holds at most, what each step adds to it.
+_FUND, _BANK, _SHARE = 8.0, 64.0, 0.01
+
+# What a request has of its own, may have drawn on the fund beyond its steps' share, and most of its credit.
+_OWN, _DRAWN, _CREDIT = 0.25, 4.0, 8.0
 
 # Guesses over which the cost of the first is booked, and what of it is booked at once at least.
 _TERMS, _ORDINARY = 8, 0.5
 
 _RECENT = 5
 
-# Half of what a fund that has run out has to hold again at first before there is a choice again.
+# Half of what a request that had nothing left has to have at first before there is a choice again.
 _AGAIN = 0.5
 
 
@@ -45,15 +53,11 @@ class Fund:
         left: plain steps.
         asked: what it took to ask the drafter of late, in plain steps.
         begun: whether it has ever been asked.
-        empty: whether it has run out, and does not hold ``again`` yet.
-        again: what it has to hold then: twice as much each time.
     """
 
     left: float = _FUND
     asked: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     begun: bool = False
-    empty: bool = False
-    again: float = _AGAIN
 
     @property
     def asking(self) -> float:
@@ -62,11 +66,7 @@ class Fund:
 
     def add(self, steps: float) -> None:
         """Put in, or take out."""
-        self.left = min(_FUND, self.left + steps)
-        if self.empty:
-            self.empty = self.left < self.again
-        elif self.left <= 0.0:
-            self.empty, self.again = True, min(_FUND, 2.0 * self.again)
+        self.left = min(_BANK, self.left + steps)
 
 
 @dataclass
@@ -78,21 +78,27 @@ class Ledger:
         credit: plain steps that it has gained and not lost again.
         own: what it may lose without drawing on anything.
         drawn: what it has drawn, and not paid back.
+        share: of its steps in the fund.
         invested: what its first guess cost, and was not booked yet.
         guessed: whether there was one.
+        resting: whether it had nothing left, and has not got ``again`` yet.
+        again: what it has to have then: twice as much each time.
     """
 
     fund: Fund
     credit: float = 0.0
     own: float = _OWN
     drawn: float = 0.0
+    share: float = 0.0
     invested: float = 0.0
     guessed: bool = False
+    resting: bool = False
+    again: float = _AGAIN
 
     @property
     def left(self) -> float:
         """Plain steps that it may lose with the next step."""
-        return self.credit + self.own + self.fund.left
+        return self.credit + self.own + min(self.fund.left, _DRAWN + self.share - self.drawn)
 
     @property
     def may_ask(self) -> bool:
@@ -102,7 +108,7 @@ class Ledger:
     @property
     def may_choose(self) -> bool:
         """Whether there is something to decide on, for a drafter that chooses whom to ask."""
-        return self.credit > 0.0 or (self.left > 0.0 and not self.fund.empty)
+        return not self.resting and self.left > 0.0
 
     def settle(self, asking: float, rows: float, saved: int, hearing: float = 0.0) -> None:
         """Book a step.
@@ -114,23 +120,14 @@ class Ledger:
             hearing: what it took to hear of the step, in plain steps; it hears of those, too, that it was not asked in.
         """
         self.fund.add(_SHARE)
+        self.share += _SHARE
         if asking:
             asking = self._invest(asking)
-        net = saved - asking - hearing - rows
-        if net >= 0.0:
-            back = min(net, self.drawn)
-            self.drawn -= back
-            self.fund.add(back)
-            self.credit = min(self.credit + net - back, _CREDIT)
-            if net > back:
-                self.fund.again = _AGAIN
-            return
-        for name in ("credit", "own"):
-            used = min(getattr(self, name), -net)
-            setattr(self, name, getattr(self, name) - used)
-            net += used
-        self.drawn -= net
-        self.fund.add(net)
+        self._book(saved - asking - hearing - rows)
+        if self.resting:
+            self.resting = self.left < self.again
+        elif self.left <= 0.0:
+            self.resting, self.again = True, min(_DRAWN, 2.0 * self.again)
 
     def close(self) -> None:
         """The request has ended: what was not booked is, and what it gained beyond that others may try with."""
@@ -149,3 +146,19 @@ class Ledger:
         part = min(self.invested, max(self.invested / _TERMS, _ORDINARY / _TERMS))
         self.invested -= part
         return asking + part
+
+    def _book(self, net: float) -> None:
+        """A step has gained so much, or lost it."""
+        if net >= 0.0:
+            back = min(net, self.drawn)
+            self.drawn -= back
+            self.fund.add(back)
+            if net > back:
+                self.credit, self.again = min(self.credit + net - back, _CREDIT), _AGAIN
+            return
+        for name in ("credit", "own"):
+            used = min(getattr(self, name), -net)
+            setattr(self, name, getattr(self, name) - used)
+            net += used
+        self.drawn -= net
+        self.fund.add(net)

@@ -181,7 +181,7 @@ class Proposing:
         if self.costs is None:
             return []
         may = [request for request in requests if _may_ask(guesser, request)]
-        return [request for request in may if not guesser.skips(request.draft_state)]
+        return [request for request in may if not guesser.skips(request.draft_state, request.tokens)]
 
     def _fund(self, guesser: Guesser[Any]) -> Fund:
         """What the requests of one guesser draw on."""

@@ -11,7 +11,8 @@ others. Numbers of rows that are seen all the time need neither: their last pass
 Between the numbers of rows that have been seen it is interpolated, and beyond the largest, up to twice as many, a row
 costs what it did on the way there; what is further out has no price yet. A level that was not seen for 256 passes is
 forgotten, and sooner if it is of few. If it was that of passes without guesses, the next one is plain: guessing has to
-know what it is compared with, and one pass alone may have been disturbed.
+know what it is compared with, and one pass alone may have been disturbed. So it is where passes over more rows have
+come to take less than those that were not seen of late: or else rows would seem free, and nobody would look again.
 
 Longer texts have levels of their own (:data:`_CONTEXT`), which begin with those of texts half as long.
 """
@@ -40,6 +41,9 @@ _HEARD = 7
 _FEW, _JUST_NOW, _JUMP = 3, 20, 0.1
 
 _FORGET, _LASTS, _LOOK = 256, 16, 32
+
+# Passes over more rows have to take so much less than what is known of fewer for that to be doubted.
+_DOUBT = 0.05
 
 # Changes of the logarithms that add up to less are left for later: to put the costs together takes 10 µs.
 _MATTERS = 0.02
@@ -208,10 +212,22 @@ class _Levels:
             self._move((step if each == rows else 0.0) - back)
 
     def know(self, rows: int) -> bool:
-        """Whether there have been some passes of about so many rows of late."""
-        return any(
-            rows <= _ALIKE * each and each <= _ALIKE * rows and level.count > 1 and level.lasts > self.passes
+        """Whether there have been some passes of about so many rows of late, and nothing speaks against them."""
+        near = [
+            level
             for each, level in self.levels.items()
+            if rows <= _ALIKE * each and each <= _ALIKE * rows and level.count > 1 and level.lasts > self.passes
+        ]
+        return any(level.seen > self.passes - _JUST_NOW for level in near) or (
+            bool(near) and not any(self._doubtful(rows, level) for level in near)
+        )
+
+    def _doubtful(self, rows: int, level: _Level) -> bool:
+        """Whether passes over more rows, seen later, take less."""
+        least = level.now(self.speed, self.since) - _DOUBT
+        return any(
+            each > _ALIKE * rows and other.seen > level.seen and other.now(self.speed, self.since) < least
+            for each, other in self.levels.items()
         )
 
     def costs(self) -> PassCosts | None:

@@ -84,7 +84,7 @@ class World:
         state = guesser.start(made)
         for _ in range(steps):
             tree = TokenTree.chain(made[-1:])
-            if not guesser.skips(state):
+            if not guesser.skips(state, made):
                 chooser, table = Chooser(params, 0, made, VOCAB), BlockTable(length=len(made) - 1)
                 context = DraftContext(state, made, 99, 99, params, chooser, table, COSTS, thrifty=True)
                 (tree,) = guesser.propose([context])
@@ -246,7 +246,12 @@ def test_what_was_offered_counts_and_not_only_what_was_verified() -> None:
     assert len(heard) > 60
     for outcome in heard:
         tree, path = outcome.judged
-        assert tree is outcome.offered
+        assert outcome.offered is not None
+        assert tree.tokens == outcome.offered.tokens[: len(tree)]
+        if len(path) < len(outcome.committed):
+            assert tree is outcome.offered
+        else:  # what the text has not reached yet is neither right nor wrong
+            assert len(tree) == 1 + len(path)
         assert tuple(tree.tokens[node] for node in path) == outcome.committed[: len(path)]
         ends = len(path) == len(outcome.committed)
         assert ends or tree.child(path[-1] if path else 0, outcome.committed[len(path)]) is None
@@ -315,3 +320,17 @@ def test_mistakes(llm: LLM, spec: str, message: str) -> None:
 def test_a_given_one_that_does_not_fit_is_refused(llm: LLM) -> None:
     with pytest.raises(OptionError, match="kangaroo"):
         llm.meet("auto(kangaroo)")
+
+
+def test_a_rest_ends_where_the_text_begins_to_repeat_itself() -> None:
+    world = World()
+    guesser = world.guesser(Source(world, "one", 2.0, always(0.0)))
+    state = guesser.start([1, 2, 3])
+    text = [5, 6, 7, 8, 9]
+    state.rest = 7, 7
+    assert guesser.skips(state, text)
+    assert guesser.skips(state, [*text, 10, 5, 6])
+    assert state.rest == (5, 7)
+    assert not guesser.skips(state, [*text, 10, 5, 6, 7])
+    state.repeating = True  # it did so when the rest began: nothing new
+    assert guesser.skips(state, [*text, 10, 5, 6, 7, 8])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from drafters.helpers import said_of
 from pronk.choosing.params import SamplingParams
+from pronk.drafters.base import Outcome
 from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.rates import Rates
 from pronk.passes.odds import SHARE, Odds
@@ -100,3 +103,15 @@ def test_requests_whose_guesses_tell_of_their_numbers_tell_nothing() -> None:
     rates.learn(said_of(one, (1,), params=SamplingParams(temperature=0.8, rule="rejection")))
     assert not odds.counts
     assert rates.taken == {1: 1.0}
+
+
+def test_what_the_text_has_not_reached_is_neither_right_nor_wrong() -> None:
+    """Five guesses that are always right, of which two are verified: or else they would seem right in three of four."""
+    rates, text = Rates("a", {0: 0.5}), [*range(100)]
+    for start in range(0, 60, 3):
+        offered = TokenTree.chain(text[start : start + 6], gain=[1.0] * 6)
+        offered = replace(offered, origin=(("", 0), *[("a", 0)] * 5))
+        committed = tuple(text[start + 1 : start + 4])
+        rates.learn(Outcome(None, offered, (1, 2), committed, start, SamplingParams(), offered=offered))
+    assert rates.taken == rates.offered
+    assert rates.rate(0) > 0.9

@@ -24,6 +24,7 @@ class Choices:
         asked: in which step each was asked last.
         steps: so far.
         rest: steps to come in which nobody need be asked, and for which the last rest was.
+        repeating: whether the text ended like an earlier place when it was last decided.
         consulted: in this step, by the number of the source.
         root: position of the last token that they guessed behind.
         lead: tokens before it that are not certain.
@@ -38,6 +39,7 @@ class Choices:
     asked: list[int]
     steps: int = 0
     rest: tuple[int, int] = (0, 0)
+    repeating: bool = False
     read: set[int] = field(default_factory=set)
     consulted: dict[int, Consulted] = field(default_factory=dict, compare=False)
     root: int = 0

@@ -62,7 +62,7 @@ _TERMS = 16
 _ROWS, _CHEAP = 16, 1.35
 
 # Of what may be lost, how much may be put on one source.
-_PART = 0.25
+_PART = 0.5
 
 # Steps of one request that count for all.
 _TAUGHT = 64
@@ -224,9 +224,11 @@ class AutoGuesser(CompositeGuesser):
         """Who was asked, in turn."""
         return [*state.consulted.values()]
 
-    def skips(self, state: Any) -> bool:
-        """Where nobody was worth asking, nobody is for a while."""
+    def skips(self, state: Any, tokens: Sequence[int]) -> bool:
+        """Where nobody was worth asking, nobody is for a while, or until the text begins to repeat itself."""
         left, length = state.rest
+        if left and not state.repeating and state.repeats(tokens, len(tokens)):
+            left = 0
         if left:
             state.rest = left - 1, length
             self._save()
@@ -251,7 +253,8 @@ class AutoGuesser(CompositeGuesser):
             best = Best.of((), context.costs, requests)
             choices.plain = best.seconds
             self._save()
-        kind = alike(0.0, first=True, repeats=choices.repeats(context.tokens, certain))
+        choices.repeating = choices.repeats(context.tokens, certain)
+        kind = alike(0.0, first=True, repeats=choices.repeating)
         return _View(context, best, kind, context.allowance)
 
     def _save(self) -> None:
@@ -269,14 +272,13 @@ class AutoGuesser(CompositeGuesser):
         plain, terms = choices.plain, max(1, min(_TERMS, context.max_depth // 2))
         tokens, rows = choices.worth[number].at(view.kind)
         asking, reading = price.seconds(requests), price.reads(new)
-        takes = asking + reading
-        if takes > _PART * view.allowance:
+        if asking + reading / terms > _PART * view.allowance:
             return None
         seconds = best.seconds + rows * plain + asking + reading / terms
         if (best.tokens + tokens) * best.seconds > best.tokens * seconds:
             return "pays"
         due = choices.asked[number] <= min(choices.steps - _LEAVE, *choices.asked)
-        return "explores" if due and takes <= self.account * plain else None
+        return "explores" if due and asking + reading <= self.account * plain else None
 
     def _fits(self, number: int, context: DraftContext[Choices], requests: int) -> bool:
         """Whether a source is one for these costs at all."""

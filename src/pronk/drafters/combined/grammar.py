@@ -80,7 +80,7 @@ class GrammarGuesser(CompositeGuesser):
         """Who its part has asked."""
         return self.parts[0].consulted(state[0])
 
-    def skips(self, state: Parts) -> bool:  # noqa: ARG002 - what is forced is known without asking its part
+    def skips(self, state: Parts, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - what is forced is known without asking its part
         """Never: something may be forced."""
         return False
 
