@@ -68,7 +68,7 @@ class Explanation:
     def summary(self) -> str:
         """A paragraph."""
         steps, tokens = len(self.steps), len(self.completion.token_ids)
-        said = [f"{tokens} tokens in {steps} steps: {tokens / max(1, steps):.2f} tokens a step."]
+        said = [f"{_count(tokens, 'token')} in {_count(steps, 'step')}: {tokens / max(1, steps):.2f} tokens a step."]
         if self.speed is not None:
             said.append(f"By what passes cost here that is {self.speed:.2f} times as fast as one a step would be.")
         said += [_share(share, steps) for share in self.shares]
@@ -126,6 +126,10 @@ def _shares(steps: Sequence[Entry]) -> list[Share]:
         Share(source, each["asked"], each["explored"], each["nanoseconds"] / 1e9, each["drafted"], each["accepted"])
         for source, each in counts.items()
     ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _share(share: Share, steps: int) -> str:
