@@ -88,4 +88,4 @@ def test_one_token_is_a_text(tmp_path: Path) -> None:
     found = explain(llm, "x", SamplingParams(max_tokens=1, ignore_eos=True))
     assert len(found.steps) == 1
     assert found.speed is None
-    assert found.summary.startswith("1 tokens in 1 steps")
+    assert found.summary.startswith("1 token in 1 step: 1.00 tokens a step")

@@ -16,6 +16,8 @@ __all__ = ["ROWS", "pass_times"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
+_ROUNDS, _STEPS = 3, 6
+
 
 @dataclass(frozen=True)
 class _Star(Guesser[None]):
@@ -39,12 +41,12 @@ class _Star(Guesser[None]):
 
 
 def pass_times(
-    llm: LLM, prompt: list[int], sizes: Sequence[int] = ROWS, *, rounds: int = 3, steps: int = 6
+    llm: LLM, prompt: list[int], sizes: Sequence[int] | None = None, *, rounds: int | None = None, steps: int = _STEPS
 ) -> Iterator[PassTime]:
-    """Passes over so many rows below a prompt, in interleaved rounds of so many steps."""
+    """Passes over so many rows below a prompt (:data:`ROWS`), in interleaved rounds of so many steps."""
     params = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
-    for _ in range(rounds):
-        for rows in sizes:
+    for _ in range(rounds or _ROUNDS):
+        for rows in sizes or ROWS:
             stats = llm.generate(prompt, params, drafter=_Star(rows, llm.config.vocab_size)).stats
             for before, step in pairwise(stats.steps):
                 if step.rows == rows:  # the last step has no room for guesses

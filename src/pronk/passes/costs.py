@@ -86,10 +86,7 @@ class PassCosts:
         return found
 
     def least_gain(self, requests: int = 1) -> float:
-        """What the probability of a guess has to be for its row to pay at all, 0..1: a row's share of a plain step.
-
-        It is the mean of a few rows more for each of so many requests; where nothing is known of them, 0.
-        """
+        """How likely a guess has to be at least to pay, 0..1: a few rows' mean price; 0 where they have none yet."""
         plain, more = self.at(requests), self.at(requests * _REACH)
         return min(1.0, (more - plain) / ((_REACH - 1) * plain)) if math.isfinite(more) else 0.0
 
@@ -213,22 +210,13 @@ class _Levels:
 
     def know(self, rows: int) -> bool:
         """Whether there have been some passes of about so many rows of late, and nothing speaks against them."""
-        near = [
-            level
-            for each, level in self.levels.items()
-            if rows <= _ALIKE * each and each <= _ALIKE * rows and level.count > 1 and level.lasts > self.passes
-        ]
-        return any(level.seen > self.passes - _JUST_NOW for level in near) or (
-            bool(near) and not any(self._doubtful(rows, level) for level in near)
-        )
-
-    def _doubtful(self, rows: int, level: _Level) -> bool:
-        """Whether passes over more rows, seen later, take less."""
-        least = level.now(self.speed, self.since) - _DOUBT
-        return any(
-            each > _ALIKE * rows and other.seen > level.seen and other.now(self.speed, self.since) < least
-            for each, other in self.levels.items()
-        )
+        alike = [level for each, level in self.levels.items() if rows <= _ALIKE * each and each <= _ALIKE * rows]
+        near = max((each for each in alike if each.count > 1), key=lambda each: each.lasts, default=None)
+        if near is None or near.lasts <= self.passes or near.seen > self.passes - _JUST_NOW:
+            return near is not None and near.lasts > self.passes
+        more = [level for each, level in self.levels.items() if each > _ALIKE * rows and level.seen > near.seen]
+        least = near.now(self.speed, self.since) - _DOUBT
+        return all(level.now(self.speed, self.since) >= least for level in more)
 
     def costs(self) -> PassCosts | None:
         """What passes cost at the present speed; ``None`` if there were none of late."""

@@ -91,10 +91,11 @@ class Worth:
 
         Of steps whose text repeats itself, before anybody has guessed, the others say nothing, nor they of the others.
         """
-        telling = (_REPEATS,) if kind == _REPEATS else _OTHERS
-        known = [each for each in telling if self.count[each]]
-        near = min(known, key=lambda each: abs(each - kind), default=kind)
-        hope = _HOPED / (_HOPED + sum([self.count[each] for each in telling]))
+        near, repeated = kind, self.count[_REPEATS]
+        if not self.count[kind] and kind != _REPEATS:
+            known = [each for each in _OTHERS if self.count[each]]
+            near = min(known, key=lambda each: abs(each - kind), default=kind)
+        hope = _HOPED / (_HOPED + (repeated if kind == _REPEATS else sum(self.count) - repeated))
         return self.tokens[near] + hope * (_TOKENS - self.tokens[near]), self.rows[near] * (1.0 - hope)
 
     def learn(self, kind: int, tokens: float, rows: float, *, afresh: bool = False) -> None:
@@ -155,5 +156,10 @@ class Price:
 
     def _asking(self, requests: int) -> float:
         kind = requests.bit_length()
-        near = min(self.asking, key=lambda each: abs(each - kind), default=None)
-        return _SINCE * (self.began or 0.0) if near is None else usual(self.asking[near])
+        known = self.asking.get(kind)
+        if known is None:
+            near = min(self.asking, key=lambda each: abs(each - kind), default=None)
+            if near is None:
+                return _SINCE * (self.began or 0.0)
+            known = self.asking[near]
+        return usual(known)
