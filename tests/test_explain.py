@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from models import set_costs
-from pronk import LLM, SamplingParams
+from pronk import LLM, OptionError, SamplingParams
 from pronk.explain import Explanation, explain
 from pronk.passes.costs import PassCosts
 from pronk.testing import tiny_checkpoint
@@ -89,3 +89,8 @@ def test_one_token_is_a_text(tmp_path: Path) -> None:
     assert len(found.steps) == 1
     assert found.speed is None
     assert found.summary.startswith("1 token in 1 step: 1.00 tokens a step")
+
+
+def test_several_samples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"n: expected an integer in 1\.\.1, found 2"):
+        explain(LLM(tiny_checkpoint(tmp_path / "tiny")), "x", SamplingParams(n=2))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from pronk.checks import check_integer
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter
 from pronk.engine.journal import Entry, Journal
@@ -99,8 +100,11 @@ def explain(
         drafter: who guesses, if not the one given at loading.
 
     Raises:
-        OptionError: options that do not fit the model. Others are those of :meth:`~pronk.llm.LLM.generate`.
+        OptionError: options that do not fit the model, or several samples. Others are those of
+            :meth:`~pronk.llm.LLM.generate`.
     """
+    if params is not None:
+        check_integer("n", params.n, 1, 1)
     (request,) = llm.intake.samples(llm.intake.ids(prompt), params or SamplingParams(), llm.meet(drafter))
     request.journal = Journal()
     llm.engine.run([request])

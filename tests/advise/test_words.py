@@ -38,9 +38,12 @@ def said(facts: Facts) -> str:
 def test_auto_stays_unless_somebody_is_clearly_ahead() -> None:
     assert "leave it at auto, which is 1.50 (1.40 to 1.60) times" in said(FACTS)
     assert command(FACTS) == "pronk serve --model 'folder with spaces'"
+    assert command(FACTS, ["--dtype", "float32"]).endswith("--dtype float32")
     ahead = replace(FACTS, raced=(Raced("suffix(max_match=4)", Span(2.0, 1.6, 2.4), 2.0, 5), AUTO))
     assert "if all your texts are like these, suffix(max_match=4): 2.00" in said(ahead)
     assert command(ahead).endswith("--drafter 'suffix(max_match=4)'")
+    lucky = replace(FACTS, raced=(Raced("suffix", Span(2.0, 1.6, 2.4), 1.0, 5), AUTO))  # it guesses nothing
+    assert "--drafter" not in command(lucky)
     unsure = replace(FACTS, raced=(Raced("suffix", Span(2.0, 1.2, 2.4), 2.0, 5), AUTO))
     assert "--drafter" not in command(unsure)
 

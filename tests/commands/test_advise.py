@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pronk import CacheFullError
 from pronk.advise import advice
 from pronk.testing import tiny_checkpoint
 
@@ -39,7 +40,7 @@ def test_numbers(run: Any) -> None:
     facts = found["facts"]
     assert {each["drafter"] for each in facts["raced"]} == AT_HAND | {"suffix(max_match=3)"}
     assert {each["kind"] for each in facts["trainable"]} == {"draft", "kangaroo", "glide", "medusa", "heads"}
-    assert facts["texts"] >= 3
+    assert facts["texts"] == 3
     assert not facts["interrupted"]
     for each in facts["raced"]:
         assert 0 < each["times"]["low"] <= each["times"]["middle"] <= each["times"]["high"]
@@ -61,6 +62,8 @@ def test_the_bundled_model_is_tried_with_all_that_is_bundled(command: Any, tmp_p
     bundled = {"draft_model", "cape(draft_model)", "kangaroo", "glide", "medusa", "multi_token"}
     assert {each["drafter"] for each in facts["raced"]} == AT_HAND | bundled
     assert facts["trainable"] == []
+    assert facts["texts"] == 1
+    assert all(each["times"]["low"] < each["times"]["high"] for each in facts["raced"])  # of one prompt, by its turns
 
 
 def test_an_interrupt_keeps_what_is_known(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +75,33 @@ def test_an_interrupt_keeps_what_is_known(run: Any, monkeypatch: pytest.MonkeyPa
     assert code == 130
     assert "Drafter: " in out
     assert "Threads: " not in out
-    assert "interrupted; that is what was known by then" in err
+    assert "it ended early; that is what was known by then" in err
     monkeypatch.setattr(advice.Race, "run", interrupted)
     code, out, _ = run()
     assert (code, out) == (130, "")
+
+
+def test_what_fails_late_loses_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        msg = "no room"
+        raise CacheFullError(msg)
+
+    monkeypatch.setattr(advice, "measure_passes", fails)
+    code, out, err = run()
+    assert code == 2
+    assert "Drafter: " in out
+    assert "no room" in err
+
+
+def test_texts_that_fill_the_context_are_judged(command: Any, tmp_path: Path) -> None:
+    model, prompts = tiny_checkpoint(tmp_path / "model", context=64), tmp_path / "mine.txt"
+    prompts.write_text("abcdefghijklmnopqrstuvwxyz" * 9 + "\n")
+    code, out, err = command(
+        "advise", "--model", model, "--prompts", prompts, "--max-tokens", 16, "--minutes", 0.4, "--json"
+    )
+    assert (code, err) == (0, "")
+    facts = json.loads(out)["facts"]
+    assert [each["weights"] for each in facts["rounded"]] == ["int8", "int4"], facts["unrounded"]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class Adviser:
                 free_memory(),
             ),
             looped=self._race.looped,
-            texts=len(self._race.texts),
+            texts=len({tuple(prompt) for prompt, _ in self._race.texts}),
             interrupted=interrupted,
         )
 

@@ -159,8 +159,8 @@ class Facts:
         rounded: weights of fewer bits.
         unrounded: why there are none of a kind.
         memory: of the model.
-        looped: texts that repeat themselves, of ``texts``.
-        texts: that plain decoding has written.
+        looped: prompts whose texts repeat themselves, of ``texts``.
+        texts: prompts that were continued.
         interrupted: whether the user has ended it early.
     """
 

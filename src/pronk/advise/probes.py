@@ -70,17 +70,30 @@ def round_weights(
     if llm.device.type == "cpu" and free < needed:
         return f"{needed / 1e9:.1f} GB were needed beside the model, and {free / 1e9:.1f} are free"
     try:
-        other = LLM(
-            path, drafter=PLAIN, weights=weights, device=str(llm.device), kv_memory="256MiB", kernels=_same_kernels(llm)
-        )
+        return _against(llm, path, weights, texts)
     except PronkError as error:
         return str(error)
+
+
+def _against(llm: LLM, path: str | None, weights: str, texts: Sequence[tuple[list[int], list[int]]]) -> Rounded:
+    """Steps of both by turns, and what they think of the texts."""
+    other = LLM(
+        path,
+        drafter=PLAIN,
+        weights=weights,
+        device=str(llm.device),
+        dtype=str(llm.dtype).removeprefix("torch."),
+        kv_dtype="int8" if llm.engine.cache.kv_dtype == torch.int8 else "auto",
+        kernels=_same_kernels(llm),
+        max_batch=1,
+    )
     prompt = texts[0][0]
     mine, others = list[float](), list[float]()
     for _ in range(_TIMED_ROUNDS):
         others.append(plain_step(llm, prompt))
         mine.append(plain_step(other, prompt))
-    lost = [_surprise(other, text) - _surprise(llm, text) for text in _judged(texts)]
+    judged = [[*prompt, *text][-min(_JUDGED, llm.config.context - 1) :] for prompt, text in texts[:_JUDGED_TEXTS]]
+    lost = [_surprise(other, text) - _surprise(llm, text) for text in judged]
     return Rounded(
         weights,
         ratios(mine, others),
@@ -157,11 +170,6 @@ def _restored() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _judged(texts: Sequence[tuple[list[int], list[int]]]) -> list[list[int]]:
-    """The ends of some texts."""
-    return [[*prompt, *text][-_JUDGED:] for prompt, text in texts[:_JUDGED_TEXTS]]
 
 
 def _surprise(llm: LLM, text: list[int]) -> float:

@@ -21,6 +21,9 @@ __all__ = ["AUTO", "Race"]
 
 AUTO = "auto"
 
+# With fewer prompts the spans are of the times that they were continued, and not of prompts.
+_APART = 5
+
 # At least so many texts; then, as many as there is time for. With fewer nobody is left out.
 _LEAST = 3
 
@@ -38,8 +41,9 @@ class _Runner:
 
     def times(self, plain: _Runner, prompts: int) -> Span:
         """Its speed over plain decoding's on the texts that it was measured on, of so many prompts by turns."""
+        groups = prompts if prompts >= _APART else max(1, len(self.seconds))  # of few prompts, by each time
         mine, others = (
-            [sum(each.seconds[n : len(self.seconds) : prompts]) for n in range(prompts)] for each in (self, plain)
+            [sum(each.seconds[n : len(self.seconds) : groups]) for n in range(groups)] for each in (self, plain)
         )
         pairs = [pair for pair in zip(mine, others, strict=True) if pair[0]]
         return resampled(pairs, lambda each: sum(b for _, b in each) / sum(a for a, _ in each))
@@ -67,8 +71,9 @@ class Race:
 
     @property
     def looped(self) -> int:
-        """Texts that repeat themselves."""
-        return sum(repeated_ngrams(text) > DEGENERATE_ABOVE for _, text in self.texts)
+        """Prompts whose texts repeat themselves."""
+        found = {tuple(prompt): repeated_ngrams(text) > DEGENERATE_ABOVE for prompt, text in self.texts}
+        return sum(found.values())
 
     def run(self, prompts: Sequence[list[int]], seconds: float, tell: Callable[[str], None]) -> None:
         """Continue prompts for about so many seconds; ``tell`` hears who is at it."""

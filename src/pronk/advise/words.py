@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pronk.advise.facts import Facts, Raced, Rounded
 from pronk.advise.race import AUTO
@@ -26,8 +26,8 @@ def advice(facts: Facts) -> list[str]:
     return [text for part in parts if (text := " ".join(part(facts)))]
 
 
-def command(facts: Facts) -> str:
-    """The server with all that is advised; other commands take the same options."""
+def command(facts: Facts, given: Sequence[str] = ()) -> str:
+    """The server with all that is advised, and options that the user has given; other commands take the same."""
     words = ["pronk", "serve", *(["--model", facts.model] if facts.model else [])]
     chosen = _chosen(facts)
     words += ["--drafter", chosen.drafter] if chosen is not None and chosen.drafter != AUTO else []
@@ -35,7 +35,7 @@ def command(facts: Facts) -> str:
         words += ["--threads", str(facts.passes.best_threads)]
     rounded = _rounded(facts)
     words += ["--weights", rounded.weights] if rounded is not None else []
-    return shlex.join(words)
+    return shlex.join([*words, *given])
 
 
 def _auto(facts: Facts) -> Raced | None:
@@ -49,14 +49,14 @@ def _chosen(facts: Facts) -> Raced | None:
         return None
     best = facts.raced[0]
     ahead = best.times.middle > _CLEARLY * auto.times.middle and best.times.low > auto.times.middle
-    return best if ahead else auto
+    return best if ahead and best.tokens > _CLEARLY else auto  # who guesses nothing is ahead by chance
 
 
 def _drafter(facts: Facts) -> Iterator[str]:
     auto, chosen = _auto(facts), _chosen(facts)
     if auto is None or chosen is None:
         return
-    on = f"on {facts.texts} of your texts" if facts.texts > 1 else "on one text"
+    on = f"on {facts.texts} prompts" if facts.texts > 1 else "on one prompt"
     if chosen is not auto:
         yield (
             f"Drafter: if all your texts are like these, {chosen.drafter}: {chosen.times} times plain decoding {on}, "

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from pronk.commands.options import Progress, load_model, shares
 from pronk.commands.progress import Status, status_bar
+from pronk.errors import PronkError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,6 +31,7 @@ _INTERRUPTED = 130
 
 @shares(load=load_model, without=("drafter", "weights", "budget", "calibration"))
 def advise(
+    context: typer.Context,
     load: Callable[..., "LLM"],
     *,
     model: Annotated[
@@ -52,7 +54,9 @@ def advise(
         list[str] | None,
         typer.Option(help="Try this one, too, as in \"kangaroo(model='run/export')\"; repeatable.", show_default=False),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="How long to measure, about.")] = 4.0,
+    minutes: Annotated[
+        float, typer.Option(help="How long to measure, about; three texts of each drafter are written in any case.")
+    ] = 4.0,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text, at most.", min=8)] = 128,
     temperature: Annotated[
         float, typer.Option(help="Of the texts: take your users'. 0 is greedy.", min=0, max=100)
@@ -94,18 +98,18 @@ def advise(
         )
         llm = load(_loading(status), prefix_cache=True, model=model)
         adviser = Adviser(llm, model, plan, status)
-        interrupted = False
+        problem: BaseException | None = None
         try:
             adviser.measure()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, PronkError) as error:
+            problem = error if isinstance(error, PronkError) else typer.Exit(_INTERRUPTED)
             if not adviser.measured:
-                raise typer.Exit(_INTERRUPTED) from None
-            interrupted = True
-        facts = adviser.facts(interrupted=interrupted)
-    _show(facts, as_json=as_json)
-    if interrupted:
-        screen.print("interrupted; that is what was known by then", style="yellow")
-        raise typer.Exit(_INTERRUPTED)
+                raise problem from None
+        facts = adviser.facts(interrupted=problem is not None)
+    _show(facts, _given(context), as_json=as_json)
+    if problem is not None:
+        screen.print("it ended early; that is what was known by then", style="yellow")
+        raise problem
 
 
 def _in_turns(tasks: "Mapping[str, Sequence[Prompt]]") -> "list[Prompt]":
@@ -117,11 +121,21 @@ def _loading(status: Status) -> Progress:
     return lambda done, total: status("loading", done, total)
 
 
-def _show(facts: "Facts", *, as_json: bool) -> None:
+def _given(context: typer.Context) -> list[str]:
+    """What the user has said of the model, as the server takes it."""
+    words = list[str]()
+    for name in ("device", "dtype", "kv_memory", "kv_dtype", "kernels"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            words += [f"--{name.replace('_', '-')}", str(context.params[name])]
+    return words
+
+
+def _show(facts: "Facts", given: Sequence[str], *, as_json: bool) -> None:
     from pronk.advise.words import advice, command
     from pronk.commands.console import Screen
 
-    said, line = advice(facts), command(facts)
+    said, line = advice(facts), command(facts, given)
     if as_json:
         typer.echo(json.dumps({"advice": said, "command": line, "facts": asdict(facts)}, ensure_ascii=False))
         return

@@ -215,6 +215,11 @@ class Guesser(Drafter, Generic[State]):
     target: Target | None = None
     models: tuple[object, ...] = ()
 
+    @property
+    def payer(self) -> Guesser[Any]:
+        """Whose requests draw on one fund of time (``pronk.engine.ledger``): its own, but where it serves another."""
+        return self
+
     def bind(self, target: Target) -> Self:
         """Itself.
 

@@ -13,10 +13,12 @@ and for each of them, whatever others have gained ::
 
     plain steps lost  ≤  4.25  +  0.01 · its steps  +  its two dearest steps
 
-and usually far less. What it takes to start a drafter's state is not booked: that is spent when it is first asked
-whether to guess, and no reason not to; neither is what prepares a drafter when it is first asked of all. What a
-request's first proposal costs may be an investment, as when a draft model has to read the prompt: it is booked with the
-next 8, or at the end.
+and usually far less; but for what it takes a drafter to hear of steps that it was not asked in, if it has to
+(``Guesser.listens``): that is booked, and cannot be left out.
+
+What it takes to start a drafter's state is not booked: that is spent when it is first asked whether to guess, and no
+reason not to; neither is what prepares a drafter when it is first asked of all. What a request's first proposal costs
+may be an investment, as when a draft model has to read the prompt: it is booked with the next 8, or at the end.
 
 Who chooses among drafters takes time to decide, whom it could not afford to ask as well. So a request that has nothing
 left is left alone until it may lose a plain step, then two, then four, and again from one on as soon as it has gained

@@ -185,10 +185,11 @@ class Proposing:
 
     def _fund(self, guesser: Guesser[Any]) -> Fund:
         """What the requests of one guesser draw on."""
-        fund = self._funds.get(id(guesser))
+        payer = guesser.payer
+        fund = self._funds.get(id(payer))
         if fund is None:
-            fund = self._funds[id(guesser)] = Fund()
-            finalize(guesser, self._funds.pop, id(guesser)).atexit = False
+            fund = self._funds[id(payer)] = Fund()
+            finalize(payer, self._funds.pop, id(payer)).atexit = False
         return fund
 
     def _book(self, requests: Sequence[Request], began: float, shares: dict[Request, float]) -> None:
@@ -260,7 +261,8 @@ class Proposing:
         if request.ledger is None or costs is None:
             return _MOST
         base = prompts + requests
-        left = self._allowance(request) - self._asked.get(request, 0.0)
+        # Asking is paid for already: to leave out what pays would only make a loss of it.
+        left = max(self._allowance(request) - self._asked.get(request, 0.0), costs.at(self._plain) / self._plain)
         return bisect_right(range(1, _MOST), costs.at(base) + left, key=lambda guesses: costs.at(base + guesses))
 
     def _costs(self, turns: Sequence[Turn]) -> PassCosts | None:

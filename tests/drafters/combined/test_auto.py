@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from pronk.choosing.chooser import Chooser
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Guesser, Outcome
 from pronk.drafters.combined._choices import Choices
+from pronk.drafters.combined._worth import Price
 from pronk.drafters.combined.auto import Auto, AutoGuesser
 from pronk.engine.budget import keep_paying_nodes
 from pronk.passes.costs import PassCosts
@@ -334,3 +336,49 @@ def test_a_rest_ends_where_the_text_begins_to_repeat_itself() -> None:
     assert not guesser.skips(state, [*text, 10, 5, 6, 7])
     state.repeating = True  # it did so when the rest began: nothing new
     assert guesser.skips(state, [*text, 10, 5, 6, 7, 8])
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("lookahead", 0.1), ("slow", 100.0)])
+def test_who_cannot_be_asked_keeps_nobody_from_being_tried_again(name: str, seconds: float) -> None:
+    """Lookahead where rows are dear, and who costs more than there is: the others take their turns."""
+    world = World()
+    copy = Source(world, "copy", 0.01, always(0.1))
+    draft = Source(world, "draft", 0.25, lambda step: 0.1 if step < 300 else 0.9)
+    guesser = world.guesser(copy, Source(world, name, seconds, always(0.5)), draft)
+    world.decode(guesser, 1500)
+    assert sum(step >= 700 for step in draft.asked) > 600
+
+
+def test_what_prepares_a_source_does_not_end_exploring() -> None:
+    world = World()
+    source = Source(world, "one", 30.0, always(0.0))
+    guesser = world.guesser(source)
+    world.decode(guesser, 1)
+    assert source.asked == [0]
+    assert guesser.account >= 0.0
+
+
+def test_text_that_came_while_nobody_asked_has_to_be_read() -> None:
+    price = Price()
+    price.learn(1.0, 1, [5])  # prepares it for all
+    for _ in range(3):
+        price.learn(0.1, 1, [2])
+    price.learn(1.1, 1, [200])
+    assert price.seconds(1) == pytest.approx(0.1)
+    assert price.reads(400) == pytest.approx(2.0)
+    assert price.reads(2) == 0.0
+
+
+def test_parts_of_parts_are_at_hand_already(llm: LLM) -> None:
+    guesser = llm.meet("auto(first_of(suffix, recycling), bundled=False)")
+    assert isinstance(guesser, AutoGuesser)
+    assert [each.name for each in guesser.parts] == ["first_of", "lookahead"]
+
+
+def test_a_given_window_is_computed_whatever_its_size(tmp_path: Path) -> None:
+    llm = LLM(tiny_checkpoint(tmp_path / "tiny"), budget="all")
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompt = "the cat and the dog and the cat and the dog and the cat"
+    out = llm.generate(prompt, params, drafter="auto(lookahead(window=15, ngram=5), bundled=False)")
+    assert out.token_ids == llm.generate(prompt, params, drafter="autoregressive").token_ids
+    assert max(step.rows for step in out.stats.steps) > 32

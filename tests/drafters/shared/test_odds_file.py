@@ -55,6 +55,7 @@ def test_it_can_be_left_off(model: Path) -> None:
         (lambda found: found | {"counts": [["suffix", True, 1, 0, 2.0, 1.0]]}, "expected a file of the format"),
         (lambda found: found | {"counts": [["suffix", 1, 1, 0, float("nan"), 1.0]]}, "expected a file of the format"),
         (lambda found: found | {"counts": [[["suffix"], 1, 1, 0, 2.0, 1.0]]}, "expected a file of the format"),
+        (lambda found: found | {"counts": [["suffix", 1, 1, 0, 10**400, 1.0]]}, "expected a file of the format"),
         (lambda _: [1], "expected a file of the format"),
     ],
 )
@@ -74,3 +75,9 @@ def test_what_is_no_file_of_its_own_is_refused(model: Path, tmp_path: Path) -> N
     llm = LLM(model, calibration=tmp_path / "missing" / "file")
     with pytest.raises(OptionError, match="expected a place to write to"):
         llm.calibration.save()
+
+
+@pytest.mark.parametrize("given", ["x" * 300, "", 1, ["file"]])
+def test_what_is_no_place_is_refused(model: Path, given: Any) -> None:
+    with pytest.raises(OptionError, match=r"^calibration: expected a "):
+        LLM(model, calibration=given)

@@ -20,7 +20,7 @@ class Choices:
     Attributes:
         states: of the sources.
         worth: of each.
-        read: sources that have read the text.
+        read: tokens of the text when a source was last asked, by its number.
         asked: in which step each was asked last.
         steps: so far.
         rest: steps to come in which nobody need be asked, and for which the last rest was.
@@ -30,7 +30,7 @@ class Choices:
         lead: tokens before it that are not certain.
         plain: seconds of a step without guesses, its share; 0 while they are not known.
         taught: steps that have counted for all requests.
-        places: of the groups of three tokens, the first ones.
+        places: of the groups of three tokens, the first ones: some 150 bytes for each token.
         known: tokens that these are of.
     """
 
@@ -40,7 +40,7 @@ class Choices:
     steps: int = 0
     rest: tuple[int, int] = (0, 0)
     repeating: bool = False
-    read: set[int] = field(default_factory=set)
+    read: dict[int, int] = field(default_factory=dict)
     consulted: dict[int, Consulted] = field(default_factory=dict, compare=False)
     root: int = 0
     lead: tuple[int, ...] = ()

@@ -38,6 +38,9 @@ _TOKENS, _HOPED = 0.5, 1.0
 
 _HEARD = 9
 
+# Tokens that come with a step or two: to read them is part of asking.
+_STEP = 16
+
 # What asking is believed to take after the first time, of what it took then.
 _SINCE = 0.25
 
@@ -110,8 +113,8 @@ class Worth:
 class Price:
     """What asking a source takes, with what it takes to hear of the step then.
 
-    The first proposal for a request has to read its text, and the first of all prepares the source for all: that one
-    does not count.
+    A proposal has to read the text since the last one, all of it the first time, and the first of all prepares the
+    source for all: that one does not count.
 
     Attributes:
         asking: seconds of a request's share, by the logarithm of how many were asked together.
@@ -131,16 +134,17 @@ class Price:
         Args:
             seconds: that it took.
             requests: that were asked for together.
-            new: sizes of the texts of those whose first one it was.
+            new: tokens of each one's text since the proposal before.
         """
         first = self.began is None
         if first:
             self.began = seconds / requests
-        if not new:
+        unread = sum(each for each in new if each > _STEP)
+        if not unread:
             known = self.asking.setdefault(requests.bit_length(), deque(maxlen=_HEARD))
             known.append(seconds / requests)
         elif not first:
-            self.reading.append(max(0.0, seconds - requests * self._asking(requests)) / sum(new))
+            self.reading.append(max(0.0, seconds - requests * self._asking(requests)) / unread)
 
     def hears_within(self, seconds: float) -> bool:
         """Whether it is known to hear of a step in so many seconds."""
@@ -152,7 +156,7 @@ class Price:
 
     def reads(self, tokens: int) -> float:
         """Seconds for a text of which so many tokens are to be read."""
-        return tokens * usual(self.reading) if self.reading else 0.0
+        return tokens * usual(self.reading) if self.reading and tokens > _STEP else 0.0
 
     def _asking(self, requests: int) -> float:
         kind = requests.bit_length()

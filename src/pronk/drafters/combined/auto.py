@@ -24,12 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pronk.checks import check_flag, check_integer
 from pronk.drafters.base import Consulted, DraftContext, Drafter, Guesser, Outcome, guesser_of
 from pronk.drafters.combined._choices import Choices
+from pronk.drafters.combined._view import View
 from pronk.drafters.combined._worth import Best, Price, Worth, alike
 from pronk.drafters.from_draft.cape import Cape
 from pronk.drafters.from_draft.draft_model import DraftModel
@@ -39,7 +40,6 @@ from pronk.drafters.from_target.multi_token import MultiToken, heads_beside
 from pronk.drafters.from_text.suffix import Suffix
 from pronk.drafters.shared.chain import ChainGuesser
 from pronk.drafters.shared.composite import Composite, CompositeGuesser
-from pronk.drafters.shared.trie import Trie
 from pronk.drafters.target import Target
 from pronk.errors import PronkError
 from pronk.tree import TokenTree
@@ -71,57 +71,6 @@ _TAUGHT = 64
 _EASY = 0.003
 
 
-@dataclass
-class _View:
-    """A request in the step that is being decided on."""
-
-    context: DraftContext[Choices]
-    best: Best | None
-    kind: int
-    allowance: float
-    only: TokenTree | None = None
-    trie: Trie | None = None
-    looking: list[TokenTree] = field(default_factory=list)
-
-    def take(self, source: str, tree: TokenTree, requests: int) -> None:
-        """A source has offered a tree; the best is another one, where costs are known."""
-        if not tree.num_guesses:
-            return
-        whole = tree.gain is not None and tree.origin is not None and tree.verify is None and tree.probs is None
-        if self.only is None and self.trie is None and whole:
-            self.only = tree
-        else:
-            self._merge(tree, source)
-        if self.best is not None:
-            assert self.context.costs is not None
-            gains = self.trie.gains if self.trie is not None else tree.gain or ()
-            self.best = Best.of(gains[1:], self.context.costs, requests)
-
-    def tree(self, max_nodes: int) -> TokenTree:
-        """All that was offered, the likeliest nodes first, and beside it what only looks ahead."""
-        if self.only is not None and self.only.num_guesses <= max_nodes:
-            return self.only  # as most often: to put a tree together takes longer than to decide on it
-        looking = [tree for tree in self.looking if tree.num_guesses <= max_nodes]
-        room = max_nodes - sum(len(tree) - sum(tree.acceptable) for tree in looking)
-        tree = self._merged().tree(room)
-        for each in looking:
-            tree = tree.beside(each)
-        return tree
-
-    def _merge(self, tree: TokenTree, source: str) -> None:
-        self._merged().merge(tree, (source, 0))
-        if tree.verify is not None:
-            self.looking.append(tree)
-
-    def _merged(self) -> Trie:
-        if self.trie is None:
-            self.trie = Trie(self.context.tokens[-1])
-        if self.only is not None:
-            self.trie.merge(self.only)
-            self.only = None
-        return self.trie
-
-
 @dataclass(frozen=True)
 class Auto(Composite):
     """Options of choosing.
@@ -147,7 +96,7 @@ class Auto(Composite):
     def bind(self, target: Target) -> AutoGuesser:
         """What chooses among the sources at hand; errors are those of the parts that were given."""
         given = self.bind_parts(target)
-        names = {each.name for each in given}
+        names = _names(given)
         light = [each for each in given if not each.models]
         light += [each.bind(target) for each in (Recycling(), Lookahead()) if each.name not in names]
         if Suffix.name not in names:
@@ -163,6 +112,12 @@ class Auto(Composite):
             with suppress(PronkError):  # another vocabulary, or no memory for it
                 return [guesser_of(drafter, target)]
         return []
+
+
+def _names(guessers: Sequence[Guesser[Any]]) -> set[str]:
+    """Of all of them, and of their parts."""
+    parts = [part for each in guessers if isinstance(each, CompositeGuesser) for part in each.parts]
+    return {each.name for each in guessers} | (_names(parts) if parts else set())
 
 
 class AutoGuesser(CompositeGuesser):
@@ -184,6 +139,7 @@ class AutoGuesser(CompositeGuesser):
         self.options, self.target, self.clock = options, target, target.clock
         self.needs = replace(self.needs, costs=True)
         self.account = _BEGIN
+        self._given = {part.name for part in options.parts}
         self.sources = [part.source if isinstance(part, ChainGuesser) else part.name for part in self.parts]
         self.worth = [Worth() for _ in self.parts]
         self.prices = [Price() for _ in self.parts]
@@ -243,7 +199,7 @@ class AutoGuesser(CompositeGuesser):
         """Every source's state goes."""
         super().stop(state.states)
 
-    def _view(self, context: DraftContext[Choices], requests: int) -> _View:
+    def _view(self, context: DraftContext[Choices], requests: int) -> View:
         """The step before anybody was asked."""
         choices, certain = context.state, context.root + 1
         choices.consulted.clear()  # there are some where a source has raised
@@ -255,40 +211,57 @@ class AutoGuesser(CompositeGuesser):
             self._save()
         choices.repeating = choices.repeats(context.tokens, certain)
         kind = alike(0.0, first=True, repeats=choices.repeating)
-        return _View(context, best, kind, context.allowance)
+        return View(context, best, kind, context.allowance)
 
     def _save(self) -> None:
         """A part of a step is put by for exploring."""
         self.account = min(_MOST, self.account + _SHARE)
 
-    def _why(self, number: int, view: _View, requests: int) -> Literal["pays", "explores", "all"] | None:
+    def _why(self, number: int, view: View, requests: int) -> Literal["pays", "explores", "all"] | None:
         """Why to ask a source, if there is a reason to."""
         context, choices, best = view.context, view.context.state, view.best
         if min(context.max_depth, context.max_nodes) < 1 or not self._fits(number, context, requests):
             return None
         if best is None:
             return "all"
-        price, new = self.prices[number], 0 if number in choices.read else len(context.tokens)
         plain, terms = choices.plain, max(1, min(_TERMS, context.max_depth // 2))
         tokens, rows = choices.worth[number].at(view.kind)
-        asking, reading = price.seconds(requests), price.reads(new)
+        asking, reading = self._takes(number, view, requests)
         if asking + reading / terms > _PART * view.allowance:
             return None
         seconds = best.seconds + rows * plain + asking + reading / terms
         if (best.tokens + tokens) * best.seconds > best.tokens * seconds:
             return "pays"
-        due = choices.asked[number] <= min(choices.steps - _LEAVE, *choices.asked)
-        return "explores" if due and asking + reading <= self.account * plain else None
+        return "explores" if self._due(number, view, requests) else None
+
+    def _takes(self, number: int, view: View, requests: int) -> tuple[float, float]:
+        """Seconds for asking a source, and for what it has to read of the text before."""
+        price = self.prices[number]
+        return price.seconds(requests), price.reads(view.unread(number))
+
+    def _due(self, number: int, view: View, requests: int) -> bool:
+        """Whether a source has waited longest of those that can be tried at all, and there is enough put by for it."""
+        asked, plain = view.context.state.asked, view.context.state.plain
+        if (
+            asked[number] > view.context.state.steps - _LEAVE
+            or sum(self._takes(number, view, requests)) > self.account * plain
+        ):
+            return False
+        longer = [other for other, last in enumerate(asked) if last < asked[number]]
+        return not any(
+            self._fits(other, view.context, requests) and sum(self._takes(other, view, requests)) <= _MOST * plain
+            for other in longer
+        )
 
     def _fits(self, number: int, context: DraftContext[Choices], requests: int) -> bool:
         """Whether a source is one for these costs at all."""
-        if self.parts[number].name != Lookahead.name:
+        if self.parts[number].name != Lookahead.name or Lookahead.name in self._given:
             return True
         costs = context.costs if context.thrifty else None
         return costs is not None and costs.at(_ROWS * requests) <= _CHEAP * costs.at(requests)
 
     def _ask(
-        self, number: int, asked: Sequence[tuple[_View, Literal["pays", "explores", "all"]]], requests: int
+        self, number: int, asked: Sequence[tuple[View, Literal["pays", "explores", "all"]]], requests: int
     ) -> None:
         """What a source offers, and what that adds."""
         part, views = self.parts[number], [view for view, _ in asked]
@@ -300,20 +273,19 @@ class AutoGuesser(CompositeGuesser):
             ]
         )
         seconds = self.clock() - began
-        new = [len(view.context.tokens) for view in views if number not in view.context.state.read]
-        self.prices[number].learn(seconds, len(views), new)
-        share = seconds / len(views)
+        first, share = self.prices[number].began is None, seconds / len(views)
+        self.prices[number].learn(seconds, len(views), [view.unread(number) for view in views])
         for (view, why), tree in zip(asked, trees, strict=True):
             choices, before = view.context.state, view.best
-            choices.read.add(number)
+            choices.read[number] = len(view.context.tokens)
             view.allowance -= share
             view.take(part.name, tree, requests)
             choices.consulted[number] = Consulted(self.sources[number], why, share, tree, before, view.best)
-            if why == "explores":
-                self.account -= share / choices.plain
+            if why == "explores":  # what prepares a source for all does not count
+                self.account -= min(share / choices.plain, _BEGIN) if first else share / choices.plain
             self._learn(number, view, before, afresh=why == "explores")
 
-    def _learn(self, number: int, view: _View, before: Best | None, *, afresh: bool) -> None:
+    def _learn(self, number: int, view: View, before: Best | None, *, afresh: bool) -> None:
         """Asking a source has brought this."""
         after, choices = view.best, view.context.state
         if before is None or after is None:
@@ -325,7 +297,7 @@ class AutoGuesser(CompositeGuesser):
             self.worth[number].learn(view.kind, tokens, rows)
         view.kind = alike(after.tokens - 1.0, first=False, repeats=False)
 
-    def _tree(self, view: _View) -> TokenTree:
+    def _tree(self, view: View) -> TokenTree:
         """What was offered; and if nobody was asked, nobody will be for a while."""
         choices = view.context.state
         if not choices.consulted:
@@ -333,4 +305,4 @@ class AutoGuesser(CompositeGuesser):
             choices.rest = length, length
             return TokenTree.chain(view.context.tokens[-1:])
         choices.rest = 0, 0
-        return view.tree(min(self.options.num_nodes, view.context.max_nodes))
+        return view.tree(self.options.num_nodes)

@@ -76,6 +76,11 @@ class GrammarGuesser(CompositeGuesser):
         super().__init__((part,))
         self.proposes = True
 
+    @property
+    def payer(self) -> Guesser[Any]:
+        """Its part's, as what is forced costs nothing, and one of these does not outlive its requests."""
+        return self.parts[0].payer
+
     def consulted(self, state: Parts) -> Sequence[Consulted]:
         """Who its part has asked."""
         return self.parts[0].consulted(state[0])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pronk.checks import check_path
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 from pronk.model.fingerprint import Fingerprint
@@ -19,6 +20,8 @@ _FORMAT = "pronk-calibration/1"
 
 # A row: a source, its kind, depth and class of temperatures; guesses, and those that were right.
 _KEY, _ROW = 4, 6
+
+_MOST = 1e18  # guesses, and more than anybody makes
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class CalibrationFile:
         """
         if isinstance(calibration, bool):
             return cls(Odds() if calibration else None)
+        check_path("calibration", str(calibration) if isinstance(calibration, Path) else calibration)
         path, fingerprint = Path(calibration), str(Fingerprint.of(model))
         return cls(_read(path, fingerprint), path, fingerprint)
 
@@ -71,9 +75,9 @@ class CalibrationFile:
 def _read(path: Path, model: str) -> Odds:
     """What a file has; nothing, if it is not there."""
     odds = Odds()
-    if not path.exists():
-        return odds
     try:
+        if not path.exists():
+            return odds
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         msg = f"calibration: expected a file that pronk has written at {path}, found: {error}; choose another place"
@@ -95,6 +99,6 @@ def _is_sound(rows: Any) -> bool:
         and isinstance(row[0], str)
         and all(type(each) is int and each >= 0 for each in row[1:_KEY])
         and all(type(each) in (int, float) for each in row[_KEY:])
-        and 0.0 <= row[_KEY + 1] <= row[_KEY] < float("inf")
+        and 0.0 <= row[_KEY + 1] <= row[_KEY] < _MOST
         for row in rows
     )
