@@ -62,10 +62,15 @@ def _head(config: ModelConfig) -> float:
     return config.vocab_size * config.hidden_size
 
 
-def _layer(config: ModelConfig) -> float:
-    """Numbers of one of the target's layers."""
-    width = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    return config.hidden_size * (width + (3 if config.gated else 2) * config.intermediate_size)
+def _layer(config: ModelConfig, mlp: int) -> float:
+    """Numbers of a layer with the target's attention and an MLP of so many numbers for each of the hidden ones."""
+    attention = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    return config.hidden_size * (attention + mlp)
+
+
+def _own_layer(config: ModelConfig) -> float:
+    """Of one of the target's."""
+    return _layer(config, (3 if config.gated else 2) * config.intermediate_size)
 
 
 def _exit(config: ModelConfig) -> int:
@@ -74,8 +79,7 @@ def _exit(config: ModelConfig) -> int:
 
 def _heads_layer(config: ModelConfig) -> float:
     """Of a head that is a layer with an MLP of 1.2 times the hidden size."""
-    width = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    return config.hidden_size * (width + 3 * 6 * config.hidden_size // 5)
+    return _layer(config, 3 * 6 * config.hidden_size // 5)
 
 
 def _small(folder: str, file: str, tokens: int, hidden: int, body: float) -> Kind:
@@ -95,7 +99,7 @@ KINDS = {
         ("pronk-tiny-kangaroo", "drafter.json"),
         6_550_000,
         lambda config: 4 * config.hidden_size**2,
-        lambda config: (_exit(config) * _layer(config) + 4 * config.hidden_size**2 + _head(config), 0.0),
+        lambda config: (_exit(config) * _own_layer(config) + 4 * config.hidden_size**2 + _head(config), 0.0),
         lambda config: 4 * config.hidden_size**2 + _head(config),
     ),
     "medusa": Kind(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pronk.commands.options import Progress, load_model, shares
+from pronk.commands.options import Progress, given_options, load_model, shares
 from pronk.commands.progress import Status, status_bar
 from pronk.errors import PronkError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["advise"]
 
 _INTERRUPTED = 130
+_OF_THE_MODEL = ("device", "dtype", "kv_memory", "kv_dtype", "kernels")
 
 
 @shares(load=load_model, without=("drafter", "weights", "budget", "calibration"))
@@ -123,12 +124,8 @@ def _loading(status: Status) -> Progress:
 
 def _given(context: typer.Context) -> list[str]:
     """What the user has said of the model, as the server takes it."""
-    words = list[str]()
-    for name in ("device", "dtype", "kv_memory", "kv_dtype", "kernels"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            words += [f"--{name.replace('_', '-')}", str(context.params[name])]
-    return words
+    names = [name for name in given_options(context) if name in _OF_THE_MODEL]
+    return [word for name in names for word in (f"--{name.replace('_', '-')}", str(context.params[name]))]
 
 
 def _show(facts: "Facts", given: Sequence[str], *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pronk.bench.outputs import Outputs
 from pronk.commands.bench_servers import SHARED, bench_servers, load_plan
-from pronk.commands.options import Progress, load_model, shares
+from pronk.commands.options import Progress, given_options, load_model, shares
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def bench(
     """
     outputs = Outputs(as_json, markdown, report, trace)
     outputs.check()
-    given = _given(context)
+    given = given_options(context)
     if replay is not None:
         _refuse(given, _SHOWING, "replay: expected no options that say what to measure")
         from pronk.bench.records import read_trace
@@ -231,12 +231,6 @@ def _refuse(given: Sequence[str], wanted: Container[str], expected: str) -> None
     if others:
         msg = f"{expected}, found --{others[0].replace('_', '-')}"
         raise OptionError(msg)
-
-
-def _given(context: typer.Context) -> list[str]:
-    """The options that the user has written, even where they say what would hold anyway."""
-    sources = ((name, context.get_parameter_source(name)) for name in context.params)
-    return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
 
 def _peer_specs(texts: Sequence[str], *, with_draft: bool) -> "tuple[PeerSpec, ...]":

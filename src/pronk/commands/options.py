@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pronk.choosing.params import Rule, SamplingParams
     from pronk.llm import LLM
 
-__all__ = ["Progress", "load_model", "read_prompt", "sampling_params", "shares"]
+__all__ = ["Progress", "given_options", "load_model", "read_prompt", "sampling_params", "shares"]
 
 Progress = Callable[[int, int], None]
 
@@ -101,6 +101,12 @@ def _load(ends: ExitStack, load: Callable[..., "LLM"], /, *args: Any, **options:
     llm = load(*args, **options)
     ends.callback(llm.calibration.save)
     return llm
+
+
+def given_options(context: typer.Context) -> list[str]:
+    """The options that the user has written, even where they say what would hold anyway."""
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
 
 def load_model(

@@ -20,6 +20,7 @@ from pronk.drafters import DraftContext, Guesser, Outcome
 from pronk.drafters.combined._choices import Choices
 from pronk.drafters.combined._worth import Price
 from pronk.drafters.combined.auto import Auto, AutoGuesser
+from pronk.drafters.combined.grammar import GrammarGuesser
 from pronk.engine.budget import keep_paying_nodes
 from pronk.passes.costs import PassCosts
 from pronk.testing import tiny_checkpoint
@@ -382,3 +383,13 @@ def test_a_given_window_is_computed_whatever_its_size(tmp_path: Path) -> None:
     out = llm.generate(prompt, params, drafter="auto(lookahead(window=15, ngram=5), bundled=False)")
     assert out.token_ids == llm.generate(prompt, params, drafter="autoregressive").token_ids
     assert max(step.rows for step in out.stats.steps) > 32
+
+
+def test_requests_with_guides_draw_on_the_fund_of_the_others(llm: LLM) -> None:
+    """What forces tokens for them lives no longer than they do, and would begin with a full one each time."""
+    guesser = llm.meet("auto(bundled=False)")
+    assert guesser.payer is guesser
+    one, other = GrammarGuesser(guesser), GrammarGuesser(guesser)
+    funds = llm.engine.proposing._fund
+    assert funds(one) is funds(other) is funds(guesser)
+    assert funds(llm.meet("suffix")) is not funds(guesser)
