@@ -41,7 +41,7 @@ sanitize: $(INSTALLED_DEV)
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=auto --dist=worksteal \
 		tests/kernels/test_weights.py tests/kernels/test_library.py::test_all_pass_their_self_check \
-		tests/kernels/test_choices.py \
+		tests/kernels/test_choices.py tests/kernels/test_suffixes.py tests/drafters/from_text/test_growth.py \
 		--deselect tests/kernels/test_choices.py::test_samples_have_the_law_of_the_logits \
 		--deselect tests/kernels/test_choices.py::test_the_choice_is_that_of_torch
 

@@ -18,7 +18,8 @@ import models
 from checkpoints import MakeCheckpoint
 from pronk import LLM, OptionError, SamplingParams
 from pronk.kernels import library
-from pronk.kernels.library import INSTRUCTION_SETS, VERSION, Kernels, KernelsError, Op, Pass, Weights, candidates
+from pronk.kernels.library import INSTRUCTION_SETS, VERSION, Kernels, KernelsError, candidates
+from pronk.kernels.structures import STRUCTURES, Op, Pass, Weights
 from pronk.model import kernels as loading
 from pronk.model.kernels import check, load_kernels
 
@@ -75,14 +76,14 @@ def test_another_version(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one_line(caught, f"expected kernels of version 99, found version {VERSION}", "install pronk again")
 
 
-@pytest.mark.parametrize("name", ["Weights", "Op", "Segment", "Pass", "Growth"])
-def test_structures_of_another_size(name: str, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changed", STRUCTURES, ids=lambda each: each.__name__)
+def test_structures_of_another_size(changed: Any, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same version, from between two releases: nothing is passed to it that it would read otherwise."""
 
-    class Longer(getattr(library, name)):
+    class Longer(changed):
         _fields_ = (("more", ctypes.c_int64),)
 
-    monkeypatch.setattr(library, name, Longer)
+    monkeypatch.setattr(library, "STRUCTURES", [Longer if each is changed else each for each in STRUCTURES])
     with pytest.raises(KernelsError) as caught:
         candidates(path=copy)
     one_line(caught, "expected structures of", "install pronk again")
@@ -96,7 +97,7 @@ def test_choices_that_there_are_not(choice: str) -> None:
 
 
 def test_a_choice_that_this_processor_has_not(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library._open(copy), "pronk_detect", lambda: 1)
+    monkeypatch.setattr(library.open_library(copy), "pronk_detect", lambda: 1)
     assert [each.name for each in candidates("auto", copy)] == ["avx2", "portable"]
     with pytest.raises(OptionError) as caught:
         candidates("amx", copy)

@@ -36,7 +36,8 @@ from pronk.choosing.truncation import truncate
 from pronk.choosing.walk import block, reject
 from pronk.errors import GuideError, OptionError
 from pronk.interrupts import uninterrupted
-from pronk.kernels.library import Growth, Kernels
+from pronk.kernels.library import Kernels
+from pronk.kernels.structures import Growth
 from pronk.tree import Drawn
 
 __all__ = ["Chooser", "Guess", "NotFiniteError", "is_finite", "token_logprobs"]

@@ -40,7 +40,7 @@ _X86 = {
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 # Loops over lanes are the compiler's to vectorize.
-_COMMON: dict[str, list[str]] = {"pronk": [], "team": [], "isa_portable": ["-O3"]}
+_COMMON: dict[str, list[str]] = {"pronk": [], "suffix": [], "team": [], "isa_portable": ["-O3"]}
 
 
 class BuildError(Exception):

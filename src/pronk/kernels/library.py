@@ -8,7 +8,7 @@ whoever loads a model is told in one line.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pronk.errors import OptionError
 from pronk.kernels.build import library_name
+from pronk.kernels.structures import STRUCTURES, Growth, Pass, Sprouts, Weights
 from pronk.kernels.threads import num_threads
 
 __all__ = [
@@ -28,18 +29,14 @@ __all__ = [
     "CODED_TYPES",
     "INSTRUCTION_SETS",
     "TYPES",
-    "Growth",
-    "Hear",
     "Kernels",
     "KernelsError",
-    "Op",
-    "Pass",
-    "Segment",
-    "Weights",
     "candidates",
+    "installed",
+    "open_library",
 ]
 
-VERSION = 4
+VERSION = 5
 
 # By their numbers in the library, each wider than the one before.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
@@ -54,115 +51,6 @@ _MOST_HEAD_DIM = 512
 
 class KernelsError(Exception):
     """The library is not there or is not to be trusted; the message is one line."""
-
-
-class Weights(Structure):
-    """``pronk_weights``: a packed matrix."""
-
-    _fields_ = [
-        ("type", c_int32),
-        ("gated", c_int32),
-        ("group", c_int32),
-        ("minima", c_int32),
-        ("n", c_int64),
-        ("k", c_int64),
-        ("kp", c_int64),
-        ("unit", c_int64),
-        ("blocks", c_int64),
-        ("data", c_void_p),
-        ("bias", c_void_p),
-        ("order", c_void_p),
-    ]
-
-
-class Op(Structure):
-    """``pronk_op``: one operation of a program."""
-
-    _fields_ = [
-        ("kind", c_int32),
-        ("input", c_int32),
-        ("output", c_int32),
-        ("residual", c_int32),
-        ("activation", c_int32),
-        ("wanted", c_int32),
-        ("norm", c_int32),
-        ("eps", c_float),
-        ("norm_weight", c_void_p),
-        ("norm_bias", c_void_p),
-        ("w", POINTER(Weights)),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("first_head", c_int32),
-        ("rope", c_int32),
-        ("window", c_int32),
-        ("cross", c_int32),
-        ("block_size", c_int32),
-        ("kv_type", c_int32),
-        ("slots", c_int64),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("table", c_void_p),
-        ("positions", c_void_p),
-        ("table_type", c_int32),
-        ("collected", c_int32),
-    ]
-
-
-class Segment(Structure):
-    """``pronk_segment``: one request's rows."""
-
-    _fields_ = [
-        ("blocks", c_void_p),
-        ("parents", c_void_p),
-        ("released", c_int32),
-        ("length", c_int32),
-        ("nodes", c_int32),
-        ("computed", c_int32),
-        ("held", c_int32),
-    ]
-
-
-class Pass(Structure):
-    """``pronk_pass``: the rows of a pass, and where its results go."""
-
-    _fields_ = [
-        ("rows", c_int64),
-        ("segments", c_int64),
-        ("num_wanted", c_int64),
-        ("type", c_int32),
-        ("hidden", c_int32),
-        ("isa", c_int32),
-        ("threads", c_int32),
-        ("tokens", c_void_p),
-        ("segment", POINTER(Segment)),
-        ("beside", POINTER(Segment)),
-        ("stream", c_void_p),
-        ("rope", c_void_p * 2),
-        ("rope_by_row", c_int32 * 2),
-        ("wanted", c_void_p),
-        ("logits", c_void_p),
-        ("collected", c_void_p),
-    ]
-
-
-# ``hear(token, confidence)`` is told of each token of a chain; 0 ends it.
-Hear = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
-
-
-class Growth(Structure):
-    """``pronk_chain``: how a draft model goes on by itself."""
-
-    _fields_ = [
-        ("key", c_uint64),
-        ("position", c_int64),
-        ("steps", c_int32),
-        ("temperature", c_float),
-        ("scores", c_void_p),
-        ("hear", Hear),
-    ]
 
 
 @dataclass(frozen=True)
@@ -265,6 +153,13 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "choose": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
     "guess": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 3, c_int32)),
+    "suffixes_new": (c_void_p, (c_int32,)),
+    "suffixes_free": (None, (c_void_p,)),
+    "suffixes_extend": (c_int32, (c_void_p, c_void_p, c_int64)),
+    "suffixes_end_text": (None, (c_void_p,)),
+    "suffixes_equal": (c_int32, (c_void_p, c_void_p)),
+    "suffixes_bytes": (c_int64, (c_void_p,)),
+    "suffixes_grow": (c_int32, (POINTER(Sprouts),)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),
     "workspace": (c_int64, ()),
 }
@@ -277,7 +172,7 @@ def _declare(library: Any) -> None:
 
 
 @cache
-def _open(path: Path) -> Any:
+def open_library(path: Path) -> Any:
     """The library, once it is known to be of this version.
 
     Raises:
@@ -293,7 +188,7 @@ def _open(path: Path) -> Any:
     try:
         library = ctypes.CDLL(str(path))
         version = int(library.pronk_version())
-        sizes = (c_int32 * 5)()
+        sizes = (c_int32 * len(STRUCTURES))()
         library.pronk_sizes(sizes)
     except (OSError, AttributeError) as error:
         msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({str(error)[:80]}); {again}"
@@ -301,7 +196,7 @@ def _open(path: Path) -> Any:
     if version != VERSION:
         msg = f"{path}: expected kernels of version {VERSION}, found version {version}; {again}"
         raise KernelsError(msg)
-    mine = [ctypes.sizeof(each) for each in (Weights, Op, Segment, Pass, Growth)]
+    mine = [ctypes.sizeof(each) for each in STRUCTURES]
     if list(sizes) != mine:
         msg = f"{path}: expected structures of {mine} bytes, found {list(sizes)}; {again}"
         raise KernelsError(msg)
@@ -339,7 +234,7 @@ def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
         msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
         raise OptionError(msg)
     place = path or installed()
-    library = _open(place)
+    library = open_library(place)
     best = int(library.pronk_detect())
     if choice == "auto":
         return [Kernels(library, place, isa) for isa in range(best, -1, -1)]

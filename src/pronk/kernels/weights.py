@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pronk.kernels.library import CODED_TYPES, TYPES, Kernels, Weights
+from pronk.kernels.library import CODED_TYPES, TYPES, Kernels
+from pronk.kernels.structures import Weights
 from pronk.kernels.threads import num_threads
 from pronk.quantized.form import Quantized
 

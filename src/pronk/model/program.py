@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from pronk.architecture.config import ModelConfig
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
-from pronk.kernels.library import TYPES, Growth, Kernels, Op, Pass, Segment
+from pronk.kernels.library import TYPES, Kernels
+from pronk.kernels.structures import Growth, Op, Pass, Segment
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import Packed
 from pronk.tree import TokenTree

@@ -12,7 +12,8 @@ from pronk.architecture.rope import RopeTable
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
 from pronk.choosing.chooser import Chooser, Guess
-from pronk.kernels.library import Hear, Kernels
+from pronk.kernels.library import Kernels
+from pronk.kernels.structures import Hear
 from pronk.model.decoder import Decoder
 from pronk.model.program import Program, Rows
 from pronk.passes.stage import Beside, Job, Stage

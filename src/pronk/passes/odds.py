@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-__all__ = ["SHARE", "Key", "Odds"]
+__all__ = ["DEEP", "SHARE", "Key", "Odds"]
 
 # Guesses of one source for one request that count for all.
 SHARE = 256
 
-# Depths from here on are one; temperatures up to each of these are alike, and those above.
-_DEEP, _HEATS = 4, (0.0, 0.5, 1.0)
+# Depths from here on are one.
+DEEP = 4
+
+# Temperatures up to each of these are alike, and those above.
+_HEATS = (0.0, 0.5, 1.0)
 
 # Guesses of one kind after which all counts of it are halved.
 _MANY = 4096.0
@@ -47,7 +50,7 @@ class Odds:
             temperature: of the request; ``None`` is any.
             prior: what is believed before there were some, 0..1.
         """
-        depths = range(1, _DEEP + 1) if not depth else (min(depth, _DEEP),)
+        depths = range(1, DEEP + 1) if not depth else (min(depth, DEEP),)
         heats = range(len(_HEATS) + 1) if temperature is None else (_heat(temperature),)
         offered, taken = _PRIOR, prior * _PRIOR
         for place in depths:
@@ -59,7 +62,7 @@ class Odds:
 
     def learn(self, source: str, kind: int, depth: int, temperature: float, *, right: bool) -> None:
         """A guess whose parent was accepted was right, or not."""
-        found = self.counts.setdefault((source, kind, min(depth, _DEEP), _heat(temperature)), [0.0, 0.0])
+        found = self.counts.setdefault((source, kind, min(depth, DEEP), _heat(temperature)), [0.0, 0.0])
         found[0] += 1.0
         found[1] += right
         if found[0] > _MANY:

@@ -281,6 +281,57 @@ def test_repetition_is_seen_and_guesses_are_no_text() -> None:
     assert not Choices((), [], []).repeats([1], 1)
 
 
+def test_what_is_copied_is_told_from_what_ends_alike_by_chance() -> None:
+    state, text = Choices((), [], []), [*range(9), 50, *range(9), 51, *range(4)]
+    copied = [state.copies for end in range(1, len(text) + 1) if state.repeats(text[:end], end) or True]
+    assert [end for end, found in enumerate(copied, 1) if found] == [18, 19]
+
+
+def one_decision(guesser: AutoGuesser, text: list[int], allowance: float) -> tuple[Choices, int]:
+    """A request that may lose so much: its state, and how many guesses it is given."""
+    params = SamplingParams(max_tokens=10_000)
+    state, table = guesser.start(text[:4]), BlockTable(length=len(text) - 1)
+    chooser = Chooser(params, 0, text, VOCAB)
+    context = DraftContext(state, text, 99, 99, params, chooser, table, COSTS, thrifty=True, allowance=allowance)
+    (tree,) = guesser.propose([context])
+    return state, tree.num_guesses
+
+
+def test_little_is_kept_for_what_is_copied() -> None:
+    """A request that can lose two steps more asks nobody until its text is copied from before."""
+    world, plain = World(), COSTS.at(1)
+    guesser = world.guesser(Source(world, "copy", 0.01, always(0.98), 8))
+    world.text[:9] = world.text[9:18] = [*range(9)]
+    fresh, copied = world.text[:9], world.text[:18]
+    assert one_decision(guesser, fresh, 2.2 * plain)[1] == 8
+    assert one_decision(guesser, copied, 0.5 * plain)[1] == 8
+    state, guesses = one_decision(guesser, fresh, 1.9 * plain)
+    assert (guesses, state.sparing, state.rest) == (0, True, (1, 1))
+    # What ends like an earlier place by chance does not end its rest; what is copied does.
+    assert guesser.skips(state, [*fresh, 0, 1, 2])
+    state.rest = 1, 1
+    assert not guesser.skips(state, [*fresh, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+
+
+def test_who_was_asked_in_vain_rests() -> None:
+    world = World()
+    silent = Source(world, "silent", 0.0, always(0.0))
+    state = world.decode(world.guesser(silent), 200)
+    assert state.rest[1] == 15
+    assert len(silent.asked) < 30
+
+
+def test_a_model_is_tried_before_it_is_believed_to_pay() -> None:
+    """For that there is an account; others are asked with the first step."""
+    for models, why in ((), "pays"), ((object(),), "explores"):
+        world = World()
+        source = Source(world, "source", 0.3, always(0.9))
+        source.models = models
+        guesser = world.guesser(source)
+        state, _ = one_decision(guesser, world.text[:9], 9.0 * COSTS.at(1))
+        assert [each.why for each in guesser.consulted(state)] == [why]
+
+
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(tiny_checkpoint(tmp_path_factory.mktemp("auto") / "tiny"))

@@ -67,7 +67,7 @@ def test_matches_and_counts_are_those_of_brute_force(letters: int) -> None:
                 texts.append([])
                 automaton.end_text()
             texts[-1].append(dice.randrange(letters))
-            automaton.extend(texts[-1][-1])
+            automaton.extend(texts[-1][-1:])
             tail = [dice.randrange(letters) for _ in range(6)]
             check_all(automaton, texts, dice.choice((tail, texts[-1], texts[0])))
             matched += automaton.match(tail)[1]
@@ -99,7 +99,7 @@ def test_matches_end_at_the_bound_and_slide() -> None:
 def test_no_string_goes_across_texts() -> None:
     automaton = grown("ab", max_match=8)
     automaton.end_text()
-    automaton.extend(ord("c"))
+    automaton.extend(codes("c"))
     assert automaton.match(codes("b")) == (0, 0)
     assert automaton.match(codes("a"))[1] == 1
     assert sorted(chr(each.token) for each in automaton.continuations(0)) == ["a", "b", "c"]
@@ -113,8 +113,7 @@ def test_a_text_that_is_known_takes_no_memory(letters: int) -> None:
     automaton = SuffixAutomaton(6)
     sizes = []
     for _ in range(3):
-        for token in text:
-            automaton.extend(token)
+        automaton.extend(text)
         automaton.end_text()
         sizes.append(automaton.nbytes)
     assert sizes[0] == sizes[1] == sizes[2]
@@ -125,8 +124,7 @@ def test_a_text_that_is_known_takes_no_memory(letters: int) -> None:
 def test_memory_is_what_the_module_says(letters: int, most: int) -> None:
     dice = random.Random(letters)
     automaton = SuffixAutomaton(16)
-    for _ in range(8192):
-        automaton.extend(dice.randrange(letters))
+    automaton.extend(dice.randrange(letters) for _ in range(8192))
     assert 20 < automaton.nbytes / automaton.num_tokens < most
 
 
@@ -134,8 +132,7 @@ def test_many_continuations() -> None:
     """Found by a dictionary; no more than 128 are listed, the newest first, and none is lost."""
     automaton = SuffixAutomaton(4)
     for token in range(1, 301):
-        automaton.extend(0)
-        automaton.extend(token)
+        automaton.extend((0, token))
     state, length = automaton.match([0])
     assert length == 1
     assert [each.token for each in automaton.continuations(state)] == list(range(128, 0, -1))
@@ -154,6 +151,5 @@ def codes(text: str) -> list[int]:
 
 def grown(text: str, max_match: int) -> SuffixAutomaton:
     automaton = SuffixAutomaton(max_match)
-    for token in codes(text):
-        automaton.extend(token)
+    automaton.extend(codes(text))
     return automaton

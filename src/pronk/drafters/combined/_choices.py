@@ -12,6 +12,9 @@ from pronk.tree import TokenTree
 
 __all__ = ["Choices"]
 
+# Tokens that are known to follow each other, after which a text is taken to be copied.
+_COPIED = 6
+
 
 @dataclass
 class Choices:
@@ -25,6 +28,8 @@ class Choices:
         steps: so far.
         rest: steps to come in which nobody need be asked, and for which the last rest was.
         repeating: whether the text ended like an earlier place when it was last decided.
+        copied: certain tokens at its end that are each, with the two before, in the text before.
+        sparing: whether so little was left to lose when it was last decided that it was kept for what is copied.
         consulted: in this step, by the number of the source.
         root: position of the last token that they guessed behind.
         lead: tokens before it that are not certain.
@@ -40,6 +45,8 @@ class Choices:
     steps: int = 0
     rest: tuple[int, int] = (0, 0)
     repeating: bool = False
+    copied: int = field(default=0, compare=False)
+    sparing: bool = False
     read: dict[int, int] = field(default_factory=dict)
     consulted: dict[int, Consulted] = field(default_factory=dict, compare=False)
     root: int = 0
@@ -56,12 +63,17 @@ class Choices:
             tree, behind = TokenTree.chain(tree.tokens[:1]), 0
         return replace(outcome, offered=tree, behind=behind)
 
+    @property
+    def copies(self) -> bool:
+        """Whether the text is copied from before for a while already."""
+        return self.copied >= _COPIED
+
     def repeats(self, tokens: Sequence[int], certain: int) -> bool:
         """Whether the last three tokens are together in the text before."""
         if certain > self.known:
             fresh = tokens[self.known - 2 : certain]
             for place, group in enumerate(zip(fresh, fresh[1:], fresh[2:], strict=False), self.known):
-                self.places.setdefault(group, place)
+                self.copied = self.copied + 1 if self.places.setdefault(group, place) < place else 0
             self.known = certain
         last = len(tokens) - 1
         return self.places.get(tuple(tokens[last - 2 : last + 1]), last) < last

@@ -52,8 +52,8 @@ _BEGIN, _SHARE, _MOST = 2.0, 0.01, 8.0
 # Steps for which a source that does not pay is left alone at least.
 _LEAVE = 4
 
-# Steps for which nobody is asked after nobody was worth it: 1, 3, and then so many.
-_REST = 7
+# Steps for which nobody is asked after nobody was worth it, or had anything to offer: 1, 3, 7, and then so many.
+_REST = 15
 
 # Proposals over which the reading of a text is counted.
 _TERMS = 16
@@ -61,8 +61,8 @@ _TERMS = 16
 # Rows are cheap where so many take no longer than so many times one row.
 _ROWS, _CHEAP = 16, 1.35
 
-# Of what may be lost, how much may be put on one source.
-_PART = 0.5
+# Of what may be lost, how much may be put on one source, and how many plain steps are kept for a text that is copied.
+_PART, _KEPT = 0.5, 2.0
 
 # Steps of one request that count for all.
 _TAUGHT = 64
@@ -183,7 +183,7 @@ class AutoGuesser(CompositeGuesser):
     def skips(self, state: Any, tokens: Sequence[int]) -> bool:
         """Where nobody was worth asking, nobody is for a while, or until the text begins to repeat itself."""
         left, length = state.rest
-        if left and not state.repeating and state.repeats(tokens, len(tokens)):
+        if left and not state.repeating and state.repeats(tokens, len(tokens)) and (state.copies or not state.sparing):
             left = 0
         if left:
             state.rest = left - 1, length
@@ -209,8 +209,10 @@ class AutoGuesser(CompositeGuesser):
             best = Best.of((), context.costs, requests)
             choices.plain = best.seconds
             self._save()
-        choices.repeating = choices.repeats(context.tokens, certain)
-        kind = alike(0.0, first=True, repeats=choices.repeating)
+        repeats = choices.repeats(context.tokens, certain)
+        choices.sparing = best is not None and context.allowance < _KEPT * choices.plain
+        choices.repeating = repeats and (choices.copies or not choices.sparing)
+        kind = alike(0.0, first=True, repeats=repeats)
         return View(context, best, kind, context.allowance)
 
     def _save(self) -> None:
@@ -227,10 +229,13 @@ class AutoGuesser(CompositeGuesser):
         plain, terms = choices.plain, max(1, min(_TERMS, context.max_depth // 2))
         tokens, rows = choices.worth[number].at(view.kind)
         asking, reading = self._takes(number, view, requests)
-        if asking + reading / terms > _PART * view.allowance:
+        kept = 0.0 if choices.copies else _KEPT * plain
+        if asking + reading / terms > _PART * (view.allowance - kept):
             return None
         seconds = best.seconds + rows * plain + asking + reading / terms
-        if (best.tokens + tokens) * best.seconds > best.tokens * seconds:
+        # Who has a model is not believed to pay before it is known what asking takes.
+        known = self.prices[number].began is not None or not self.parts[number].models
+        if known and (best.tokens + tokens) * best.seconds > best.tokens * seconds:
             return "pays"
         return "explores" if self._due(number, view, requests) else None
 
@@ -298,11 +303,9 @@ class AutoGuesser(CompositeGuesser):
         view.kind = alike(after.tokens - 1.0, first=False, repeats=False)
 
     def _tree(self, view: View) -> TokenTree:
-        """What was offered; and if nobody was asked, nobody will be for a while."""
+        """What was offered; and if that is nothing, nobody will be asked for a while."""
         choices = view.context.state
-        if not choices.consulted:
-            length = min(_REST, 1 + 2 * choices.rest[1])
-            choices.rest = length, length
-            return TokenTree.chain(view.context.tokens[-1:])
-        choices.rest = 0, 0
-        return view.tree(self.options.num_nodes)
+        tree = view.tree(self.options.num_nodes) if choices.consulted else TokenTree.chain(view.context.tokens[-1:])
+        length = 0 if tree.num_guesses else min(_REST, 1 + 2 * choices.rest[1])
+        choices.rest = length, length
+        return tree

@@ -20,7 +20,7 @@ token, and up to 120 more per edge of a state with many continuations. Measured,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from sys import getsizeof
@@ -74,8 +74,16 @@ class SuffixAutomaton:
     _short: int = field(default=0, repr=False)
     _short_length: int = field(default=0, repr=False)
 
-    def extend(self, token: int) -> None:
-        """The text goes on with ``token``, which is at least 0. Amortized constant time, plus ``max_match`` steps."""
+    def extend(self, tokens: Iterable[int]) -> None:
+        """The text goes on. For each token amortized constant time, plus ``max_match`` steps.
+
+        Args:
+            tokens: ids, each at least 0.
+        """
+        for token in tokens:
+            self._extend(token)
+
+    def _extend(self, token: int) -> None:
         state, edge = self._last, self._find(self._last, token)
         if edge >= 0:
             self._last = self._exactly(state, edge)

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from pronk.drafters.from_text._automaton import SuffixAutomaton
+from pronk.drafters.from_text._growth import Strings, strings
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 
@@ -52,7 +52,7 @@ class SuffixStore:
     max_match: int
     max_tokens: int
     path: Path | None = None
-    _generations: list[SuffixAutomaton] = field(default_factory=list, repr=False)
+    _generations: list[Strings] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
     # Where outputs are appended, once the file was opened, and how many tokens were since it was last read.
     _file: Path | None = field(default=None, repr=False)
@@ -60,7 +60,7 @@ class SuffixStore:
     _vocab_size: int = field(default=0, repr=False)
 
     @property
-    def generations(self) -> Sequence[SuffixAutomaton]:
+    def generations(self) -> Sequence[Strings]:
         """The automata, the young one first; none before the first output."""
         return self._generations
 
@@ -119,9 +119,8 @@ class SuffixStore:
         if not output:
             return
         if not self._generations or self._generations[0].num_tokens + len(output) > half:
-            self._generations = [SuffixAutomaton(self.max_match), *self._generations[:1]]
-        for token in output:
-            self._generations[0].extend(token)
+            self._generations = [strings(self.max_match), *self._generations[:1]]
+        self._generations[0].extend(output)
         self._generations[0].end_text()
 
 

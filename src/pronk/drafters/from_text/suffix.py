@@ -14,63 +14,31 @@ of ``depth_factor`` times its length; a match that ends nowhere goes on as its l
 budget or ``num_nodes`` decide how wide the tree is.
 
 For texts that repeat themselves or each other: code, edits, agents, templates, the same questions again. Prefer it to
-prompt lookup where requests resemble each other or the text branches. A proposal takes 0.05 to 0.3 ms.
+prompt lookup where requests resemble each other or the text branches. A proposal takes 0.03 to 0.1 ms with the compiled
+kernels, whose automaton it is, and 0.3 to 1 ms without.
 
-Memory: 30 to 150 bytes per token of text for a request while it runs, and as much per token of the store, which
+Memory: 30 to 75 bytes (without the kernels, 150) per token of text for a request while it runs, and as much per token of the store, which
 holds at most ``store_tokens``: 10 MB by default. Requests of one drafter object are faster for each other's outputs.
 Where users must not learn from response times what others were told, bind one for each, or set ``store_tokens=0``.
 """
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
-from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 
 from pronk.checks import check_integer, check_number, check_path
 from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
-from pronk.drafters.from_text._automaton import Continuation, SuffixAutomaton
+from pronk.drafters.from_text._growth import PRIORS, Growth, Limits, Strings, growth, strings
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.drafters.shared.known import Known
 from pronk.drafters.shared.rates import Rates
-from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.drafters.target import Target
 from pronk.errors import OptionError
 from pronk.tree import TokenTree
 
 __all__ = ["Suffix", "SuffixState"]
-
-# Kinds of guesses: a match of at least so many tokens, of whose occurrences at least such a share went on like this.
-_LENGTHS = (2, 4, 8)
-_SHARES = (0.25, 0.5, 0.75)
-
-# What is believed before a request has seen anything: how often they were right in the second halves of Python modules
-# and of other held-out texts. A row per length of the match, a column per share.
-_TEXT = (
-    (0.05, 0.12, 0.31, 0.70),
-    (0.05, 0.17, 0.52, 0.87),
-    (0.07, 0.20, 0.67, 0.93),
-    (0.06, 0.22, 0.82, 0.96),
-)
-_STORE = (
-    (0.01, 0.05, 0.08, 0.16),
-    (0.02, 0.05, 0.15, 0.51),
-    (0.02, 0.06, 0.32, 0.55),
-    (0.05, 0.10, 0.67, 0.70),
-)
-_PRIORS = dict(enumerate(prior for table in (_TEXT, _STORE) for row in table for prior in row))
-
-# A guess that several sources share is looked at more than once, which takes time; at most so often per row.
-_LOOKS = 2
-
-
-def _way(*, stored: bool, length: int, share: float) -> int:
-    """The kind of a guess: a number below 32."""
-    return 16 * stored + 4 * bisect(_LENGTHS, length) + bisect(_SHARES, share)
 
 
 @dataclass
@@ -80,12 +48,14 @@ class SuffixState:
     Attributes:
         text: the certain tokens, up to the last proposal: to read them takes time.
         rates: acceptance by the kind of guess.
+        growth: grows its trees.
         output: the certain tokens after the prompt, where they are to be kept.
         private: whether other requests may not learn from it.
     """
 
-    text: SuffixAutomaton
+    text: Strings
     rates: Rates
+    growth: Growth = field(repr=False, compare=False)
     output: list[int] = field(default_factory=list)
     private: bool = False
 
@@ -150,7 +120,8 @@ class SuffixGuesser(Guesser[SuffixState]):
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        return SuffixState(SuffixAutomaton(self.options.max_match), Rates(self.name, _PRIORS, Known.of(self.target)))
+        rates = Rates(self.name, PRIORS, Known.of(self.target))
+        return SuffixState(strings(self.options.max_match), rates, growth(rates, self.name))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
         """What followed the longest matches of each text's end, the likeliest first."""
@@ -170,91 +141,11 @@ class SuffixGuesser(Guesser[SuffixState]):
             self.past.add(state.output)
 
     def _tree(self, context: DraftContext[SuffixState], requests: int) -> TokenTree:
-        options, costs = self.options, context.costs if context.thrifty else None
-        text = context.state.text
-        for token in context.tokens[text.num_tokens : context.root + 1]:
-            text.extend(token)
+        options, state = self.options, context.state
+        costs = context.costs if context.thrifty else None
+        state.text.extend(context.tokens[state.text.num_tokens : context.root + 1])
         width = min(options.num_nodes, context.max_nodes)
         least = 0.0 if costs is None else costs.least_gain(requests)
-        growth = _Growth(Trie(context.tokens[-1]), context.state.rates, width, options.min_match, least)
-        # Provisional tokens are in no automaton yet, but they are where the text ends.
-        for source in (text, *self.past.generations):
-            growth.sources.append(source)
-            state, length = source.match(context.tokens)
-            known: set[int] = set()
-            while length >= options.min_match and len(known) < width:
-                depth = min(context.max_depth, max(1, int(options.depth_factor * length)))
-                growth.offer(_Place(0, len(growth.sources) - 1, state, length, depth), known)
-                state, length = source.shorter(state)
-        return growth.grow()
-
-
-class _Place(NamedTuple):
-    """A node of the tree, and where a source knows the text above it: what follows there may be guessed.
-
-    ``depth`` is how deep guesses may go that began with the same match.
-    """
-
-    node: int
-    source: int
-    state: int
-    length: int
-    depth: int
-
-
-class _Guess(NamedTuple):
-    """A token that may follow a place, and the kind of guess that it is."""
-
-    place: _Place
-    found: Continuation
-    way: int
-
-
-@dataclass
-class _Growth:
-    """A tree growing from its likeliest end on.
-
-    Attributes:
-        trie: the tree.
-        rates: acceptance by the kind of guess.
-        width: guesses that it may have.
-        min_match: shortest match that counts.
-        least: guesses of a smaller gain do not count.
-        sources: the text's own automaton, then those of earlier outputs.
-        frontier: guesses to come.
-    """
-
-    trie: Trie
-    rates: Rates
-    width: int
-    min_match: int
-    least: float
-    sources: list[SuffixAutomaton] = field(default_factory=list)
-    frontier: Frontier[_Guess] = field(default_factory=Frontier)
-
-    def offer(self, place: _Place, known: set[int]) -> None:
-        """What follows a place, but for ``known``, which grows: what longer matches know already."""
-        if self.trie.depths[place.node] >= place.depth or place.length < self.min_match:
-            return
-        above, depth = self.trie.gains[place.node], self.trie.depths[place.node] + 1
-        following = self.sources[place.source].continuations(place.state)
-        total = 1 + sum([each.times for each in following])
-        # Among equals the newest comes first.
-        for each in nlargest(self.width, following, key=attrgetter("times")) if len(following) > 1 else following:
-            if each.token not in known:
-                known.add(each.token)
-                way = _way(stored=place.source > 0, length=place.length, share=each.times / total)
-                gain = above * self.rates.rate(way, depth)
-                if gain >= self.least:
-                    self.frontier.offer(gain, _Guess(place, each, way))
-
-    def grow(self) -> TokenTree:
-        """The tree of the likeliest guesses."""
-        looks = _LOOKS * self.width
-        while self.frontier and len(self.trie) <= self.width and looks:
-            looks -= 1
-            gain, (place, found, way) = self.frontier.take()
-            node = self.trie.add(place.node, found.token, gain, (Suffix.name, way))
-            state, length = self.sources[place.source].follow(found, place.length)
-            self.offer(_Place(node, place.source, state, length, place.depth), set())
-        return self.trie.tree(self.width)
+        limits = Limits(width, context.max_depth, options.min_match, options.depth_factor, least)
+        # Provisional tokens are among no strings yet, but they are where the text ends.
+        return state.growth.grow([state.text, *self.past.generations], context.tokens, limits)

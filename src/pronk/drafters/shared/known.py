@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pronk.choosing.params import SamplingParams
 from pronk.drafters.target import Target
-from pronk.passes.odds import SHARE, Odds
+from pronk.passes.odds import DEEP, SHARE, Odds
 
 __all__ = ["Known"]
 
@@ -35,7 +35,7 @@ class Known:
         """How often such guesses were right when the request began to ask; ``prior`` where nobody knows."""
         if self.odds is None:
             return prior
-        key = source, kind, depth
+        key = source, kind, min(depth, DEEP)
         found = self._rates.get(key)
         if found is None:
             found = self._rates[key] = self.odds.rate(source, kind, depth, self.temperature, prior)

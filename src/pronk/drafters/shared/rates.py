@@ -41,8 +41,12 @@ class Rates:
 
     def rate(self, way: int, depth: int = 0) -> float:
         """Estimated acceptance of a guess found this way, above 0 and below 1; ``depth`` 0 is any."""
-        prior = self.known.rate(self.source, way, depth, self.priors[way])
+        prior = self.prior(way, depth)
         return (self.taken.get(way, 0.0) + prior * self.weight) / (self.offered.get(way, 0.0) + self.weight)
+
+    def prior(self, way: int, depth: int) -> float:
+        """What this request did not learn itself."""
+        return self.known.rate(self.source, way, depth, self.priors[way])
 
     def learn(self, outcome: Outcome[Any]) -> None:
         """Count what became of a tree. Other drafters' nodes in it do not matter."""

@@ -251,12 +251,13 @@ int64_t pronk::scratch_size(const pronk_op* ops, int64_t count, const pronk_pass
 
 int32_t pronk_version(void) { return PRONK_VERSION; }
 
-void pronk_sizes(int32_t sizes[5]) {
+void pronk_sizes(int32_t sizes[6]) {
   sizes[0] = sizeof(pronk_weights);
   sizes[1] = sizeof(pronk_op);
   sizes[2] = sizeof(pronk_segment);
   sizes[3] = sizeof(pronk_pass);
   sizes[4] = sizeof(pronk_chain);
+  sizes[5] = sizeof(pronk_sprouts);
 }
 
 int32_t pronk_detect(void) {

@@ -12,7 +12,7 @@
 #define PRONK_API extern "C" __attribute__((visibility("default")))
 #endif
 
-#define PRONK_VERSION 4
+#define PRONK_VERSION 5
 
 enum pronk_type { PRONK_F32 = 0, PRONK_BF16 = 1, PRONK_F16 = 2, PRONK_Q8 = 3, PRONK_Q4 = 4, PRONK_I8 = 5 };
 enum pronk_isa { PRONK_PORTABLE = 0, PRONK_AVX2 = 1, PRONK_AVX512 = 2, PRONK_AVX512_BF16 = 3, PRONK_AMX = 4 };
@@ -108,9 +108,30 @@ typedef struct {
   int32_t (*hear)(int32_t token, float confidence);  // is told of each; 0 ends the chain
 } pronk_chain;
 
+// The strings of some texts and what followed them: a suffix automaton.
+typedef struct pronk_suffixes pronk_suffixes;
+
+// A tree of what followed the longest ends of a text, likeliest first. A guess is of one of 32 ways, and is right with a
+// probability of (taken + prior * weight) / (offered + weight), where `prior` depends on its depth, too.
+typedef struct {
+  const pronk_suffixes* const* sources;  // the text's own first, then earlier outputs'
+  const int32_t* tail;        // the text's last tokens, at least one; the last one is the root
+  int32_t num_sources, tail_tokens;
+  int32_t width, max_depth;   // guesses, and how deep they go, at most
+  int32_t min_match;          // shortest match that counts
+  double depth_factor;        // a match supports guesses to so many times its length
+  double least;               // guesses of a smaller gain do not count
+  double weight;
+  const double *offered, *taken;  // [32]
+  double* priors;             // [32, 4], by depth, the last one for all above; not a number where `prior` is to be asked
+  double (*prior)(int32_t way, int32_t depth);
+  int32_t *tokens, *parents, *ways;  // [width + 1], parents before their children
+  double* gains;              // [width + 1]
+} pronk_sprouts;
+
 PRONK_API int32_t pronk_version(void);
-// Sizes in bytes of the five structures, to find a mismatch before it does harm.
-PRONK_API void pronk_sizes(int32_t sizes[5]);
+// Sizes in bytes of the six structures, to find a mismatch before it does harm.
+PRONK_API void pronk_sizes(int32_t sizes[6]);
 // The highest instruction set that this processor and system have.
 PRONK_API int32_t pronk_detect(void);
 // Pack rows of `source` [rows, k] (f32, bf16, f16 as w->type) into `data`, which is zeroed memory.
@@ -144,6 +165,19 @@ PRONK_API int32_t pronk_grow(const pronk_op* ops, int64_t count, const pronk_pas
 // width], 1 for values and 2 for keys of heads of `width`; `shapes` [count, 3] are heads, slots and width.
 PRONK_API int32_t pronk_move(void* const* pools, const int32_t* types, const int32_t* kinds, const int64_t* shapes,
                              int64_t count, const int64_t* source, const int64_t* target, int64_t moves);
+// For matches of up to `max_match` tokens; null: not enough memory.
+PRONK_API pronk_suffixes* pronk_suffixes_new(int32_t max_match);
+PRONK_API void pronk_suffixes_free(pronk_suffixes* suffixes);
+// The text goes on with `tokens`, each at least 0. Returns 0; -1: not enough memory, and they are of no use any more.
+PRONK_API int32_t pronk_suffixes_extend(pronk_suffixes* suffixes, const int32_t* tokens, int64_t count);
+// The next token begins another text: no string goes across.
+PRONK_API void pronk_suffixes_end_text(pronk_suffixes* suffixes);
+// Whether two were made from the same texts.
+PRONK_API int32_t pronk_suffixes_equal(const pronk_suffixes* a, const pronk_suffixes* b);
+// Bytes that are held.
+PRONK_API int64_t pronk_suffixes_bytes(const pronk_suffixes* suffixes);
+// Grow a tree. Returns its nodes, the root among them, or -1: not enough memory.
+PRONK_API int32_t pronk_suffixes_grow(const pronk_sprouts* call);
 // Read `bytes` once on all threads, for measuring the memory floor; returns a sum that keeps the read alive.
 PRONK_API double pronk_read(const void* data, int64_t bytes, int32_t threads);
 // Bytes that the library holds between passes.

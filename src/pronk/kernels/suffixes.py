@@ -1,0 +1,156 @@
+"""Suffix automata of the compiled kernels, and the trees that they grow (``csrc/suffix.cpp``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_double, c_int32, c_void_p
+from typing import Any, NamedTuple
+from weakref import finalize
+
+from pronk.kernels.structures import Prior, Sprouts
+
+__all__ = ["NUM_WAYS", "Sprouter", "SuffixArrays", "Suffixes"]
+
+# Kinds of guesses, and classes of depths that make a difference to how often they are right.
+NUM_WAYS, _DEPTHS = 32, 4
+
+_UNKNOWN: list[c_double | float] = [float("nan")] * (NUM_WAYS * _DEPTHS)
+
+
+class Suffixes:
+    """The strings of some texts, their counts and what follows them.
+
+    Attributes:
+        max_match: longest match that is looked for, at least 1 token.
+        num_tokens: tokens it was extended by.
+        handle: what the library knows it by.
+    """
+
+    def __init__(self, library: Any, max_match: int) -> None:
+        """Empty.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        self.max_match, self.num_tokens, self._library = max_match, 0, library
+        self.handle: int | None = library.pronk_suffixes_new(max_match)
+        if self.handle is None:
+            raise MemoryError
+        finalize(self, library.pronk_suffixes_free, self.handle)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it was made from the same texts."""
+        if not isinstance(other, Suffixes):
+            return NotImplemented
+        return bool(self._library.pronk_suffixes_equal(self.handle, other.handle))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Its size, as its contents are long."""
+        return f"{type(self).__name__}(max_match={self.max_match}, num_tokens={self.num_tokens})"
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """The text goes on. For each token amortized constant time, plus ``max_match`` steps.
+
+        Args:
+            tokens: ids, each at least 0.
+
+        Raises:
+            MemoryError: there is none, and this is of no use any more.
+        """
+        ids = [*tokens]
+        if self._library.pronk_suffixes_extend(self.handle, (c_int32 * len(ids))(*ids), len(ids)):
+            raise MemoryError
+        self.num_tokens += len(ids)
+
+    def end_text(self) -> None:
+        """The next token begins another text: no string goes across."""
+        self._library.pronk_suffixes_end_text(self.handle)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it holds."""
+        return int(self._library.pronk_suffixes_bytes(self.handle))
+
+
+class SuffixArrays(NamedTuple):
+    """A tree as plain lists, the root first and parents before their children."""
+
+    tokens: list[int]
+    parents: list[int]
+    gains: list[float]
+    ways: list[int]
+
+
+class Sprouter:
+    """Grows trees for one request.
+
+    A guess of a way is right with a probability of ``(taken + prior * weight) / (offered + weight)``.
+    """
+
+    def __init__(self, library: Any, weight: float, prior: Callable[[int, int], float]) -> None:
+        """A request.
+
+        Args:
+            library: the compiled kernels.
+            weight: how many observations a prior is worth.
+            prior: of a way, below ``NUM_WAYS``, and a depth, from 1 on; asked once for each of both, until
+                :meth:`forget`.
+        """
+        self._library = library
+        self._offered, self._taken = (c_double * NUM_WAYS)(), (c_double * NUM_WAYS)()
+        self._priors = (c_double * len(_UNKNOWN))(*_UNKNOWN)
+        self._call = Sprouts(offered=self._offered, taken=self._taken, priors=self._priors, weight=weight)
+        self._call.prior = Prior(prior)
+        self._room = 0
+
+    def forget(self) -> None:
+        """Priors may have changed."""
+        self._priors[:] = _UNKNOWN
+
+    def learn(self, way: int, offered: float, taken: float) -> None:
+        """How many guesses of a way were seen, and how many of these were right."""
+        self._offered[way], self._taken[way] = offered, taken
+
+    def grow(
+        self,
+        sources: Sequence[Suffixes],
+        tail: Sequence[int],
+        *,
+        width: int,
+        max_depth: int,
+        min_match: int,
+        depth_factor: float,
+        least: float,
+    ) -> SuffixArrays:
+        """What followed the longest ends of a text, likeliest first.
+
+        Args:
+            sources: the text's own strings first.
+            tail: the text's last tokens, at least one.
+            width: most guesses.
+            max_depth: most guesses above one another.
+            min_match: shortest match that counts.
+            depth_factor: a match supports guesses to so many times its length.
+            least: guesses of a smaller gain do not count.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        call = self._call
+        self._make_room(width + 1)
+        call.sources = (c_void_p * len(sources))(*[each.handle for each in sources])
+        call.tail, call.tail_tokens, call.num_sources = (c_int32 * len(tail))(*tail), len(tail), len(sources)
+        call.width, call.max_depth, call.min_match = width, max_depth, min_match
+        call.depth_factor, call.least = depth_factor, least
+        nodes = self._library.pronk_suffixes_grow(call)
+        if nodes < 0:
+            raise MemoryError
+        return SuffixArrays(call.tokens[:nodes], call.parents[:nodes], call.gains[:nodes], call.ways[:nodes])
+
+    def _make_room(self, nodes: int) -> None:
+        if nodes > self._room:
+            call, self._room = self._call, nodes
+            call.tokens, call.parents, call.ways = ((c_int32 * nodes)() for _ in range(3))
+            call.gains = (c_double * nodes)()

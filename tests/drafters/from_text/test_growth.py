@@ -1,0 +1,148 @@
+"""Trees of what followed a text's ends: the compiled kernels against the same in Python, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from pronk.choosing.params import SamplingParams
+from pronk.drafters.base import Outcome
+from pronk.drafters.from_text._automaton import SuffixAutomaton
+from pronk.drafters.from_text._growth import PRIORS, CompiledGrowth, Growth, Limits, Strings, TreeGrowth
+from pronk.drafters.shared.known import Known
+from pronk.drafters.shared.rates import Rates
+from pronk.kernels import library
+from pronk.kernels.library import open_library
+from pronk.kernels.suffixes import Suffixes
+from pronk.passes.odds import Odds
+from pronk.tree import TokenTree
+
+LIBRARY = open_library(library.installed())
+
+
+@dataclass
+class Side:
+    """One of the two ways: some strings, those of the text first, and what grows."""
+
+    sources: Sequence[Strings]
+    rates: Rates
+    growth: Growth
+
+
+def sides(max_match: int, sources: int) -> tuple[Side, Side]:
+    plain, compiled = (Rates("suffix", PRIORS, Known(Odds())) for _ in range(2))
+    return (
+        Side([SuffixAutomaton(max_match) for _ in range(sources)], plain, TreeGrowth(plain, "suffix")),
+        Side(
+            [Suffixes(LIBRARY, max_match) for _ in range(sources)],
+            compiled,
+            CompiledGrowth(LIBRARY, compiled, "suffix"),
+        ),
+    )
+
+
+@pytest.mark.parametrize("letters", [1, 2, 5, 40, 400])
+def test_both_grow_the_same_trees(letters: int) -> None:
+    """Texts that repeat themselves, other texts beside them, wide and deep trees, and rates that learn from both."""
+    grown = learned = 0
+    for seed in range(60):
+        dice = random.Random(seed)
+        both = sides(dice.randint(2, 20), dice.randint(1, 3))
+        text, params = [dice.randrange(letters)], SamplingParams(temperature=dice.choice((0.0, 0.7)))
+        for side in both:
+            side.sources[0].extend(text)
+        for _ in range(40):
+            new = piece(dice, text, letters)
+            text += new
+            others = [piece(dice, text, letters) for _ in both[0].sources[1:]]
+            limits = a_limit(dice)
+            guessed = piece(dice, text, letters) if dice.random() < 0.2 else []
+            trees = [look(side, new, others, [*text, *guessed], limits) for side in both]
+            assert trees[0] == trees[1]
+            grown += trees[0].num_guesses
+            path = a_path(dice, trees[0])
+            for side in both:
+                side.rates.learn(Outcome(None, trees[0], path, (0,) * (len(path) + 1), 0, params))
+            learned += len(path)
+        assert both[0].rates == both[1].rates
+    assert grown > 2000
+    assert learned > 200
+
+
+def look(
+    side: Side, new: Sequence[int], others: Sequence[Sequence[int]], text: Sequence[int], limits: Limits
+) -> TokenTree:
+    """The text and what is beside it have gone on; what may follow?"""
+    side.sources[0].extend(new)
+    for source, other in zip(side.sources[1:], others, strict=True):
+        source.extend(other)
+        if len(other) % 2:
+            source.end_text()
+    return side.growth.grow(side.sources, text, limits)
+
+
+def piece(dice: random.Random, text: Sequence[int], letters: int) -> list[int]:
+    """Something new, or a copy."""
+    size = dice.randint(1, 12)
+    if dice.random() < 0.5:
+        return [dice.randrange(letters) for _ in range(size)]
+    begin = dice.randrange(len(text))
+    return [*text[begin : begin + size]]
+
+
+def a_limit(dice: random.Random) -> Limits:
+    return Limits(
+        dice.choice((1, 3, 15, 128)),
+        dice.choice((0, 1, 4, 60)),
+        dice.choice((1, 1, 3)),
+        dice.choice((0.25, 1.0, 4.0)),
+        dice.choice((0.0, 0.0, 0.2)),
+    )
+
+
+def a_path(dice: random.Random, tree: TokenTree) -> tuple[int, ...]:
+    """A walk of the tree."""
+    path = tree.path(dice.randrange(len(tree)))
+    assert all(tree.acceptable[node] for node in path)
+    return path
+
+
+def test_many_continuations() -> None:
+    """Of a token that was followed by 300 others, those are looked at that are known longest: both ways, the same."""
+    for first in (0, 7):
+        both = sides(4, 1)
+        for side in both:
+            for token in range(1, 301):
+                side.sources[0].extend((first, token + 1000))
+            side.sources[0].extend((first, 1005, first))
+        trees = [side.growth.grow(side.sources, (first,), Limits(128, 1, 1, 1.0, 0.0)) for side in both]
+        assert trees[0] == trees[1]
+        assert set(trees[0].tokens[1:]) == set(range(1001, 1129))
+        assert trees[0].tokens[1] == 1005
+
+
+def test_what_is_believed_is_asked_again_once_the_temperature_is_known() -> None:
+    """Others have shown how often guesses are right, which differs by temperature."""
+    odds = Odds()
+    for way in PRIORS:
+        for _ in range(99):
+            odds.learn("suffix", way, 1, 0.0, right=True)
+            odds.learn("suffix", way, 1, 1.0, right=False)
+    both, gains = sides(4, 1), set[float]()
+    for side in both:
+        side.sources[0].extend((1, 2, 3, 1))
+        side.rates.known.odds = odds
+    for temperature in (None, 0.0):
+        trees = [side.growth.grow(side.sources, (1,), Limits(1, 1, 1, 1.0, 0.0)) for side in both]
+        assert trees[0] == trees[1]
+        assert trees[0].gain is not None
+        gains.add(trees[0].gain[1])
+        if temperature is not None:
+            break
+        for side in both:
+            empty = TokenTree((1, 9), (-1, 0), origin=(("", 0), ("suffix", 31)))
+            side.rates.learn(Outcome(None, empty, (), (5,), 0, SamplingParams(temperature=0.0)))
+    assert len(gains) == 2

@@ -1,0 +1,80 @@
+"""Suffix automata of the compiled kernels; their trees are held against those of Python in ``tests/drafters``."""
+
+from __future__ import annotations
+
+import gc
+import random
+from typing import Any
+
+import pytest
+
+from pronk.kernels import library
+from pronk.kernels.library import open_library
+from pronk.kernels.suffixes import Suffixes
+
+LIBRARY: Any = open_library(library.installed())
+
+
+def grown(*texts: str, max_match: int = 4) -> Suffixes:
+    made = Suffixes(LIBRARY, max_match)
+    for text in texts:
+        made.extend(text.encode())
+        made.end_text()
+    return made
+
+
+def test_equal_texts_make_equal_ones() -> None:
+    assert grown("abcabd") == grown("abcabd")
+    pieces = grown("abc")
+    assert pieces != grown("abcabd")
+    for other in (grown("abcabc"), grown("abc", "abd"), grown("abcabd", max_match=5), grown("abcabda")):
+        assert other != grown("abcabd")
+    assert grown("abc") != "abc"
+    assert repr(grown("abc")) == "Suffixes(max_match=4, num_tokens=3)"
+
+
+@pytest.mark.parametrize(("letters", "most"), [(1, 45), (2, 75), (8, 75), (4096, 200)])
+def test_memory_is_what_is_said(letters: int, most: int) -> None:
+    dice = random.Random(letters)
+    made = Suffixes(LIBRARY, 16)
+    made.extend(dice.randrange(letters) for _ in range(8192))
+    assert 20 < made.nbytes / made.num_tokens < most
+    before = made.nbytes
+    made.end_text()
+    again = random.Random(letters)
+    made.extend(again.randrange(letters) for _ in range(8192))
+    assert made.nbytes == before
+    assert made.num_tokens == 2 * 8192
+
+
+def test_memory_is_given_back() -> None:
+    freed = list[int]()
+
+    class Counting:
+        """The library, and what it was told to free."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(LIBRARY, name)
+
+        def pronk_suffixes_free(self, handle: int) -> None:
+            freed.append(handle)
+            LIBRARY.pronk_suffixes_free(handle)
+
+    handles = [Suffixes(Counting(), 4).handle for _ in range(3)]
+    gc.collect()
+    assert sorted(freed) == sorted(handle for handle in handles if handle is not None)
+
+
+def test_no_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Poor:
+        """A library without memory."""
+
+        def __getattr__(self, name: str) -> Any:
+            return {"pronk_suffixes_new": lambda _: None}.get(name) or getattr(LIBRARY, name)
+
+    with pytest.raises(MemoryError):
+        Suffixes(Poor(), 4)
+    made = grown("abc")
+    monkeypatch.setattr(made, "_library", type("Full", (), {"pronk_suffixes_extend": lambda *_: -1})())
+    with pytest.raises(MemoryError):
+        made.extend((1,))
