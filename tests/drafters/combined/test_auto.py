@@ -306,19 +306,28 @@ def test_little_is_kept_for_what_is_copied() -> None:
     assert one_decision(guesser, fresh, 2.2 * plain)[1] == 8
     assert one_decision(guesser, copied, 0.5 * plain)[1] == 8
     state, guesses = one_decision(guesser, fresh, 1.9 * plain)
-    assert (guesses, state.sparing, state.rest) == (0, True, (1, 1))
+    assert (guesses, state.sparing) == (0, True)
     # What ends like an earlier place by chance does not end its rest; what is copied does.
+    state.rest = 1, 1
     assert guesser.skips(state, [*fresh, 0, 1, 2])
     state.rest = 1, 1
     assert not guesser.skips(state, [*fresh, 0, 1, 2, 3, 4, 5, 6, 7, 8])
 
 
-def test_who_was_asked_in_vain_rests() -> None:
+@pytest.mark.parametrize(("seconds", "rest"), [(0.0, 0), (0.025, 2), (0.3, 15)])
+def test_who_was_asked_in_vain_rests_the_longer_the_dearer_it_was(seconds: float, rest: int) -> None:
     world = World()
-    silent = Source(world, "silent", 0.0, always(0.0))
-    state = world.decode(world.guesser(silent), 200)
-    assert state.rest[1] == 15
-    assert len(silent.asked) < 30
+    silent = Source(world, "silent", seconds * COSTS.at(1), always(0.0))
+    guesser, text = world.guesser(silent), world.text[:9]
+    guesser.worth[0].learn(0, 1.0, 0.0)  # it is worth asking, so far
+    params = SamplingParams(max_tokens=10_000)
+    state, table = guesser.start(text[:4]), BlockTable(length=len(text) - 1)
+    context = DraftContext(state, text, 99, 99, params, Chooser(params, 0, text, VOCAB), table, COSTS, thrifty=True)
+    rests = []
+    for _ in range(6):
+        guesser.propose([context])
+        rests.append(state.rest[1])
+    assert rests == [min(rest, most) for most in (1, 3, 7, 15, 15, 15)][: len(rests)]
 
 
 def test_a_model_is_tried_before_it_is_believed_to_pay() -> None:

@@ -52,8 +52,9 @@ _BEGIN, _SHARE, _MOST = 2.0, 0.01, 8.0
 # Steps for which a source that does not pay is left alone at least.
 _LEAVE = 4
 
-# Steps for which nobody is asked after nobody was worth it, or had anything to offer: 1, 3, 7, and then so many.
-_REST = 15
+# Steps for which nobody is asked after nobody was worth it, or had anything to offer: 1, 3, 7, and then so many; but no
+# more than it takes for the time spent on that to be such a share of them.
+_REST, _VAIN = 15, 0.01
 
 # Proposals over which the reading of a text is counted.
 _TERMS = 16
@@ -143,6 +144,8 @@ class AutoGuesser(CompositeGuesser):
         self.sources = [part.source if isinstance(part, ChainGuesser) else part.name for part in self.parts]
         self.worth = [Worth() for _ in self.parts]
         self.prices = [Price() for _ in self.parts]
+        # Those who know nothing but the text.
+        self._copiers = [not (part.models or part.needs.logits or part.needs.hidden) for part in self.parts]
 
     def start(self, prompt: Sequence[int]) -> Any:
         """The sources' states, and what is known of their worth."""
@@ -151,12 +154,14 @@ class AutoGuesser(CompositeGuesser):
 
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         """The union of what those offer who are worth asking."""
+        began = self.clock()
         views = [self._view(context, len(contexts)) for context in contexts]
         for number in range(len(self.parts)):
             asked = [(view, why) for view in views if (why := self._why(number, view, len(contexts))) is not None]
             if asked:
                 self._ask(number, asked, len(contexts))
-        return [self._tree(view) for view in views]
+        spent = (self.clock() - began) / len(contexts)
+        return [self._tree(view, spent) for view in views]
 
     def observe(self, outcome: Outcome[Any]) -> None:
         """Every source hears what became of its own guesses, and who was asked what the target said, too."""
@@ -229,7 +234,7 @@ class AutoGuesser(CompositeGuesser):
         plain, terms = choices.plain, max(1, min(_TERMS, context.max_depth // 2))
         tokens, rows = choices.worth[number].at(view.kind)
         asking, reading = self._takes(number, view, requests)
-        kept = 0.0 if choices.copies else _KEPT * plain
+        kept = _KEPT * plain if self._copiers[number] and not choices.copies else 0.0
         if asking + reading / terms > _PART * (view.allowance - kept):
             return None
         seconds = best.seconds + rows * plain + asking + reading / terms
@@ -302,10 +307,12 @@ class AutoGuesser(CompositeGuesser):
             self.worth[number].learn(view.kind, tokens, rows)
         view.kind = alike(after.tokens - 1.0, first=False, repeats=False)
 
-    def _tree(self, view: View) -> TokenTree:
-        """What was offered; and if that is nothing, nobody will be asked for a while."""
+    def _tree(self, view: View, spent: float) -> TokenTree:
+        """What was offered; if that is nothing, and took time, nobody will be asked for a while."""
         choices = view.context.state
         tree = view.tree(self.options.num_nodes) if choices.consulted else TokenTree.chain(view.context.tokens[-1:])
-        length = 0 if tree.num_guesses else min(_REST, 1 + 2 * choices.rest[1])
+        length = 0
+        if not tree.num_guesses and choices.plain:
+            length = min(_REST, 1 + 2 * choices.rest[1], int(spent / (_VAIN * choices.plain)))
         choices.rest = length, length
         return tree
