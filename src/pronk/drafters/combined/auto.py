@@ -65,6 +65,9 @@ _ROWS, _CHEAP = 16, 1.35
 # Of what may be lost, how much may be put on one source, and how many plain steps are kept for a text that is copied.
 _PART, _KEPT = 0.5, 2.0
 
+# Seconds that it is believed to take a model until its first guess, before that is known.
+_PREPARING = 0.005
+
 # Steps of one request that count for all.
 _TAUGHT = 64
 
@@ -247,6 +250,8 @@ class AutoGuesser(CompositeGuesser):
     def _takes(self, number: int, view: View, requests: int) -> tuple[float, float]:
         """Seconds for asking a source, and for what it has to read of the text before."""
         price = self.prices[number]
+        if price.began is None and self.parts[number].models:
+            return _PREPARING, 0.0
         return price.seconds(requests), price.reads(view.unread(number))
 
     def _due(self, number: int, view: View, requests: int) -> bool:
