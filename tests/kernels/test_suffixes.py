@@ -10,7 +10,7 @@ import pytest
 
 from pronk.kernels import library
 from pronk.kernels.library import open_library
-from pronk.kernels.suffixes import Suffixes
+from pronk.kernels.suffixes import Sprouter, Suffixes
 
 LIBRARY: Any = open_library(library.installed())
 
@@ -63,6 +63,23 @@ def test_memory_is_given_back() -> None:
     handles = [Suffixes(Counting(), 4).handle for _ in range(3)]
     gc.collect()
     assert sorted(freed) == sorted(handle for handle in handles if handle is not None)
+
+
+def test_what_a_prior_raises_is_raised() -> None:
+    """And nothing is kept of what was made up in its place."""
+    made, angry = grown("abcabc"), [True]
+
+    def prior(way: int, depth: int) -> float:
+        if angry:
+            angry.clear()
+            raise KeyboardInterrupt
+        return 0.5
+
+    sprouter = Sprouter(LIBRARY, 4.0, prior)
+    limits: dict[str, Any] = {"width": 3, "max_depth": 3, "min_match": 1, "depth_factor": 4.0, "least": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        sprouter.grow([made], b"abc", **limits)
+    assert sprouter.grow([made], b"abc", **limits).gains == [1.0, 0.5, 0.25, 0.125]
 
 
 def test_no_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "suffixes_free": (None, (c_void_p,)),
     "suffixes_extend": (c_int32, (c_void_p, c_void_p, c_int64)),
     "suffixes_end_text": (None, (c_void_p,)),
+    "suffixes_tokens": (c_int64, (c_void_p,)),
     "suffixes_equal": (c_int32, (c_void_p, c_void_p)),
     "suffixes_bytes": (c_int64, (c_void_p,)),
     "suffixes_grow": (c_int32, (POINTER(Sprouts),)),

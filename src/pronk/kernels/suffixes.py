@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from ctypes import c_double, c_int32, c_void_p
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ctypes import c_double, c_int32, c_void_p, memset, sizeof
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -22,7 +22,6 @@ class Suffixes:
 
     Attributes:
         max_match: longest match that is looked for, at least 1 token.
-        num_tokens: tokens it was extended by.
         handle: what the library knows it by.
     """
 
@@ -32,7 +31,7 @@ class Suffixes:
         Raises:
             MemoryError: there is none.
         """
-        self.max_match, self.num_tokens, self._library = max_match, 0, library
+        self.max_match, self._library = max_match, library
         self.handle: int | None = library.pronk_suffixes_new(max_match)
         if self.handle is None:
             raise MemoryError
@@ -54,7 +53,7 @@ class Suffixes:
         """The text goes on. For each token amortized constant time, plus ``max_match`` steps.
 
         Args:
-            tokens: ids, each at least 0.
+            tokens: ids, each at least 0 and below 2**31.
 
         Raises:
             MemoryError: there is none, and this is of no use any more.
@@ -62,11 +61,15 @@ class Suffixes:
         ids = [*tokens]
         if self._library.pronk_suffixes_extend(self.handle, (c_int32 * len(ids))(*ids), len(ids)):
             raise MemoryError
-        self.num_tokens += len(ids)
 
     def end_text(self) -> None:
         """The next token begins another text: no string goes across."""
         self._library.pronk_suffixes_end_text(self.handle)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens it was extended by; the library counts them, as an interruption may come right after it was."""
+        return int(self._library.pronk_suffixes_tokens(self.handle))
 
     @property
     def nbytes(self) -> int:
@@ -102,16 +105,29 @@ class Sprouter:
         self._offered, self._taken = (c_double * NUM_WAYS)(), (c_double * NUM_WAYS)()
         self._priors = (c_double * len(_UNKNOWN))(*_UNKNOWN)
         self._call = Sprouts(offered=self._offered, taken=self._taken, priors=self._priors, weight=weight)
-        self._call.prior = Prior(prior)
+        self._raised: list[BaseException] = []
+        raised = self._raised
+
+        def ask(way: int, depth: int) -> float:
+            try:
+                return prior(way, depth)
+            except BaseException as error:  # noqa: BLE001 - nothing can be raised through the kernels
+                raised.append(error)
+                return 0.0
+
+        self._call.prior = Prior(ask)
         self._room = 0
 
     def forget(self) -> None:
         """Priors may have changed."""
         self._priors[:] = _UNKNOWN
 
-    def learn(self, way: int, offered: float, taken: float) -> None:
-        """How many guesses of a way were seen, and how many of these were right."""
-        self._offered[way], self._taken[way] = offered, taken
+    def learn(self, offered: Mapping[int, float], taken: Mapping[int, float]) -> None:
+        """How many guesses of each way were seen, and how many of these were right."""
+        for seen, known in ((self._offered, offered), (self._taken, taken)):
+            memset(seen, 0, sizeof(seen))
+            for way, count in known.items():
+                seen[way] = count
 
     def grow(
         self,
@@ -145,12 +161,16 @@ class Sprouter:
         call.width, call.max_depth, call.min_match = width, max_depth, min_match
         call.depth_factor, call.least = depth_factor, least
         nodes = self._library.pronk_suffixes_grow(call)
+        if self._raised:
+            self.forget()
+            raise self._raised.pop()
         if nodes < 0:
             raise MemoryError
         return SuffixArrays(call.tokens[:nodes], call.parents[:nodes], call.gains[:nodes], call.ways[:nodes])
 
     def _make_room(self, nodes: int) -> None:
         if nodes > self._room:
-            call, self._room = self._call, nodes
+            call = self._call
             call.tokens, call.parents, call.ways = ((c_int32 * nodes)() for _ in range(3))
             call.gains = (c_double * nodes)()
+            self._room = nodes  # at last: an interruption may come in between

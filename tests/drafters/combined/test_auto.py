@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -328,6 +328,25 @@ def test_who_was_asked_in_vain_rests_the_longer_the_dearer_it_was(seconds: float
         guesser.propose([context])
         rests.append(state.rest[1])
     assert rests == [min(rest, most) for most in (1, 3, 7, 15, 15, 15)][: len(rests)]
+
+
+def test_who_has_to_be_prepared_keeps_nobody_from_being_tried() -> None:
+    """A model waits for its first guess where steps are short; meanwhile others are explored, and then it is."""
+    world = World()
+    model, other = Source(world, "model", 0.001, always(0.1)), Source(world, "other", 0.001, always(0.1))
+    model.models = (object(),)
+    guesser = world.guesser(model, other)
+    # Steps of half a millisecond.
+    swift = replace(COSTS, seconds=tuple(0.0005 * each / COSTS.seconds[0] for each in COSTS.seconds))
+    params, text = SamplingParams(max_tokens=10_000), world.text[:9]
+    state, table = guesser.start(text[:4]), BlockTable(length=len(text) - 1)
+    context = DraftContext(state, text, 99, 99, params, Chooser(params, 0, text, VOCAB), table, swift, thrifty=True)
+    for _ in range(2000):
+        guesser.propose([context])
+        guesser.observe(Outcome(state, TokenTree.chain(text[-1:]), (), (1,), len(text) - 1, params))
+    assert len(other.asked) > 2
+    assert len(model.asked) > 0
+    assert not guesser.propose([])
 
 
 def test_a_model_is_tried_before_it_is_believed_to_pay() -> None:

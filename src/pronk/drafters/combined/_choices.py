@@ -27,7 +27,8 @@ class Choices:
         asked: in which step each was asked last.
         steps: so far.
         rest: steps to come in which nobody need be asked, and for which the last rest was.
-        repeating: whether the text ended like an earlier place when it was last decided.
+        repeating: whether the text ended like an earlier place when it was last decided, and if that was reason enough
+            to ask: where little is left to lose it has to be copied.
         copied: certain tokens at its end that are each, with the two before, in the text before.
         sparing: whether so little was left to lose when it was last decided that it was kept for what is copied.
         consulted: in this step, by the number of the source.

@@ -17,7 +17,8 @@ vocabulary; heads in a folder beside the target's weights; and whatever is given
 
 **Exploring.** Who does not seem to pay is asked now and then all the same, the one that has waited longest: for that
 there is an account of all requests together, 2 plain steps at first, and a hundredth of each step. So exploring takes
-no more time than that, and one proposal of each source.
+no more time than that, and one proposal of each source; who has a model has to wait for its first one until that would
+be enough to prepare it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ _ROWS, _CHEAP = 16, 1.35
 # Of what may be lost, how much may be put on one source, and how many plain steps are kept for a text that is copied.
 _PART, _KEPT = 0.5, 2.0
 
-# Seconds that it is believed to take a model until its first guess, before that is known.
+# Seconds that it is believed to take a model until its first guess: it is not prepared before exploring might have
+# taken so long.
 _PREPARING = 0.005
 
 # Steps of one request that count for all.
@@ -131,6 +133,7 @@ class AutoGuesser(CompositeGuesser):
         options: it chooses by.
         sources: the names of its parts.
         account: plain steps that may be spent exploring.
+        steps: of all requests, so far.
         worth: of each source, by what all requests have shown.
         prices: of asking each.
     """
@@ -142,13 +145,11 @@ class AutoGuesser(CompositeGuesser):
         self.chooses = True
         self.options, self.target, self.clock = options, target, target.clock
         self.needs = replace(self.needs, costs=True)
-        self.account = _BEGIN
+        self.account, self.steps = _BEGIN, 0
         self._given = {part.name for part in options.parts}
         self.sources = [part.source if isinstance(part, ChainGuesser) else part.name for part in self.parts]
         self.worth = [Worth() for _ in self.parts]
         self.prices = [Price() for _ in self.parts]
-        # Those who know nothing but the text.
-        self._copiers = [not (part.models or part.needs.logits or part.needs.hidden) for part in self.parts]
 
     def start(self, prompt: Sequence[int]) -> Any:
         """The sources' states, and what is known of their worth."""
@@ -163,7 +164,7 @@ class AutoGuesser(CompositeGuesser):
             asked = [(view, why) for view in views if (why := self._why(number, view, len(contexts))) is not None]
             if asked:
                 self._ask(number, asked, len(contexts))
-        spent = (self.clock() - began) / len(contexts)
+        spent = (self.clock() - began) / max(1, len(contexts))
         return [self._tree(view, spent) for view in views]
 
     def observe(self, outcome: Outcome[Any]) -> None:
@@ -226,6 +227,7 @@ class AutoGuesser(CompositeGuesser):
     def _save(self) -> None:
         """A part of a step is put by for exploring."""
         self.account = min(_MOST, self.account + _SHARE)
+        self.steps += 1
 
     def _why(self, number: int, view: View, requests: int) -> Literal["pays", "explores", "all"] | None:
         """Why to ask a source, if there is a reason to."""
@@ -237,26 +239,26 @@ class AutoGuesser(CompositeGuesser):
         plain, terms = choices.plain, max(1, min(_TERMS, context.max_depth // 2))
         tokens, rows = choices.worth[number].at(view.kind)
         asking, reading = self._takes(number, view, requests)
-        kept = _KEPT * plain if self._copiers[number] and not choices.copies else 0.0
+        # Whoever has a model guesses what is new as well.
+        kept = 0.0 if choices.copies or self.parts[number].models else _KEPT * plain
         if asking + reading / terms > _PART * (view.allowance - kept):
             return None
         seconds = best.seconds + rows * plain + asking + reading / terms
         # Who has a model is not believed to pay before it is known what asking takes.
-        known = self.prices[number].began is not None or not self.parts[number].models
-        if known and (best.tokens + tokens) * best.seconds > best.tokens * seconds:
+        if self._prepared(number) and (best.tokens + tokens) * best.seconds > best.tokens * seconds:
             return "pays"
-        return "explores" if self._due(number, view, requests) else None
+        return "explores" if not choices.sparing and self._due(number, view, requests) else None
 
     def _takes(self, number: int, view: View, requests: int) -> tuple[float, float]:
         """Seconds for asking a source, and for what it has to read of the text before."""
         price = self.prices[number]
-        if price.began is None and self.parts[number].models:
-            return _PREPARING, 0.0
         return price.seconds(requests), price.reads(view.unread(number))
 
     def _due(self, number: int, view: View, requests: int) -> bool:
         """Whether a source has waited longest of those that can be tried at all, and there is enough put by for it."""
         asked, plain = view.context.state.asked, view.context.state.plain
+        if not self._prepared(number):
+            return (_BEGIN + _SHARE * self.steps) * plain >= _PREPARING
         if (
             asked[number] > view.context.state.steps - _LEAVE
             or sum(self._takes(number, view, requests)) > self.account * plain
@@ -264,9 +266,15 @@ class AutoGuesser(CompositeGuesser):
             return False
         longer = [other for other, last in enumerate(asked) if last < asked[number]]
         return not any(
-            self._fits(other, view.context, requests) and sum(self._takes(other, view, requests)) <= _MOST * plain
+            self._fits(other, view.context, requests)
+            and self._prepared(other)
+            and sum(self._takes(other, view, requests)) <= _MOST * plain
             for other in longer
         )
+
+    def _prepared(self, number: int) -> bool:
+        """Whether it was asked before, or has no model that would have to be prepared for that."""
+        return self.prices[number].began is not None or not self.parts[number].models
 
     def _fits(self, number: int, context: DraftContext[Choices], requests: int) -> bool:
         """Whether a source is one for these costs at all."""

@@ -1,7 +1,7 @@
 """The tree of what followed the longest ends of a text: grown from its likeliest end on.
 
-The same is done twice, to the last bit of a gain: in Python here, and by the compiled kernels, a hundred times as fast,
-where there are some (``kernels/csrc/suffix.cpp``).
+The same is done twice, to the last bit of a gain: in Python here, and by the compiled kernels, ten times as fast, where
+there are some (``kernels/csrc/suffix.cpp``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class Strings(Protocol):
     """The strings of some texts, and what follows them: :class:`SuffixAutomaton`, or the kernels' ``Suffixes``."""
 
     max_match: int
-    num_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that they were extended by."""
 
     def extend(self, tokens: Sequence[int], /) -> None:
         """The text goes on."""
@@ -136,8 +139,7 @@ class CompiledGrowth:
         if rates.known.temperature != self._temperature:
             self._temperature = rates.known.temperature
             sprouter.forget()
-        for way, offered in rates.offered.items():
-            sprouter.learn(way, offered, rates.taken.get(way, 0.0))
+        sprouter.learn(rates.offered, rates.taken)
         tail = tokens[-sources[0].max_match :]
         found = sprouter.grow(sources, tail, **limits._asdict())
         origin = (("", 0), *[origins[way] for way in found.ways[1:]])

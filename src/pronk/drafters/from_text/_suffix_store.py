@@ -6,7 +6,7 @@ old one, and the old one is forgotten with all that is in it ::
     old    … t4 t5 t6              both answer; at most max_tokens tokens together, the latest half of them for certain
     young  t7 t8
 
-Memory is at most about 75 bytes a token, 150 without the compiled kernels: 5 or 10 MB for the 65,536 tokens of the
+Memory is at most about 85 bytes a token, 150 without the compiled kernels: 5 or 10 MB for the 65,536 tokens of the
 default.
 
 The file is JSON lines: a header, then one list of token ids per output ::

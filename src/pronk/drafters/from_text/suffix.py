@@ -17,7 +17,7 @@ For texts that repeat themselves or each other: code, edits, agents, templates, 
 prompt lookup where requests resemble each other or the text branches. A proposal takes 0.03 to 0.1 ms with the compiled
 kernels, whose automaton it is, and 0.3 to 1 ms without.
 
-Memory: 30 to 75 bytes (without the kernels, 150) per token of text for a request while it runs, and as much per token
+Memory: 30 to 85 bytes (without the kernels, 150) per token of text for a request while it runs, and as much per token
 of the store, which holds at most ``store_tokens``: 5 MB by default. Requests of one drafter object are faster for each
 other's outputs. Where users must not learn from response times what others were told, bind one for each, or set
 ``store_tokens=0``.

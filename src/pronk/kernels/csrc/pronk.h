@@ -172,6 +172,8 @@ PRONK_API void pronk_suffixes_free(pronk_suffixes* suffixes);
 PRONK_API int32_t pronk_suffixes_extend(pronk_suffixes* suffixes, const int32_t* tokens, int64_t count);
 // The next token begins another text: no string goes across.
 PRONK_API void pronk_suffixes_end_text(pronk_suffixes* suffixes);
+// Tokens that they were extended by.
+PRONK_API int64_t pronk_suffixes_tokens(const pronk_suffixes* suffixes);
 // Whether two were made from the same texts.
 PRONK_API int32_t pronk_suffixes_equal(const pronk_suffixes* a, const pronk_suffixes* b);
 // Bytes that are held.

@@ -111,11 +111,13 @@ struct pronk_suffixes {
   Array<uint8_t> degree;  // MOST_LISTED + 1 for all above
   Array<int32_t> token, target, next;  // one entry per edge
   Table wide;
+  int64_t tokens = 0;
   // The whole text so far, and the place of its longest suffix that is counted.
   int32_t last = 0;
   Place counted = {0, 0};
 
   int32_t find(int32_t state, int32_t wanted) const {
+    if (wanted < 0) return -1;
     if (degree[state] > NARROW) return wide.find(state, wanted);
     int32_t edge = edges[state];
     while (edge >= 0 && token[edge] != wanted) edge = next[edge];
@@ -422,7 +424,10 @@ PRONK_API void pronk_suffixes_free(pronk_suffixes* suffixes) { delete suffixes; 
 
 PRONK_API int32_t pronk_suffixes_extend(pronk_suffixes* suffixes, const int32_t* tokens, int64_t count) {
   for (int64_t i = 0; i < count && !suffixes->broken; i++)
-    if (!suffixes->extend(tokens[i])) suffixes->broken = true;
+    if (suffixes->extend(tokens[i]))
+      suffixes->tokens++;
+    else
+      suffixes->broken = true;
   return suffixes->broken ? -1 : 0;
 }
 
@@ -430,6 +435,8 @@ PRONK_API void pronk_suffixes_end_text(pronk_suffixes* suffixes) {
   suffixes->last = 0;
   suffixes->counted = {0, 0};
 }
+
+PRONK_API int64_t pronk_suffixes_tokens(const pronk_suffixes* suffixes) { return suffixes->tokens; }
 
 PRONK_API int32_t pronk_suffixes_equal(const pronk_suffixes* a, const pronk_suffixes* b) {
   bool place = a->last == b->last && a->counted.state == b->counted.state && a->counted.length == b->counted.length;
