@@ -37,7 +37,7 @@ FLOORS = (
     {"cache", "choosing", "gguf"},
     {"model"},
     {"files", "passes", "text"},
-    {"drafters", "guided"},
+    {"drafters", "guided", "parallel"},
     {"engine"},
     {"outputs"},
     {"llm"},

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, overload
 import torch
 
 from pronk.cache.budget import KVBudget
+from pronk.cache.paged import PagedCache
 from pronk.checks import check_choice, check_integer
 from pronk.choosing.guide import check_texts
 from pronk.choosing.params import SamplingParams
@@ -22,9 +23,12 @@ from pronk.engine.intake import Intake
 from pronk.engine.request import Request
 from pronk.engine.scoring import score
 from pronk.errors import OptionError
-from pronk.model.kernels import choose_kernels
+from pronk.kernels.threads import set_threads
+from pronk.model.kernels import choose_kernels, open_device
 from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Choice, Completion, Piece
+from pronk.parallel.mirrored import MirroredCache
+from pronk.parallel.team import Team
 from pronk.text.chat.messages import Messages, Tools
 from pronk.text.tokenizer import Tokenizer
 
@@ -65,6 +69,7 @@ class LLM:
         max_batch: int = 16,
         prefill_chunk: int = 512,
         threads: int | None = None,
+        workers: int = 1,
         kernels: str = "auto",
         budget: Literal["auto", "all"] = "auto",
         calibration: bool | str | Path = True,
@@ -93,6 +98,8 @@ class LLM:
             max_batch: most requests in one pass, 1..1024.
             prefill_chunk: most prompt tokens in one pass, 16..8192.
             threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
+            workers: processes with the whole model each, 1..64, to which the branches of the guesses are dealt, where
+                that is faster. It changes no token. They share this machine's cores.
             kernels: ``"auto"`` is the widest instruction set of this processor; a lower one's name restricts it, and
                 ``"torch"`` does without kernels of our own, and without the promise of equal bits.
             budget: how much to guess: ``"auto"`` drops the guesses that do not pay for their rows, at the acceptance so
@@ -110,9 +117,7 @@ class LLM:
         """
         check_integer("max_batch", max_batch, 1, 1024)
         check_integer("prefill_chunk", prefill_chunk, 16, 8192)
-        if threads is not None:
-            check_integer("threads", threads, 1, 4096)
-            torch.set_num_threads(threads)
+        set_threads(threads, workers)
         check_choice("budget", budget, ("auto", "all"))
         check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
         self.drafter = make_drafter(drafter)
@@ -120,9 +125,10 @@ class LLM:
         self.config = read_config(self.path)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
         self.calibration = CalibrationFile.open(calibration, self.path)
-        target, kind = _device(device), parse_dtype(dtype, self.config)
+        target, kind = open_device(device), parse_dtype(dtype, self.config)
         chosen = choose_kernels(kernels, target, self.config)
         self.dtype = kind
+        team = Team.of(workers, chosen, model=self.path, dtype=kind, weights=weights, kv_dtype=kv_dtype)
         decoder = load_decoder(
             self.path,
             self.config,
@@ -134,9 +140,11 @@ class LLM:
         )
         memory = KVBudget(kv_memory, max_batch, target)
         computed, kept = computed_in(kind, chosen), torch.int8 if kv_dtype == "int8" else None
+        pool = PagedCache if team is None else MirroredCache
+        cache = memory.add(self.config, computed, chosen, kept, share_prefixes=prefix_cache, kind=pool)
         self.engine = Engine(
             decoder,
-            memory.add(self.config, computed, chosen, kept, share_prefixes=prefix_cache),
+            cache,
             max_batch=max_batch,
             prefill_chunk=prefill_chunk,
             budget=budget == "auto",
@@ -144,6 +152,7 @@ class LLM:
             kv_budget=memory,
             folder=self.path,
             odds=self.calibration.odds,
+            runner=None if team is None else team.runner(decoder, cache),
         )
         self.intake = Intake(self.config, self.tokenizer, decoder.kernels)
         self._guessers = Guessers(self.engine.target, self.drafter)
@@ -332,16 +341,6 @@ class LLM:
 
 def _bundled() -> Path:
     return Path(str(files("pronk") / "bundled" / "pronk-tiny"))
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        msg = f'device: expected "cpu" or an accelerator that torch has here, found {name!r}'
-        raise OptionError(msg) from error
-    return device
 
 
 def _completion(group: Sequence[Request]) -> Completion:

@@ -71,15 +71,18 @@ class KVBudget:
         kv_dtype: torch.dtype | None = None,
         *,
         share_prefixes: bool = False,
+        kind: type[PagedCache] = PagedCache,
     ) -> PagedCache:
-        """A new pool, for ``kernels`` or for torch; the others give up their share. The first one is the target's.
+        """A new pool of a ``kind``, for ``kernels`` or for torch; the others give up their share.
+
+        The first one is the target's.
 
         Raises:
             OptionError: the budget does not hold a block of every pool, or a pool that has to shrink is in use.
         """
         if self._wanted is None:
             self._wanted = self.max_requests * -(-(config.context + _GUESSES) // BLOCK_SIZE)
-        pool = PagedCache(
+        pool = kind(
             config,
             num_blocks=self._share(kv_bytes_per_token(config, kv_dtype or dtype)),
             block_size=BLOCK_SIZE,

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 
-__all__ = ["PANEL", "Layout", "kv_bytes_per_token", "layouts", "spoil"]
+__all__ = ["OUTPUTS", "PANEL", "Layout", "kv_bytes_per_token", "layouts", "spoil"]
 
 # Slots of a panel of keys; blocks are whole panels.
 PANEL = 16
@@ -46,8 +46,30 @@ class Layout(Protocol):
     def read(self, pool: Tensor, where: slice | Tensor) -> Tensor:
         """``[kv_heads, tokens, head_dim]`` at some slots: a view if it can be one."""
 
+    def size(self, pool: Tensor) -> int:
+        """Bytes that a slot takes."""
 
-class _Rows:
+    def take(self, pool: Tensor, slots: Tensor) -> Tensor:
+        """What is at ``slots`` ``[tokens]`` as it is kept: bytes, ``[tokens, size]``."""
+
+    def put(self, pool: Tensor, slots: Tensor, kept: Tensor) -> None:
+        """Store what :meth:`take` gave of a pool of the same layout."""
+
+
+class _Plain:
+    """Rows ``[heads, slots, …]`` of anything."""
+
+    def size(self, pool: Tensor) -> int:
+        return pool.shape[0] * pool.shape[2] * pool.itemsize
+
+    def take(self, pool: Tensor, slots: Tensor) -> Tensor:
+        return _bytes(pool[:, slots].transpose(0, 1))
+
+    def put(self, pool: Tensor, slots: Tensor, kept: Tensor) -> None:
+        pool[:, slots] = _numbers_of(kept, pool, (pool.shape[0], pool.shape[2])).transpose(0, 1)
+
+
+class _Rows(_Plain):
     def shape(self, slots: int, size: int) -> tuple[int, ...]:
         return slots, size
 
@@ -74,8 +96,18 @@ class _Panels:
         slots = _numbers(where)
         return pool[:, slots // PANEL, :, slots % PANEL].flatten(2).transpose(0, 1)
 
+    def size(self, pool: Tensor) -> int:
+        return pool.shape[0] * pool.shape[2] * pool.shape[4] * pool.itemsize
 
-class _CodedRows:
+    def take(self, pool: Tensor, slots: Tensor) -> Tensor:
+        return _bytes(pool[:, slots // PANEL, :, slots % PANEL])
+
+    def put(self, pool: Tensor, slots: Tensor, kept: Tensor) -> None:
+        shape = pool.shape[0], pool.shape[2], pool.shape[4]
+        pool[:, slots // PANEL, :, slots % PANEL] = _numbers_of(kept, pool, shape)
+
+
+class _CodedRows(_Plain):
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
@@ -111,6 +143,24 @@ class _CodedPanels:
         codes = pool[:, panel, :-_SCALE_BYTES, lane].transpose(0, 1)
         return (codes * _scales_of(pool)[:, panel, lane][..., None]).to(self._dtype)
 
+    def size(self, pool: Tensor) -> int:
+        return pool.shape[0] * pool.shape[2]
+
+    def take(self, pool: Tensor, slots: Tensor) -> Tensor:
+        panel, lane = slots // PANEL, slots % PANEL
+        scales = _scales_of(pool)[:, panel, lane].transpose(0, 1)
+        return torch.cat((_bytes(pool[:, panel, :-_SCALE_BYTES, lane]), _bytes(scales)), dim=1)
+
+    def put(self, pool: Tensor, slots: Tensor, kept: Tensor) -> None:
+        panel, lane, heads = slots // PANEL, slots % PANEL, pool.shape[0]
+        codes, scales = kept.split([kept.shape[1] - heads * _SCALE_BYTES, heads * _SCALE_BYTES], dim=1)
+        pool[:, panel, :-_SCALE_BYTES, lane] = _numbers_of(codes, pool, (heads, pool.shape[2] - _SCALE_BYTES))
+        _scales_of(pool)[:, panel, lane] = scales.contiguous().view(torch.float32).transpose(0, 1)
+
+
+# Outputs of a layer, which a pool may keep beside keys and values: rows of one head.
+OUTPUTS: Layout = _Rows()
+
 
 def layouts(dtype: torch.dtype, kv_dtype: torch.dtype, *, packed: bool) -> tuple[Layout, Layout]:
     """Of keys and of values that are computed in ``dtype`` and kept in ``kv_dtype``, for the kernels or for torch."""
@@ -140,6 +190,16 @@ def _round(rows: Tensor) -> tuple[Tensor, Tensor]:
     top = rows.abs().amax(-1)
     codes = (rows * (_LARGEST / top.clamp_min(1e-30))[..., None]).round().clamp(-_LARGEST, _LARGEST)
     return codes.to(torch.int8), top / _LARGEST
+
+
+def _bytes(kept: Tensor) -> Tensor:
+    """``[tokens, …]`` as bytes ``[tokens, n]``."""
+    return kept.contiguous().view(len(kept), -1).view(torch.uint8)
+
+
+def _numbers_of(kept: Tensor, pool: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """What :func:`_bytes` made of ``[tokens, *shape]`` numbers of the pool's type."""
+    return kept.contiguous().view(pool.dtype).view(len(kept), *shape)
 
 
 def _as_bytes(scales: Tensor) -> Tensor:

@@ -14,17 +14,18 @@ may be read past its end. What is at a slot, :mod:`pronk.cache.layout` says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.cache.blocks import BlockAllocator, BlockTable
-from pronk.cache.layout import PANEL, kv_bytes_per_token, layouts, spoil
+from pronk.cache.layout import OUTPUTS, PANEL, Layout, kv_bytes_per_token, layouts, spoil
 from pronk.cache.prefix import PrefixCache
 from pronk.kernels.library import TYPES
 
@@ -229,10 +230,10 @@ class PagedCache:
         if moves:
             length = table.length
             held = self.slots(table, length, length + max(offsets) + 1)
-            self._move(held[[offset for offset, _ in moves]], held[[place for _, place in moves]])
+            self.move(held[[offset for offset, _ in moves]], held[[place for _, place in moves]])
         table.length += len(offsets)
 
-    def _move(self, source: np.ndarray[Any, np.dtype[np.int64]], target: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy what is at the slots ``source`` to the slots ``target``; all is read before anything is written."""
         if self.kernels is None:
             origin, place = (torch.from_numpy(slots).to(self.device) for slots in (source, target))
@@ -257,6 +258,25 @@ class PagedCache:
         if code:
             msg = f"kernels: no memory to move {len(source)} rows"
             raise MemoryError(msg)
+
+    def take(self, slots: NDArray[np.int64]) -> Tensor:
+        """All that is kept at some slots, as it is: bytes, ``[len(slots), bytes_per_token]``."""
+        where = torch.from_numpy(slots).to(self.device)
+        return torch.cat([layout.take(pool, where) for layout, pool in self._laid_out()], dim=1)
+
+    def put(self, slots: NDArray[np.int64], kept: Tensor) -> None:
+        """Store what :meth:`take` gave, of a pool of the same form."""
+        where, begin = torch.from_numpy(slots).to(self.device), 0
+        for layout, pool in self._laid_out():
+            size = layout.size(pool)
+            layout.put(pool, where, kept[:, begin : begin + size])
+            begin += size
+
+    def _laid_out(self) -> Iterator[tuple[Layout, Tensor]]:
+        """The pools, each with how it lies in memory."""
+        yield from ((self._keys, pool) for pool in self.keys)
+        yield from ((self._values, pool) for pool in self.values)
+        yield from ((OUTPUTS, self.hidden[layer]) for layer in sorted(self.hidden))
 
     def rollback(self, table: BlockTable, length: int) -> None:
         """Forget everything after the first ``length`` tokens."""

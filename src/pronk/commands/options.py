@@ -136,6 +136,9 @@ def load_model(
         str, _model("auto: keys and values as they are computed. int8: rounded to 8 bits, in half the memory.")
     ] = "auto",
     threads: Annotated[int | None, _model("Threads to compute with.", show_default="torch's choice", min=1)] = None,
+    workers: Annotated[
+        int, _model("Processes with the whole model each, to which the branches of guesses are dealt.", min=1)
+    ] = 1,
     kernels: Annotated[
         str,
         _model(
@@ -171,6 +174,7 @@ def load_model(
         max_batch=max_batch,
         prefix_cache=prefix_cache,
         threads=threads,
+        workers=workers,
         kernels=kernels,
         budget=cast("Literal['auto', 'all']", budget),  # LLM says what is wrong with another
         calibration={"on": True, "off": False}.get(calibration, calibration),

@@ -47,6 +47,7 @@ class Engine:
         kv_budget: KVBudget | None = None,
         folder: Path | None = None,
         odds: Odds | None = None,
+        runner: Runner | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Bring a model and its cache together.
@@ -62,9 +63,10 @@ class Engine:
             kv_budget: what ``cache`` belongs to, for drafters that need a cache of their own.
             folder: of the checkpoint, for drafters that were trained on it.
             odds: how often guesses were right, where requests may know of others'.
+            runner: makes its passes, if not one of this process alone.
             clock: gives seconds, which what is guessed follows from; deadlines are by ``perf_counter`` all the same.
         """
-        self.runner = Runner(decoder, cache, clock=clock)
+        self.runner = runner or Runner(decoder, cache, clock=clock)
         self.cache = cache
         self.scheduler = Scheduler(cache, decoder.config.window, max_batch, prefill_chunk, max_tree)
         self.proposing = Proposing(self.runner, budget=budget)

@@ -11,7 +11,9 @@ import threading
 
 import torch
 
-__all__ = ["lend_threads", "num_threads", "return_threads"]
+from pronk.checks import check_integer
+
+__all__ = ["lend_threads", "num_threads", "return_threads", "set_threads"]
 
 
 class _Setting(threading.local):
@@ -23,6 +25,24 @@ class _Setting(threading.local):
 
 _setting = _Setting()
 _latest = 0  # in any thread
+
+
+def set_threads(threads: int | None, workers: int) -> None:
+    """How many threads this process computes with, one of ``workers`` on this machine.
+
+    Args:
+        threads: 1..4096; ``None`` is torch's choice, or a worker's part of it.
+        workers: 1..64.
+
+    Raises:
+        OptionError: one of them is out of its range.
+    """
+    check_integer("workers", workers, 1, 64)
+    if threads is not None:
+        check_integer("threads", threads, 1, 4096)
+        torch.set_num_threads(threads)
+    elif workers > 1:
+        torch.set_num_threads(max(1, num_threads() // workers))
 
 
 def num_threads() -> int:

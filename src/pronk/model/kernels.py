@@ -32,7 +32,7 @@ from pronk.model.program import Program, Rows
 from pronk.quantized.form import Bits
 from pronk.tree import TokenTree
 
-__all__ = ["check", "choose_kernels", "load_kernels"]
+__all__ = ["check", "choose_kernels", "load_kernels", "open_device"]
 
 _CPU = torch.device("cpu")
 _ROWS = (1, 4, 20, 64, 512)
@@ -59,6 +59,21 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
             return kernels
         wrong = f"{kernels.path}: the {kernels.name} kernels fail their self-check: {found}"
     raise KernelsError(wrong)
+
+
+def open_device(name: str) -> torch.device:
+    """Where to compute.
+
+    Raises:
+        OptionError: torch has no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        msg = f'device: expected "cpu" or an accelerator that torch has here, found {name!r}'
+        raise OptionError(msg) from error
+    return device
 
 
 def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Kernels | None:

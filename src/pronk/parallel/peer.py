@@ -1,0 +1,151 @@
+"""Messages between two processes, over torch's gloo: a kind, some numbers, some bytes.
+
+Each pair of processes has a group of its own, so that one that fails leaves the others alone. A message is a header of
+three numbers, then the numbers and the bytes, if there are any. Nothing of it is code: what comes from a peer is
+numbers that are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pronk.errors import PronkError
+
+__all__ = ["Kind", "Message", "Peer", "PeerError", "open_store"]
+
+_c10d: Any = dist  # of whose names the type stubs know a part
+
+_NONE = torch.empty(0, dtype=torch.uint8)
+
+# A worker waits for its work, and to be heard, as long as it takes, or until the other process is gone. The other way
+# round whoever is told something listens already, or is gone.
+_EVER, _TELLING = timedelta(days=365), timedelta(seconds=10)
+
+
+def open_store(host: str, port: int, processes: int, *, master: bool, patience: float) -> Any:
+    """Where processes find each other; port 0 is a free one, for the one that begins.
+
+    Raises:
+        RuntimeError: the port is in use, or nobody has begun in time.
+    """
+    wait, seconds = not master, timedelta(seconds=patience)
+    return _c10d.TCPStore(host, port, processes, master, wait_for_workers=wait, timeout=seconds)
+
+
+class PeerError(PronkError):
+    """The other process is gone, or does not answer in time."""
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    HELLO = 0  # who one is, as JSON
+    POOL = 1  # how large the pool is, and which layers' outputs it keeps
+    WORK = 2  # a share of a pass
+    DONE = 3  # it is computed: seconds, and the collected layers' outputs
+    LOGITS = 4  # some rows of the last pass's logits are wanted
+    ROWS = 5  # what is at some slots is wanted
+    FAILED = 6  # what went wrong, as text
+    STOP = 7
+
+
+class Message(NamedTuple):
+    """What one process tells another.
+
+    Attributes:
+        kind: of the message.
+        numbers: int64 ``[n]``.
+        data: uint8 ``[bytes]``.
+    """
+
+    kind: Kind
+    numbers: Tensor
+    data: Tensor
+
+    @property
+    def text(self) -> str:
+        """The bytes as text."""
+        return self.data.numpy().tobytes().decode(errors="replace")
+
+
+class Peer:
+    """The other one of two processes.
+
+    Attributes:
+        rank: its number among all; 0 is the one that the requests come to.
+        sent: bytes that were sent to it.
+        received: bytes that came from it.
+    """
+
+    def __init__(self, store: Any, rank: int, *, driver: bool, patience: float) -> None:
+        """Meet it; both have to.
+
+        Args:
+            store: where processes find each other, a ``torch.distributed`` store.
+            rank: of the worker of the two.
+            driver: whether this process is the other one.
+            patience: seconds to wait for it.
+
+        Raises:
+            PeerError: it does not come.
+        """
+        self.rank, self._other = rank if driver else 0, 1 if driver else 0
+        self.sent = self.received = 0
+        try:
+            self._group: Any = _c10d.ProcessGroupGloo(
+                _c10d.PrefixStore(f"pronk/{rank}", store), 1 - self._other, 2, timedelta(seconds=patience)
+            )
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def send(self, kind: Kind, numbers: Sequence[int] | Tensor = (), data: Tensor | bytes = _NONE) -> None:
+        """Tell it something.
+
+        Raises:
+            PeerError: it is gone, or does not listen in time.
+        """
+        numbers = torch.as_tensor(numbers, dtype=torch.int64)
+        if isinstance(data, bytes):
+            data = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _NONE
+        parts = [torch.tensor([kind, len(numbers), len(data)], dtype=torch.int64), numbers, data]
+        try:
+            for part in parts:
+                if len(part):
+                    self._group.send([part], self._other, 0).wait(_TELLING if self.rank else _EVER)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self.sent += sum(part.nbytes for part in parts)
+
+    def receive(self, patience: float | None = None) -> Message:
+        """What it says next.
+
+        Args:
+            patience: seconds to wait for it; ``None`` is for ever.
+
+        Raises:
+            PeerError: it is gone, says nothing in time, or what it says is none of ours.
+        """
+        header = torch.zeros(3, dtype=torch.int64)
+        try:
+            self._group.recv([header], self._other, 0).wait(_EVER if patience is None else timedelta(seconds=patience))
+            kind, count, size = header.tolist()
+            numbers, data = torch.empty(count, dtype=torch.int64), torch.empty(size, dtype=torch.uint8)
+            for part in (numbers, data):
+                if len(part):
+                    self._group.recv([part], self._other, 0).wait(_TELLING)
+            message = Message(Kind(kind), numbers, data)
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(error) from error
+        self.received += header.nbytes + numbers.nbytes + data.nbytes
+        return message
+
+    def _lost(self, error: Exception) -> PeerError:
+        who = f"worker {self.rank}" if self.rank else "the process that gives the work"
+        return PeerError(f"{who} is gone, or does not answer: {str(error).splitlines()[0][-160:]}")

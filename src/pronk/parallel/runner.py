@@ -1,0 +1,302 @@
+"""Passes whose trees are dealt to several processes."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pronk.interrupts import uninterrupted
+from pronk.model.decoder import Decoder
+from pronk.parallel.dealing import Piece, Share, deal
+from pronk.parallel.mirrored import Copy, Dealt, MirroredCache
+from pronk.parallel.parts import Made, part_of
+from pronk.parallel.peer import Kind, Message, Peer, PeerError
+from pronk.parallel.work import Rows, Work
+from pronk.passes.costs import PassCosts, PassTimes
+from pronk.passes.runner import PassResult, Runner
+from pronk.passes.stage import Job
+
+__all__ = ["TreeRunner", "Worker"]
+
+_log = logging.getLogger(__name__)
+
+# A row more is believed to cost so much of the first one, before it is known.
+_ROW = 0.1
+
+# What sending is believed to take before it is known: seconds at all, and for each byte.
+_EXCHANGE, _BYTE = 1e-3, 1e-9
+
+# Exchanges that are remembered.
+_RECENT = 9
+
+# How long a worker may take: so many times what this process took for its own part, and so many seconds more.
+_SLOWER, _PATIENCE = 10.0, 20.0
+
+
+@dataclass(eq=False)
+class Worker:
+    """Another process with the same model.
+
+    Attributes:
+        peer: it.
+        copy: what its pool holds.
+        times: what its passes have taken.
+        exchanges: seconds that a step took beyond the longer of both passes.
+        bytes_: seconds for each byte that was sent to it.
+    """
+
+    peer: Peer
+    copy: Copy
+    times: PassTimes = field(default_factory=PassTimes)
+    exchanges: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    bytes_: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+
+    @property
+    def exchange(self) -> float:
+        """Seconds of an exchange, usually."""
+        return median(self.exchanges) if self.exchanges else _EXCHANGE
+
+    @property
+    def byte(self) -> float:
+        """Seconds for each byte."""
+        return median(self.bytes_) if self.bytes_ else _BYTE
+
+
+class TreeRunner(Runner):
+    """Deals the trees of a pass to this process and some workers.
+
+    What a pass computes is the same to the bit, since a row's bits depend on its own text alone. A worker that is gone
+    is done without: what it should have computed is computed here.
+
+    Attributes:
+        workers: those that are there.
+        waited: seconds spent on sending, waiting and receiving beyond this process's own passes, so far.
+        shared: passes that several processes made.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: MirroredCache,
+        peers: Sequence[Peer],
+        alive: Callable[[int], bool],
+        lost: Callable[[int], None],
+        *,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """A model with workers.
+
+        Args:
+            decoder: the model.
+            cache: its pool here.
+            peers: the workers.
+            alive: whether the process of a rank is there, as far as can be told without asking it.
+            lost: is told the rank of one that is gone, or of no use any more.
+            clock: gives seconds.
+        """
+        super().__init__(decoder, cache, clock=clock)
+        self.mirrored, self.own = cache, PassTimes()
+        self.workers: list[Worker] = []
+        self.waited, self.shared, self._turn = 0.0, 0, 0
+        self._owing: list[Worker] = []
+        self._alive, self._lost = alive, lost
+        for peer in peers:
+            self._join(peer)
+
+    def _join(self, peer: Peer) -> None:
+        def fetch(slots: NDArray[np.int64]) -> Tensor | None:
+            return self._fetch(worker, slots)
+
+        worker = Worker(peer, self.mirrored.join(fetch))
+        self.workers.append(worker)
+
+    def forward(self, jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
+        """One pass over all jobs' trees, by whom it is fastest."""
+        shares = self._deal(jobs)
+        if sum(bool(share.pieces) for share in shares) > 1:
+            try:
+                with uninterrupted():
+                    return self._together(jobs, shares, collect)
+            except _LostError as error:
+                self._drop(error.worker, error)
+                self._hear_out()
+        result = super().forward(jobs, collect)
+        self.own.learn(_rows(jobs), result.context, result.seconds)
+        self.mirrored.dealt = {id(job.segment.table): Dealt(job.segment.tree) for job in jobs}
+        return result
+
+    def _deal(self, jobs: Sequence[Job]) -> list[Share]:
+        """Who is to compute what; where nothing can be dealt, it is all for this process."""
+        whole = [Share(tuple(Piece(n, tuple(range(len(j.segment.tree))), 0) for n, j in enumerate(jobs)))]
+        rows = _rows(jobs)
+        pinned = any(job.segment.early is not None or job.segment.computed or job.beside is not None for job in jobs)
+        if not self.workers or pinned or rows < 2:
+            return whole
+        context = sum(job.segment.table.length for job in jobs)
+        costs = [_costs(self.own, context)]
+        costs += [_costs(worker.times, context, costs[0]) for worker in self.workers]
+        extra = [0.0, *(worker.exchange + self._lag(worker, jobs) for worker in self.workers)]
+        return deal([job.segment.tree for job in jobs], costs, extra)
+
+    def _lag(self, worker: Worker, jobs: Sequence[Job]) -> float:
+        """Seconds until a worker has what it lacks of the texts, which is sent if nothing else."""
+        lacks = sum(int((~worker.copy.has[self._certain(job)]).sum()) for job in jobs)
+        return lacks * self.cache.bytes_per_token * worker.byte
+
+    def _certain(self, job: Job) -> NDArray[np.int64]:
+        """The slots of a text that a pass reads."""
+        table = job.segment.table
+        begin = table.released * self.cache.block_size
+        return self.cache.slots(table, begin, table.length) if table.length > begin else np.zeros(0, np.int64)
+
+    def _together(self, jobs: Sequence[Job], shares: Sequence[Share], collect: frozenset[int]) -> PassResult:
+        began, context = self.clock(), sum(job.segment.table.length for job in jobs)
+        self._turn += 1
+        made = Made(jobs, self, collect)
+        asked = []
+        for worker, share in zip(self.workers, shares[1:], strict=True):
+            if share.pieces:
+                work, rides = self._work(worker, jobs, share, collect)
+                self._send(worker, work)
+                self._owing.append(worker)
+                asked.append((worker, share, rides))
+        own = [part_of(jobs[piece.job], piece, ()) for piece in shares[0].pieces]
+        result = super().forward([rows.job for rows in own], collect)
+        self.own.learn(sum(len(rows.job.segment.tree) for rows in own), context, result.seconds)
+        made.take_own(shares[0], result)
+        longest = result.seconds
+        for worker, share, rides in asked:
+            message = self._answer(worker, self._turn, _SLOWER * result.seconds)
+            longest = max(longest, self._done(worker, share, rides, message))
+            made.take(worker.copy, share, message.data)
+            for piece, ride in zip(share.pieces, rides, strict=True):
+                certain = self._certain(jobs[piece.job])
+                worker.copy.has[certain[len(certain) - ride :]] = True
+        seconds = self.clock() - began
+        for worker, _, _ in asked:
+            worker.exchanges.append(max(0.0, seconds - longest))
+        self.waited, self.shared = self.waited + seconds - result.seconds, self.shared + 1
+        self.mirrored.dealt = made.dealt
+        return PassResult(made.logits, made.hidden, seconds, context)
+
+    def _work(
+        self, worker: Worker, jobs: Sequence[Job], share: Share, collect: frozenset[int]
+    ) -> tuple[Work, list[int]]:
+        """What a worker is to do, and how many rows of each piece's text ride along."""
+        rows, slots, rides = list[Rows](), list[NDArray[np.int64]](), list[int]()
+        costs = _costs(worker.times, 0, _costs(self.own, 0))
+        for piece in share.pieces:
+            certain = self._certain(jobs[piece.job])
+            lacks = np.flatnonzero(~worker.copy.has[certain])
+            ride = len(certain) - int(lacks[0]) if len(lacks) else 0
+            row = costs(share.rows + ride) - costs(share.rows)
+            if row > len(lacks) * self.cache.bytes_per_token * worker.byte:
+                slots.append(certain[lacks])
+                ride = 0
+            rides.append(ride)
+            lead = self.mirrored.tokens[certain[len(certain) - ride :]].tolist() if ride else []
+            rows.append(part_of(jobs[piece.job], piece, lead))
+        copy = worker.copy
+        sent = np.concatenate(slots) if slots else np.zeros(0, np.int64)
+        kept = self.cache.take(sent) if len(sent) else None
+        copy.has[sent] = True
+        moves, copy.moves = copy.moves, []
+        return Work(self._turn, rows, moves, sent, kept, collect), rides
+
+    def _send(self, worker: Worker, work: Work) -> None:
+        began = self.clock()
+        if not self._alive(worker.peer.rank):
+            raise _LostError(worker, PeerError(f"worker {worker.peer.rank} is gone"))
+        try:
+            if not worker.copy.told:
+                pool = self.mirrored
+                worker.peer.send(Kind.POOL, [self._turn, pool.allocator.num_blocks, *pool.hidden])
+                self._answer(worker, self._turn, 0.0)
+                worker.copy.told = True
+            worker.peer.send(Kind.WORK, work.numbers(), work.kept.flatten() if work.kept is not None else b"")
+        except PeerError as error:
+            raise _LostError(worker, error) from error
+        if work.kept is not None:
+            worker.bytes_.append((self.clock() - began) / work.kept.nbytes)
+
+    def _answer(self, worker: Worker, turn: int, patience: float) -> Message:
+        """What a worker answers to what it was last asked; what it says of earlier turns nobody waits for."""
+        while True:
+            try:
+                message = worker.peer.receive(_PATIENCE + patience)
+            except PeerError as error:
+                raise _LostError(worker, error) from error
+            if message.kind == Kind.FAILED:
+                raise _LostError(worker, PeerError(f"worker {worker.peer.rank} has failed: {message.text}"))
+            if len(message.numbers) and int(message.numbers[0]) == turn:
+                if worker in self._owing:
+                    self._owing.remove(worker)
+                return message
+
+    def _hear_out(self) -> None:
+        """A pass is given up: those who were asked answer before they listen again."""
+        while self._owing:
+            worker = self._owing.pop()
+            if worker in self.workers:
+                try:
+                    self._answer(worker, self._turn, _PATIENCE)
+                except _LostError as error:
+                    self._drop(worker, error)
+
+    def _done(self, worker: Worker, share: Share, rides: Sequence[int], message: Message) -> float:
+        """The seconds of a worker's pass."""
+        seconds, context = 1e-9 * int(message.numbers[1]), int(message.numbers[2])
+        worker.times.learn(share.rows + sum(rides), context, seconds)
+        return seconds
+
+    def _fetch(self, worker: Worker, slots: NDArray[np.int64]) -> Tensor | None:
+        """What a worker's pool has at some slots; ``None`` if the worker is gone."""
+        if worker not in self.workers:
+            return None
+        began = self.clock()
+        self._turn += 1
+        try:
+            with uninterrupted():
+                worker.peer.send(Kind.ROWS, [self._turn, *slots.tolist()])
+                kept = self._answer(worker, self._turn, 0.0).data.view(len(slots), -1)
+        except (PeerError, _LostError) as error:
+            self._drop(worker, error)
+            return None
+        self.waited += self.clock() - began
+        return kept
+
+    def _drop(self, worker: Worker, error: Exception) -> None:
+        """A worker is gone: what it did is done here from now on."""
+        _log.warning("%s; the others go on without it", error)
+        if worker in self.workers:
+            self.workers.remove(worker)
+            self.mirrored.copies.remove(worker.copy)
+            self._lost(worker.peer.rank)
+
+
+class _LostError(Exception):
+    """A worker is gone in the middle of a pass."""
+
+    def __init__(self, worker: Worker, error: Exception) -> None:
+        super().__init__(str(error))
+        self.worker = worker
+
+
+def _rows(jobs: Sequence[Job]) -> int:
+    return sum(job.segment.rows for job in jobs)
+
+
+def _costs(times: PassTimes, context: int, otherwise: Callable[[int], float] | None = None) -> Callable[[int], float]:
+    """Seconds of a pass by its rows, as far as anybody knows."""
+    found: PassCosts | None = times.costs(context)
+    if found is not None:
+        return found.at
+    return otherwise or (lambda rows: 1.0 + _ROW * (rows - 1))

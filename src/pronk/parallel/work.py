@@ -1,0 +1,101 @@
+"""What a worker is asked to compute, as numbers and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pronk.cache.blocks import BlockTable
+from pronk.passes.attention import Segment
+from pronk.passes.stage import Job
+from pronk.tree import TokenTree
+
+__all__ = ["Rows", "Work"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One request's rows.
+
+    Attributes:
+        job: as the worker's runner takes it.
+        own: number of the first row whose outputs are wanted.
+    """
+
+    job: Job
+    own: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """A share of a pass.
+
+    Attributes:
+        turn: its number.
+        rows: of each request.
+        moves: slots to be copied first, and where to.
+        slots: where ``kept`` goes then.
+        kept: what other pools have at these slots, uint8 ``[len(slots), bytes]``.
+        collect: numbers of layers whose output is wanted.
+    """
+
+    turn: int
+    rows: Sequence[Rows]
+    moves: Sequence[tuple[int, int]] = ()
+    slots: NDArray[np.int64] | None = None
+    kept: Tensor | None = None
+    collect: frozenset[int] = frozenset()
+
+    def numbers(self) -> Tensor:
+        """All but the bytes."""
+        slots = np.zeros(0, np.int64) if self.slots is None else self.slots
+        head = [self.turn, len(self.collect), *sorted(self.collect), len(self.moves), *chain(*self.moves)]
+        parts = [np.array([*head, len(slots)], np.int64), slots, np.array([len(self.rows)], np.int64)]
+        parts += [_numbers(each) for each in self.rows]
+        return torch.from_numpy(np.concatenate(parts))
+
+    @classmethod
+    def read(cls, numbers: Tensor, data: Tensor) -> Work:
+        """What :meth:`numbers` and the bytes say.
+
+        Raises:
+            ValueError: they say nothing.
+        """
+        left = iter(numbers.tolist())
+        try:
+            turn = next(left)
+            collect = frozenset(_some(left, next(left)))
+            flat = _some(left, 2 * next(left))
+            slots = np.array(_some(left, next(left)), np.int64)
+            rows = [_rows(left) for _ in range(next(left))]
+        except StopIteration:
+            msg = "expected a share of a pass, found a part of one"
+            raise ValueError(msg) from None
+        kept = data.view(len(slots), -1) if len(slots) else None
+        moves = list(zip(flat[::2], flat[1::2], strict=True))
+        return cls(turn, rows, moves, slots, kept, collect)
+
+
+def _numbers(rows: Rows) -> NDArray[np.int64]:
+    job, tree = rows.job, rows.job.segment.tree
+    table = job.segment.table
+    head = (job.prompt_length, table.length, table.released, job.wanted.start, rows.own, len(table.blocks), len(tree))
+    return np.array([*head, *table.blocks, *tree.tokens, *tree.parents], np.int64)
+
+
+def _rows(left: Iterator[int]) -> Rows:
+    prompt_length, length, released, first, own, blocks, nodes = _some(left, 7)
+    table = BlockTable(_some(left, blocks), released, length)
+    table.changed()
+    tree = TokenTree(tuple(_some(left, nodes)), tuple(_some(left, nodes)), verify=(True,) + (False,) * (nodes - 1))
+    return Rows(Job(Segment(table, tree), range(first, nodes), prompt_length), own)
+
+
+def _some(left: Iterator[int], count: int) -> list[int]:
+    return [next(left) for _ in range(count)]

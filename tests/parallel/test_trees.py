@@ -1,0 +1,188 @@
+"""Trees dealt to several processes: the same texts to the bit, whoever computes what, and whoever is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from pronk import LLM, OptionError, SamplingParams
+from pronk.outputs import Completion
+from pronk.parallel import dealing, peer, runner
+from pronk.parallel.dealing import Share
+from pronk.parallel.runner import TreeRunner, Worker
+from pronk.parallel.work import Work
+from pronk.tree import TokenTree
+
+PROMPTS = ["def add(a, b):\n    return a + b\n\n\nclass Stack:\n", "for i in range(10):\n    print(i)\n\ndef", "x"]
+
+# Each reads something else of the target: nothing, all logits, outputs of layers, its cache.
+DRAFTERS = (
+    "autoregressive",
+    "lookahead(window=10, ngram=5)",
+    "jacobi",
+    "suffix",
+    "recycling",
+    "cape(draft_model)",
+    "glide",
+    "kangaroo",
+    "medusa",
+    "multi_token",
+    "auto",
+)
+
+
+class Dealer:
+    """Deals at random, so that everybody has something of everything sooner or later."""
+
+    def __init__(self) -> None:
+        self.dice = random.Random(0)
+
+    def __call__(
+        self, trees: Sequence[TokenTree], costs: Sequence[Any], extra: Sequence[float] | None = None
+    ) -> list[Share]:
+        row = dealing._Row(trees)
+        cuts = sorted(self.dice.randint(1, len(row)) for _ in range(len(costs) - 1))
+        return [row.share(begin, end) for begin, end in pairwise([0, *cuts, len(row)])]
+
+
+@pytest.fixture(autouse=True)
+def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who computes what is chance, and whether what a worker lacks is sent or computed again."""
+    dealer = Dealer()
+    monkeypatch.setattr(runner, "deal", dealer)
+    monkeypatch.setattr(Worker, "byte", property(lambda _: dealer.dice.choice((0.0, 1.0))))
+
+
+@pytest.fixture(scope="module")
+def alone() -> LLM:
+    return LLM(threads=1, budget="all")
+
+
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
+def several(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    llm = LLM(workers=request.param, threads=1, budget="all", prefix_cache=True)
+    yield llm
+    close(llm)
+
+
+def close(llm: LLM) -> None:
+    made = passes(llm)
+    for worker in [*made.workers]:
+        made._drop(worker, RuntimeError("the test is over"))
+
+
+def passes(llm: LLM) -> TreeRunner:
+    found = llm.engine.runner
+    assert isinstance(found, TreeRunner)
+    return found
+
+
+def said(found: list[Completion]) -> list[Any]:
+    return [(each.token_ids, each.logprobs) for whole in found for each in (whole, *whole.others)]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_tokens_and_logprobs_are_those_of_one(alone: LLM, several: LLM, drafter: str) -> None:
+    made, shared = passes(several), 0
+    for temperature, samples in ((0.0, 1), (0.8, 2)):
+        params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True)
+        before = made.shared
+        want, found = (llm.generate(PROMPTS, params, drafter=drafter) for llm in (alone, several))
+        assert said(found) == said(want)
+        shared += made.shared - before
+    # What was begun in the first layers alone goes on where it is.
+    assert shared > 10 or drafter == "kangaroo"
+    assert made.workers
+
+
+def test_prompts_and_penalties_and_rejection(alone: LLM, several: LLM) -> None:
+    for options in (
+        {"prompt_logprobs": 2},
+        {"repetition_penalty": 1.3, "temperature": 0.7},
+        {"top_p": 0.8, "temperature": 1.0},
+        {"temperature": 0.9, "rule": "rejection"},
+    ):
+        params = SamplingParams(max_tokens=24, seed=5, ignore_eos=True, logprobs=1, **options)  # type: ignore[arg-type]
+        want, found = (llm.generate(PROMPTS, params, drafter="suffix") for llm in (alone, several))
+        assert said(found) == said(want)
+        assert [each.prompt_logprobs for each in found] == [each.prompt_logprobs for each in want]
+
+
+def test_a_pool_that_is_too_small_for_all(alone: LLM) -> None:
+    """Requests are preempted, and read again; blocks change hands."""
+    small = LLM(workers=2, threads=1, budget="all", kv_memory="400KB")
+    params = SamplingParams(max_tokens=60, temperature=0.8, seed=1, ignore_eos=True, logprobs=1)
+    prompts = [PROMPTS[number % 3] + "a" * number for number in range(6)]
+    want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (alone, small))
+    assert said(found) == said(want)
+    assert passes(small).shared > 10
+    assert sum(each.stats.preemptions for each in found) > 0
+    close(small)
+
+
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_is_lost_costs_nobody_a_token(
+    alone: LLM, way: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whenever that is: the others go on, and the process is gone for good."""
+    monkeypatch.setattr(runner, "_PATIENCE", 2.0)
+    monkeypatch.setattr(peer, "_TELLING", timedelta(seconds=2))
+    params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
+    want = alone.generate(PROMPTS, params, drafter="recycling")
+    llm = LLM(workers=3, threads=1, budget="all")
+    made, steps = passes(llm), [0]
+    team: Any = made._lost.__self__  # type: ignore[attr-defined]
+    victim = team.processes[1]
+    forward: Callable[..., Any] = made.forward
+
+    def striking(*args: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 7:
+            os.kill(victim.pid, way)
+        return forward(*args)
+
+    monkeypatch.setattr(made, "forward", striking)
+    found = llm.generate(PROMPTS, params, drafter="recycling")
+    assert said(found) == said(want)
+    assert [worker.peer.rank for worker in made.workers] == [1]
+    assert "worker 2 is gone" in caplog.text
+    assert victim.poll() is not None
+    before = made.shared
+    assert said(llm.generate(PROMPTS, params, drafter="recycling")) == said(want)
+    assert made.shared > before
+    close(llm)
+    assert all(process.poll() is not None for process in team.processes)
+
+
+def test_a_worker_that_fails_says_why(
+    alone: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = LLM(workers=2, threads=1, budget="all")
+    made = passes(llm)
+    numbers = Work.numbers
+    monkeypatch.setattr(Work, "numbers", lambda work: numbers(work)[:-1])
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    want, found = (each.generate(PROMPTS, params, drafter="suffix") for each in (alone, llm))
+    assert said(found) == said(want)
+    assert "worker 1 has failed: ValueError: expected a share of a pass, found a part of one" in caplog.text
+    assert not made.workers
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, r"workers: expected an integer in 1\.\.64, found 0"),
+        ({"workers": 2, "kernels": "torch"}, "workers: expected 1 where torch computes.*found 2"),
+    ],
+)
+def test_what_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        LLM(**options)
+    assert "\n" not in str(caught.value)
