@@ -157,7 +157,14 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
         )
     ]  # fmt: skip
     made = fake.made
-    expected = {"drafter": "autoregressive", "device": "cpu", "dtype": "float32", "kv_memory": "1GiB", "threads": 1}
+    expected = {
+        "drafter": "autoregressive",
+        "device": "cpu",
+        "dtype": "float32",
+        "kv_memory": "1GiB",
+        "threads": 1,
+        "workers": 1,
+    }
     expected |= {
         "weights": "int8",
         "kv_dtype": "int8",
