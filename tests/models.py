@@ -8,7 +8,7 @@ it is no number, so a read of anything that was not written shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -160,12 +160,13 @@ def make_cache(
     packed: bool = True,
     kv_dtype: torch.dtype | None = None,
     share_prefixes: bool = False,
+    kind: type[PagedCache] = PagedCache,
 ) -> PagedCache:
     """A pool that is full of ``poison``, for the kernels or for torch."""
     if not packed and poison is not None:
         poison = 1e4  # torch multiplies what a mask hides by zero
     shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype, "device": CPU}
-    made = PagedCache(
+    made = kind(
         config,
         **shape,
         kv_dtype=kv_dtype,
@@ -228,20 +229,24 @@ def make_engine(
     kv_dtype: torch.dtype | None = None,
     share_prefixes: bool = False,
     costs: PassCosts | None = None,
+    kind: type[PagedCache] = PagedCache,
+    runner: Callable[[Decoder, PagedCache], Runner] | None = None,
     **options: Any,
 ) -> Engine:
     """An engine with a pool of its own, in the dtype of the decoder; ``options`` are the engine's.
 
-    With ``costs`` it drops guesses that do not pay at these.
+    With ``costs`` it drops guesses that do not pay at these. ``runner`` makes what makes its passes, if not one of this
+    process alone; ``kind`` is that of its pool.
     """
     dtype = decoder.embedding.dtype
     packed = decoder.kernels is not None
-    shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "kv_dtype": kv_dtype}
+    shape: dict[str, Any] = {"num_blocks": num_blocks, "block_size": block_size, "kv_dtype": kv_dtype, "kind": kind}
     pool = make_cache(decoder.config, dtype, **shape, poison=poison, packed=packed, share_prefixes=share_prefixes)
     pool.allocator = StrictAllocator(num_blocks, block_size)
     if pool.prefix is not None:
         pool.prefix.attach(pool.allocator)
-    engine = Engine(decoder, pool, **({} if costs is None else {"budget": True}), **options)
+    made = None if runner is None else runner(decoder, pool)
+    engine = Engine(decoder, pool, runner=made, **({} if costs is None else {"budget": True}), **options)
     if costs is not None:
         set_costs(engine, costs)
     return engine

@@ -11,7 +11,6 @@ from typing import Any, Literal, cast, overload
 import torch
 
 from pronk.cache.budget import KVBudget
-from pronk.cache.paged import PagedCache
 from pronk.checks import check_choice, check_integer
 from pronk.choosing.guide import check_texts
 from pronk.choosing.params import SamplingParams
@@ -27,12 +26,11 @@ from pronk.kernels.threads import set_threads
 from pronk.model.kernels import choose_kernels, open_device
 from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Choice, Completion, Piece
-from pronk.parallel.mirrored import MirroredCache
-from pronk.parallel.team import Team
+from pronk.parallel.team import gather, is_launched
 from pronk.text.chat.messages import Messages, Tools
 from pronk.text.tokenizer import Tokenizer
 
-__all__ = ["LLM"]
+__all__ = ["LLM", "Prompt", "bundled_model"]
 
 Prompt = str | list[int]
 
@@ -70,6 +68,7 @@ class LLM:
         prefill_chunk: int = 512,
         threads: int | None = None,
         workers: int = 1,
+        parallel: str = "tree",
         kernels: str = "auto",
         budget: Literal["auto", "all"] = "auto",
         calibration: bool | str | Path = True,
@@ -98,8 +97,13 @@ class LLM:
             max_batch: most requests in one pass, 1..1024.
             prefill_chunk: most prompt tokens in one pass, 16..8192.
             threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
-            workers: processes with the whole model each, 1..64, to which the branches of the guesses are dealt, where
-                that is faster. It changes no token. They share this machine's cores.
+            workers: processes that compute the model together, 1..64. They are started here, share this machine's
+                cores, and end with this object; or they are those that ``torchrun`` has started, of which all but the
+                first compute for it and end in here.
+            parallel: what workers are for. ``"tree"``: each has the whole model, and the branches of the guesses are
+                dealt to them, where that is faster; it changes no token. ``"tensor"``: each has some of the heads and
+                of the MLP's columns, a part of the memory and of what a pass reads; whoever guesses, the tokens are
+                the same for the same number of workers, and close to those of one.
             kernels: ``"auto"`` is the widest instruction set of this processor; a lower one's name restricts it, and
                 ``"torch"`` does without kernels of our own, and without the promise of equal bits.
             budget: how much to guess: ``"auto"`` drops the guesses that do not pay for their rows, at the acceptance so
@@ -117,18 +121,19 @@ class LLM:
         """
         check_integer("max_batch", max_batch, 1, 1024)
         check_integer("prefill_chunk", prefill_chunk, 16, 8192)
-        set_threads(threads, workers)
+        set_threads(threads, workers, divide=not is_launched(workers))
         check_choice("budget", budget, ("auto", "all"))
         check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
         self.drafter = make_drafter(drafter)
-        self.path = resolve_model(_bundled() if model is None else model)
+        self.path = resolve_model(bundled_model() if model is None else model)
         self.config = read_config(self.path)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
         self.calibration = CalibrationFile.open(calibration, self.path)
         target, kind = open_device(device), parse_dtype(dtype, self.config)
         chosen = choose_kernels(kernels, target, self.config)
         self.dtype = kind
-        team = Team.of(workers, chosen, model=self.path, dtype=kind, weights=weights, kv_dtype=kv_dtype)
+        setting = {"model": self.path, "dtype": kind, "weights": weights, "kv_dtype": kv_dtype}
+        team = gather(workers, parallel, self.config, chosen, **setting)
         decoder = load_decoder(
             self.path,
             self.config,
@@ -136,12 +141,12 @@ class LLM:
             device=target,
             kernels=chosen,
             weights=weights,
+            split=team.split,
             on_progress=progress,
         )
-        memory = KVBudget(kv_memory, max_batch, target)
+        memory = KVBudget(kv_memory, max_batch, target, workers)
         computed, kept = computed_in(kind, chosen), torch.int8 if kv_dtype == "int8" else None
-        pool = PagedCache if team is None else MirroredCache
-        cache = memory.add(self.config, computed, chosen, kept, share_prefixes=prefix_cache, kind=pool)
+        cache = memory.add(team.share, computed, chosen, kept, share_prefixes=prefix_cache, kind=team.pool)
         self.engine = Engine(
             decoder,
             cache,
@@ -152,7 +157,7 @@ class LLM:
             kv_budget=memory,
             folder=self.path,
             odds=self.calibration.odds,
-            runner=None if team is None else team.runner(decoder, cache),
+            runner=team.runner(decoder, cache),
         )
         self.intake = Intake(self.config, self.tokenizer, decoder.kernels)
         self._guessers = Guessers(self.engine.target, self.drafter)
@@ -287,19 +292,7 @@ class LLM:
             CacheFullError: the KV cache has no room for them.
         """
         texts, ids = check_texts("options", options), self.intake.ids(prompt)
-        return Choice(texts, tuple(score(self.engine, self.intake, ids, self._spelled(prompt, ids, texts))))
-
-    def _spelled(self, prompt: Prompt, ids: list[int], texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text behind the prompt."""
-        spelled: list[list[int]] = []
-        for text in texts:
-            whole = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
-            joined = whole[: len(ids)] != ids or len(whole) == len(ids)
-            spelled.append(self.tokenizer.encode(text, add_special_tokens=False) if joined else whole[len(ids) :])
-            if not spelled[-1]:
-                msg = f"options: expected texts that the tokenizer has tokens for, found {text!r:.60}"
-                raise OptionError(msg)
-        return spelled
+        return Choice(texts, tuple(score(self.engine, self.intake, ids, self.intake.spelled(prompt, ids, texts))))
 
     def chat_ids(self, messages: Messages, tools: Tools | None = None) -> list[int]:
         """Token ids of a conversation up to the point where the model answers; see :meth:`chat` for the errors.
@@ -339,7 +332,8 @@ class LLM:
         return self._guessers.own if spec is None else self._guessers.of(spec)
 
 
-def _bundled() -> Path:
+def bundled_model() -> Path:
+    """The folder of the model that comes with pronk."""
     return Path(str(files("pronk") / "bundled" / "pronk-tiny"))
 
 

@@ -164,6 +164,7 @@ def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: p
         "kv_memory": "1GiB",
         "threads": 1,
         "workers": 1,
+        "parallel": "tree",
     }
     expected |= {
         "weights": "int8",

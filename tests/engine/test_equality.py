@@ -34,9 +34,12 @@ from engine.cases import (
     watch,
 )
 from models import assert_idle, make_engine, run, tiny_decoder
+from parallel.dealt import deal_by_chance, dealt
 from pronk.drafters import Autoregressive, Guesser
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.parallel.parts import Scattered
+from pronk.parallel.runner import TreeRunner
 from pronk.passes.runner import Job, PassResult
 
 Prompts = tuple[tuple[int, ...], ...]
@@ -57,6 +60,8 @@ def decode(
 # Every option runs with trees that are right and wrong in every way, and with two real drafters; with the others, all
 # options at once, beside what each has to do in ``drafters/test_conformance.py``. The rest runs on demand.
 CLOSE = ("suffix", "merged with trained", "oracle", "adversarial")
+# A tree of drafts takes as long as all the others: with fewer prompts they are in other matrices.
+SLOW = ("staged", "beam")
 
 
 GUESSING = [name for name in DRAFTERS if name != "autoregressive"]
@@ -71,8 +76,7 @@ def matrix(names: Sequence[str], chosen: Sequence[str], others: Sequence[str]) -
     """
     cases = []
     for name, options, dtype in product(names, OPTIONS, (torch.float32, torch.bfloat16)):
-        # A tree of drafts takes as long as all the others: with fewer prompts they are in other matrices.
-        runs = name in others and dtype == torch.float32 and options == "all" and name not in ("staged", "beam")
+        runs = name in others and dtype == torch.float32 and options == "all" and name not in SLOW
         if name in CLOSE:
             runs = options in (chosen if dtype == torch.float32 else ("all",))
         cases.append(pytest.param(name, options, dtype, marks=() if runs else pytest.mark.slow))
@@ -154,6 +158,41 @@ def test_the_reference_is_worth_comparing_with() -> None:
         assert len(request.output) <= 40
         assert [token in ENDS for token in request.output].count(True) == (request.finish_reason == "stop")
     assert all(len(request.output) >= 30 for request in plain(torch.float32, "min_tokens"))
+
+
+# Of each kind of what workers answer: choices, logits that somebody looks at, all logits, layers' outputs.
+DEALT = {
+    *product(("suffix", "adversarial"), ("greedy", "all")),
+    *product(("oracle", "lookahead", "recycling", "medusa", "glide", "draft_model", "merged"), ("temperature",)),
+    ("suffix", "guided"),
+}
+# What was begun in the first layers alone goes on where it is.
+BEGUN = ("kangaroo", "cape of kangaroo", "merged with trained")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(*case, marks=() if case in DEALT else pytest.mark.slow) for case in product(DRAFTERS, OPTIONS)],
+)
+def test_trees_that_are_dealt(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are computed by three workers, and chosen from there, unless somebody here looks at the logits."""
+    deal_by_chance(monkeypatch)
+    want, fetched = plain(torch.float32, options, PROMPTS[:5], 30), list[int]()
+    fetch = Scattered._fetch
+
+    def counting(logits: Scattered, rows: Sequence[int]) -> None:
+        fetched.append(sum(row in logits.away for row in rows))
+        fetch(logits, rows)
+
+    monkeypatch.setattr(Scattered, "_fetch", counting)
+    with dealt(tiny_decoder(), 3) as engine:
+        got = decode(engine, [drafter(name, want)], options, PROMPTS[:5], 30)
+    made = engine.runner
+    assert_same(got, want)
+    assert isinstance(made, TreeRunner)
+    assert len(made.workers) == 2
+    assert made.shared > 5 or name in BEGUN
+    assert (sum(fetched) > 0) == (made.shared > 0 and not got[0].needs.logits)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

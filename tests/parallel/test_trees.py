@@ -2,62 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from pronk import LLM, OptionError, SamplingParams
+from checkpoints import MakeCheckpoint
+from parallel.dealt import deal_by_chance
+from pronk import LLM, AsyncLLM, OptionError, SamplingParams
 from pronk.outputs import Completion
-from pronk.parallel import dealing, peer, runner
-from pronk.parallel.dealing import Share
-from pronk.parallel.runner import TreeRunner, Worker
+from pronk.parallel import peer, runner
+from pronk.parallel.runner import TreeRunner
+from pronk.parallel.team import Started
 from pronk.parallel.work import Work
-from pronk.tree import TokenTree
 
 PROMPTS = ["def add(a, b):\n    return a + b\n\n\nclass Stack:\n", "for i in range(10):\n    print(i)\n\ndef", "x"]
 
-# Each reads something else of the target: nothing, all logits, outputs of layers, its cache.
-DRAFTERS = (
-    "autoregressive",
-    "lookahead(window=10, ngram=5)",
-    "jacobi",
+# Each reads something else of the target: nothing, all logits, outputs of layers, its cache. With threads in the place
+# of processes all of them are in the matrix of ``engine/test_equality.py``.
+DRAFTERS = [
     "suffix",
-    "recycling",
-    "cape(draft_model)",
+    "lookahead(window=10, ngram=5)",
     "glide",
-    "kangaroo",
-    "medusa",
     "multi_token",
-    "auto",
-)
-
-
-class Dealer:
-    """Deals at random, so that everybody has something of everything sooner or later."""
-
-    def __init__(self) -> None:
-        self.dice = random.Random(0)
-
-    def __call__(
-        self, trees: Sequence[TokenTree], costs: Sequence[Any], extra: Sequence[float] | None = None
-    ) -> list[Share]:
-        row = dealing._Row(trees)
-        cuts = sorted(self.dice.randint(1, len(row)) for _ in range(len(costs) - 1))
-        return [row.share(begin, end) for begin, end in pairwise([0, *cuts, len(row)])]
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("autoregressive", "jacobi", "recycling", "cape(draft_model)", "kangaroo", "medusa", "auto")
+    ),
+]
 
 
 @pytest.fixture(autouse=True)
 def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who computes what is chance, and whether what a worker lacks is sent or computed again."""
-    dealer = Dealer()
-    monkeypatch.setattr(runner, "deal", dealer)
-    monkeypatch.setattr(Worker, "byte", property(lambda _: dealer.dice.choice((0.0, 1.0))))
+    """Who computes what is chance."""
+    deal_by_chance(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +111,19 @@ def test_a_pool_that_is_too_small_for_all(alone: LLM) -> None:
     close(small)
 
 
+def test_windows(checkpoint: MakeCheckpoint) -> None:
+    """Blocks that lie before the window are given back, here and there."""
+    folder = checkpoint("mistral", sliding_window=24)
+    options: dict[str, Any] = {"threads": 1, "budget": "all"}
+    one, two = LLM(folder, **options), LLM(folder, workers=2, **options)
+    params = SamplingParams(max_tokens=120, temperature=0.8, seed=2, logprobs=1, ignore_eos=True)
+    prompts = ["the quick brown fox " * 4, "x"]
+    want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (one, two))
+    assert said(found) == said(want)
+    assert passes(two).shared > 10
+    close(two)
+
+
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_is_lost_costs_nobody_a_token(
     alone: LLM, way: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -139,6 +136,7 @@ def test_a_worker_that_is_lost_costs_nobody_a_token(
     llm = LLM(workers=3, threads=1, budget="all")
     made, steps = passes(llm), [0]
     team: Any = made._lost.__self__  # type: ignore[attr-defined]
+    assert isinstance(team, Started)
     victim = team.processes[1]
     forward: Callable[..., Any] = made.forward
 
@@ -173,6 +171,38 @@ def test_a_worker_that_fails_says_why(
     assert said(found) == said(want)
     assert "worker 1 has failed: ValueError: expected a share of a pass, found a part of one" in caplog.text
     assert not made.workers
+
+
+def test_texts_come_as_they_are_made(alone: LLM, several: LLM) -> None:
+    """Streams, side by side, of an engine that a thread of its own steps."""
+    params = SamplingParams(max_tokens=24, temperature=0.8, seed=3, logprobs=1, ignore_eos=True)
+    want = [[(piece.token_id, piece.logprobs) for piece in alone.stream(prompt, params)] for prompt in PROMPTS]
+
+    async def texts() -> list[Any]:
+        served = AsyncLLM(several)
+        try:
+            return await asyncio.gather(*(one(served, prompt) for prompt in PROMPTS))
+        finally:
+            await served.close()
+
+    async def one(served: AsyncLLM, prompt: str) -> Any:
+        return [(piece.token_id, piece.logprobs) async for piece in served.stream(prompt, params, drafter="recycling")]
+
+    before = passes(several).shared
+    assert asyncio.run(texts()) == want
+    assert passes(several).shared > before
+
+
+@pytest.mark.parametrize("parallel", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
+def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
+    """One of them speaks; all end in good order."""
+    options = ["--workers", "2", "--parallel", parallel, "--max-tokens", "20", "--temperature", "0", "def fib(n):"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pronk", "generate"]
+    found = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
+    want = alone.generate("def fib(n):", SamplingParams(max_tokens=20, temperature=0.0)).text
+    assert found.stdout.rstrip("\n") == want.rstrip("\n")
+    assert "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,18 @@ class KVBudget:
     drafters are gone gives its share back when the next one joins.
     """
 
-    def __init__(self, kv_memory: str | int | None, max_requests: int, device: torch.device) -> None:
-        """The default is enough for ``max_requests`` full contexts of the target, within a quarter of the memory."""
+    def __init__(
+        self, kv_memory: str | int | None, max_requests: int, device: torch.device, processes: int = 1
+    ) -> None:
+        """The default is enough for ``max_requests`` full contexts of the target, within a quarter of the memory.
+
+        Of which each of some ``processes`` has a part.
+        """
         self.given = kv_memory
         self.memory = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
         self.device = device
-        self._most = int(_memory(device) * _DEFAULT_SHARE)
+        self._most = int(_memory(device) * _DEFAULT_SHARE) // processes
         self._wanted: int | None = None
         self._pools: WeakSet[PagedCache] = WeakSet()
 

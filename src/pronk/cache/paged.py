@@ -153,12 +153,15 @@ class PagedCache:
         first = table.length // self.block_size - table.released
         for index in range(first, len(table.blocks)):
             if self.allocator.shared(table.blocks[index]):
-                old, new = self.allocator.replace(table, index)
-                for pool in self._pools:
-                    pool[:, self._places(pool, new)] = pool[:, self._places(pool, old)]
+                self._copy(*self.allocator.replace(table, index))
             elif self.prefix is not None:
                 # A text that began with a part of it, and outlives the one that filled it, writes its own there.
                 self.prefix.forget(table.blocks[index])
+
+    def _copy(self, old: int, new: int) -> None:
+        """A block gets what is in another."""
+        for pool in self._pools:
+            pool[:, self._places(pool, new)] = pool[:, self._places(pool, old)]
 
     def _places(self, pool: Tensor, block: int) -> slice:
         """Where a block is in the second dimension of a pool, which counts slots or panels."""

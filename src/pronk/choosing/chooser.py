@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pronk.choosing.alone import Choosing
 from pronk.choosing.context import Context
 from pronk.choosing.noise import (
     block_uniform,
@@ -123,6 +124,7 @@ class Chooser:
         self.guide = guide
         self.processors: tuple[Processor, ...] = (*own, *processors, *([] if guide is None else [guide]))
         self.kernels = None if self.processors or params.truncates else kernels
+        self._alone = Choosing(0.0 if params.greedy else max(params.temperature, _COLDEST), seed)
         self.trial_seed = trial_seed(seed, text[: self.context.num_prompt]) if params.rejects else seed
         self._failure: Exception | None = None
 
@@ -188,7 +190,7 @@ class Chooser:
         """
         logits = logits.float()
         if self.kernels is not None:
-            token = self.kernels.choose(logits.contiguous(), self._temperature, self._key())
+            token = self._alone.choose(self.kernels, logits, len(self.context))
             if token < 0:
                 raise NotFiniteError
             return token
@@ -209,8 +211,13 @@ class Chooser:
 
     def _noisy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Scores with the coupled noise, float64, of the tokens that are left, and their ids."""
-        scores, ids = truncate(self._shape(logits) / self._temperature, self.params)
+        scores, ids = truncate(self._shape(logits) / self._alone.temperature, self.params)
         return scores.double() + gumbel_noise(self.seed, len(self.context), ids), ids
+
+    @property
+    def choosing(self) -> Choosing | None:
+        """How it chooses, if that takes logits, seed and position alone, so that others can do it."""
+        return None if self.kernels is None or self.params.rejects else self._alone
 
     @property
     def guesses_alone(self) -> bool:
@@ -223,16 +230,9 @@ class Chooser:
             key=seed_key(self.seed),
             position=len(self.context),
             steps=steps,
-            temperature=self._temperature,
+            temperature=self._alone.temperature,
             scores=scores.ctypes.data,
         )
-
-    @property
-    def _temperature(self) -> float:
-        return 0.0 if self.params.greedy else max(self.params.temperature, _COLDEST)
-
-    def _key(self) -> int:
-        return 0 if self.params.greedy else noise_key(self.seed, len(self.context))
 
     def reject(self, p: Tensor, guesses: Sequence[Drawn]) -> int:
         """The token after the context, whose law is ``p``, where ``guesses`` were made; never greedy."""
@@ -276,15 +276,15 @@ class Chooser:
 
     def _attempt(self, logits: Tensor, root: int, *, draw: bool) -> Guess | None:
         if self.kernels is not None and not self.params.rejects:
-            key = None if self.params.greedy else self._key()
-            guessed, confidence, made = self.kernels.guess(logits.contiguous(), self._temperature, key)
+            key = None if self.params.greedy else noise_key(self.seed, len(self.context))
+            guessed, confidence, made = self.kernels.guess(logits.contiguous(), self._alone.temperature, key)
             return None if guessed < 0 else Guess(guessed, confidence, made)
         shaped = self._shape(logits, allow_none=True)
         if not math.isfinite(float(shaped.max())):
             return None
         if self.params.greedy:
             return _guess(shaped.numpy())
-        kept, ids = truncate(shaped / self._temperature, self.params)
+        kept, ids = truncate(shaped / self._alone.temperature, self.params)
         kept, position = kept.double(), len(self.context)
         if not self.params.rejects:
             kept = kept + gumbel_noise(self.seed, position, ids)
@@ -297,7 +297,7 @@ class Chooser:
 
     def distribution(self, logits: Tensor) -> Tensor:
         """``[vocab]`` float64: the law of the token after the context, for a temperature above 0."""
-        scores, ids = truncate(self._shape(logits.float()) / self._temperature, self.params)
+        scores, ids = truncate(self._shape(logits.float()) / self._alone.temperature, self.params)
         return torch.zeros(len(logits), dtype=torch.float64).index_copy_(0, ids, scores.double().softmax(0))
 
     def _shape(self, logits: Tensor, *, allow_none: bool = False) -> Tensor:

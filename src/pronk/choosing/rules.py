@@ -16,10 +16,11 @@ Greedy, all three are the argmax of the logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from pronk.choosing.alone import Logits
 from pronk.choosing.chooser import Chooser
 from pronk.tree import TokenTree
 
@@ -29,18 +30,20 @@ __all__ = ["Choose", "choices"]
 Choose = Callable[[int, int], int]
 
 
-def choices(chooser: Chooser, tree: TokenTree, logits: Tensor) -> Choose:
+def choices(chooser: Chooser, tree: TokenTree, logits: Logits, chosen: Mapping[int, int] | None = None) -> Choose:
     """The choices of one walk by the rule of the request.
 
     Args:
         chooser: stands at the root, and is told of every token that is chosen.
         tree: the guesses.
         logits: ``[nodes, vocab]`` of the tree's nodes.
+        chosen: what whoever has computed a node's logits has chosen after it already, by the same rule.
     """
     if chooser.params.rejects:
         rule = _Block if chooser.params.rule == "block" else _Rejection
         return rule(chooser, tree, logits)
-    return lambda node, _: _told(chooser, chooser.choose(logits[node]))
+    known = chosen or {}
+    return lambda node, _: _told(chooser, known[node] if node in known else chooser.choose(logits[node]))
 
 
 def _told(chooser: Chooser, token: int) -> int:
@@ -51,7 +54,7 @@ def _told(chooser: Chooser, token: int) -> int:
 class _Rejection:
     """Tries the guesses below each node, one after the other."""
 
-    def __init__(self, chooser: Chooser, tree: TokenTree, logits: Tensor) -> None:
+    def __init__(self, chooser: Chooser, tree: TokenTree, logits: Logits) -> None:
         self.chooser, self.tree, self.logits = chooser, tree, logits
 
     def __call__(self, node: int, _: int) -> int:
@@ -65,7 +68,7 @@ class _Block(_Rejection):
     The walk asks node by node; what was decided together is handed out from ``decided``, the last token first.
     """
 
-    def __init__(self, chooser: Chooser, tree: TokenTree, logits: Tensor) -> None:
+    def __init__(self, chooser: Chooser, tree: TokenTree, logits: Logits) -> None:
         super().__init__(chooser, tree, logits)
         self.decided: list[int] = []
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pronk.commands.options import Progress, given_options, load_model, shares
+from pronk.commands.options import Progress, given_options, model_options, shares
 from pronk.commands.progress import Status, status_bar
 from pronk.errors import PronkError
 
@@ -30,7 +30,7 @@ _INTERRUPTED = 130
 _OF_THE_MODEL = ("device", "dtype", "kv_memory", "kv_dtype", "kernels")
 
 
-@shares(load=load_model, without=("drafter", "weights", "budget", "calibration"))
+@shares(load=model_options, without=("drafter", "weights", "budget", "calibration"))
 def advise(
     context: typer.Context,
     load: Callable[..., "LLM"],

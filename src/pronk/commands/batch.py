@@ -4,17 +4,20 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.commands.options import Progress, load_model, shares
+from pronk.commands.options import Progress, model_options, shares
 from pronk.commands.progress import Status, status_bar
+from pronk.commands.replicas import replica_options
 from pronk.commands.serve import needs_serve
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
+    from pronk.commands.replicas import Spread
     from pronk.llm import LLM
+    from pronk.replicas.cluster import Plan
     from pronk.server.batch import Answers
 
 __all__ = ["batch"]
@@ -22,9 +25,11 @@ __all__ = ["batch"]
 _INTERRUPTED = 130
 
 
-@shares(load=load_model)
+@shares(load=model_options, options=model_options, spread=replica_options)
 def batch(
     load: "Callable[[Progress | None, int, bool], LLM]",
+    options: "Callable[[int, bool], dict[str, Any]]",
+    spread: "Callable[[], Spread]",
     source: Annotated[Path, typer.Argument(help="Requests, one a line, in OpenAI's batch format.", metavar="IN")],
     target: Annotated[Path, typer.Argument(help="Where the answers go, one a line.", metavar="OUT")],
     *,
@@ -45,6 +50,8 @@ def batch(
 
     pronk batch in.jsonl out.jsonl
 
+    pronk batch --replicas 2 in.jsonl out.jsonl
+
     echo '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "def f("}}' > in.jsonl
     """
     from pronk.commands.console import Screen
@@ -62,10 +69,14 @@ def batch(
         if done == len(ids):
             screen.say(f"nothing to do: {target} has an answer to each of {done} requests")
             return
-        with screen.loading() as bar:
-            llm = load(bar, max_batch, prefix_cache)
         try:
-            refused = _run(llm, name or llm.path.name, source, answers, done, len(ids))
+            if wanted := spread():
+                with wanted.cluster(screen, options(max_batch, prefix_cache)) as (path, plan):
+                    refused = _spread(plan, name or path.name, source, answers, done, len(ids))
+            else:
+                with screen.loading() as bar:
+                    llm = load(bar, max_batch, prefix_cache)
+                refused = _run(llm, name or llm.path.name, source, answers, done, len(ids))
         except KeyboardInterrupt:
             screen.note(f"interrupted; the same command goes on with what {target} has no answer to")
             raise typer.Exit(_INTERRUPTED) from None
@@ -98,6 +109,18 @@ def _run(llm: "LLM", name: str, source: Path, answers: "Answers", done: int, tot
                 service.close()
 
     return asyncio.run(main())
+
+
+def _spread(plan: "Plan", name: str, source: Path, answers: "Answers", done: int, total: int) -> int:
+    from rich.console import Console
+
+    from pronk.replicas.batch import run_on_replicas
+    from pronk.server.batch import read_batch
+
+    ended = count(done + 1)
+    with status_bar(Console(stderr=True)) as bar:
+        bar("requests", done, total)
+        return run_on_replicas(plan, name, read_batch(source), answers, partial(_count, bar, ended, total))
 
 
 def _count(bar: Status, ended: Iterator[int], total: int) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pronk.bench.outputs import Outputs
 from pronk.commands.bench_servers import SHARED, bench_servers, load_plan
-from pronk.commands.options import Progress, given_options, load_model, shares
+from pronk.commands.options import Progress, given_options, model_options, shares
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def plan(
     return made
 
 
-@shares(load=load_model, planned=plan, served=load_plan, without=("model", "drafter"))
+@shares(load=model_options, planned=plan, served=load_plan, without=("model", "drafter"))
 def bench(
     context: typer.Context,
     load: "partial[LLM]",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.commands.options import Progress, load_model, read_prompt, sampling_params, shares
+from pronk.commands.options import Progress, model_options, read_prompt, sampling_params, shares
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _INTERRUPTED = 130
 
 @shares(
     read=read_prompt,
-    load=load_model,
+    load=model_options,
     request=sampling_params,
     without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"),
 )

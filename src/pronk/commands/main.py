@@ -18,7 +18,7 @@ from pronk.commands.bench import bench
 from pronk.commands.datastore import app as datastore_app
 from pronk.commands.explain import explain
 from pronk.commands.inflate import inflate
-from pronk.commands.options import Progress, load_model, read_prompt, sampling_params, shares
+from pronk.commands.options import Progress, model_options, read_prompt, sampling_params, shares
 from pronk.commands.quantize import quantize
 from pronk.commands.serve import serve
 from pronk.commands.verify import verify
@@ -57,7 +57,7 @@ def _pronk(
 
 
 @app.command()
-@shares(read=read_prompt, load=load_model, request=sampling_params)
+@shares(read=read_prompt, load=model_options, request=sampling_params)
 def generate(
     load: Callable[[Progress | None], "LLM"],
     request: Callable[[], "SamplingParams"],
@@ -103,7 +103,7 @@ def generate(
 
 
 @app.command()
-@shares(load=load_model, request=sampling_params, without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"))
+@shares(load=model_options, request=sampling_params, without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"))
 def chat(
     load: Callable[[Progress | None], "LLM"],
     request: Callable[[], "SamplingParams"],

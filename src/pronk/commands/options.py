@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pronk.choosing.params import Rule, SamplingParams
     from pronk.llm import LLM
 
-__all__ = ["Progress", "given_options", "load_model", "read_prompt", "sampling_params", "shares"]
+__all__ = ["Progress", "given_options", "model_options", "read_prompt", "sampling_params", "shares"]
 
 Progress = Callable[[int, int], None]
 
@@ -96,9 +96,13 @@ def shares(
     return decorate
 
 
-def _load(ends: ExitStack, load: Callable[..., "LLM"], /, *args: Any, **options: Any) -> "LLM":
+def _load(
+    ends: ExitStack, options: Callable[..., dict[str, Any]], /, progress: Progress | None, *args: Any, **given: Any
+) -> "LLM":
     """Load; what guesses have shown is kept when the command ends, however it does."""
-    llm = load(*args, **options)
+    from pronk.llm import LLM
+
+    llm = LLM(**options(*args, **given), progress=progress)
     ends.callback(llm.calibration.save)
     return llm
 
@@ -109,8 +113,7 @@ def given_options(context: typer.Context) -> list[str]:
     return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
 
-def load_model(
-    progress: Progress | None = None,
+def model_options(
     max_batch: int = 16,
     prefix_cache: bool = False,
     *,
@@ -137,8 +140,11 @@ def load_model(
     ] = "auto",
     threads: Annotated[int | None, _model("Threads to compute with.", show_default="torch's choice", min=1)] = None,
     workers: Annotated[
-        int, _model("Processes with the whole model each, to which the branches of guesses are dealt.", min=1)
+        int, _model("Processes that compute the model together: started here, or torchrun's.", min=1)
     ] = 1,
+    parallel: Annotated[
+        str, _model("tree: workers get branches of the guesses. tensor: each has some heads and columns of the model.")
+    ] = "tree",
     kernels: Annotated[
         str,
         _model(
@@ -156,30 +162,29 @@ def load_model(
     budget: Annotated[
         str, _model("auto: only guesses that pay for their rows on this machine. all: every guess of the drafter.")
     ] = "auto",
-) -> "LLM":
-    """Load the model for up to ``max_batch`` requests a pass; ``progress`` is told the bytes read, and all.
+) -> dict[str, Any]:
+    """What :class:`pronk.LLM` is to load, for up to ``max_batch`` requests a pass.
 
-    ``prefix_cache`` keeps what the cache holds of texts that have ended.
+    ``prefix_cache`` keeps what the cache holds of texts that have ended. A command's ``load`` is these options, and
+    then the model: ``load(progress, max_batch, prefix_cache)``, where ``progress`` is told the bytes read, and all.
     """
-    from pronk.llm import LLM
-
-    return LLM(
-        model,
-        drafter=drafter,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        kv_memory=kv_memory,
-        kv_dtype=kv_dtype,
-        max_batch=max_batch,
-        prefix_cache=prefix_cache,
-        threads=threads,
-        workers=workers,
-        kernels=kernels,
-        budget=cast("Literal['auto', 'all']", budget),  # LLM says what is wrong with another
-        calibration={"on": True, "off": False}.get(calibration, calibration),
-        progress=progress,
-    )
+    return {
+        "model": model,
+        "drafter": drafter,
+        "device": device,
+        "dtype": dtype,
+        "weights": weights,
+        "kv_memory": kv_memory,
+        "kv_dtype": kv_dtype,
+        "max_batch": max_batch,
+        "prefix_cache": prefix_cache,
+        "threads": threads,
+        "workers": workers,
+        "parallel": parallel,
+        "kernels": kernels,
+        "budget": budget,
+        "calibration": {"on": True, "off": False}.get(calibration, calibration),
+    }
 
 
 def sampling_params(

@@ -1,18 +1,21 @@
 """``pronk serve``: an OpenAI-compatible server."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pronk.commands.options import Progress, load_model, shares
+from pronk.commands.options import Progress, model_options, shares
+from pronk.commands.replicas import replica_options
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
     from pronk.commands.console import Screen
+    from pronk.commands.replicas import Spread
     from pronk.llm import LLM
+    from pronk.server.engine import Engine
     from pronk.server.guardrails import Reflection
     from pronk.server.settings import Settings
     from pronk.text.tokenizer import Tokenizer
@@ -30,9 +33,11 @@ def _limit(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
     return typer.Option(help=help, rich_help_panel="Limits", **more)
 
 
-@shares(load=load_model, without=("progress",))
+@shares(load=model_options, options=model_options, spread=replica_options)
 def serve(
     load: "Callable[[Progress | None, int, bool], LLM]",
+    options: "Callable[[int, bool], dict[str, Any]]",
+    spread: "Callable[[], Spread]",
     *,
     host: Annotated[str, _server("Address to listen at; 0.0.0.0 is all of this machine.")] = "127.0.0.1",
     port: Annotated[int, _server("Port to listen at; 0 is any that is free.", min=0, max=65535)] = 8000,
@@ -82,6 +87,8 @@ def serve(
 
     pronk serve --model Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt
 
+    pronk serve --replicas 2
+
     curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "def fib(n):"}'
     """
     from pronk.commands.console import Screen
@@ -108,27 +115,34 @@ def serve(
         seconds=timeout,
     )
     screen = Screen()
-    with screen.loading() as bar:
-        llm = load(bar, max_batch, prefix_cache)
-    settings = Settings(
-        name=name or llm.path.name,
-        keys=keys,
-        hosts={*_LOOPBACK, *map(str.lower, allow_host)} if near else None,
-        limits=limits,
-        drafters=tuple(also),
-        guardrails=system,
-        page=page,
-    )
-    engine = AsyncLLM(llm, max_requests=limits.requests)
-    service = Service(engine, settings, reflection=_reflection(llm.tokenizer, question))
-    Server(
-        service,
-        host=host,
-        port=port,
-        drain_seconds=drain,
-        access_log=access_log,
-        on_start=lambda address, at: _greet(screen, settings, address, at),
-    ).run()
+    wanted = spread()
+    with ExitStack() as ends:
+        engine: Engine
+        if wanted:
+            own = options(max_batch, prefix_cache)
+            engine = ends.enter_context(wanted.front(screen, own, also=also, max_requests=limits.requests, drain=drain))
+        else:
+            with screen.loading() as bar:
+                llm = load(bar, max_batch, prefix_cache)
+            engine = AsyncLLM(llm, max_requests=limits.requests)
+        settings = Settings(
+            name=name or engine.llm.path.name,
+            keys=keys,
+            hosts={*_LOOPBACK, *map(str.lower, allow_host)} if near else None,
+            limits=limits,
+            drafters=tuple(also),
+            guardrails=system,
+            page=page,
+        )
+        service = Service(engine, settings, reflection=_reflection(engine.llm.tokenizer, question))
+        Server(
+            service,
+            host=host,
+            port=port,
+            drain_seconds=drain,
+            access_log=access_log,
+            on_start=lambda address, at: _greet(screen, settings, address, at),
+        ).run()
 
 
 def needs_serve(command: str) -> None:

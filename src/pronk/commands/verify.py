@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from pronk.commands.options import load_model, shares
+from pronk.commands.options import model_options, shares
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +32,7 @@ _INTERRUPTED = 130
 _LIMIT = 8
 
 
-@shares(load=load_model, without=("drafter", "budget"))
+@shares(load=model_options, without=("drafter", "budget"))
 def verify(
     load: "partial[LLM]",
     *,

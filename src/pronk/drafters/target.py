@@ -19,6 +19,7 @@ from pronk.model.decoder import Decoder
 from pronk.model.fingerprint import Fingerprint
 from pronk.passes.costs import PassTimes
 from pronk.passes.odds import Odds
+from pronk.passes.runner import Runner
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["Target"]
@@ -43,6 +44,7 @@ class Target:
         written: where each of these is from, and when that was written.
         times: what its passes have taken.
         odds: how often guesses were right, where requests may know of others'.
+        runner: makes its passes, for drafters that run its first layers; ``None`` is one of their own.
         clock: gives seconds.
     """
 
@@ -61,12 +63,18 @@ class Target:
 
     times: PassTimes = field(default_factory=PassTimes, repr=False, compare=False)
     odds: Odds | None = field(default=None, repr=False, compare=False)
+    runner: Runner | None = field(default=None, repr=False, compare=False)
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
 
     @property
     def vocabulary(self) -> str | None:
         """Fingerprint of the tokenizer, by which files of token ids are told apart, or ``None``."""
         return None if self.tokenizer is None else self.tokenizer.fingerprint
+
+    @property
+    def split(self) -> bool:
+        """Whether the cache here has some of its heads alone, and other processes the rest."""
+        return self.cache.config.num_kv_heads != self.decoder.config.num_kv_heads
 
     @cached_property
     def fingerprint(self) -> Fingerprint | None:

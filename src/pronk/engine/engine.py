@@ -74,7 +74,16 @@ class Engine:
         self.lock = RLock()
         times = self.runner.times
         self.target = Target(
-            decoder, cache, tokenizer, kv_budget, folder, self.lock, times=times, odds=odds, clock=clock
+            decoder,
+            cache,
+            tokenizer,
+            kv_budget,
+            folder,
+            self.lock,
+            times=times,
+            odds=odds,
+            runner=self.runner,
+            clock=clock,
         )
         self._stepping = False
 
@@ -193,7 +202,8 @@ class Engine:
         outcomes = {}
         for number, plan in enumerate(plans):
             hidden = {layer: rows[number] for layer, rows in result.hidden.items()}
-            outcome = self.settling.settle(plan, result.logits[number], hidden)
+            chosen = result.chosen[number] if result.chosen else None
+            outcome = self.settling.settle(plan, result.logits[number], hidden, chosen)
             if outcome is not None:
                 outcomes[plan.request] = outcome
         self.proposing.observe(outcomes)

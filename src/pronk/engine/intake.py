@@ -86,6 +86,24 @@ class Intake:
         ]
         return [first, *rest]
 
+    def spelled(self, prompt: str | list[int], ids: Sequence[int], texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each of some texts behind a prompt, whose own are ``ids``.
+
+        As the tokenizer writes it there, or, where its first characters would join the prompt's last token, by itself.
+
+        Raises:
+            OptionError: there are no tokens for one.
+        """
+        spelled: list[list[int]] = []
+        for text in texts:
+            whole = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
+            joined = whole[: len(ids)] != list(ids) or len(whole) == len(ids)
+            spelled.append(self.tokenizer.encode(text, add_special_tokens=False) if joined else whole[len(ids) :])
+            if not spelled[-1]:
+                msg = f"options: expected texts that the tokenizer has tokens for, found {text!r:.60}"
+                raise OptionError(msg)
+        return spelled
+
     def request(
         self,
         prompt: Sequence[int],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -213,6 +213,18 @@ class Request:
         self.output_text += text
         self.pieces.append(Token(token, text, source, len(self.stats.steps), logprobs))
         return self.finish_reason is None
+
+    def resume(self, tokens: Iterable[tuple[int, str | None, dict[int, float] | None]]) -> None:
+        """Stand behind tokens that this request has chosen before, elsewhere, and that have been given out.
+
+        Args:
+            tokens: each with who guessed it, and what was reported of it.
+        """
+        for token, source, logprobs in tokens:
+            self.chooser.advance(token)
+            self.append(token, source=source, logprobs=logprobs)
+            self.chooser.settle(1)
+        self.pieces.clear()
 
     def fail(self, error: Exception) -> None:
         """It ends with an error, and not well besides."""

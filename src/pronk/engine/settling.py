@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pronk.cache.paged import PagedCache
+from pronk.choosing.alone import Logits
 from pronk.choosing.chooser import NotFiniteError, is_finite, token_logprobs
 from pronk.choosing.rules import choices
 from pronk.choosing.walk import Walk, walk
@@ -83,43 +84,56 @@ class Settling:
             early = None  # another part of the drafter reads what the pass would leave out
         first = len(tree) - len(draft) if turn.decodes else len(tree)
         wanted = range(0 if request.reports_prompt else first, len(tree))
-        return Plan(turn, draft, Job(Segment(table, tree, early=early), wanted, len(request.prompt)))
+        whole = request.reports_prompt or request.params.rejects or request.needs.logits
+        job = Job(
+            Segment(table, tree, early=early),
+            wanted,
+            len(request.prompt),
+            whole=whole,
+            choosing=None if whole else request.chooser.choosing,
+        )
+        return Plan(turn, draft, job)
 
-    def settle(self, plan: Plan, logits: Tensor, hidden: Mapping[int, Tensor]) -> Outcome[Any] | None:
+    def settle(
+        self, plan: Plan, logits: Logits, hidden: Mapping[int, Tensor], chosen: Mapping[int, int] | None = None
+    ) -> Outcome[Any] | None:
         """Walk one request's tree and commit what the target chose.
 
         Args:
             plan: its part of the step.
             logits: ``[wanted rows, vocab]`` of the pass.
             hidden: layer number to ``[rows, hidden]`` of the pass, for the layers that guessers need.
+            chosen: tokens after wanted rows, by their places, where whoever has their logits has chosen them.
 
         Returns:
             What its guesser is to hear; ``None`` if the request has ended with an error, or its prompt is not through.
         """
         try:
-            return self._settle(plan, logits, hidden)
+            return self._settle(plan, logits, hidden, chosen)
         except NotFiniteError:
             plan.request.fail(PronkError(_not_finite(self.cache.dtype)))
         except Exception as error:  # noqa: BLE001 - of this request alone, whatever it is
             plan.request.fail(error)
         return None
 
-    def _settle(self, plan: Plan, logits: Tensor, hidden: Mapping[int, Tensor]) -> Outcome[Any] | None:
+    def _settle(
+        self, plan: Plan, logits: Logits, hidden: Mapping[int, Tensor], chosen: Mapping[int, int] | None
+    ) -> Outcome[Any] | None:
         request, turn = plan.request, plan.turn
         before = len(logits) - (len(plan.draft) if turn.decodes else 0)
-        of_prompt, logits = logits[:before], logits[before:]
+        of_prompt, logits = logits[:before], logits[before:] if before else logits
         # What plain decoding does not look at cannot end a request: a wrong guess may overflow where the text does
         # not. So the walk checks what it chooses from; other rules look at every guess.
         _check(of_prompt)
         if request.params.rejects:
-            _check(logits)
+            _check(logits[:])
         self._report_prompt(plan, of_prompt)
         if not turn.decodes:
             self._commit_rows(request, range(turn.count))
             return None
         position = request.table.length + plan.above
         request.chooser.recover()  # it may have been told of choices of a step that was interrupted
-        found = walk(plan.draft, choices(request.chooser, plan.draft, logits))
+        found = walk(plan.draft, choices(request.chooser, plan.draft, logits, chosen))
         committed = self._commit_tokens(plan, found, logits)
         jumped = self._jump(request)
         # A request with guesses has one pending token, so that its draft is the whole tree of the pass.
@@ -135,11 +149,11 @@ class Settling:
             committed,
             position,
             request.params,
-            logits if needs.logits else None,
+            logits[:] if needs.logits else None,
             {layer: hidden[layer][plan.above :] for layer in needs.hidden},
         )
 
-    def _commit_tokens(self, plan: Plan, found: Walk, logits: Tensor) -> tuple[int, ...]:
+    def _commit_tokens(self, plan: Plan, found: Walk, logits: Logits) -> tuple[int, ...]:
         """Append what the target chose, up to the request's end; returns these tokens."""
         request = plan.request
         reports: list[dict[int, float]] | None = None

@@ -27,12 +27,13 @@ _setting = _Setting()
 _latest = 0  # in any thread
 
 
-def set_threads(threads: int | None, workers: int) -> None:
-    """How many threads this process computes with, one of ``workers`` on this machine.
+def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> None:
+    """How many threads this process computes with, one of ``workers``.
 
     Args:
         threads: 1..4096; ``None`` is torch's choice, or a worker's part of it.
         workers: 1..64.
+        divide: whether they share what torch would take.
 
     Raises:
         OptionError: one of them is out of its range.
@@ -41,7 +42,7 @@ def set_threads(threads: int | None, workers: int) -> None:
     if threads is not None:
         check_integer("threads", threads, 1, 4096)
         torch.set_num_threads(threads)
-    elif workers > 1:
+    elif workers > 1 and divide:
         torch.set_num_threads(max(1, num_threads() // workers))
 
 

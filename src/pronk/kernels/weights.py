@@ -72,6 +72,19 @@ class Packed:
         """Outputs and inputs, both halves of a gated matrix counted."""
         return self.struct.n * (2 if self.struct.gated else 1), self.struct.k
 
+    def part(self, start: int, stop: int) -> Packed:
+        """Some outputs of it, where they are: of one unit that is not gated, ``start`` a multiple of 16."""
+        assert not self.struct.gated, "expected outputs that follow each other, found a gate"
+        assert self.struct.unit == self.struct.n, "expected outputs of one unit, found several"
+        assert not start % 16, f"expected the beginning of a block, found {start}"
+        struct = Weights.from_buffer_copy(self.struct)
+        struct.n = struct.unit = stop - start
+        struct.blocks = ceil(struct.n / 16)
+        struct.data += start // 16 * (self.data.nbytes // self.struct.blocks)
+        if self.bias is not None:
+            struct.bias = self.bias.data_ptr() + start * self.bias.itemsize
+        return replace(self, struct=struct)
+
     def unpack(self) -> Tensor:
         """The matrix again, float32 ``[outputs, inputs]``."""
         rows = torch.empty(self.shape)

@@ -130,14 +130,15 @@ class Decoder(nn.Module):
         head: to logits.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, share: ModelConfig | None = None) -> None:
+        """``share`` is the shape of the layers, where others have the rest of them."""
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.table: KernelLinear | None = None
         learned = config.rope is None
         self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
-        self.layers = nn.ModuleList(Layer(config, empty_linear) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(share or config, empty_linear) for _ in range(config.num_layers))
         self.norm = make_norm(config, config.hidden_size)
         self.head: Linear = (
             PlainLinear(self.embedding) if config.tied else empty_linear(config.vocab_size, config.hidden_size, False)

@@ -8,40 +8,32 @@ them; torch gets what they stand for.
 
 from __future__ import annotations
 
-import math
-import mmap
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.gguf.checkpoint import GgufCheckpoint, is_gguf
 from pronk.gguf.config import parse_gguf
 from pronk.kernels.library import Kernels
-from pronk.kernels.weights import pages
 from pronk.model.checkpoint import open_checkpoint, read_json
-from pronk.model.decoder import Decoder, Layer
-from pronk.model.families import Part, Piece, plan_tensors
+from pronk.model.decoder import Decoder
+from pronk.model.families import plan_tensors
 from pronk.model.inventory import Inventory, names_of
-from pronk.model.linear import KernelLinear, Layout, Linear, LinearFactory, SideBySide, choose_linear
-from pronk.quantized.alike import runs_alike, stack_alike
-from pronk.quantized.form import Quantized
+from pronk.model.linear import choose_linear
+from pronk.model.placer import Placer
+from pronk.model.split import Split
 from pronk.quantized.formats import scheme_of
 
 __all__ = ["computed_in", "covers", "load_decoder", "parse_dtype", "read_config", "resolve_model"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Bytes from which a matrix is worth an allocation of its own.
-_OWN_PAGES = 1 << 20
-# Outputs of a quantized matrix that are dequantized at a time.
-_OUTPUTS = 1024
 # Where the formats said what they are before config.json did, and which format that is.
 _OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
@@ -170,6 +162,7 @@ def load_decoder(
     device: torch.device,
     kernels: Kernels | None = None,
     weights: str = "plain",
+    split: Split | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """A decoder with the weights of ``folder``, in ``dtype`` on ``device``.
@@ -184,10 +177,12 @@ def load_decoder(
         device: where the weights go.
         kernels: who will compute with the weights; ``None`` is torch.
         weights: ``"plain"`` as they are stored; ``"int8"`` and ``"int4"`` round them as they are loaded.
+        split: which part of it, where other processes have the rest.
         on_progress: called with the bytes read so far and in total.
 
     Raises:
-        CheckpointError: tensors are missing, left over, wrongly shaped, of a wrong type or damaged.
+        CheckpointError: tensors are missing, left over, wrongly shaped, of a wrong type or damaged; or quantized in a
+            form that cannot be split so.
         OptionError: ``weights`` is neither, or the device has no products for it.
     """
     checkpoint = open_checkpoint(folder)
@@ -197,8 +192,8 @@ def load_decoder(
     # Tables first, then the head that is one of them; then what is large, while there is little beside it.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     with torch.device("meta"):
-        decoder = Decoder(config)
-    placer = _Placer(decoder, inventory, dtype, device, linear, quantized=kernels is not None)
+        decoder = Decoder(config, None if split is None else split.share)
+    placer = Placer(decoder, inventory, dtype, device, linear, split, quantized=kernels is not None)
     sizes = [inventory.nbytes(part) for part in parts]
     done, total = 0, sum(sizes)
     for part, size in zip(parts, sizes, strict=True):
@@ -210,134 +205,3 @@ def load_decoder(
     if notes:
         warnings.warn(f"{folder.name}: {'; '.join(notes)}", stacklevel=2)
     return decoder.requires_grad_(False).eval()
-
-
-class _Placer:
-    """Builds one part after the other."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        inventory: Inventory,
-        dtype: torch.dtype,
-        device: torch.device,
-        linear: LinearFactory,
-        *,
-        quantized: bool,
-    ) -> None:
-        self.decoder, self.inventory, self.quantized = decoder, inventory, quantized
-        self.dtype, self.device, self.linear = dtype, device, linear
-        self._unlike = 0
-
-    @property
-    def notes(self) -> list[str]:
-        """What was done otherwise than the checkpoint says."""
-        what = f"{self._unlike} gated matrices whose halves order or quantize their inputs differently"
-        return [f"{what}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._unlike else []
-
-    def place(self, part: Part) -> None:
-        path, _, name = part.target.rpartition(".")
-        parent = self.decoder.get_submodule(path)
-        if part.kind == "table":
-            setattr(parent, name, nn.Parameter(self._table(part.weight[0]), requires_grad=False))
-        elif not part.weight and self.decoder.table is not None:
-            setattr(parent, name, self.decoder.table)
-        elif part.kind == "linear":
-            layout = parent.layout(name) if isinstance(parent, Layer) else Layout(head=True)
-            setattr(parent, name, self._linear(part, layout))
-        else:
-            for key, pieces in (("weight", part.weight), ("bias", part.bias)):
-                vector = self._vector(pieces)
-                if vector is not None:
-                    setattr(parent.get_submodule(name), key, nn.Parameter(vector, requires_grad=False))
-        self.inventory.checkpoint.release()
-
-    def _table(self, piece: Piece) -> Tensor:
-        """Rows to be looked up; where there are kernels and codes, none: they are packed as the decoder's table."""
-        if not self.inventory.is_quantized(piece):
-            table = self.inventory.tensor(piece)
-            return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
-        stored = self._read(piece, pages(piece.shape, torch.uint8))
-        if not self.quantized:
-            return self._stack([stored])
-        packed = self.linear(stored, None, Layout(head=True))
-        assert isinstance(packed, KernelLinear)
-        self.decoder.table = packed
-        return torch.empty(0, piece.shape[1], dtype=self.dtype)
-
-    def _linear(self, part: Part, layout: Layout) -> Linear:
-        weights, bias = self._weights(part, layout), self._vector(part.bias)
-        if len(weights) == 1:
-            return self.linear(weights[0], bias, layout)
-        rows = [weight.shape[0] for weight in weights]
-        biases = [None] * len(rows) if bias is None else bias.split(rows)
-        return SideBySide([self.linear(weight, own, layout) for weight, own in zip(weights, biases, strict=True)])
-
-    def _weights(self, part: Part, layout: Layout) -> list[Tensor | Quantized]:
-        """What a linear layer consists of: one matrix, unless some of its heads are kept in other forms than others."""
-        if not any(self.inventory.is_quantized(piece) for piece in part.weight):
-            tied = [self.decoder.embedding.detach()]
-            return [self._stack([self.inventory.tensor(piece) for piece in part.weight] or tied, part.transposed)]
-        shapes = [piece.shape[::-1] if part.transposed else piece.shape for piece in part.weight]
-        rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
-        # All of them have their codes in one allocation, which is given back as a whole.
-        codes = pages((sum(rows), inputs), torch.uint8)
-        weights = list(map(self._read, part.weight, codes.split(rows)))
-        # Heads may lie in several matrices; a gate and what it gates take turns in one.
-        runs = runs_alike(weights) if self.quantized and layout.unit is not None else [slice(0, len(weights))]
-        places = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
-        return [
-            self._joined(weights[run], codes[place], part.transposed) for run, place in zip(runs, places, strict=True)
-        ]
-
-    def _joined(self, weights: Sequence[Tensor | Quantized], codes: Tensor, transposed: bool) -> Tensor | Quantized:
-        """One matrix, quantized if all that it consists of is, and somebody computes with it so."""
-        parts = [weight for weight in weights if isinstance(weight, Quantized)]
-        if self.quantized and parts:
-            stacked = stack_alike(parts, codes) if len(parts) == len(weights) else None
-            if stacked is not None:
-                return stacked
-            self._unlike += 1
-        return self._stack(weights, transposed)
-
-    def _read(self, piece: Piece, codes: Tensor) -> Tensor | Quantized:
-        if not self.inventory.is_quantized(piece):
-            return self.inventory.tensor(piece)
-        weight = self.inventory.weight(piece, codes)
-        self.inventory.checkpoint.release()
-        return weight
-
-    def _vector(self, pieces: tuple[Piece, ...]) -> Tensor | None:
-        return self._stack([self.inventory.tensor(piece) for piece in pieces]) if pieces else None
-
-    def _stack(self, weights: Sequence[Tensor | Quantized], transposed: bool = False) -> Tensor:
-        """The weights on top of each other, in the loaded dtype; a single tensor is not copied without need."""
-        alone = weights[0] if len(weights) == 1 and not transposed else None
-        if isinstance(alone, Tensor) and (self.device.type != "cpu" or alone.dtype == self.dtype):
-            return alone.to(self.device, self.dtype)
-        # Quantized ones are as their users want them, whatever way they are stored.
-        weights = [each.t() if transposed and isinstance(each, Tensor) else each for each in weights]
-        rows = [weight.shape[0] for weight in weights]
-        # One allocation in which every piece is converted in place: the converted pieces never exist beside it.
-        stacked = self._empty(sum(rows), *weights[0].shape[1:])
-        for target, weight in zip(stacked.split(rows), weights, strict=True):
-            _fill(target, weight)
-            self.inventory.checkpoint.release()
-        return stacked
-
-    def _empty(self, *shape: int) -> Tensor:
-        """A large matrix on a CPU gets pages of its own: a packed copy that replaces it leaves no hole in the heap."""
-        size = math.prod(shape) * self.dtype.itemsize
-        if self.device.type != "cpu" or size < _OWN_PAGES:
-            return torch.empty(shape, dtype=self.dtype, device=self.device)
-        return torch.frombuffer(mmap.mmap(-1, size), dtype=self.dtype).view(shape)
-
-
-def _fill(target: Tensor, weight: Tensor | Quantized) -> None:
-    """Write a weight into ``target``, a quantized one some outputs at a time: in float32 it would be large."""
-    if isinstance(weight, Tensor):
-        target.copy_(weight)
-        return
-    for start in range(0, len(target), _OUTPUTS):
-        rows = weight.rows(start, min(start + _OUTPUTS, len(target)))
-        target[start : start + _OUTPUTS].copy_(rows.dequantize())

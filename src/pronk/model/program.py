@@ -77,14 +77,17 @@ class Program:
             op.table = self._hold(decoder.embedding)
         op.table_type = TYPES[decoder.embedding.dtype]
 
-    def attention(self, layer: Any, index: int) -> None:
-        """Self-attention of a :class:`~pronk.model.decoder.Layer` and its residual."""
+    def attention(self, layer: Any, index: int, *, partial: bool = False) -> None:
+        """Self-attention of a :class:`~pronk.model.decoder.Layer` and its residual.
+
+        Where it is ``partial``, others have other heads: what is to be added to the stream goes to the logits.
+        """
         c = layer.config
         for op in self._project(layer.qkv, layer.attention_norm, c, index, rope=1 if c.rope else 0):
             if layer.q_norm is not None:
                 op.q_norm, op.k_norm = self._hold(layer.q_norm.weight.float()), self._hold(layer.k_norm.weight.float())
         self._attend(c, self.cache, index)
-        self.linear(layer.out, source="A", residual=True)
+        self.linear(layer.out, source="A", to="logits" if partial else "stream", residual=not partial)
 
     def cross(self, layer: Any, index: int) -> None:
         """Cross-attention into the cache beside, and its residual; see ``Glide``."""
@@ -94,14 +97,14 @@ class Program:
         self._attend(target, cache, self.cross_layers[index], cross=True)
         self.linear(layer.cross_out, source="A", residual=True)
 
-    def mlp(self, layer: Any) -> None:
-        """The second half of a :class:`~pronk.model.decoder.Layer`."""
+    def mlp(self, layer: Any, *, partial: bool = False) -> None:
+        """The second half of a :class:`~pronk.model.decoder.Layer`; see :meth:`attention`."""
         self.linear(layer.up, norm=layer.mlp_norm, activation=layer.config.activation, to="B")
-        self.linear(layer.down, source="B", residual=True)
+        self.linear(layer.down, source="B", to="logits" if partial else "stream", residual=not partial)
 
     def linear(
         self,
-        linear: nn.Module,
+        linear: nn.Module | Packed,
         *,
         norm: nn.Module | None = None,
         activation: str | None = None,
@@ -199,8 +202,8 @@ class Program:
         op.kv_type = TYPES[cache.kv_dtype]
         op.keys, op.values = self._hold(cache.keys[layer]), self._hold(cache.values[layer])
 
-    def _weights(self, op: Op, linear: nn.Module) -> None:
-        packed = getattr(linear, "packed", None)
+    def _weights(self, op: Op, linear: nn.Module | Packed) -> None:
+        packed = linear if isinstance(linear, Packed) else getattr(linear, "packed", None)
         assert isinstance(packed, Packed), "expected weights packed for the kernels, found others"
         self._held.append(packed)
         op.w = ctypes.pointer(packed.struct)

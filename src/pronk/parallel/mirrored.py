@@ -91,15 +91,15 @@ class MirroredCache(PagedCache):
 
     def prepare(self, table: BlockTable, tokens: int) -> None:
         """As any pool; what will be written is nowhere else any more."""
-        before = list(table.blocks)
         super().prepare(table, tokens)
-        size = self.block_size
-        for old, new in zip(before, table.blocks, strict=False):
-            if old != new:
-                self.tokens[new * size : (new + 1) * size] = self.tokens[old * size : (old + 1) * size]
-                self._forget(slice(new * size, (new + 1) * size))
         if tokens > table.length:
             self._forget(self.slots(table, table.length, tokens))
+
+    def _copy(self, old: int, new: int) -> None:
+        super()._copy(old, new)
+        size = self.block_size
+        self.tokens[new * size : (new + 1) * size] = self.tokens[old * size : (old + 1) * size]
+        self._forget(slice(new * size, (new + 1) * size))
 
     def _forget(self, slots: slice | NDArray[np.int64]) -> None:
         for copy in self.copies:

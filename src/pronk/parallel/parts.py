@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +19,11 @@ from pronk.passes.runner import PassResult, Runner
 from pronk.passes.stage import Job
 from pronk.tree import TokenTree
 
-__all__ = ["Made", "part_of", "wanted_of"]
+__all__ = ["Ask", "Made", "Scattered", "part_of", "wanted_of"]
+
+# ``ask(piece, places)``: logits of some wanted rows of a worker's piece, float32 ``[len(places), vocab]``; ``None`` if
+# the worker is gone.
+Ask = Callable[[int, Sequence[int]], Tensor | None]
 
 
 def wanted_of(job: Job, piece: Piece) -> list[int]:
@@ -43,22 +50,76 @@ def part_of(job: Job, piece: Piece, lead: Sequence[int]) -> Rows:
     wanted = wanted_of(job, piece)
     first = places[wanted[0]] if wanted else len(tokens)
     assert [*range(first, len(tokens))] == [places[node] for node in wanted]
-    return Rows(Job(Segment(table, part), range(first, len(tokens)), job.prompt_length), above + piece.above)
+    rows = job._replace(segment=Segment(table, part), wanted=range(first, len(tokens)))
+    return Rows(rows, above + piece.above)
+
+
+class _Away(NamedTuple):
+    """Where a row of logits is: whom to ask for which row of which piece."""
+
+    ask: Ask
+    piece: int
+    place: int
+
+
+class Scattered:
+    """Logits of one job, ``[wanted, vocab]``: workers have some of its rows until somebody looks.
+
+    Attributes:
+        rows: what is here.
+        away: by row, where it is otherwise.
+    """
+
+    def __init__(self, rows: Tensor, again: Callable[[], Tensor]) -> None:
+        """``again`` computes all of them here, where a worker is gone that had some."""
+        self.rows, self.away = rows, dict[int, _Away]()
+        self._again = again
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: int | slice | list[int], /) -> Tensor:
+        """Some of them, float32; those that are away are fetched."""
+        asked = rows if isinstance(rows, list) else range(len(self))[rows]
+        self._fetch([asked] if isinstance(asked, int) else asked)
+        return self.rows[rows]
+
+    def _fetch(self, rows: Sequence[int]) -> None:
+        lacking = dict[tuple[Ask, int], dict[int, int]]()
+        for row in rows:
+            if row in self.away:
+                ask, piece, place = self.away[row]
+                lacking.setdefault((ask, piece), {})[row] = place
+        for (ask, piece), places in lacking.items():
+            found = ask(piece, list(places.values()))
+            if found is None:
+                self.rows = self._again()
+                self.away.clear()
+                return
+            self.rows[list(places)] = found
+            for row in places:
+                del self.away[row]
 
 
 class Made:
     """What a pass has computed, put together from its parts.
 
     Attributes:
-        logits: of each job, float32 ``[wanted, vocab]``.
+        logits: of each job.
+        chosen: of each job, tokens that workers have chosen after wanted rows, by their places.
         hidden: by layer, of each job ``[rows, hidden]``.
         dealt: who has which rows, by the table's ``id``.
     """
 
-    def __init__(self, jobs: Sequence[Job], runner: Runner, collect: frozenset[int]) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], runner: Runner, collect: frozenset[int], again: Callable[[Job], Tensor]
+    ) -> None:
+        """Nothing yet; ``again`` computes a job's logits here, for whom a worker has failed."""
         config, cache = runner.decoder.config, runner.cache
         self.jobs, self.collect = jobs, sorted(collect)
-        self.logits = [torch.empty(len(job.wanted), config.vocab_size) for job in jobs]
+        vocab = config.vocab_size
+        self.logits = [Scattered(torch.empty(len(job.wanted), vocab), partial(again, job)) for job in jobs]
+        self.chosen = [dict[int, int]() for _ in jobs]
         sizes = [(len(job.segment.tree), config.hidden_size) for job in jobs]
         self.hidden = {layer: [torch.empty(size, dtype=cache.dtype) for size in sizes] for layer in self.collect}
         self._here: dict[int, dict[int, int]] = {number: {} for number in range(len(jobs))}
@@ -77,13 +138,21 @@ class Made:
         """What this process has computed."""
         for number, piece in enumerate(share.pieces):
             self._here[piece.job] = {node: place for place, node in enumerate(piece.nodes)}
-            self._put_logits(piece, result.logits[number])
+            self._put(piece, result.logits[number][:])
             for layer in self.collect:
                 self.hidden[layer][piece.job][list(piece.own)] = result.hidden[layer][number][piece.above :]
 
-    def take(self, copy: Copy, share: Share, data: Tensor) -> None:
-        """What a worker has computed: logits of all its pieces, then each layer's outputs of its own nodes."""
-        begin = 0
+    def take(self, copy: Copy, share: Share, chosen: Sequence[int], data: Tensor, ask: Ask) -> None:
+        """What a worker has computed.
+
+        Args:
+            copy: what its pool holds.
+            share: what it was asked for.
+            chosen: tokens, of those pieces whose tokens it can choose; -1 where the logits are not finite.
+            data: logits of the pieces of which they are wanted whole, then each layer's outputs of its own nodes.
+            ask: for the other logits.
+        """
+        begin, tokens = 0, iter(chosen)
 
         def some(like: Tensor, rows: int) -> Tensor:
             nonlocal begin
@@ -91,16 +160,28 @@ class Made:
             begin += size
             return data[begin - size : begin].clone().view(like.dtype).view(rows, like.shape[-1])
 
-        for piece in share.pieces:
-            self._put_logits(piece, some(self.logits[piece.job], len(wanted_of(self.jobs[piece.job], piece))))
-            first = self.jobs[piece.job].segment.table.length
+        for number, piece in enumerate(share.pieces):
+            job, logits, places = self.jobs[piece.job], self.logits[piece.job], self._places(piece)
+            if job.whole:
+                self._put(piece, some(logits.rows, len(places)))
+            else:
+                logits.away |= {row: _Away(ask, number, place) for place, row in enumerate(places)}
+            if job.choosing is not None:
+                # Where a number is not finite, whoever looks at the logits says so.
+                said = zip(places, islice(tokens, len(places)), strict=True)
+                self.chosen[piece.job] |= {row: token for row, token in said if token >= 0}
+            first = job.segment.table.length
             self._away[piece.job].append((copy, {node: first + place for place, node in enumerate(piece.nodes)}))
         for layer in self.collect:
             for piece in share.pieces:
                 self.hidden[layer][piece.job][list(piece.own)] = some(self.hidden[layer][piece.job], len(piece.own))
 
-    def _put_logits(self, piece: Piece, rows: Tensor) -> None:
+    def _places(self, piece: Piece) -> list[int]:
+        """A piece's rows among its job's logits."""
         job = self.jobs[piece.job]
-        wanted = wanted_of(job, piece)
-        if wanted:
-            self.logits[piece.job][[node - job.wanted.start for node in wanted]] = rows
+        return [node - job.wanted.start for node in wanted_of(job, piece)]
+
+    def _put(self, piece: Piece, rows: Tensor) -> None:
+        places = self._places(piece)
+        if places:
+            self.logits[piece.job].rows[places] = rows

@@ -49,9 +49,9 @@ class Kind(IntEnum):
     HELLO = 0  # who one is, as JSON
     POOL = 1  # how large the pool is, and which layers' outputs it keeps
     WORK = 2  # a share of a pass
-    DONE = 3  # it is computed: seconds, and the collected layers' outputs
-    LOGITS = 4  # some rows of the last pass's logits are wanted
-    ROWS = 5  # what is at some slots is wanted
+    DONE = 3  # it is computed: seconds, choices, logits that are looked at for sure, and the collected layers' outputs
+    LOGITS = 4  # some rows of the last pass's other logits are wanted, or are these
+    ROWS = 5  # what is at some slots is wanted, or is this
     FAILED = 6  # what went wrong, as text
     STOP = 7
 

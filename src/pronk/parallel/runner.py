@@ -6,10 +6,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from time import perf_counter
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,6 +38,8 @@ _EXCHANGE, _BYTE = 1e-3, 1e-9
 
 # Exchanges that are remembered.
 _RECENT = 9
+# Passes without a worker after which its exchanges are believed to take half as long.
+_DOUBT = 256
 
 # How long a worker may take: so many times what this process took for its own part, and so many seconds more.
 _SLOWER, _PATIENCE = 10.0, 20.0
@@ -50,6 +54,8 @@ class Worker:
         copy: what its pool holds.
         times: what its passes have taken.
         exchanges: seconds that a step took beyond the longer of both passes.
+        idle: passes since it had a part of one.
+        cold: whether its pool is new, so that what it does next takes longer than usual.
         bytes_: seconds for each byte that was sent to it.
     """
 
@@ -57,12 +63,15 @@ class Worker:
     copy: Copy
     times: PassTimes = field(default_factory=PassTimes)
     exchanges: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    idle: int = 0
+    cold: bool = True
     bytes_: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     @property
     def exchange(self) -> float:
-        """Seconds of an exchange, usually."""
-        return median(self.exchanges) if self.exchanges else _EXCHANGE
+        """Seconds of an exchange, usually; what was long ago is doubted, or one bad time would be the last one."""
+        usual = median(self.exchanges) if self.exchanges else _EXCHANGE
+        return usual * 0.5 ** (self.idle / _DOUBT)
 
     @property
     def byte(self) -> float:
@@ -144,6 +153,8 @@ class TreeRunner(Runner):
         costs = [_costs(self.own, context)]
         costs += [_costs(worker.times, context, costs[0]) for worker in self.workers]
         extra = [0.0, *(worker.exchange + self._lag(worker, jobs) for worker in self.workers)]
+        for worker in self.workers:
+            worker.idle += 1
         return deal([job.segment.tree for job in jobs], costs, extra)
 
     def _lag(self, worker: Worker, jobs: Sequence[Job]) -> float:
@@ -160,7 +171,8 @@ class TreeRunner(Runner):
     def _together(self, jobs: Sequence[Job], shares: Sequence[Share], collect: frozenset[int]) -> PassResult:
         began, context = self.clock(), sum(job.segment.table.length for job in jobs)
         self._turn += 1
-        made = Made(jobs, self, collect)
+        turn = self._turn
+        made = Made(jobs, self, collect, self._again)
         asked = []
         for worker, share in zip(self.workers, shares[1:], strict=True):
             if share.pieces:
@@ -174,18 +186,27 @@ class TreeRunner(Runner):
         made.take_own(shares[0], result)
         longest = result.seconds
         for worker, share, rides in asked:
-            message = self._answer(worker, self._turn, _SLOWER * result.seconds)
+            message = self._answer(worker, turn, _SLOWER * result.seconds)
             longest = max(longest, self._done(worker, share, rides, message))
-            made.take(worker.copy, share, message.data)
+            ask = partial(self._logits, worker, turn)
+            made.take(worker.copy, share, message.numbers[3:].tolist(), message.data, ask)
             for piece, ride in zip(share.pieces, rides, strict=True):
                 certain = self._certain(jobs[piece.job])
                 worker.copy.has[certain[len(certain) - ride :]] = True
         seconds = self.clock() - began
         for worker, _, _ in asked:
-            worker.exchanges.append(max(0.0, seconds - longest))
+            if not worker.cold:
+                worker.exchanges.append(max(0.0, seconds - longest))
+            worker.cold, worker.idle = False, 0
         self.waited, self.shared = self.waited + seconds - result.seconds, self.shared + 1
         self.mirrored.dealt = made.dealt
-        return PassResult(made.logits, made.hidden, seconds, context)
+        return PassResult(made.logits, made.hidden, seconds, context, made.chosen)
+
+    def _again(self, job: Job) -> Tensor:
+        """A job's logits, all computed here, as a worker is gone that had some; so are its keys and values."""
+        result = super().forward([job])
+        self.mirrored.dealt[id(job.segment.table)] = Dealt(job.segment.tree)
+        return result.logits[0][:]
 
     def _work(
         self, worker: Worker, jobs: Sequence[Job], share: Share, collect: frozenset[int]
@@ -198,7 +219,9 @@ class TreeRunner(Runner):
             lacks = np.flatnonzero(~worker.copy.has[certain])
             ride = len(certain) - int(lacks[0]) if len(lacks) else 0
             row = costs(share.rows + ride) - costs(share.rows)
-            if row > len(lacks) * self.cache.bytes_per_token * worker.byte:
+            # What a row of the text would read before the window may have been given back.
+            gone = jobs[piece.job].segment.table.released > 0
+            if gone or row > len(lacks) * self.cache.bytes_per_token * worker.byte:
                 slots.append(certain[lacks])
                 ride = 0
             rides.append(ride)
@@ -212,7 +235,6 @@ class TreeRunner(Runner):
         return Work(self._turn, rows, moves, sent, kept, collect), rides
 
     def _send(self, worker: Worker, work: Work) -> None:
-        began = self.clock()
         if not self._alive(worker.peer.rank):
             raise _LostError(worker, PeerError(f"worker {worker.peer.rank} is gone"))
         try:
@@ -220,11 +242,12 @@ class TreeRunner(Runner):
                 pool = self.mirrored
                 worker.peer.send(Kind.POOL, [self._turn, pool.allocator.num_blocks, *pool.hidden])
                 self._answer(worker, self._turn, 0.0)
-                worker.copy.told = True
+                worker.copy.told, worker.cold = True, True
+            began = self.clock()
             worker.peer.send(Kind.WORK, work.numbers(), work.kept.flatten() if work.kept is not None else b"")
         except PeerError as error:
             raise _LostError(worker, error) from error
-        if work.kept is not None:
+        if work.kept is not None and not worker.cold:
             worker.bytes_.append((self.clock() - began) / work.kept.nbytes)
 
     def _answer(self, worker: Worker, turn: int, patience: float) -> Message:
@@ -259,19 +282,29 @@ class TreeRunner(Runner):
 
     def _fetch(self, worker: Worker, slots: NDArray[np.int64]) -> Tensor | None:
         """What a worker's pool has at some slots; ``None`` if the worker is gone."""
+        found = self._ask(worker, Kind.ROWS, slots.tolist())
+        return None if found is None else found.view(len(slots), -1)
+
+    def _logits(self, worker: Worker, turn: int, piece: int, places: Sequence[int]) -> Tensor | None:
+        """Logits that a worker has kept of a pass; ``None`` if the worker is gone."""
+        found = self._ask(worker, Kind.LOGITS, [turn, piece, *places])
+        return None if found is None else found.view(torch.float32).view(len(places), -1)
+
+    def _ask(self, worker: Worker, kind: Kind, numbers: Sequence[int]) -> Tensor | None:
+        """The bytes that a worker answers with; ``None`` if it is gone."""
         if worker not in self.workers:
             return None
         began = self.clock()
         self._turn += 1
         try:
             with uninterrupted():
-                worker.peer.send(Kind.ROWS, [self._turn, *slots.tolist()])
-                kept = self._answer(worker, self._turn, 0.0).data.view(len(slots), -1)
+                worker.peer.send(kind, [self._turn, *numbers])
+                found = self._answer(worker, self._turn, 0.0).data
         except (PeerError, _LostError) as error:
             self._drop(worker, error)
             return None
         self.waited += self.clock() - began
-        return kept
+        return found
 
     def _drop(self, worker: Worker, error: Exception) -> None:
         """A worker is gone: what it did is done here from now on."""

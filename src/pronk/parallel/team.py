@@ -6,11 +6,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from datetime import timedelta
+from typing import Any, Protocol
 from weakref import finalize
 
+import torch.distributed as dist
+
+from pronk.architecture.config import ModelConfig
 from pronk.cache.paged import PagedCache
+from pronk.checks import check_choice
 from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
 from pronk.kernels.threads import num_threads
@@ -18,79 +22,145 @@ from pronk.model.decoder import Decoder
 from pronk.parallel.mirrored import MirroredCache
 from pronk.parallel.peer import Kind, Peer, PeerError, open_store
 from pronk.parallel.runner import TreeRunner
-from pronk.parallel.worker import Setting, identity
+from pronk.parallel.stages import SplitCache
+from pronk.parallel.tensor import Everybody, TensorPasses
+from pronk.parallel.worker import Setting, identity, serve
+from pronk.passes.runner import Runner
 
-__all__ = ["Team"]
+__all__ = ["PARALLEL", "Alone", "Team", "gather", "is_launched"]
+
+_c10d: Any = dist  # of whose names the type stubs know a part
+
+# What is dealt to the workers: branches of trees, or heads and columns.
+PARALLEL = ("tree", "tensor")
 
 # Seconds until all have come, and have loaded the model.
 _PATIENCE = 600.0
 
 
-class Team:
-    """The other processes of a model.
+def is_launched(workers: int) -> bool:
+    """Whether ``torchrun`` has started the processes of a model that is to have several."""
+    return workers > 1 and dist.is_torchelastic_launched()
+
+
+class Alone:
+    """A model that this process has for itself."""
+
+    split = None
+    pool: type[PagedCache] = PagedCache
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.share = config
+
+    def runner(self, decoder: Decoder, cache: PagedCache) -> Runner | None:
+        """What makes the model's passes, if nothing simple does."""
+
+
+class Processes(Protocol):
+    """The others, and where all find each other.
 
     Attributes:
-        workers: how many processes there are, this one included.
+        store: a ``torch.distributed`` store.
+    """
+
+    store: Any
+
+    def alive(self, rank: int) -> bool:
+        """Whether one has not ended, as far as can be told without asking it."""
+        ...
+
+    def end(self, rank: int | None = None) -> None:
+        """End one, or all; harmless if they have ended."""
+        ...
+
+
+class Started:
+    """Processes of our own, on this machine, which end with this one."""
+
+    def __init__(self, setting: Setting) -> None:
+        workers = setting["workers"]
+        self.store = open_store("127.0.0.1", 0, workers, master=True, patience=_PATIENCE)
+        self.store.set("pronk/setting", json.dumps(setting))
+        place = (self.store.port, workers, _PATIENCE)
+        self.processes = [_start(rank, *place) for rank in range(1, workers)]
+        self._end = finalize(self, _end, self.processes)
+
+    def alive(self, rank: int) -> bool:
+        """See :class:`Processes`."""
+        return self.processes[rank - 1].poll() is None
+
+    def end(self, rank: int | None = None) -> None:
+        """See :class:`Processes`."""
+        if rank is None:
+            self._end()
+        else:
+            _end(self.processes[rank - 1 : rank])
+
+
+class Found:
+    """Processes that ``torchrun`` has started, which it ends; ours end when the connection does."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    def alive(self, rank: int) -> bool:
+        """See :class:`Processes`."""
+        del rank
+        return True
+
+    def end(self, rank: int | None = None) -> None:
+        """See :class:`Processes`."""
+
+
+class Team:
+    """The processes of a model, of which this one is the first.
+
+    Attributes:
+        setting: what all of them load.
+        split: this one's part of the model, if not each has all of it.
+        share: the shape of that part.
+        pool: the kind of its cache.
+        processes: the others.
         peers: the others, once they have come.
     """
 
-    def __init__(self, workers: int, setting: Setting) -> None:
-        """Start them; they load the model while this process does."""
-        self.workers, self.setting, self.peers = workers, setting, list[Peer]()
-        self._store = open_store("127.0.0.1", 0, workers, master=True, patience=_PATIENCE)
-        self._store.set("pronk/setting", json.dumps(setting))
-        self.processes = [self._start(rank) for rank in range(1, workers)]
-        self._end = finalize(self, _end, self.processes)
+    def __init__(self, config: ModelConfig, setting: Setting, processes: Processes) -> None:
+        self.setting, self.processes, self.peers = setting, processes, list[Peer]()
+        self.split = setting.split(0, config)
+        self.share = config if self.split is None else self.split.share
+        self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
-    @classmethod
-    def of(cls, workers: int, kernels: Kernels | None, **setting: Any) -> Team | None:
-        """Those of a model, if it is to have some; ``setting`` as the worker's, with the objects that LLM has.
-
-        Raises:
-            OptionError: without kernels, where equal bits are not to be had.
-        """
-        if workers == 1:
-            return None
-        if kernels is None:
-            msg = f"workers: expected 1 where torch computes, as rows have other bits in other company, found {workers}"
-            raise OptionError(msg)
-        kind = str(setting["dtype"]).removeprefix("torch.")
-        own = {"model": str(setting["model"]), "dtype": kind, "kernels": kernels.name, "threads": num_threads()}
-        return cls(workers, Setting(setting | own))
-
-    def runner(self, decoder: Decoder, cache: PagedCache) -> TreeRunner:
-        """What makes the model's passes, once all have come; errors are those of :meth:`meet`."""
-        assert isinstance(cache, MirroredCache)
-        mine = identity(decoder, cache, Path(self.setting["model"]))
-        return TreeRunner(decoder, cache, self.meet(mine), self.alive, self.dismiss)
-
-    def _start(self, rank: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", self._store.port, rank, self.workers, _PATIENCE]
-        return subprocess.Popen([str(each) for each in command], stdin=subprocess.PIPE)  # noqa: S603 - ourselves
-
-    def meet(self, identity: dict[str, str]) -> Sequence[Peer]:
-        """Wait for them.
-
-        Args:
-            identity: what has to be the same in all of them.
+    def runner(self, decoder: Decoder, cache: PagedCache) -> Runner:
+        """What makes the model's passes, once all have come.
 
         Raises:
             OptionError: one does not come, cannot load the model, or has another one.
         """
         try:
-            for rank in range(1, self.workers):
-                self.peers.append(self._meet(rank, identity))
+            return self._runner(decoder, cache)
         except BaseException:
-            self.close()
+            self.processes.end()
             raise
-        return self.peers
+
+    def _runner(self, decoder: Decoder, cache: PagedCache) -> Runner:
+        mine, workers = identity(decoder, cache, self.setting), self.setting["workers"]
+        self.peers += [self._meet(rank, mine) for rank in range(1, workers)]
+        if isinstance(cache, MirroredCache):
+            return TreeRunner(decoder, cache, self.peers, self.processes.alive, self.processes.end)
+        assert isinstance(cache, SplitCache)
+        assert self.split is not None
+        assert decoder.kernels is not None
+        everybody = Everybody(self.processes.store, 0, workers, patience=_PATIENCE)
+        end = self.processes.end
+        passes = TensorPasses(decoder.kernels, decoder, cache, self.split, everybody, peers=self.peers, lost=end)
+        return Runner(decoder, cache, passes=passes)
 
     def _meet(self, rank: int, identity: dict[str, str]) -> Peer:
         try:
-            peer = Peer(self._store, rank, driver=True, patience=_PATIENCE)
+            peer = Peer(self.processes.store, rank, driver=True, patience=_PATIENCE)
             message = peer.receive(_PATIENCE)
         except PeerError as error:
-            msg = f"workers: expected {self.workers} processes, found that {error}"
+            msg = f"workers: expected {self.setting['workers']} processes, found that {error}"
             raise OptionError(msg) from error
         if message.kind == Kind.FAILED:
             msg = f"workers: worker {rank} cannot load the model: {message.text}"
@@ -102,21 +172,65 @@ class Team:
                 raise OptionError(msg)
         return peer
 
-    def alive(self, rank: int) -> bool:
-        """Whether one of them has not ended."""
-        return self.processes[rank - 1].poll() is None
 
-    def dismiss(self, rank: int) -> None:
-        """End one of them."""
-        _end(self.processes[rank - 1 : rank])
+def gather(workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **setting: Any) -> Alone | Team:
+    """The processes of a model; where ``torchrun`` has started them, all but the first stay in here to their end.
 
-    def close(self) -> None:
-        """End them."""
-        self._end()
+    Args:
+        workers: how many there are to be.
+        parallel: what is dealt to them, one of :data:`PARALLEL`.
+        config: of the model.
+        kernels: who computes.
+        setting: as the worker's :class:`~pronk.parallel.worker.Setting`, with the objects that the model has.
+
+    Raises:
+        OptionError: there are no kernels, without which equal bits are not to be had; fewer heads than processes; or
+            another number of processes than ``torchrun`` has started.
+    """
+    check_choice("parallel", parallel, PARALLEL)
+    if workers == 1:
+        return Alone(config)
+    if kernels is None:
+        msg = f"workers: expected 1 where torch computes, as rows have other bits in other company, found {workers}"
+        raise OptionError(msg)
+    kind = str(setting["dtype"]).removeprefix("torch.")
+    own = {"model": str(setting["model"]), "dtype": kind, "kernels": kernels.name, "threads": num_threads()}
+    told = Setting(setting | own | {"parallel": parallel, "workers": workers})
+    told.split(0, config)  # more workers than heads: before any of them begins
+    return Team(config, told, _find(told) if is_launched(workers) else Started(told))
+
+
+def _find(setting: Setting) -> Found:
+    """The processes that ``torchrun`` has started; does not return in any but the first.
+
+    Raises:
+        OptionError: they are others than expected, or they do not find each other.
+    """
+    try:
+        store, rank, found = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_PATIENCE)))
+    except (RuntimeError, ValueError) as error:
+        msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
+        raise OptionError(msg) from error
+    if found != setting["workers"]:
+        msg = f"workers: expected {found}, as torchrun has started, found {setting['workers']}"
+        raise OptionError(msg)
+    if rank == 0:
+        return Found(store)
+    try:
+        serve(store, rank, setting, _PATIENCE)
+    except PeerError as error:
+        sys.exit(f"pronk: {error}")
+    sys.exit(0)
 
 
 # The path of modules is handed on, so that a worker is of this very pronk.
 _PROGRAM = f"import sys; sys.path[:] = {sys.path!r}; from pronk.parallel.worker import main; main()"
+
+
+def _start(rank: int, *place: float) -> subprocess.Popen[bytes]:
+    port, workers, patience = place
+    command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, patience]
+    return subprocess.Popen([str(each) for each in command], stdin=subprocess.PIPE)  # noqa: S603 - ourselves
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
+from pronk.choosing.alone import Choosing
 from pronk.passes.attention import Segment
 from pronk.passes.stage import Job
 from pronk.tree import TokenTree
@@ -86,15 +87,22 @@ def _numbers(rows: Rows) -> NDArray[np.int64]:
     job, tree = rows.job, rows.job.segment.tree
     table = job.segment.table
     head = (job.prompt_length, table.length, table.released, job.wanted.start, rows.own, len(table.blocks), len(tree))
-    return np.array([*head, *table.blocks, *tree.tokens, *tree.parents], np.int64)
+    # A temperature below 0 is none: the tokens are not to be chosen there.
+    temperature, seed = (-1.0, 0) if job.choosing is None else job.choosing
+    says = (job.whole, np.float64(temperature).view(np.int64), seed)
+    return np.array([*head, *says, *table.blocks, *tree.tokens, *tree.parents], np.int64)
 
 
 def _rows(left: Iterator[int]) -> Rows:
-    prompt_length, length, released, first, own, blocks, nodes = _some(left, 7)
+    prompt_length, length, released, first, own, blocks, nodes, whole, bits, seed = _some(left, 10)
     table = BlockTable(_some(left, blocks), released, length)
     table.changed()
     tree = TokenTree(tuple(_some(left, nodes)), tuple(_some(left, nodes)), verify=(True,) + (False,) * (nodes - 1))
-    return Rows(Job(Segment(table, tree), range(first, nodes), prompt_length), own)
+    temperature = float(np.int64(bits).view(np.float64))
+    choosing = None if temperature < 0.0 else Choosing(temperature, seed)
+    return Rows(
+        Job(Segment(table, tree), range(first, nodes), prompt_length, whole=bool(whole), choosing=choosing), own
+    )
 
 
 def _some(left: Iterator[int], count: int) -> list[int]:

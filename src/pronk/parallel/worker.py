@@ -8,13 +8,15 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pronk.architecture.config import ModelConfig
 from pronk.cache.budget import BLOCK_SIZE
 from pronk.cache.paged import PagedCache
 from pronk.errors import PronkError
@@ -23,15 +25,22 @@ from pronk.model.decoder import Decoder
 from pronk.model.fingerprint import Fingerprint
 from pronk.model.kernels import choose_kernels
 from pronk.model.loader import computed_in, load_decoder, read_config
+from pronk.model.split import Split
 from pronk.parallel.peer import Kind, Message, Peer, PeerError, open_store
-from pronk.parallel.work import Work
+from pronk.parallel.stages import SplitCache
+from pronk.parallel.tensor import Everybody, TensorPasses, serve_stages
+from pronk.parallel.work import Rows, Work
 from pronk.passes.runner import Runner
 
-__all__ = ["Setting", "serve"]
+__all__ = ["Serving", "Setting", "serve"]
 
 
 class Setting(dict[str, Any]):
-    """What a worker is to load, as JSON: ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``."""
+    """What a worker is to load, as JSON.
+
+    ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``; ``parallel``: ``"tree"`` or ``"tensor"``;
+    ``workers``.
+    """
 
     @property
     def dtype(self) -> torch.dtype:
@@ -39,7 +48,15 @@ class Setting(dict[str, Any]):
         found: torch.dtype = getattr(torch, self["dtype"])
         return found
 
-    def load(self) -> Runner:
+    def split(self, rank: int, config: ModelConfig) -> Split | None:
+        """The part of a worker, if not every one has the whole model.
+
+        Raises:
+            OptionError: see :class:`~pronk.model.split.Split`.
+        """
+        return Split(config, rank, self["workers"]) if self["parallel"] == "tensor" else None
+
+    def load(self, rank: int) -> Loaded:
         """The model, with a pool of one block until the other process says how large it is.
 
         Raises:
@@ -47,12 +64,13 @@ class Setting(dict[str, Any]):
         """
         folder, device = Path(self["model"]), torch.device("cpu")
         config = read_config(folder)
+        split = self.split(rank, config)
         kernels = choose_kernels(self["kernels"], device, config)
         decoder = load_decoder(
-            folder, config, dtype=self.dtype, device=device, kernels=kernels, weights=self["weights"]
+            folder, config, dtype=self.dtype, device=device, kernels=kernels, weights=self["weights"], split=split
         )
-        cache = PagedCache(
-            config,
+        cache = (PagedCache if split is None else SplitCache)(
+            config if split is None else split.share,
             num_blocks=1,
             block_size=BLOCK_SIZE,
             dtype=computed_in(self.dtype, kernels),
@@ -60,19 +78,35 @@ class Setting(dict[str, Any]):
             device=device,
             kernels=kernels,
         )
-        return Runner(decoder, cache)
+        return Loaded(decoder, cache, split)
+
+
+class Loaded(NamedTuple):
+    """A worker's model.
+
+    Attributes:
+        decoder: all of it or a part.
+        cache: for its keys and values.
+        split: which part it is.
+    """
+
+    decoder: Decoder
+    cache: PagedCache
+    split: Split | None
 
 
 class _Owner:
     """Of a layer's outputs that are kept."""
 
 
-class _Serving:
+class Serving:
     """The loop of a worker."""
 
     def __init__(self, peer: Peer, runner: Runner) -> None:
+        """``runner`` has the whole model; ``peer`` gives the work."""
         self.peer, self.runner, self.cache = peer, runner, runner.cache
         self._owners: dict[int, _Owner] = {}
+        self._turn, self._logits = 0, list[Tensor]()
 
     def run(self) -> None:
         """Until the other process says so, or is gone."""
@@ -93,6 +127,12 @@ class _Serving:
         elif message.kind == Kind.ROWS:
             turn, *slots = message.numbers.tolist()
             self.peer.send(Kind.ROWS, [turn], self.cache.take(np.array(slots, np.int64)).flatten())
+        elif message.kind == Kind.LOGITS:
+            turn, of, piece, *places = message.numbers.tolist()
+            if of != self._turn:
+                msg = f"expected to be asked for logits of pass {self._turn}, found {of}"
+                raise ValueError(msg)
+            self.peer.send(Kind.LOGITS, [turn], _bytes(self._logits[piece][places].float()))
         elif message.kind == Kind.POOL:
             turn, blocks, *layers = message.numbers.tolist()
             self._resize(blocks, layers)
@@ -115,13 +155,25 @@ class _Serving:
             self.cache.move(source, target)
         if work.slots is not None and work.kept is not None:
             self.cache.put(work.slots, work.kept)
+        self._logits.clear()  # the last pass's, before there are those of the next one
         result = self.runner.forward([rows.job for rows in work.rows], work.collect)
-        parts = list(result.logits)
+        self._turn, self._logits = work.turn, [logits[:] for logits in result.logits]
+        parts = [logits for rows, logits in zip(work.rows, self._logits, strict=True) if rows.job.whole]
         for layer in sorted(work.collect):
             made = result.hidden[layer]
             parts += [made[number][rows.own :] for number, rows in enumerate(work.rows)]
-        said = [work.turn, round(1e9 * result.seconds), result.context]
-        self.peer.send(Kind.DONE, said, torch.cat([_bytes(part) for part in parts]))
+        chosen = [t for rows, logits in zip(work.rows, self._logits, strict=True) for t in self._choose(rows, logits)]
+        said = [work.turn, round(1e9 * result.seconds), result.context, *chosen]
+        self.peer.send(Kind.DONE, said, torch.cat([_bytes(part) for part in parts]) if parts else b"")
+
+    def _choose(self, rows: Rows, logits: Tensor) -> list[int]:
+        """The tokens after a request's wanted nodes, where they can be chosen here."""
+        job, kernels = rows.job, self.runner.decoder.kernels
+        if job.choosing is None or kernels is None:
+            return []
+        first, depths = job.segment.table.length + 1, job.segment.tree.depths
+        places = [first + depths[node] for node in job.wanted]
+        return [job.choosing.choose(kernels, row, place) for row, place in zip(logits, places, strict=True)]
 
 
 def _bytes(part: Tensor) -> Tensor:
@@ -129,7 +181,7 @@ def _bytes(part: Tensor) -> Tensor:
 
 
 def serve(store: Any, rank: int, setting: Setting, patience: float) -> None:
-    """Load the model, say who one is, and compute.
+    """Load the model, say who one is, and compute, until the other process is gone, or says so.
 
     Args:
         store: where processes find each other.
@@ -138,31 +190,51 @@ def serve(store: Any, rank: int, setting: Setting, patience: float) -> None:
         patience: seconds to wait for the other process.
 
     Raises:
-        PeerError: the other process is gone.
+        PeerError: the other process does not come.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the other process
-    peer = Peer(store, rank, driver=False, patience=patience)
+    torch.set_num_threads(setting["threads"])
+    cause = b""
     try:
-        torch.set_num_threads(setting["threads"])
-        runner = setting.load()
+        loaded = setting.load(rank)
     except (PronkError, OSError, MemoryError) as error:
-        peer.send(Kind.FAILED, data=str(error).encode())
+        cause = str(error).encode() or type(error).__name__.encode()
+    peer = Peer(store, rank, driver=False, patience=patience)
+    if cause:
+        peer.send(Kind.FAILED, data=cause)
         return
-    peer.send(Kind.HELLO, data=json.dumps(identity(runner.decoder, runner.cache, Path(setting["model"]))).encode())
+    mine = identity(loaded.decoder, loaded.cache, setting)
+    with suppress(PeerError):
+        peer.send(Kind.HELLO, data=json.dumps(mine).encode())
+        _compute(peer, loaded, store, patience)
+
+
+def _compute(peer: Peer, loaded: Loaded, store: Any, patience: float) -> None:
+    """What is asked for, until the other process is gone."""
+    decoder, cache, split = loaded
+    if split is None:
+        lend_threads()
+        Serving(peer, Runner(decoder, cache)).run()
+        return
+    assert decoder.kernels is not None, "expected kernels, found none"
+    assert isinstance(cache, SplitCache), "expected a pool of some heads, found another"
+    everybody = Everybody(store, split.rank, split.workers, patience=patience)
     lend_threads()
-    _Serving(peer, runner).run()
+    serve_stages(peer, TensorPasses(decoder.kernels, decoder, cache, split, everybody))
 
 
-def identity(decoder: Decoder, cache: PagedCache, folder: Path) -> dict[str, str]:
+def identity(decoder: Decoder, cache: PagedCache, setting: Setting) -> dict[str, str]:
     """What has to be the same in all workers."""
     from pronk import __version__  # noqa: PLC0415 - the package is above its rooms
 
     kernels = decoder.kernels
     return {
         "version": __version__,
-        "model": str(Fingerprint.of(folder)),
+        "model": str(Fingerprint.of(Path(setting["model"]))),
+        "weights": setting["weights"],
         "kernels": "torch" if kernels is None else kernels.name,
         "dtype": f"{cache.dtype}, {cache.kv_dtype}",
+        "parallel": setting["parallel"],
     }
 
 

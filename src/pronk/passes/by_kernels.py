@@ -24,6 +24,8 @@ __all__ = ["KernelPasses"]
 class KernelPasses:
     """Stages as programs for the kernels, each made once."""
 
+    usable = True
+
     def __init__(self, kernels: Kernels, decoder: Decoder, cache: PagedCache, beside: Beside | None) -> None:
         self.kernels, self.decoder, self.cache, self.beside = kernels, decoder, cache, beside
         self._programs: dict[tuple[object, ...], Program] = {}
@@ -93,12 +95,16 @@ class KernelPasses:
         return packed
 
     def _program(self, stage: Stage) -> Program:
+        key = (stage.start, stage.stop, stage.collect, stage.wanted is not None and len(stage.wanted) > 0)
+        return self._known(key, lambda: self._compile(stage))
+
+    def _known(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
+        """A program, made once for as long as the pools are where they are."""
         version = (self.cache.version, -1 if self.beside is None else self.beside.cache.version)
         if version != self._version:
             self._programs, self._version = {}, version
-        key = (stage.start, stage.stop, stage.collect, stage.wanted is not None and len(stage.wanted) > 0)
         if key not in self._programs:
-            self._programs[key] = self._compile(stage)
+            self._programs[key] = make()
         return self._programs[key]
 
     def _compile(self, stage: Stage) -> Program:

@@ -17,6 +17,8 @@ __all__ = ["TorchPasses"]
 class TorchPasses:
     """Stages in torch."""
 
+    usable = True
+
     def __init__(self, decoder: Decoder, cache: PagedCache, beside: Beside | None) -> None:
         self.decoder, self.cache, self.beside = decoder, cache, beside
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pronk.cache.paged import PagedCache
+from pronk.choosing.alone import Logits
 from pronk.choosing.chooser import Chooser, Guess
 from pronk.model.decoder import Decoder
 from pronk.passes.attention import Segment
@@ -44,12 +45,14 @@ class PassResult(NamedTuple):
         hidden: for each collected layer, one ``[rows, hidden]`` per job.
         seconds: the duration of the pass.
         context: positions before its rows, of all texts together.
+        chosen: for each job, tokens that were chosen already, by their place among those wanted; or nothing at all.
     """
 
-    logits: list[Tensor]
+    logits: Sequence[Logits]
     hidden: Mapping[int, list[Tensor]]
     seconds: float
     context: int
+    chosen: Sequence[Mapping[int, int]] = ()
 
 
 class Runner:
@@ -71,8 +74,10 @@ class Runner:
         cache: PagedCache,
         beside: Beside | None = None,
         *,
+        passes: Passes | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
+        """``passes`` computes the stages, if that is not this process alone."""
         self.decoder = decoder
         self.cache = cache
         self.clock = clock
@@ -82,9 +87,9 @@ class Runner:
         self.exact = decoder.kernels is not None
         self._layers = len(decoder.layers)
         self._kernels = None
-        if decoder.kernels is not None:
+        if decoder.kernels is not None and passes is None:
             self._kernels = KernelPasses(decoder.kernels, decoder, cache, beside)
-        self._passes: Passes = self._kernels or TorchPasses(decoder, cache, beside)
+        self._passes: Passes = passes or self._kernels or TorchPasses(decoder, cache, beside)
 
     def forward(self, jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
         """One pass over all jobs' trees; their keys and values go to the slots behind each table's length.
@@ -115,6 +120,11 @@ class Runner:
         rows: list[Tensor | None] = [None] * len(jobs)
         self._run(jobs, rows, 0, layers, frozenset(), {})
         return [row for row in rows if row is not None]
+
+    @property
+    def usable(self) -> bool:
+        """Whether passes can be made at all: not where processes that have a part of the model are gone."""
+        return self._passes.usable
 
     @property
     def grows(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
+from pronk.choosing.alone import Choosing
 from pronk.model.decoder import Decoder
 from pronk.passes.attention import Segment
 
@@ -24,12 +25,16 @@ class Job(NamedTuple):
         wanted: the nodes whose logits are needed, in order.
         prompt_length: tokens of its prompt, which is the length that *dynamic* RoPE scaling starts from.
         beside: where cross-attention finds the request's text in another model's cache.
+        whole: whether the logits of all wanted nodes are looked at for sure, not of some of them alone.
+        choosing: how the token after a node is chosen, if whoever computes its logits can do that.
     """
 
     segment: Segment
     wanted: range
     prompt_length: int
     beside: BlockTable | None = None
+    whole: bool = True
+    choosing: Choosing | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,16 @@ class Stage(NamedTuple):
 
 
 class Passes(Protocol):
-    """Who computes the stages of a pass."""
+    """Who computes the stages of a pass.
+
+    Attributes:
+        usable: whether they can be computed at all.
+    """
+
+    @property
+    def usable(self) -> bool:
+        """See above."""
+        ...
 
     def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings.

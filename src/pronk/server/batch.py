@@ -30,7 +30,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment, unused-ignore]
 
-__all__ = ["Answers", "Line", "read_batch", "run_batch"]
+__all__ = ["Answers", "Line", "answer_line", "read_batch", "run_batch"]
 
 _TEXTS: Mapping[str, type[Ask]] = {
     "/v1/completions": CompletionAsk,
@@ -217,7 +217,7 @@ async def run_batch(
     async def work() -> None:
         nonlocal refused
         for line in waiting:
-            status, body = await _answer(service, line)
+            status, body = await answer_line(service, line)
             answers.write(line.custom_id, status, body)
             refused += status != HTTPStatus.OK
             progress()
@@ -238,13 +238,18 @@ async def _all(works: list[Awaitable[None]]) -> None:
                 await task
 
 
-async def _answer(service: Service, line: Line) -> tuple[int, dict[str, Any]]:
+async def answer_line(service: Service, line: Line) -> tuple[int, dict[str, Any]]:
+    """One answer: its status, and its body.
+
+    Raises:
+        PronkError: of the service, and not of the request, which has no answer yet.
+    """
     try:
         return HTTPStatus.OK, await _reply(service, line)
     except Exception as error:
         found = of_exception(error)
         if found.code in ("closed", "overloaded"):
-            raise  # of the server, and not of the request: it has no answer yet
+            raise
         return found.status, found.body()
 
 

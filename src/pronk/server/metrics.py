@@ -10,10 +10,10 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pronk.aio import AsyncLLM
 from pronk.choosing.params import SamplingParams
 from pronk.engine.stats import Stats
 from pronk.outputs import Piece
+from pronk.server.engine import Engine
 from pronk.server.errors import of_exception
 
 __all__ = ["Metrics"]
@@ -26,7 +26,7 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
 class Metrics:
     """Counters, gauges and histograms of one server, in a registry of their own."""
 
-    def __init__(self, engine: AsyncLLM, model: str) -> None:
+    def __init__(self, engine: Engine, model: str) -> None:
         self._engine, self._model = engine, model
         self.registry = CollectorRegistry()
         self._gauges()
@@ -139,19 +139,19 @@ class Metrics:
 
     def _gauges(self) -> None:
         """What is read when somebody looks."""
-        engine = self._engine.llm.engine
+        engine = self._engine
         for name, text, read in (
-            ("vllm:num_requests_running", "Requests in the passes.", lambda: len(engine.scheduler.running)),
-            ("vllm:num_requests_waiting", "Requests that wait for room.", lambda: len(engine.scheduler.waiting)),
+            ("vllm:num_requests_running", "Requests in the passes.", lambda: engine.load.running),
+            ("vllm:num_requests_waiting", "Requests that wait for room.", lambda: engine.load.waiting),
             (
                 "vllm:kv_cache_usage_perc",
                 "Share of the cache's blocks that requests hold, 0..1.",
-                lambda: 1.0 - engine.cache.allocator.num_free / max(1, engine.cache.allocator.num_blocks),
+                lambda: engine.load.kv_used,
             ),
             (
                 "pronk:kv_cache_idle_blocks",
                 "Blocks kept for texts that begin alike.",
-                lambda: len(engine.cache.allocator.idle),
+                lambda: engine.load.kv_idle,
             ),
         ):
             gauge = Gauge(name, text, ["model_name"], registry=self.registry)

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from pronk import __version__
-from pronk.aio import AsyncLLM
 from pronk.choosing.params import SamplingParams
 from pronk.drafters.base import Drafter
 from pronk.drafters.registry import make_drafter
 from pronk.errors import DeadlineError, OptionError, OverloadedError, PromptError, PronkError
 from pronk.outputs import Completion, Piece
+from pronk.server.engine import Engine
 from pronk.server.errors import ApiError
 from pronk.server.guardrails import Reflection, guarded, knows_system
 from pronk.server.metrics import Metrics
@@ -57,7 +57,7 @@ class Service:
         draining: whether it is on its way out, and takes nothing more in.
     """
 
-    def __init__(self, engine: AsyncLLM, settings: Settings, *, reflection: Reflection | None = None) -> None:
+    def __init__(self, engine: Engine, settings: Settings, *, reflection: Reflection | None = None) -> None:
         self.engine = engine
         self.settings = settings
         self.metrics = Metrics(engine, settings.name)

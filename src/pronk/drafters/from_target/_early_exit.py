@@ -88,7 +88,7 @@ class EarlyExit:
         self.target = target
         self.adapter = adapter
         self.layers = adapter.shape.exit_layer
-        self.runner = Runner(target.decoder, target.cache)
+        self.runner = target.runner or Runner(target.decoder, target.cache)
         self._beside = SideCache(target, adapter) if adapter.shape.attends else None
         target.keep_hidden(self.layers, self)
         self._times = PassTimes()

@@ -21,6 +21,7 @@ from pronk.drafters.shared.draft import Draft, DraftLane
 from pronk.drafters.shared.side_cache import open_pool
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.drafters.target import Target
+from pronk.errors import OptionError
 from pronk.interrupts import uninterrupted
 from pronk.passes.attention import Segment
 from pronk.passes.runner import Beside, Job, Runner
@@ -55,6 +56,9 @@ class _GlideDraft(Draft):
     @classmethod
     def load(cls, drafter: str, model: str | None, bundled: str, target: Target) -> Draft:
         """The drafter of a path or name, loaded once for each target; errors are those of ``open_trained``."""
+        if target.split:
+            msg = f"{drafter}: expected all of the target's keys, which it reads, in one process; use parallel='tree'"
+            raise OptionError(msg)
         trained = open_trained(drafter, model, bundled, target)
 
         def make() -> Draft:

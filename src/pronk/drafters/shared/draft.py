@@ -269,7 +269,7 @@ class Draft:
     def _run(self, jobs: Sequence[Job]) -> list[Tensor]:
         result = self.runner.forward(jobs)
         self.runner.learn(jobs, result.context, result.seconds)
-        return [self.translation.to_target(each.float()) for each in result.logits]
+        return [self.translation.to_target(each[:].float()) for each in result.logits]
 
     def _recall(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
         """Let a new lane begin with what the cache has of its text."""

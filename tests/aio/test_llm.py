@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from checkpoints import MakeCheckpoint
 from pronk.aio import AsyncLLM
+from pronk.choosing.guide import Guide
 from pronk.choosing.params import SamplingParams
 from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PromptError
 from pronk.llm import LLM
@@ -181,7 +182,7 @@ def test_other_threads_use_the_same_model(llm: LLM) -> None:
 
 def test_one_that_is_forgotten_lets_its_thread_go(llm: LLM) -> None:
     made = AsyncLLM(llm)
-    thread = made._worker.thread
+    thread = made._thread.thread
     assert thread.is_alive()
     del made
     gc.collect()
@@ -233,4 +234,43 @@ def test_reading_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
         assert engine.num_requests == 0
 
     held = threading.Event()
+    drive(llm, work)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.0},
+        {"logprobs": 2, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "min_tokens": 4},
+        {"stop": ("0", "st", "\ufffd"), "max_tokens": 30},
+        {"n": 3, "logprobs": 0},
+        {"guide": Guide(regex="[a-z]{2,5}( [a-z]{2,5}){4}"), "ignore_eos": False, "guide_mode": "jump"},
+    ],
+    ids=["plain", "greedy", "penalties", "stop", "samples", "guide"],
+)
+def test_what_was_given_out_before_is_gone_on_from(llm: LLM, options: dict[str, Any]) -> None:
+    """At every place: the same pieces follow, and the same whole comes out."""
+    asked = params(5, **options)
+
+    async def all_of(made: AsyncLLM, given: dict[int, list[Piece]] | None = None) -> list[Piece]:
+        steps = made.steps(["the quick"], asked, drafter="recycling", given=given)
+        return [piece async for pieces in steps for piece in pieces]
+
+    def seen(pieces: Sequence[Piece]) -> list[Any]:
+        ends = [piece.completion for piece in pieces]
+        whole = [end and (end.text, end.token_ids, end.logprobs, end.finish_reason, end.stop_reason) for end in ends]
+        said = [(piece.index, piece.token_id, piece.text, piece.logprobs) for piece in pieces]
+        return sorted(zip(said, whole, strict=True), key=lambda each: each[0][0])
+
+    async def work(made: AsyncLLM) -> None:
+        want = await all_of(made)
+        assert len(want) > 6
+        for cut in range(len(want)):
+            given: dict[int, list[Piece]] = {}
+            for piece in want[:cut]:
+                given.setdefault(piece.index, []).append(piece)
+            found = await all_of(made, given)
+            assert seen([*want[:cut], *found]) == seen(want)
+
     drive(llm, work)

@@ -1,0 +1,253 @@
+"""What several processes bring: lookahead and a tree of 64 nodes dealt to workers, and split models beside memory.
+
+    python benchmarks/workers.py --model big                       one worker and two, by turns, one thread each
+    python benchmarks/workers.py --model big --tensor              the same of a model that is split
+    python benchmarks/workers.py --model big --scaling scaling.svg    on paper: 1 to 8 workers
+
+The simulation deals the trees of a run to workers that are not there: a step takes as long as the longest share, by the
+costs of passes that were measured here, and an exchange besides. With it goes lookahead's window, as in figure 7 of the
+paper (Fu et al. 2024, section 5.3): more workers pay for wider ones. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, cast
+
+import torch
+
+from pronk import LLM, SamplingParams
+from pronk.bench.machine import hardware
+from pronk.bench.passes import pass_times
+from pronk.drafters import DraftContext, Guesser, Outcome
+from pronk.outputs import Completion
+from pronk.parallel.dealing import deal
+from pronk.parallel.runner import TreeRunner
+from pronk.passes.runner import Job, Runner
+from pronk.tree import TokenTree
+
+PROMPTS = (
+    'def fibonacci(n):\n    """The n-th Fibonacci number."""\n',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "import os\nimport sys\n\n\ndef main():\n    for name in os.listdir('.'):\n",
+)
+WORKERS = (1, 2, 3, 4, 6, 8)
+WINDOWS = (5, 10, 15, 20, 30)
+EXCHANGES = (0.0, 0.001, 0.005, 0.02)
+
+
+class Tree(Guesser[None]):
+    """Guesses a random tree of so many nodes: nearly nothing of it is right, and all of it is computed."""
+
+    name = "tree"
+
+    def __init__(self, nodes: int, vocab_size: int) -> None:
+        self.nodes, self.vocab_size = nodes, vocab_size
+        dice = random.Random(0)
+        self.parents = (-1, *(dice.randrange(max(0, node - 8), node) for node in range(1, nodes)))
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """No state."""
+
+    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+        """The same tree always."""
+        return [
+            TokenTree(tuple((each.tokens[-1] + node) % self.vocab_size for node in range(self.nodes)), self.parents)
+            for each in contexts
+        ]
+
+    def observe(self, outcome: Outcome[None]) -> None:
+        """Nothing to learn."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a model folder; by default the bundled one")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--tensor", action="store_true", help="split the model, instead of dealing trees")
+    parser.add_argument("--scaling", type=Path, metavar="FILE", help="simulate more workers, and draw them")
+    options = parser.parse_args()
+    measure = scaling if options.scaling is not None else tensor if options.tensor else trees
+    report = measure(options)
+    print(json.dumps({"machine": hardware(torch.device("cpu")), **report}))
+
+
+def ask(llm: LLM, prompt: str, tokens: int, drafter: Any) -> Completion:
+    return llm.generate(prompt, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True), drafter=drafter)
+
+
+def trees(options: argparse.Namespace) -> dict[str, Any]:
+    """A step's time with workers, over that of this process alone, by turns in one run."""
+    llm = LLM(options.model, workers=options.workers, threads=1, budget="all")
+    runner = llm.engine.runner
+    assert isinstance(runner, TreeRunner)
+    there = [*runner.workers]
+    guessers = {"lookahead(10, 5, 10)": "lookahead(window=10, ngram=5, guesses=10)"}
+    drafters: dict[str, Any] = {**guessers, "tree of 64": Tree(64, llm.config.vocab_size)}
+    found: dict[str, Any] = {}
+    for name, drafter in drafters.items():
+        times: dict[bool, list[float]] = {False: [], True: []}
+        waited, dealt, texts = list[float](), list[float](), set[tuple[int, str]]()
+        for turn in range(options.rounds + 1):
+            for shared in (False, True):
+                runner.workers[:] = there if shared else []
+                passes = runner.shared
+                done = ask(llm, PROMPTS[turn % len(PROMPTS)], options.max_tokens, drafter)
+                texts.add((turn % len(PROMPTS), done.text))
+                seconds, rows = full(done)
+                if turn:  # the first round is cold, and learns what passes cost
+                    times[shared].append(median(seconds))
+                if turn and shared:
+                    dealt.append((runner.shared - passes) / len(done.stats.steps))
+                    waited.append(max(worker.exchange for worker in there) / median(seconds))
+        assert len(texts) == len({number for number, _ in texts})
+        ratios = [with_them / alone for alone, with_them in zip(times[False], times[True], strict=True)]
+        found[name] = {"rows": rows, "alone": median(times[False]), "ratio": median(ratios), "exchange": median(waited)}
+        print(
+            f"{name:22} {rows:4.0f} rows  alone {1e3 * median(times[False]):6.1f} ms  "
+            f"{options.workers} workers {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})  "
+            f"exchange and waiting {median(waited):.1%}  dealt {median(dealt):.0%} of the steps"
+        )
+    return {"trees": found}
+
+
+def full(done: Completion) -> tuple[list[float], float]:
+    """Seconds of the steps that are about as large as the largest, and their rows: the first and the last are small."""
+    pairs = [*pairwise(done.stats.steps)]
+    most = max(step.rows for _, step in pairs)
+    chosen = [(b.target_clock - a.target_clock, b.rows) for a, b in pairs if b.rows >= 0.75 * most]
+    return [seconds for seconds, _ in chosen], median([rows for _, rows in chosen])
+
+
+def tensor(options: argparse.Namespace) -> dict[str, Any]:
+    """A plain step of a split model, beside one process with as many threads, and beside the memory."""
+    split = LLM(options.model, workers=options.workers, parallel="tensor", threads=1, budget="all")
+    whole = LLM(options.model, threads=1, budget="all")
+    times: dict[str, list[float]] = {}
+    for turn in range(options.rounds + 1):
+        for name, llm, threads in (
+            ("one, 1 thread", whole, 1),
+            (f"one, {options.workers} threads", whole, options.workers),
+            (f"split in {options.workers}", split, 1),
+        ):
+            torch.set_num_threads(threads)
+            done = ask(llm, PROMPTS[turn % len(PROMPTS)], options.max_tokens, "autoregressive")
+            if turn:
+                seconds = [b.target_clock - a.target_clock for a, b in pairwise(done.stats.steps)]
+                times.setdefault(name, []).append(median(seconds))
+    kernels, data = whole.engine.runner.decoder.kernels, torch.zeros(1 << 30, dtype=torch.uint8)
+    assert kernels is not None
+    speeds = {}
+    for threads in (1, options.workers):
+        torch.set_num_threads(threads)
+        own = []
+        for _ in range(5):
+            began = perf_counter()
+            kernels.read(data)
+            own.append(data.nbytes / (perf_counter() - began))
+        speeds[threads] = max(own)
+        print(f"memory, {threads} threads: {speeds[threads] / 1e9:.1f} GB/s")
+    for name, own in times.items():
+        print(f"{name:16} {1e3 * median(own):7.1f} ms a step ({1e3 * min(own):.1f} to {1e3 * max(own):.1f})")
+    return {"tensor": {name: median(own) for name, own in times.items()}, "bytes_per_second": speeds}
+
+
+def scaling(options: argparse.Namespace) -> dict[str, Any]:
+    """Speed over plain decoding by workers, for each exchange time, with the window that is best there."""
+    llm = LLM(options.model, threads=1, budget="all")
+    plain = [ask(llm, prompt, options.max_tokens, "autoregressive") for prompt in PROMPTS]
+    one = median([b.target_clock - a.target_clock for done in plain for a, b in pairwise(done.stats.steps)])
+    runs = {window: watched(llm, window, options.max_tokens) for window in WINDOWS}
+    cost = prices(llm, one)
+    speeds: dict[float, dict[int, tuple[float, int]]] = {}
+    for exchange in EXCHANGES:
+        for workers in WORKERS:
+            extra = [0.0] + [exchange] * (workers - 1)
+            best = max(
+                (one * tokens / sum(span(trees, cost, extra) for trees in steps), window)
+                for window, (steps, tokens) in runs.items()
+            )
+            speeds.setdefault(exchange, {})[workers] = best
+        line = "  ".join(f"{n}: {speed:.2f} (W {window})" for n, (speed, window) in speeds[exchange].items())
+        print(f"exchange {1e3 * exchange:4.0f} ms   {line}")
+    draw(speeds, options.scaling)
+    print(f"drawn in {options.scaling}")
+    return {"scaling": {str(exchange): {str(n): own for n, own in each.items()} for exchange, each in speeds.items()}}
+
+
+def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], int]:
+    """The trees of every step of lookahead with a window, and how many tokens they brought."""
+    steps: list[list[TokenTree]] = []
+    forward: Callable[..., Any] = Runner.forward
+
+    def watch(jobs: Sequence[Job], *more: Any) -> Any:
+        if all(len(job.wanted) == len(job.segment.tree) for job in jobs):
+            steps.append([job.segment.tree for job in jobs])
+        return forward(llm.engine.runner, jobs, *more)
+
+    llm.engine.runner.forward = watch  # type: ignore[method-assign]
+    try:
+        drafter = f"lookahead(window={window}, ngram=5, guesses={window})"
+        done = [ask(llm, prompt, tokens, drafter) for prompt in PROMPTS]
+    finally:
+        del llm.engine.runner.forward
+    return steps, sum(len(each.token_ids) - 1 for each in done)
+
+
+def prices(llm: LLM, one: float) -> Callable[[int], float]:
+    """Seconds of a pass by its rows: measured to 128, and a line between."""
+    sizes = (2, 4, 8, 16, 32, 64, 128)
+    seen = [each for prompt in PROMPTS for each in pass_times(llm, llm.intake.ids(prompt), sizes, rounds=2)]
+    found = {rows: [each.seconds for each in seen if each.rows == rows] for rows in sizes}
+    points = [(1, one), *((rows, median(seconds)) for rows, seconds in found.items() if seconds)]
+    print("  ".join(f"{rows}: {1e3 * seconds:.1f} ms" for rows, seconds in points))
+
+    def cost(rows: int) -> float:
+        for (a, low), (b, high) in pairwise(points):
+            if rows <= b:
+                return low + (high - low) * (rows - a) / (b - a)
+        (a, low), (b, high) = points[-2:]
+        return high + (high - low) * (rows - b) / (b - a)
+
+    return cost
+
+
+def span(trees: Sequence[TokenTree], cost: Callable[[int], float], extra: Sequence[float]) -> float:
+    """Seconds of a step: those of the longest share, and an exchange if there are several."""
+    shares = deal(trees, [cost] * len(extra), extra)
+    return max(cost(share.rows) + more for share, more in zip(shares, extra, strict=True) if share.rows)
+
+
+def draw(speeds: dict[float, dict[int, tuple[float, int]]], path: Path) -> None:
+    import matplotlib as mpl  # noqa: PLC0415 - of an extra, and not always drawn
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    for exchange, each in speeds.items():
+        places = [*each]
+        axes.plot(places, [each[n][0] for n in places], marker="o", label=f"{1e3 * exchange:g} ms")
+        if not exchange:
+            for n in places:
+                axes.annotate(f"W {each[n][1]}", (n, each[n][0]), (0, 6), textcoords="offset points", ha="center")
+    axes.set(
+        xlabel="workers", ylabel="× plain decoding", ylim=(0, None), title="Lookahead on several workers, simulated"
+    )
+    axes.legend(title="exchange")
+    axes.grid(alpha=0.3)
+    figure.savefig(path)
+    plt.close(cast(Any, figure))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Stages of a pass as numbers: what every process of a split model is told, so that all of them do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pronk.cache.blocks import BlockTable
+from pronk.cache.paged import PagedCache
+from pronk.passes.attention import Segment
+from pronk.passes.stage import Job, Stage
+from pronk.tree import TokenTree
+
+__all__ = ["Order", "SplitCache"]
+
+Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class SplitCache(PagedCache):
+    """The pool of some heads; others have the same blocks with other heads.
+
+    Attributes:
+        sizes: how often it was made anew.
+        moves: what was copied from slots to slots since they were told, one batch after the other.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As any pool."""
+        self.sizes, self.moves = 0, list[Moves]()
+        super().__init__(*args, **options)
+
+    def resize(self, num_blocks: int) -> None:
+        """As any pool; all begin anew."""
+        self.sizes, self.moves = self.sizes + 1, []
+        super().resize(num_blocks)
+
+    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """As any pool, here and, before the next stage, elsewhere."""
+        self.moves.append((source, target))
+        super().move(source, target)
+
+    def _copy(self, old: int, new: int) -> None:
+        super()._copy(old, new)
+        inside = np.arange(self.block_size, dtype=np.int64)
+        self.moves.append((old * self.block_size + inside, new * self.block_size + inside))
+
+
+class Order(NamedTuple):
+    """What all processes are to do next.
+
+    Attributes:
+        size: number of the pool, and its blocks.
+        moves: to be made first, one batch after the other.
+        stage: of a pass; what it collects is the first process's.
+        embedded: whether it begins with rows that are sent along.
+    """
+
+    size: tuple[int, int]
+    moves: Sequence[Moves]
+    stage: Stage
+    embedded: bool
+
+    def numbers(self) -> Tensor:
+        """All of it."""
+        stage = self.stage
+        wanted = [-1] if stage.wanted is None else [len(stage.wanted), *stage.wanted]
+        head = [*self.size, int(self.embedded), stage.start, stage.stop, *wanted, len(self.moves)]
+        parts = [np.array(head, np.int64)]
+        for source, target in self.moves:
+            parts += [np.array([len(source)], np.int64), source, target]
+        parts.append(np.array([len(stage.jobs)], np.int64))
+        parts += [_of_job(job, segment) for job, segment in stage.jobs]
+        return torch.from_numpy(np.concatenate(parts))
+
+    @classmethod
+    def read(cls, numbers: Tensor) -> Order:
+        """What :meth:`numbers` says."""
+        left = iter(numbers.tolist())
+        number, blocks, embedded, start, stop, count = _some(left, 6)
+        wanted = None if count < 0 else _some(left, count)
+        moves = list[Moves]()
+        for _ in range(next(left)):
+            size = next(left)
+            moves.append((np.array(_some(left, size), np.int64), np.array(_some(left, size), np.int64)))
+        jobs = [_job(left) for _ in range(next(left))]
+        return cls((number, blocks), moves, Stage(jobs, start, stop, (), wanted), bool(embedded))
+
+
+def _of_job(job: Job, segment: Segment) -> NDArray[np.int64]:
+    table, tree = segment.table, segment.tree
+    head = (job.prompt_length, table.length, table.released, segment.computed, len(table.blocks), len(tree))
+    return np.array([*head, *table.blocks, *tree.tokens, *tree.parents], np.int64)
+
+
+def _job(left: Iterator[int]) -> tuple[Job, Segment]:
+    prompt_length, length, released, computed, blocks, nodes = _some(left, 6)
+    table = BlockTable(_some(left, blocks), released, length)
+    table.changed()
+    tree = TokenTree(tuple(_some(left, nodes)), tuple(_some(left, nodes)), verify=(True,) + (False,) * (nodes - 1))
+    segment = Segment(table, tree, computed)
+    return Job(segment, range(0), prompt_length), segment
+
+
+def _some(left: Iterator[int], count: int) -> list[int]:
+    return [next(left) for _ in range(count)]

@@ -1,0 +1,249 @@
+"""Tensor parallelism: every process computes its heads and columns of each layer, and all of them add up.
+
+Sums are in the order of the ranks, whoever is asked first and however many rows there are. So a row's bits depend on
+its own text and on the number of processes, and on nothing else: guessing changes nothing. Against one process the
+order of the sums is another one, and logits differ in their last digits.
+
+All processes hold the stream of rows, and go through each stage of a pass side by side::
+
+    first       norm, its heads   ┐   + sum   norm, its columns   ┐   + sum   …
+    second      norm, its heads   ┘           norm, its columns   ┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pronk.kernels.library import Kernels
+from pronk.kernels.weights import Packed
+from pronk.model.decoder import Decoder
+from pronk.model.linear import KernelLinear
+from pronk.model.program import Program
+from pronk.model.split import Split
+from pronk.parallel.peer import Kind, Peer, PeerError
+from pronk.parallel.stages import Order, SplitCache
+from pronk.passes.by_kernels import KernelPasses
+from pronk.passes.stage import Stage
+
+__all__ = ["Everybody", "TensorPasses", "serve_stages"]
+
+_c10d: Any = dist  # of whose names the type stubs know a part
+
+# Seconds that one may wait for another within a stage.
+_PATIENCE = 20.0
+
+
+class Everybody:
+    """All processes of a model, who add up what each of them has.
+
+    Attributes:
+        rank: of this one.
+        workers: how many there are.
+    """
+
+    def __init__(self, store: Any, rank: int, workers: int, *, patience: float) -> None:
+        """Meet them.
+
+        Raises:
+            PeerError: one does not come within ``patience`` seconds.
+        """
+        self.rank, self.workers = rank, workers
+        try:
+            self._group: Any = _c10d.ProcessGroupGloo(
+                _c10d.PrefixStore("pronk/all", store), rank, workers, timedelta(seconds=patience)
+            )
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The parts of all, added up in the order of their ranks, float32.
+
+        Raises:
+            PeerError: one is gone, or does not answer.
+        """
+        parts = [torch.empty_like(part) for _ in range(self.workers)]
+        self._wait(lambda: self._group.allgather([parts], [part]))
+        total = parts[0]
+        for other in parts[1:]:
+            total += other
+        return total
+
+    def send(self, part: Tensor) -> None:
+        """To the first one; errors are those of :meth:`sum`."""
+        self._wait(lambda: self._group.send([part], 0, 0))
+
+    def receive(self, rank: int, part: Tensor) -> None:
+        """What one :meth:`send` s, into ``part``."""
+        self._wait(lambda: self._group.recv([part], rank, 0))
+
+    def _wait(self, begin: Callable[[], Any]) -> None:
+        try:
+            begin().wait(timedelta(seconds=_PATIENCE))
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+
+def _lost(error: Exception) -> PeerError:
+    cause = str(error).splitlines()[0][-160:]
+    return PeerError(f"one of the processes of the model is gone, or does not answer: {cause}")
+
+
+class TensorPasses(KernelPasses):
+    """Stages of which this process computes its part.
+
+    Args:
+        kernels: who computes.
+        decoder: this process's part of the model.
+        cache: its heads.
+        split: which part it is.
+        everybody: who has the others.
+        peers: the others, who are told of each stage; where there are none, this process is told.
+        lost: called once when one of them is gone.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        decoder: Decoder,
+        cache: SplitCache,
+        split: Split,
+        everybody: Everybody,
+        *,
+        peers: Sequence[Peer] = (),
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(kernels, decoder, cache, None)
+        self.split_cache, self.split, self.everybody = cache, split, everybody
+        self._peers, self._lost = peers, lost
+        self._error: PeerError | None = None
+
+    @property
+    def usable(self) -> bool:  # type: ignore[override]
+        """Whether all processes are there."""
+        return self._error is None
+
+    def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+        """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings.
+
+        Raises:
+            PeerError: one of the processes is gone; then nothing more can be computed.
+        """
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        try:
+            self._tell(stage, rows)
+            return self._run(stage, rows)
+        except PeerError as error:
+            self._error = PeerError(f"{error}; load the model again")
+            self._lost()
+            raise self._error from error
+
+    def _tell(self, stage: Stage, rows: Tensor | None) -> None:
+        """What the others are to do; what they keep is moved as it was moved here."""
+        if not self._peers:
+            return
+        cache = self.split_cache
+        moves, cache.moves = cache.moves, []
+        numbers = Order((cache.sizes, cache.allocator.num_blocks), moves, stage, rows is not None).numbers()
+        data = torch.empty(0, dtype=torch.uint8) if rows is None else rows.contiguous().view(-1).view(torch.uint8)
+        for peer in self._peers:
+            peer.send(Kind.WORK, numbers, data)
+
+    def _run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+        packed, size = self._pack(stage, embedded=rows is not None), self.decoder.config.hidden_size
+        x = torch.empty(packed.count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
+        if rows is None:
+            self._known(("embed",), self._embed).run(packed, x)
+        collected = dict[int, Tensor]()
+        for index in range(stage.start, stage.stop):
+            for number, half in enumerate((self._attention, self._mlp)):
+                part = torch.empty(packed.count, size)
+                self._known((number, index), partial(half, index)).run(packed, x, part)
+                x.copy_(self.everybody.sum(part).add_(x))
+            if index + 1 in self.cache.hidden:
+                self._known(("keep", index), partial(self._keep, index + 1)).run(packed, x)
+            if index + 1 in stage.collect:
+                collected[index + 1] = x.clone()
+        if stage.wanted is None:
+            return x, collected, None
+        own = torch.empty(packed.want(stage.wanted), len(self.split.tokens(self.split.rank)))
+        if len(own):
+            self._known(("head",), self._head).run(packed, x, own)
+        return x, collected, self._together(own)
+
+    def _together(self, own: Tensor) -> Tensor:
+        """Logits of all tokens, for the first process; the others have theirs."""
+        everybody, split = self.everybody, self.split
+        if split.rank:
+            if len(own):
+                everybody.send(own)
+            return own
+        logits = torch.empty(len(own), split.config.vocab_size)
+        for rank in range(split.workers if len(own) else 0):
+            tokens = split.tokens(rank)
+            part = own if rank == 0 else torch.empty(len(own), len(tokens))
+            if rank and tokens:
+                everybody.receive(rank, part)
+            logits[:, tokens.start : tokens.stop] = part
+        return logits
+
+    def _begin(self) -> Program:
+        return Program(self.kernels, self.decoder.config.hidden_size, self.cache.dtype, self.cache)
+
+    def _embed(self) -> Program:
+        program = self._begin()
+        program.embed(self.decoder)
+        return program
+
+    def _attention(self, index: int) -> Program:
+        program = self._begin()
+        program.attention(self.decoder.layers[index], index, partial=True)
+        return program
+
+    def _mlp(self, index: int) -> Program:
+        program = self._begin()
+        program.mlp(self.decoder.layers[index], partial=True)
+        return program
+
+    def _keep(self, layer: int) -> Program:
+        program = self._begin()
+        program.keep(layer)
+        return program
+
+    def _head(self) -> Program:
+        program = self._begin()
+        program.linear(self._own_head, norm=self.decoder.norm, to="logits", wanted=True)
+        return program
+
+    @cached_property
+    def _own_head(self) -> Packed:
+        head, tokens = self.decoder.head, self.split.tokens(self.split.rank)
+        assert isinstance(head, KernelLinear), "expected weights packed for the kernels, found others"
+        whole = head.out_features == self.split.config.vocab_size
+        return head.packed.part(tokens.start, tokens.stop) if whole else head.packed
+
+
+def serve_stages(peer: Peer, passes: TensorPasses) -> None:
+    """Compute stages until the first process is gone, or says so.
+
+    Raises:
+        PeerError: it is gone.
+    """
+    cache, number = passes.split_cache, 0
+    while (message := peer.receive()).kind == Kind.WORK:
+        order = Order.read(message.numbers)
+        if order.size[0] != number:
+            number, blocks = order.size
+            cache.resize(blocks)
+        for source, target in order.moves:
+            cache.move(source, target)
+        cache.moves.clear()
+        rows = message.data.view(cache.dtype).view(-1, passes.decoder.config.hidden_size) if order.embedded else None
+        passes.run(order.stage, rows)

@@ -1,0 +1,123 @@
+"""The server and its replicas as one application of Ray Serve, for a cluster.
+
+::
+
+    serve run pronk.replicas.application:app model=Qwen/Qwen3-0.6B replicas=4 cpus=8
+
+``args`` of a Serve config file are the same. The server is a deployment of its own, which may be scaled as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+
+from pronk.llm import bundled_model
+from pronk.model.loader import resolve_model
+from pronk.replicas.cluster import Plan, deployed, model_deployment
+from pronk.replicas.front import Front, Reader
+from pronk.server.app import make_app
+from pronk.server.guard import Guard
+from pronk.server.service import Service
+from pronk.server.settings import Limits, Settings
+
+__all__ = ["Args", "app"]
+
+Message = MutableMapping[str, Any]
+
+
+class Args(BaseModel):
+    """Of the application; what is not here has the defaults of ``pronk serve``.
+
+    Attributes:
+        model: a folder that every machine has, or an id of the Hub; ``None`` is the bundled one.
+        replicas, least: the most of them, and the fewest.
+        servers: of the deployments that clients talk to.
+        cpus: cores of each replica.
+        resources: of Ray's, that each replica takes.
+        name: what clients call the model.
+        api_key_file: keys, one a line; read once, where the application is built.
+        drain: seconds that requests have to end in.
+        max_requests: most samples at a time.
+        options: further ones of :class:`pronk.LLM`: ``drafter``, ``weights``, …
+    """
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str | None = None
+    replicas: int = 1
+    least: int | None = None
+    servers: int = 1
+    cpus: int = 1
+    resources: dict[str, float] = {}
+    name: str | None = None
+    api_key_file: str | None = None
+    drain: float = 60.0
+    max_requests: int = 256
+    options: dict[str, Any] = {}
+
+
+def app(args: Args) -> Any:
+    """The application, as Ray Serve builds it."""
+    options = {"prefix_cache": True, "max_batch": 32, "threads": args.cpus, "model": args.model, **args.options}
+    limits = Limits(requests=args.max_requests)
+    many = (args.replicas, args.least)
+    plan = Plan(options, *many, (), limits.requests, args.drain, args.cpus, resources=args.resources)
+    path = Path(args.api_key_file).read_text(encoding="utf-8") if args.api_key_file else ""
+    keys = tuple(line.strip() for line in path.splitlines() if line.strip() and not line.startswith("#"))
+    name = args.name or resolve_model(args.model or bundled_model()).name
+    settings = Settings(name, keys, limits=limits)
+    asked = _Application(settings, args.model, options.get("drafter", "auto"))
+    server = serve.deployment(name="server", num_replicas=args.servers, ray_actor_options={"num_cpus": 0})(
+        serve.ingress(asked)(_Server)
+    )
+    return server.bind(model_deployment(plan))
+
+
+class _Server:
+    """What clients talk to; all it does is in the application."""
+
+    def __init__(self, model: Any) -> None:
+        del model  # so that Ray deploys it as well
+
+
+class _Application:
+    """The same as ``pronk serve`` has, made when the first request comes: only then are the replicas there."""
+
+    def __init__(self, settings: Settings, model: str | None, drafter: str) -> None:
+        self.settings, self.model, self.drafter = settings, model, drafter
+        self._guard: Guard | None = None
+        self._making: asyncio.Lock | None = None
+
+    async def __call__(
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        """One connection, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        await (await self._made())(scope, receive, send)
+
+    async def _made(self) -> Guard:
+        self._making = self._making or asyncio.Lock()
+        async with self._making:
+            if self._guard is None:
+                replicas = deployed(serve.get_replica_context().app_name)
+                path = resolve_model(self.model or bundled_model())
+                reader = Reader(path, self.drafter, await replicas.tell())
+                front = Front(reader, replicas, max_requests=self.settings.limits.requests)
+                service = Service(front, self.settings)
+                self._guard = Guard(make_app(service), self.settings)
+        return self._guard
+
+
+async def _live(receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]) -> None:
+    """Nothing is begun before a request comes, and nothing has to be ended."""
+    for event in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{event}.complete"})

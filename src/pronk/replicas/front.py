@@ -1,0 +1,302 @@
+"""What stands before the replicas: it reads prompts, hands them on, and keeps a text going when a replica dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+from pronk.aio import Load
+from pronk.choosing.noise import fresh_seed
+from pronk.choosing.params import SamplingParams
+from pronk.drafters import Drafter, make_drafter
+from pronk.engine.intake import Intake
+from pronk.errors import ClosedError, DeadlineError, OverloadedError, PronkError
+from pronk.llm import Prompt
+from pronk.model.loader import read_config
+from pronk.outputs import Piece
+from pronk.replicas.messages import About, Ask, Begun, Failed, Said, Step
+from pronk.replicas.prefixes import prefix_digests
+from pronk.text.tokenizer import Tokenizer
+
+__all__ = ["Front", "LostError", "Reader", "Replicas"]
+
+# So many replicas may die under a request that is to blame for them, without a token in between. Where others died
+# with it, each of them is as much to blame.
+_BLAME = 3.0
+_PAUSE, _LONGEST = 0.1, 2.0  # seconds, more each time
+_MOST_PRIORITY = 2**31
+
+
+class LostError(Exception):
+    """The replica is gone, or cannot be reached."""
+
+
+class Replicas(Protocol):
+    """Where replicas are; :class:`~pronk.replicas.cluster.Deployed` is it on Ray."""
+
+    def ask(self, ask: Ask) -> AsyncGenerator[Said]:
+        """Let one of them continue prompts.
+
+        Raises:
+            LostError: it is gone.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Who guesses, by its name."""
+
+    name: str
+
+
+class Reader:
+    """What is known of a model without its weights.
+
+    Attributes:
+        path: its folder.
+        config: its shape.
+        tokenizer: its own.
+        intake: reads prompts.
+        drafter: who guesses, if a request does not say.
+        kernels: what computes.
+    """
+
+    def __init__(self, path: Path, drafter: str | Drafter, about: About) -> None:
+        self.path, self.about = path, about
+        self.config = read_config(path)
+        self.tokenizer = Tokenizer.load(path, self.config.vocab_size)
+        self.intake = Intake(self.config, self.tokenizer, None)
+        self.drafter = make_drafter(drafter)
+        self.kernels = about.kernels
+
+    def meet(self, spec: str | Drafter | None = None) -> Guess:
+        """Who guesses; replicas have looked at the options already."""
+        return Guess(self.about.drafter if spec is None else str(spec))
+
+
+class Front:
+    """A model that is elsewhere, for the server: as :class:`~pronk.aio.AsyncLLM`.
+
+    The same seed gives the same text on every replica. So where one dies, another goes on behind the tokens that have
+    been given out, and whoever reads them sees one stream. Where the other one is of another model, or computes with
+    other kernels, the stream ends with an error.
+
+    Attributes:
+        llm: what is known of the model.
+        max_requests: most samples at a time, waiting ones included.
+        resumed: requests that went on elsewhere, so far.
+    """
+
+    def __init__(self, llm: Reader, replicas: Replicas, *, max_requests: int = 1024) -> None:
+        self.llm, self.max_requests, self.resumed = llm, max_requests, 0
+        self._replicas = replicas
+        self._count, self._closed = 0, False
+        self._loads: dict[str, Load] = {}
+        self._held = Counter[str]()  # requests that each replica has, or had when it died
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are still served."""
+        return not self._closed
+
+    @property
+    def num_requests(self) -> int:
+        """Samples that are here."""
+        return self._count
+
+    @property
+    def load(self) -> Load:
+        """What the replicas that have spoken last were busy with."""
+        loads = [*self._loads.values()]
+        if not self._count or not loads:
+            return Load()
+        running, waiting = (sum(each) for each in zip(*((load.running, load.waiting) for load in loads), strict=True))
+        return Load(running, waiting, sum(load.kv_used for load in loads) / len(loads), sum(x.kv_idle for x in loads))
+
+    async def steps(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        tenant: str = "",
+    ) -> AsyncGenerator[list[Piece]]:
+        """Continue prompts side by side, wherever there is room; see :meth:`pronk.aio.AsyncLLM.steps`.
+
+        Raises:
+            ClosedError: it is being closed, or replicas die one after the other.
+            PronkError: as there; or nobody goes on with a text whose replica died.
+        """
+        params = params or SamplingParams()
+        if params.seed is None:
+            params = replace(params, seed=fresh_seed())
+        ids = [self.llm.intake.ids(prompt) for prompt in prompts]
+        own = None if drafter is None else make_drafter(drafter)
+        ask = Ask(ids, params, prefix_digests(ids[0], salt), None, {}, own, priority, None, salt, tenant)
+        ends_at = None if deadline is None else perf_counter() + deadline
+        self._enter(len(prompts) * params.n)
+        try:
+            async with aclosing(self._kept_going(ask, ends_at)) as steps:
+                async for pieces in steps:
+                    yield pieces
+        finally:
+            self._count -= len(prompts) * params.n
+
+    async def _kept_going(self, ask: Ask, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
+        """By one replica after the other, until all samples have ended."""
+        told, deaths, blame = _Told(ask), 0, 0.0
+        while True:
+            told.replica = ""
+            try:
+                async with aclosing(self._asked(told.ask(_left(ends_at), deaths), told)) as steps:
+                    async for pieces in steps:
+                        deaths, blame = 0, 0.0
+                        yield pieces
+                return
+            except LostError as error:
+                deaths, blame = deaths + 1, blame + self._blame(told.replica)
+                self._check_open()
+                if told.ended:
+                    return
+                if blame >= _BLAME:
+                    msg = f"expected a replica that goes on, found {deaths} that ended one after the other"
+                    raise ClosedError(msg) from error
+            self.resumed += 1
+            await asyncio.sleep(min(_LONGEST, _PAUSE * deaths))
+
+    async def _asked(self, ask: Ask, told: _Told) -> AsyncGenerator[list[Piece]]:
+        """By one replica, to the end, or to its end.
+
+        Raises:
+            LostError: it is gone.
+        """
+        async with aclosing(self._replicas.ask(ask)) as said:
+            try:
+                async for each in said:
+                    self._check_open()
+                    pieces = told.hear(each)
+                    if isinstance(each, Begun):
+                        self._held[each.replica] += 1
+                    if isinstance(each, Step):
+                        self._loads[told.replica] = each.load
+                    if pieces:
+                        yield pieces
+            except LostError:
+                raise
+            except BaseException:
+                self._let_go(told.replica)
+                raise
+            self._let_go(told.replica)
+
+    def _let_go(self, replica: str) -> None:
+        """A replica has one request less."""
+        self._held[replica] -= 1
+
+    def _blame(self, replica: str) -> float:
+        """A replica has died: how much of that a request of it is to blame for."""
+        self._loads.pop(replica, None)
+        return 1.0 / max(1, self._held[replica])
+
+    def stop(self) -> None:
+        """End what still runs, with an error, at its next step."""
+        self._closed = True
+
+    async def close(self) -> None:
+        """The same."""
+        self.stop()
+
+    def _enter(self, count: int) -> None:
+        self._check_open()
+        if self._count + count > self.max_requests:
+            msg = f"expected at most {self.max_requests} requests at a time, found {count} more; try again later"
+            raise OverloadedError(msg)
+        self._count += count
+
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = "expected a model that is open, found one that is being closed"
+            raise ClosedError(msg)
+
+
+def _left(ends_at: float | None) -> float | None:
+    """Seconds that are left.
+
+    Raises:
+        DeadlineError: none are.
+    """
+    if ends_at is None:
+        return None
+    left = ends_at - perf_counter()
+    if left <= 0.0:
+        msg = "the request was not done by its deadline, which replicas that ended took up"
+        raise DeadlineError(msg)
+    return left
+
+
+class _Told:
+    """What has been given out of one request, by whom, and how another one is asked for the rest.
+
+    Attributes:
+        replica: the name of who speaks.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask, self.replica = ask, ""
+        self._given: dict[int, list[Piece]] = {}
+        self._identity: str | None = None
+        self._step = 0  # before which steps are another replica's
+        # Reports on the prompt come with the last token, and of a text that is gone on with there would be none: it is
+        # said again from its beginning, and what was given out is left out.
+        self._again = ask.params.prompt_logprobs is not None
+        self._skip: dict[int, int] = {}
+
+    def ask(self, deadline: float | None, deaths: int) -> Ask:
+        """For all that is still to come, before others that have waited less."""
+        self._step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
+        self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._again else {}
+        given: Mapping[int, Sequence[Piece]] = {} if self._again else self._given
+        identity = self._identity if self._given else None
+        priority = min(_MOST_PRIORITY, self._ask.priority + deaths)
+        return replace(self._ask, given=given, identity=identity, deadline=deadline, priority=priority)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is still to come."""
+        ends = [pieces for pieces in self._given.values() if pieces[-1].completion is not None]
+        return len(ends) == len(self._ask.prompts) * self._ask.params.n
+
+    def hear(self, said: Said) -> list[Piece]:
+        """What is new of what a replica says.
+
+        Raises:
+            PronkError: the request has failed; or the replica says something else than was given out.
+        """
+        if isinstance(said, Failed):
+            raise said.error
+        if isinstance(said, Begun):
+            self.replica, self._identity = said.replica, said.identity
+            return []
+        return [piece for each in said.pieces if (piece := self._new(each)) is not None]
+
+    def _new(self, piece: Piece) -> Piece | None:
+        given = self._given.setdefault(piece.index, [])
+        left = self._skip.get(piece.index, 0)
+        if left:
+            self._skip[piece.index] = left - 1
+            if given[len(given) - left].token_id != piece.token_id:
+                msg = "expected the text that was given out before, found another; ask again"
+                raise PronkError(msg)
+            return None
+        piece = replace(piece, step=piece.step + self._step)
+        given.append(piece)
+        return piece

@@ -1,0 +1,100 @@
+"""What a server needs of a model: one in this process, or replicas elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pronk.aio import Load
+from pronk.architecture.config import ModelConfig
+from pronk.choosing.params import SamplingParams
+from pronk.drafters.base import Drafter
+from pronk.engine.intake import Intake
+from pronk.llm import Prompt
+from pronk.outputs import Piece
+from pronk.text.tokenizer import Tokenizer
+
+__all__ = ["Engine", "Model", "Named"]
+
+
+class Named(Protocol):
+    """Who guesses."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+
+class Model(Protocol):
+    """What is known of a model without asking it.
+
+    Attributes:
+        path: its folder.
+        tokenizer: its own.
+        config: its shape.
+        intake: reads prompts.
+        drafter: who guesses, if a request does not say.
+    """
+
+    path: Path
+    tokenizer: Tokenizer
+    config: ModelConfig
+    intake: Intake
+    drafter: Drafter
+
+    @property
+    def kernels(self) -> str:
+        """What computes."""
+        ...
+
+    def meet(self, spec: str | Drafter | None = None) -> Any:
+        """Somebody who guesses for it, :class:`Named`; errors are those of :meth:`pronk.llm.LLM.meet`."""
+        ...
+
+
+class Engine(Protocol):
+    """Continues prompts; :class:`~pronk.aio.AsyncLLM` is one."""
+
+    @property
+    def llm(self) -> Model:
+        """What it continues them with."""
+        ...
+
+    @property
+    def num_requests(self) -> int:
+        """Samples that are here, waiting ones included."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are still served."""
+        ...
+
+    @property
+    def load(self) -> Load:
+        """What it is busy with."""
+        ...
+
+    def steps(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        tenant: str = "",
+    ) -> AsyncGenerator[list[Piece]]:
+        """See :meth:`pronk.aio.AsyncLLM.steps`."""
+        ...
+
+    def stop(self) -> None:
+        """End what still runs, with an error."""
+        ...
+
+    async def close(self) -> None:
+        """The same, and wait for it."""
+        ...

@@ -1,0 +1,78 @@
+"""Trees dealt by chance, to threads in the place of processes: what these tell each other is the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from models import make_cache, make_engine
+from pronk.cache.paged import PagedCache
+from pronk.engine.engine import Engine
+from pronk.model.decoder import Decoder
+from pronk.parallel import dealing, runner
+from pronk.parallel.dealing import Share
+from pronk.parallel.mirrored import MirroredCache
+from pronk.parallel.peer import Kind, Peer, PeerError
+from pronk.parallel.runner import TreeRunner, Worker
+from pronk.parallel.worker import Serving
+from pronk.passes.runner import Runner
+from pronk.tree import TokenTree
+
+__all__ = ["deal_by_chance", "dealt"]
+
+
+class Dealer:
+    """Deals at random, so that everybody has something of everything sooner or later."""
+
+    def __init__(self) -> None:
+        self.dice = random.Random(0)
+
+    def __call__(
+        self, trees: Sequence[TokenTree], costs: Sequence[Any], extra: Sequence[float] | None = None
+    ) -> list[Share]:
+        row = dealing._Row(trees)
+        cuts = sorted(self.dice.randint(1, len(row)) for _ in range(len(costs) - 1))
+        return [row.share(begin, end) for begin, end in pairwise([0, *cuts, len(row)])]
+
+
+def deal_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who computes what is chance, and whether what a worker lacks is sent or computed again."""
+    dealer = Dealer()
+    monkeypatch.setattr(runner, "deal", dealer)
+    monkeypatch.setattr(Worker, "byte", property(lambda _: dealer.dice.choice((0.0, 1.0))))
+
+
+@contextmanager
+def dealt(decoder: Decoder, workers: int, *, kv_dtype: torch.dtype | None = None, **options: Any) -> Generator[Engine]:
+    """An engine whose other workers are threads."""
+    store = dist.HashStore()
+    packed, dtype = decoder.kernels is not None, decoder.embedding.dtype
+
+    def work(rank: int) -> None:
+        peer = Peer(store, rank, driver=False, patience=60.0)
+        pool = make_cache(decoder.config, dtype, num_blocks=1, packed=packed, kv_dtype=kv_dtype)
+        with suppress(PeerError):
+            Serving(peer, Runner(decoder, pool)).run()
+
+    def made(decoder: Decoder, cache: PagedCache) -> Runner:
+        assert isinstance(cache, MirroredCache)
+        return TreeRunner(decoder, cache, peers, lambda _: True, lambda _: None)
+
+    with ThreadPoolExecutor(workers) as pool:
+        others = [pool.submit(work, rank) for rank in range(1, workers)]
+        peers = [Peer(store, rank, driver=True, patience=60.0) for rank in range(1, workers)]
+        try:
+            yield make_engine(decoder, kind=MirroredCache, runner=made, kv_dtype=kv_dtype, **options)
+        finally:
+            for peer in peers:
+                peer.send(Kind.STOP)
+        for other in others:
+            other.result()

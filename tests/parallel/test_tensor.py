@@ -1,0 +1,299 @@
+"""Heads and columns dealt to several processes: close to one process, and the same to the bit whatever is guessed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from checkpoints import MakeCheckpoint
+from gguf_files import convert
+from models import kernels, text_logits
+from parallel.test_trees import PROMPTS, said
+from pronk import LLM, OptionError, PronkError, SamplingParams
+from pronk.architecture.config import ModelConfig
+from pronk.cache.blocks import BlockTable
+from pronk.errors import CheckpointError
+from pronk.model.decoder import Decoder
+from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config
+from pronk.model.split import Split
+from pronk.parallel import peer as messages
+from pronk.parallel import tensor
+from pronk.parallel.peer import Peer, PeerError
+from pronk.parallel.stages import Order, SplitCache
+from pronk.parallel.team import Started
+from pronk.parallel.tensor import Everybody, TensorPasses, serve_stages
+from pronk.passes.attention import Segment
+from pronk.passes.runner import Runner
+from pronk.passes.stage import Job, Stage
+from pronk.tree import TokenTree
+from quantized_formats import FORMATS, write_quantized
+
+TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280, 9, 9, 31, 2, 77, 101, 18, 4]
+DRAFTERS = ("suffix", "lookahead(window=10, ngram=5)", "cape(draft_model)", "kangaroo", "medusa", "multi_token", "auto")
+
+# Weights of these are not of one process's groups, and nor are the inputs that are rounded with them.
+ROUNDED = 0.1
+
+
+def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder, SplitCache, Split]:
+    """A part of a model, with a pool for it."""
+    config = read_config(folder)
+    dtype, split, by = parse_dtype("auto", config), Split(config, rank, workers), kernels()
+    decoder = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=by, split=split, **options)
+    computed = computed_in(dtype, by)
+    cache = SplitCache(split.share, num_blocks=8, block_size=16, dtype=computed, device=torch.device("cpu"), kernels=by)
+    return decoder, cache, split
+
+
+@contextmanager
+def together(folder: Path, workers: int, **options: Any) -> Generator[Runner]:
+    """A model in parts, whose processes are threads: what they tell each other is the same."""
+    store, by = dist.HashStore(), kernels()
+
+    def work(rank: int) -> None:
+        peer = Peer(store, rank, driver=False, patience=60.0)
+        everybody = Everybody(store, rank, workers, patience=60.0)
+        decoder, cache, split = load(folder, rank, workers, **options)
+        with suppress(PeerError):
+            serve_stages(peer, TensorPasses(by, decoder, cache, split, everybody))
+
+    with ThreadPoolExecutor(workers) as pool:
+        others = [pool.submit(work, rank) for rank in range(1, workers)]
+        peers = [Peer(store, rank, driver=True, patience=60.0) for rank in range(1, workers)]
+        everybody = Everybody(store, 0, workers, patience=60.0)
+        decoder, cache, split = load(folder, 0, workers, **options)
+        try:
+            yield Runner(decoder, cache, passes=TensorPasses(by, decoder, cache, split, everybody, peers=peers))
+        finally:
+            for peer in peers:
+                peer.send(messages.Kind.STOP)
+        for other in others:
+            other.result()
+
+
+def logits(runner: Runner, pieces: Sequence[int]) -> Tensor:
+    """Of a whole text, in passes of some rows each."""
+    table, found = BlockTable(), list[Tensor]()
+    for begin, end in pairwise([0, *pieces]):
+        runner.cache.prepare(table, end)
+        job = Job(Segment(table, TokenTree.chain(TEXT[begin:end])), range(end - begin), len(TEXT))
+        found.append(runner.forward([job]).logits[0])
+        runner.cache.commit(table, range(end - begin))
+    return torch.cat(found)
+
+
+def check(folder: Path, workers: int, tolerance: float, **options: Any) -> None:
+    """Parts say what the whole says, as nearly as the order of sums allows, and the same to the bit row by row."""
+    config = read_config(folder)
+    dtype = parse_dtype("auto", config)
+    whole = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=kernels(), **options)
+    want = text_logits(whole, TEXT, dtype)
+    with together(folder, workers, **options) as runner:
+        found = logits(runner, [len(TEXT)])
+        assert torch.equal(logits(runner, range(1, len(TEXT) + 1)), found)
+    assert (found - want).square().mean().sqrt() < tolerance * want.std()
+    assert not torch.equal(found, want)  # it was another order
+
+
+@pytest.mark.parametrize(
+    ("family", "workers", "shape"),
+    [
+        ("llama", 2, {}),
+        ("llama", 3, {"num_key_value_heads": 6, "attention_bias": True, "mlp_bias": True}),
+        ("mistral", 2, {"sliding_window": 8}),
+        ("qwen2", 2, {"tie_word_embeddings": True}),
+        ("qwen3", 2, {}),
+        ("gpt2", 4, {}),
+        ("gpt2", 3, {"vocab_size": 290}),
+    ],
+)
+def test_families(checkpoint: MakeCheckpoint, family: str, workers: int, shape: dict[str, Any]) -> None:
+    check(checkpoint(family, **shape), workers, 1e-5)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_weights_that_are_rounded_as_they_are_loaded(checkpoint: MakeCheckpoint, weights: str) -> None:
+    """In other groups than the whole; they are as near to the weights as these are."""
+    folder = checkpoint("llama")
+    given: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "kernels": kernels()}
+    plain, whole = (
+        text_logits(load_decoder(folder, read_config(folder), weights=kind, **given), TEXT)
+        for kind in ("plain", weights)
+    )
+    with together(folder, 2, weights=weights) as runner:
+        found = logits(runner, [len(TEXT)])
+        assert torch.equal(logits(runner, range(1, len(TEXT) + 1)), found)
+    errors = [(each - plain).square().mean().sqrt() for each in (found, whole)]
+    assert 0.0 < errors[0] < 1.3 * errors[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq-4", "gptq-8-zeros", "awq", "packed-4-group-zeros", "int-8-channel", "float-block"]
+)
+@pytest.mark.filterwarnings("ignore:.*are dequantized")
+def test_quantized_checkpoints(checkpoint: MakeCheckpoint, tmp_path: Path, name: str) -> None:
+    plain = checkpoint("llama", hidden_size=96, intermediate_size=160, num_key_value_heads=6)
+    quantized, _ = write_quantized(plain, tmp_path, FORMATS[name])
+    check(quantized, 3, ROUNDED)
+
+
+def test_what_cannot_be_cut(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    quantized, _ = write_quantized(checkpoint("llama"), tmp_path, FORMATS["gptq-4-order"])
+    with pytest.raises(
+        CheckpointError, match=r"layers\.\d\..*dealt to several.*order of their inputs.*'tree'"
+    ) as found:
+        load(quantized, 0, 2)
+    assert "\n" not in str(found.value)
+
+
+def test_a_file_of_blocks(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    plain = checkpoint("llama", hidden_size=96, intermediate_size=160, tie_word_embeddings=True)
+    check(convert(plain, tmp_path / "model.gguf", "Q8_0"), 2, ROUNDED)
+
+
+def test_every_weight_is_somebodys_once(checkpoint: MakeCheckpoint) -> None:
+    folder = checkpoint("llama", num_key_value_heads=6)
+    config = read_config(folder)
+    parts = [load(folder, rank, 3)[0] for rank in range(3)]
+    whole = load_decoder(folder, config, dtype=torch.float32, device=torch.device("cpu"), kernels=kernels())
+    for name, axis in (("out", 1), ("down", 1)):
+        joined = torch.cat([getattr(part.layers[1], name).packed.unpack() for part in parts], dim=axis)
+        assert torch.equal(joined, getattr(whole.layers[1], name).packed.unpack())
+    for name, sections in (("qkv", 3), ("up", 2)):
+        split = [getattr(part.layers[1], name).packed.unpack() for part in parts]
+        sizes = [config.qkv_sizes if sections == 3 else (config.intermediate_size,) * 2]
+        shares = [
+            part.split([*share.qkv_sizes] if sections == 3 else [share.intermediate_size] * 2)
+            for part, share in zip(split, (Split(config, rank, 3).share for rank in range(3)), strict=True)
+        ]
+        joined = torch.cat([torch.cat([each[section] for each in shares]) for section in range(sections)])
+        assert len(joined) == sum(sizes[0])
+        assert torch.equal(joined, getattr(whole.layers[1], name).packed.unpack())
+    heads = [parts[0].head.packed.unpack(), *(part.head.packed.unpack() for part in parts[1:])]  # type: ignore[union-attr]
+    tokens = [Split(config, rank, 3).tokens(rank) for rank in range(3)]
+    assert [*tokens[0], *tokens[1], *tokens[2]] == [*range(config.vocab_size)]
+    for rank in (1, 2):
+        assert torch.equal(heads[rank], heads[0][tokens[rank].start : tokens[rank].stop])
+
+
+def test_orders_are_read_as_they_were_written() -> None:
+    table = BlockTable([3, 1], 0, 18)
+    tree = TokenTree((7, 8, 9), (-1, 0, 0), verify=(True, False, False))
+    job = Job(Segment(table, tree, 1), range(1, 3), 11)
+    moves = [(torch.arange(2).numpy(), torch.arange(2, 4).numpy())]
+    stage = Stage([(job, job.segment)], 1, 3, (), [0, 1])
+    found = Order.read(Order((4, 20), moves, stage, True).numbers())
+    assert (found.size, found.embedded) == ((4, 20), True)
+    assert [[each.tolist() for each in batch] for batch in found.moves] == [[[0, 1], [2, 3]]]
+    ((_, segment),) = found.stage.jobs
+    assert (found.stage.start, found.stage.stop, found.stage.wanted) == (1, 3, [0, 1])
+    assert (segment.table.blocks, segment.table.length, segment.computed) == ([3, 1], 18, 1)
+    assert (segment.tree.tokens, segment.tree.parents) == (tree.tokens, tree.parents)
+
+
+@pytest.fixture(scope="module")
+def several() -> Iterator[LLM]:
+    llm = LLM(workers=2, parallel="tensor", threads=1, budget="all", prefix_cache=True)
+    yield llm
+    passes(llm)._lost()
+
+
+def passes(llm: LLM) -> TensorPasses:
+    found = llm.engine.runner._passes
+    assert isinstance(found, TensorPasses)
+    return found
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_whoever_guesses(several: LLM, drafter: str) -> None:
+    for temperature, samples in ((0.0, 1), (0.8, 2)):
+        params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True)
+        want = [several.generate(prompt, params, drafter="autoregressive") for prompt in PROMPTS]
+        found = several.generate(PROMPTS, params, drafter=drafter)
+        assert said(found) == said(want)
+        steps = [sum(len(each.stats.steps) for each in group) for group in (found, want)]
+        assert steps[0] < steps[1]
+
+
+def test_near_one_process(several: LLM) -> None:
+    """Log-probabilities differ in their last digits; a token does where two were as likely."""
+    alone = LLM(threads=1, budget="all", dtype="float32")
+    parts = LLM(threads=1, budget="all", dtype="float32", workers=2, parallel="tensor")
+    params = SamplingParams(max_tokens=24, logprobs=2, ignore_eos=True)
+    for one, other in zip(alone.generate(PROMPTS, params), parts.generate(PROMPTS, params), strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs is not None
+        assert other.logprobs is not None
+        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert theirs == pytest.approx(mine, abs=1e-4)
+    assert several.exact
+    passes(parts)._lost()
+
+
+@pytest.mark.slow
+def test_a_pool_that_is_too_small_for_all() -> None:
+    options: dict[str, Any] = {"threads": 1, "budget": "all", "workers": 2, "parallel": "tensor"}
+    small, large = LLM(kv_memory="300KB", prefix_cache=True, **options), LLM(kv_dtype="auto", **options)
+    params = SamplingParams(max_tokens=60, temperature=0.8, seed=1, ignore_eos=True, logprobs=1)
+    prompts = [PROMPTS[number % 3] + "a" * number for number in range(6)]
+    want, found = (llm.generate(prompts, params, drafter="recycling") for llm in (large, small))
+    assert said(found) == said(want)
+    assert sum(each.stats.preemptions for each in found) > 0
+    assert sum(each.stats.moved for each in found) > 0
+    for llm in (small, large):
+        passes(llm)._lost()
+
+
+def test_a_cache_of_bytes(several: LLM) -> None:
+    llm = LLM(workers=2, parallel="tensor", threads=1, budget="all", kv_dtype="int8", weights="int8")
+    params = SamplingParams(max_tokens=20, temperature=0.8, seed=1, ignore_eos=True, logprobs=1)
+    want, found = (llm.generate(PROMPTS, params, drafter=drafter) for drafter in ("autoregressive", "suffix"))
+    assert said(found) == said(want)
+    assert said(found) != said(several.generate(PROMPTS, params))
+    passes(llm)._lost()
+
+
+@pytest.mark.parametrize("way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nobody who could do its part: an error, in time, and no process is left."""
+    monkeypatch.setattr(tensor, "_PATIENCE", 2.0)
+    llm = LLM(workers=2, parallel="tensor", threads=1, budget="all")
+    started: Any = passes(llm)._lost.__self__  # type: ignore[attr-defined]
+    assert isinstance(started, Started)
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True))
+    next(stream)
+    os.kill(started.processes[0].pid, way)
+    began = perf_counter()
+    with pytest.raises(PronkError, match=r"is gone, or does not answer.*; load the model again") as found:
+        list(stream)
+    assert perf_counter() - began < 15
+    assert "\n" not in str(found.value)
+    assert started.processes[0].poll() is not None
+    with pytest.raises(PronkError, match="is gone"):
+        llm.generate("x")
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(OptionError, match=r"workers: expected at most 2, the heads of keys and values.*found 3; use"):
+        LLM(workers=3, parallel="tensor")
+    with pytest.raises(OptionError, match=r"parallel: expected .*tree.*tensor.*found 'pipeline'"):
+        LLM(workers=2, parallel="pipeline")
+    config: ModelConfig = read_config(Path(LLM().path))
+    assert Split(config, 1, 2).share.num_heads == config.num_heads // 2
+
+
+def test_a_drafter_that_reads_all_keys_is_refused(several: LLM) -> None:
+    with pytest.raises(OptionError, match=r"glide: expected all of the target's keys.*use parallel='tree'"):
+        several.generate("x", drafter="glide")

@@ -1,0 +1,232 @@
+"""Replicas on a cluster of two nodes, as Ray has it for tests: who gets what, and what becomes of it when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import urllib.request
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from socket import socket
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from pronk import LLM, SamplingParams
+from pronk.errors import PronkError
+from pronk.outputs import Piece
+from pronk.replicas.front import Front, Reader
+from pronk.replicas.messages import Ask, Begun, Said
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.xdist_group("ray"),
+]
+
+BEGINNINGS = ["def add(a, b):\n    return a + b\n\n\n" * 8, "class Stack:\n    def push(self, item):\n" * 8]
+OPTIONS = {"threads": 1, "prefix_cache": True, "max_batch": 32, "drafter": "recycling", "budget": "all"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes, on each of which there is room for one replica."""
+    from ray.cluster_utils import Cluster
+
+    from pronk.replicas.cluster import connect
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    connect(made.address, 2)
+    yield made
+    import ray
+
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def front(cluster: Any) -> Iterator[Front]:
+    from pronk.replicas.cluster import Plan, deploy
+
+    del cluster
+    deployed = deploy(Plan(OPTIONS, 2, drain=5.0))
+    about = deployed.about()
+    path = LLM(threads=1).path
+    yield Front(Reader(path, "recycling", about), Seen(deployed))
+    from ray import serve
+
+    serve.delete("pronk")
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(threads=1)
+
+
+def seen(front: Front) -> Seen:
+    found = front._replicas
+    assert isinstance(found, Seen)
+    return found
+
+
+def params(seed: int, count: int = 48) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0.8, seed=seed, ignore_eos=True)
+
+
+async def collect(front: Front, prompt: str, own: SamplingParams) -> list[Piece]:
+    return [piece async for pieces in front.steps([prompt], own) for piece in pieces]
+
+
+class Seen:
+    """Replicas, and those who have spoken."""
+
+    def __init__(self, deployed: Any) -> None:
+        self.deployed, self.begun = deployed, dict[str, Begun]()
+
+    async def ask(self, ask: Ask) -> AsyncGenerator[Said]:
+        async with aclosing(self.deployed.ask(ask)) as said:
+            async for each in said:
+                if isinstance(each, Begun):
+                    self.begun[each.replica] = each
+                yield each
+
+    def processes(self) -> list[int]:
+        """Of those that are alive, the latest last."""
+        return [each.process for each in self.begun.values() if is_alive(each.process)]
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return "Z (zombie)" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+def check(llm: LLM, found: Sequence[list[Piece]], prompts: Sequence[str], asked: Sequence[SamplingParams]) -> None:
+    for pieces, prompt, own in zip(found, prompts, asked, strict=True):
+        want = llm.generate(prompt, own, drafter="recycling")
+        assert [piece.token_id for piece in pieces] == want.token_ids
+        assert "".join(piece.text for piece in pieces) == want.text
+        assert pieces[-1].completion is not None
+
+
+def test_each_node_has_one_and_prompts_go_where_they_were_read(front: Front, llm: LLM) -> None:
+    asked = [params(seed, 12) for seed in range(8)]
+    prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(8)]
+
+    async def main() -> list[list[Piece]]:
+        return [await collect(front, prompt, own) for prompt, own in zip(prompts, asked, strict=True)]
+
+    found = asyncio.run(main())
+    check(llm, found, prompts, asked)
+    assert len({each.node for each in seen(front).begun.values()}) == 2
+    cached = [pieces[-1].completion.stats.cached_tokens for pieces in found]  # type: ignore[union-attr]
+    assert cached[:2] == [0, 0]
+    assert all(each > 30 for each in cached[2:])
+
+
+def test_streams_go_on_when_a_replica_is_killed(front: Front, llm: LLM) -> None:
+    asked, prompts = [params(seed, 200) for seed in range(12)], [BEGINNINGS[seed % 2] for seed in range(12)]
+
+    async def main() -> list[list[Piece]]:
+        tasks = [asyncio.create_task(collect(front, *each)) for each in zip(prompts, asked, strict=True)]
+        await asyncio.sleep(0.5)
+        os.kill(victim, signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.gather(*tasks), 120)
+
+    (victim, *_), before = seen(front).processes(), front.resumed
+    check(llm, asyncio.run(main()), prompts, asked)
+    assert front.resumed > before
+    assert front.num_requests == 0
+
+
+@pytest.mark.slow
+def test_a_replica_that_stands_still(front: Front, llm: LLM) -> None:
+    """It is found out, and replaced; its streams go on elsewhere."""
+    asked, prompts = [params(seed, 200) for seed in range(8)], [BEGINNINGS[seed % 2] for seed in range(8)]
+
+    async def main() -> list[list[Piece]]:
+        tasks = [asyncio.create_task(collect(front, *each)) for each in zip(prompts, asked, strict=True)]
+        await asyncio.sleep(0.5)
+        for victim in seen(front).processes()[-1:]:
+            os.kill(victim, signal.SIGSTOP)
+        return await asyncio.wait_for(asyncio.gather(*tasks), 120)
+
+    began = perf_counter()
+    check(llm, asyncio.run(main()), prompts, asked)
+    assert perf_counter() - began < 90
+
+
+@pytest.mark.slow
+def test_two_hundred_streams_and_a_death_every_ten_seconds(front: Front, llm: LLM) -> None:
+    """No request is lost, none is doubled."""
+    asked = [params(seed, 100) for seed in range(200)]
+    prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(200)]
+    deaths = 0
+
+    async def reap() -> None:
+        nonlocal deaths
+        while True:
+            await asyncio.sleep(10.0)
+            victims = seen(front).processes()
+            if victims:
+                os.kill(victims[deaths % len(victims)], signal.SIGKILL)
+                deaths += 1
+
+    async def main() -> list[list[Piece]]:
+        reaper = asyncio.create_task(reap())
+        tasks = [collect(front, *each) for each in zip(prompts, asked, strict=True)]
+        found = await asyncio.wait_for(asyncio.gather(*tasks), 550)
+        reaper.cancel()
+        return found
+
+    found = asyncio.run(main())
+    check(llm, found, prompts, asked)
+    assert deaths > 0
+
+
+@pytest.mark.slow
+def test_an_application_for_a_cluster(front: Front, llm: LLM) -> None:
+    """The same server, behind Ray Serve's own proxy."""
+    from ray import serve
+
+    from pronk.replicas.application import Args, app
+
+    del front
+    serve.shutdown()  # type: ignore[no-untyped-call]
+    with socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    serve.start(proxy_location="HeadOnly", http_options={"port": port})
+    options = {"threads": 1, "budget": "all"}
+    serve.run(app(Args(replicas=1, name="tiny", options=options)), name="other", route_prefix="/tiny")
+    body = b'{"prompt": "def f(", "max_tokens": 8, "temperature": 0, "stream": false}'
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/tiny/v1/completions", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        said = answer.read().decode()
+    want = llm.generate("def f(", SamplingParams(max_tokens=8, temperature=0.0)).text
+    assert want.encode("unicode_escape").decode() in said or want in said
+    serve.delete("other")
+
+
+@pytest.mark.slow
+def test_a_model_that_is_none_is_one_line(cluster: Any) -> None:
+    from ray import serve
+
+    from pronk.replicas.cluster import Plan, deploy
+
+    del cluster
+    plan = replace(Plan({**OPTIONS, "model": "/nowhere"}, 1), cpus=0.1)
+    with pytest.raises(
+        PronkError, match=r"replicas: expected 1 that load the model.*no such folder: '/nowhere'"
+    ) as found:
+        deploy(plan)
+    assert "\n" not in str(found.value)
+    serve.delete("pronk")
