@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -336,6 +337,27 @@ def test_any_rows_are_moved_at_once(kind: Kind, seed: int) -> None:
     kept = sorted(dice.sample(range(100), 60))
     cache.commit(table, kept)
     assert held(cache, table, kind) == [draft[i] for i in kept]
+
+
+def test_places_that_lie_apart_are_read_where_they_are(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of a list of pairs: whatever is allocated while the kernels read them is somewhere else."""
+    cache = kind.make(40)
+    table = start_text(cache, kind)
+    draft = list(range(100, 150))
+    write(cache, table, draft)
+    slots, taken = cache.slots(table, table.length, table.length + len(draft)), list[Any]()
+    if cache.kernels is not None:
+        move = cache.kernels.library.pronk_move
+
+        def busy(*arguments: Any) -> int:
+            taken.extend(np.zeros(20, np.int64) for _ in range(100))
+            return int(move(*arguments))
+
+        monkeypatch.setattr(cache.kernels.library, "pronk_move", busy)
+    source, target = np.array([(slots[2 * place + 1], slots[place]) for place in range(20)], np.int64).T
+    cache.move(source, target)
+    cache.commit(table, range(20))
+    assert held(cache, table, kind) == draft[1:41:2]
 
 
 def test_pools_that_are_new_are_those_that_are_moved(kind: Kind) -> None:

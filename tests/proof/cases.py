@@ -58,12 +58,12 @@ def nudged(ulps: float) -> Callable[..., Any]:
     """
     original = Settling._settle
 
-    def settle(settling: Settling, plan: Plan, logits: Tensor, hidden: Any) -> Any:
+    def settle(settling: Settling, plan: Plan, logits: Tensor, hidden: Any, chosen: Any) -> Any:
         guesser = plan.request.guesser
         if guesser is not None and guesser.name != "autoregressive":
             top = logits.topk(2, dim=-1)
             unit = torch.finfo(settling.cache.dtype).eps * top.values[:, 1:].abs()
             logits = logits.scatter(1, top.indices[:, 1:], top.values[:, 1:] + ulps * unit)
-        return original(settling, plan, logits, hidden)
+        return original(settling, plan, logits, hidden, chosen)
 
     return settle

@@ -60,8 +60,8 @@ def first(report: VerifyReport) -> Any:
 
 def test_guesses_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor) -> Choose:
-        return choices(chooser, tree, torch.cat((logits[:1], logits[:-1])))
+    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
+        return choices(chooser, tree, torch.cat((logits[:1], logits[:-1])), chosen)
 
     monkeypatch.setattr("pronk.engine.settling.choices", shifted)
     report = check(llm, settings=replace(QUICK, max_tokens=48))
@@ -114,7 +114,7 @@ def test_wrong_temperature_passes_equality_and_not_the_law(
     bundled: LLM, monkeypatch: pytest.MonkeyPatch, scale: float
 ) -> None:
     monkeypatch.setattr(pronk.choosing.chooser, "gumbel_noise", lambda *given: scale * gumbel_noise(*given))
-    report = verify_model(bundled, ["autoregressive"], some_prompts(bundled)[:1], replace(DRAWN, samples=150))
+    report = verify_model(bundled, ["autoregressive"], some_prompts(bundled)[:1], DRAWN)
     assert not report.passed
     assert report.drafters[0].verdicts() == {"equality": "passed", "rescoring": "passed", "distribution": "failed"}
 

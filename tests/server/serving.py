@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,14 @@ from pronk.server.service import Service
 from pronk.server.settings import Limits, Settings
 
 KEY = "a-key-for-tests"
+
+
+def eventually(fine: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether something comes true in time."""
+    end = time.monotonic() + seconds
+    while not fine() and time.monotonic() < end:
+        time.sleep(0.005)
+    return fine()
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,11 @@ class Running:
         """Whether nothing runs, nothing waits, and every block is back."""
         engine, blocks = self.llm.engine, self.llm.engine.cache.allocator
         return not (engine.scheduler.running or engine.scheduler.waiting) and blocks.num_free == blocks.num_blocks
+
+    @property
+    def drained(self) -> bool:
+        """Whether it soon is idle: an answer may be read before its request has left."""
+        return eventually(lambda: self.idle)
 
 
 @contextmanager

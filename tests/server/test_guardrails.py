@@ -78,7 +78,7 @@ def test_moderation_is_the_models_own_judgement(model: LLM, served: Running, cli
         assert result["category_scores"] == pytest.approx(shares)
         assert result["flagged"] == (max(shares.values()) > fine)
         assert sum(result["categories"].values()) == result["flagged"]
-    assert served.idle
+    assert served.drained
 
 
 def test_a_question_of_ones_own(model: LLM) -> None:

@@ -170,7 +170,7 @@ def test_bad_forms_are_refused_and_hurt_nobody(roomy: Running, asked: Any, param
         assert "\n" not in error["message"]
         want = roomy.llm.generate(neighbour["prompt"], SamplingParams(max_tokens=24, temperature=0.8, seed=5))  # type: ignore[arg-type]
         assert beside.result().json()["choices"][0]["text"] == want.text
-    assert roomy.idle
+    assert roomy.drained
 
 
 def test_expressions_that_others_backtrack_over(client: httpx.Client) -> None:
@@ -227,4 +227,4 @@ def test_deadly_schemas_hurt_nobody(served: Running) -> None:
             assert each.result().status_code == 400
             assert each.result().json()["error"]["param"] == "guided_json"
         assert waiting.result().status_code == 200
-    assert served.idle
+    assert served.drained

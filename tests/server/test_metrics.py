@@ -91,4 +91,4 @@ def test_who_leaves_is_counted(served: Running, client: httpx.Client) -> None:
     with served.client() as other:
         while scraped(other).get(("pronk:request_failure_total", "abort"), 0.0) == before:
             pass
-    assert served.idle
+    assert served.drained

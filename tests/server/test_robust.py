@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,16 +22,9 @@ import pytest
 
 from pronk.llm import LLM
 from pronk.server.settings import Limits
-from server.serving import KEY, Running, running
+from server.serving import KEY, Running, eventually, running
 
 LONG = {"prompt": "def f(x):", "max_tokens": 1800, "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
-
-
-def eventually(fine: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while not fine() and time.monotonic() < end:
-        time.sleep(0.005)
-    return fine()
 
 
 @contextmanager
@@ -152,7 +145,7 @@ def test_a_client_that_leaves_frees_its_request(served: Running) -> None:
             sock.sendall(head("/v1/completions", len(body)) + body)
             assert eventually(lambda: len(served.llm.engine.scheduler.running) == 1)
             (request,) = served.llm.engine.scheduler.running
-        assert eventually(lambda: served.idle)
+        assert served.drained
         assert request.aborted
         assert request.num_generated < 1800
 
@@ -165,7 +158,7 @@ def test_a_client_that_leaves_with_more_to_say(served: Running) -> None:
         assert eventually(lambda: len(served.llm.engine.scheduler.running) == 1)
         sock.sendall(b"GET /health HTTP/1.1\r\n")
         (request,) = served.llm.engine.scheduler.running
-    assert eventually(lambda: served.idle)
+    assert served.drained
     assert request.aborted
     assert request.num_generated < 1800
 
@@ -237,7 +230,7 @@ def test_a_client_that_leaves_with_its_body_half_sent(served: Running) -> None:
         sock.sendall(head("/v1/completions", 1000) + b'{"prompt": "')
         sock.shutdown(socket.SHUT_WR)
         assert status(sock) in {0, 400}
-    assert served.idle
+    assert served.drained
 
 
 def test_slow_clients_are_cut_off(model: LLM) -> None:
@@ -312,7 +305,7 @@ def test_many_at_once_under_leaving_and_failing_neighbours(served: Running, mode
     for seed in range(0, 24, 3):
         alone = ask(seed)
         assert (storm[seed]["text"], storm[seed]["logprobs"]) == (alone["text"], alone["logprobs"])
-    assert eventually(lambda: served.idle)
+    assert served.drained
 
 
 def test_clocks_that_jump(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_every_choice_streaming_and_not(tooled: Running, api: openai.OpenAI, cho
             said = streamed[each.index]
             assert (said["calls"], said["reason"]) == (calls, each.finish_reason)
             assert (said["content"] or "") == (message.content or "")
-    assert tooled.idle
+    assert tooled.drained
 
 
 @pytest.mark.parametrize("tooled", ["mistral"], indirect=True)  # others begin with a text, to which no bias leads
@@ -251,7 +251,7 @@ def test_bad_tools_are_refused(tooled: Running, asked: Any, param: str, message:
     assert (error["param"] or "", error["type"]) == (param, "invalid_request_error")
     assert message in error["message"]
     assert "\n" not in error["message"]
-    assert tooled.idle
+    assert tooled.drained
 
 
 def test_special_tokens_in_tools_are_text(tooled: Running) -> None:

@@ -255,8 +255,9 @@ class PagedCache:
                 np.array(kinds, dtype=np.int32),
                 np.array(shapes, dtype=np.int64),
             )
-        _, *arrays = self._moved
-        places = [array.ctypes.data for array in (*arrays, np.ascontiguousarray(source), np.ascontiguousarray(target))]
+        # Held until the library has read them: of a view that lies apart these are copies, which nobody else holds.
+        arrays = (*self._moved[1:], np.ascontiguousarray(source), np.ascontiguousarray(target))
+        places = [array.ctypes.data for array in arrays]
         code = self.kernels.library.pronk_move(*places[:4], len(arrays[0]), *places[4:], len(source))
         if code:
             msg = f"kernels: no memory to move {len(source)} rows"

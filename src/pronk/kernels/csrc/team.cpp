@@ -171,8 +171,10 @@ void team_enter() {
 void team_leave() { unlock(&team.busy); }
 
 void team_barrier() {
+  // Read before it is said that this thread has come: thereafter the run may end, and the next one have another size.
+  int size = team.size;
   uint64_t seen = team.meet.value.load(std::memory_order_acquire);
-  if (team.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == team.size) {
+  if (team.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
     team.arrived.store(0, std::memory_order_relaxed);
     team.meet.set(seen + 1);
   } else {
