@@ -84,9 +84,9 @@ def test_a_drafter_that_raises_is_found(llm: LLM) -> None:
 def test_another_text_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     from pronk.choosing import rules
 
-    def shifted(chooser: Any, tree: TokenTree, logits: torch.Tensor) -> Any:
+    def shifted(chooser: Any, tree: TokenTree, logits: torch.Tensor, chosen: Any) -> Any:
         rows = torch.cat((logits[1:], logits[-1:])) if len(tree) > 3 else logits
-        return rules.choices(chooser, tree, rows)
+        return rules.choices(chooser, tree, rows, chosen)
 
     guesser = scripted(llm)
     monkeypatch.setattr("pronk.engine.settling.choices", shifted)

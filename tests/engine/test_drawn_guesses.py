@@ -99,8 +99,8 @@ def test_guesses_of_another_law_than_they_claim_are_found() -> None:
 def test_rows_that_belong_to_other_nodes_are_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess is compared with the logits after it."""
 
-    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor) -> Choose:
-        return choices(chooser, tree, torch.cat((logits[1:], logits[-1:])))
+    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
+        return choices(chooser, tree, torch.cat((logits[1:], logits[-1:])), chosen)
 
     monkeypatch.setattr("pronk.engine.settling.choices", shifted)
     assert p_value(draw("chain", "temperature", rule), law_of("temperature")) < 1e-5

@@ -151,8 +151,8 @@ def test_the_law_is_not_that_of_other_options() -> None:
 def test_a_planted_defect_changes_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess compared with the logits after another token."""
 
-    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor) -> Choose:
-        return choices(chooser, tree, torch.cat((logits[:1], logits[:-1])))
+    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
+        return choices(chooser, tree, torch.cat((logits[:1], logits[:-1])), chosen)
 
     monkeypatch.setattr("pronk.engine.settling.choices", shifted)
     strings = draw("bushy", "temperature")

@@ -299,7 +299,7 @@ DEADLY: dict[str, Callable[[], Guide]] = {
     "rules": lambda: Guide(grammar=rules(5000, 'a "x"')),
     "terminals": lambda: Guide(grammar=rules(4000, 'T "x"')),
     "intersected terminals": lambda: Guide(grammar=rules(5000, "T & /[a-z]*/")),
-    "left recursion": lambda: Guide(grammar=ambiguous(1100)),
+    "left recursion": lambda: Guide(grammar=ambiguous(1600)),
     "nothing": lambda: Guide(grammar="start: " + "e " * 50_000 + '\ne: "" | "x"\n'),
 }
 

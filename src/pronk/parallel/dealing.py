@@ -150,8 +150,13 @@ def _cut(row: _Row, costs: Sequence[Callable[[int], float]], extra: Sequence[flo
 
 
 def _fill(row: _Row, seconds: Sequence[Sequence[float]], most: float) -> list[int] | None:
-    """Give each worker as much as it can do in time; ``None`` if that is not all."""
+    """Give each worker as much as it can do in time; ``None`` if that is not all, or nothing for the first one.
+
+    This process always has a part: what its passes cost would not be known otherwise.
+    """
     ends, at = list[int](), 0
+    if seconds[0][0] > most:
+        return None
     for own in seconds:
         rows = bisect_right(own, most)
         at = min(len(row), at + max(0, rows - row.above[at])) if at < len(row) else at

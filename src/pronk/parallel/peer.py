@@ -7,6 +7,7 @@ numbers that are looked at.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import IntEnum
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from pronk.errors import PronkError
 
-__all__ = ["Kind", "Message", "Peer", "PeerError", "open_store"]
+__all__ = ["Kind", "Message", "Peer", "PeerError", "open_group", "open_store"]
 
 _c10d: Any = dist  # of whose names the type stubs know a part
 
@@ -33,10 +34,30 @@ def open_store(host: str, port: int, processes: int, *, master: bool, patience: 
     """Where processes find each other; port 0 is a free one, for the one that begins.
 
     Raises:
-        RuntimeError: the port is in use, or nobody has begun in time.
+        OSError: the port is in use.
+        RuntimeError: nobody has begun in time.
     """
-    wait, seconds = not master, timedelta(seconds=patience)
-    return _c10d.TCPStore(host, port, processes, master, wait_for_workers=wait, timeout=seconds)
+    seconds = timedelta(seconds=patience)
+    if not master:
+        return _c10d.TCPStore(host, port, processes, False, timeout=seconds)
+    listening = socket.create_server((host, port))  # torch's own would listen on every interface
+    port = listening.getsockname()[1]
+    options = {"wait_for_workers": False, "timeout": seconds, "master_listen_fd": listening.detach()}
+    return _c10d.TCPStore(host, port, processes, True, **options)
+
+
+def open_group(store: Any, name: str, rank: int, size: int, *, patience: float) -> Any:
+    """A group of processes that find each other by a name: on this machine, or wherever ``torchrun`` has put them.
+
+    Raises:
+        RuntimeError: they do not come.
+    """
+    gloo = _c10d.ProcessGroupGloo
+    options = gloo._Options()  # noqa: SLF001 - it has no other way to say which interface
+    options._timeout = timedelta(seconds=patience)  # noqa: SLF001
+    near = not dist.is_torchelastic_launched()
+    options._devices = [gloo.create_device(hostname="127.0.0.1") if near else gloo.create_default_device()]  # noqa: SLF001
+    return gloo(_c10d.PrefixStore(f"pronk/{name}", store), rank, size, options)
 
 
 class PeerError(PronkError):
@@ -99,9 +120,7 @@ class Peer:
         self.rank, self._other = rank if driver else 0, 1 if driver else 0
         self.sent = self.received = 0
         try:
-            self._group: Any = _c10d.ProcessGroupGloo(
-                _c10d.PrefixStore(f"pronk/{rank}", store), 1 - self._other, 2, timedelta(seconds=patience)
-            )
+            self._group = open_group(store, str(rank), 1 - self._other, 2, patience=patience)
         except RuntimeError as error:
             raise self._lost(error) from error
 

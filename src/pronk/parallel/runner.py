@@ -137,6 +137,9 @@ class TreeRunner(Runner):
             except _LostError as error:
                 self._drop(error.worker, error)
                 self._hear_out()
+            except BaseException:
+                self._hear_out()
+                raise
         result = super().forward(jobs, collect)
         self.own.learn(_rows(jobs), result.context, result.seconds)
         self.mirrored.dealt = {id(job.segment.table): Dealt(job.segment.tree) for job in jobs}

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.cache.blocks import BlockTable
 from pronk.cache.paged import PagedCache
+from pronk.parallel.numbers import of_segment, read_segment, reading, some
 from pronk.passes.attention import Segment
 from pronk.passes.stage import Job, Stage
-from pronk.tree import TokenTree
 
 __all__ = ["Order", "SplitCache"]
 
@@ -74,37 +73,28 @@ class Order(NamedTuple):
         for source, target in self.moves:
             parts += [np.array([len(source)], np.int64), source, target]
         parts.append(np.array([len(stage.jobs)], np.int64))
-        parts += [_of_job(job, segment) for job, segment in stage.jobs]
+        parts += [np.array([job.prompt_length, *of_segment(segment)], np.int64) for job, segment in stage.jobs]
         return torch.from_numpy(np.concatenate(parts))
 
     @classmethod
     def read(cls, numbers: Tensor) -> Order:
-        """What :meth:`numbers` says."""
-        left = iter(numbers.tolist())
-        number, blocks, embedded, start, stop, count = _some(left, 6)
-        wanted = None if count < 0 else _some(left, count)
-        moves = list[Moves]()
-        for _ in range(next(left)):
-            size = next(left)
-            moves.append((np.array(_some(left, size), np.int64), np.array(_some(left, size), np.int64)))
-        jobs = [_job(left) for _ in range(next(left))]
+        """What :meth:`numbers` says.
+
+        Raises:
+            ValueError: they say nothing.
+        """
+        with reading(numbers, "a stage of a pass") as left:
+            number, blocks, embedded, start, stop, count = some(left, 6)
+            wanted = None if count < 0 else some(left, count)
+            moves = list[Moves]()
+            for _ in range(next(left)):
+                size = next(left)
+                moves.append((np.array(some(left, size), np.int64), np.array(some(left, size), np.int64)))
+            jobs = [_job(left) for _ in range(next(left))]
         return cls((number, blocks), moves, Stage(jobs, start, stop, (), wanted), bool(embedded))
 
 
-def _of_job(job: Job, segment: Segment) -> NDArray[np.int64]:
-    table, tree = segment.table, segment.tree
-    head = (job.prompt_length, table.length, table.released, segment.computed, len(table.blocks), len(tree))
-    return np.array([*head, *table.blocks, *tree.tokens, *tree.parents], np.int64)
-
-
 def _job(left: Iterator[int]) -> tuple[Job, Segment]:
-    prompt_length, length, released, computed, blocks, nodes = _some(left, 6)
-    table = BlockTable(_some(left, blocks), released, length)
-    table.changed()
-    tree = TokenTree(tuple(_some(left, nodes)), tuple(_some(left, nodes)), verify=(True,) + (False,) * (nodes - 1))
-    segment = Segment(table, tree, computed)
+    prompt_length = next(left)
+    segment = read_segment(left)
     return Job(segment, range(0), prompt_length), segment
-
-
-def _some(left: Iterator[int], count: int) -> list[int]:
-    return [next(left) for _ in range(count)]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from time import monotonic, sleep
 from typing import Any, Protocol
 from weakref import finalize
 
@@ -24,7 +25,7 @@ from pronk.parallel.peer import Kind, Peer, PeerError, open_store
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.stages import SplitCache
 from pronk.parallel.tensor import Everybody, TensorPasses
-from pronk.parallel.worker import Setting, identity, serve
+from pronk.parallel.worker import Setting, identity, loaded_key, serve
 from pronk.passes.runner import Runner
 
 __all__ = ["PARALLEL", "Alone", "Team", "gather", "is_launched"]
@@ -36,6 +37,8 @@ PARALLEL = ("tree", "tensor")
 
 # Seconds until all have come, and have loaded the model.
 _PATIENCE = 600.0
+# Between two looks whether one has.
+_LOOK = 0.05
 
 
 def is_launched(workers: int) -> bool:
@@ -156,6 +159,7 @@ class Team:
         return Runner(decoder, cache, passes=passes)
 
     def _meet(self, rank: int, identity: dict[str, str]) -> Peer:
+        self._await(rank)
         try:
             peer = Peer(self.processes.store, rank, driver=True, patience=_PATIENCE)
             message = peer.receive(_PATIENCE)
@@ -171,6 +175,18 @@ class Team:
                 msg = f"workers: expected the same {what} in all, {own}; found {theirs.get(what)} in worker {rank}"
                 raise OptionError(msg)
         return peer
+
+    def _await(self, rank: int) -> None:
+        """Until a worker has loaded the model, or is gone; Ctrl-C strikes in between."""
+        end = monotonic() + _PATIENCE
+        while not self.processes.store.check([loaded_key(rank)]):
+            if not self.processes.alive(rank):
+                msg = f"workers: worker {rank} ended before it had loaded the model; is there memory for all of them?"
+                raise OptionError(msg)
+            if monotonic() > end:
+                msg = f"workers: worker {rank} has not loaded the model in {_PATIENCE:.0f} seconds"
+                raise OptionError(msg)
+            sleep(_LOOK)
 
 
 def gather(workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **setting: Any) -> Alone | Team:
@@ -223,8 +239,12 @@ def _find(setting: Setting) -> Found:
     sys.exit(0)
 
 
-# The path of modules is handed on, so that a worker is of this very pronk.
-_PROGRAM = f"import sys; sys.path[:] = {sys.path!r}; from pronk.parallel.worker import main; main()"
+# The terminal's Ctrl-C is for this process alone. The path of modules is handed on, so that a worker is of this very
+# pronk.
+_PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    f"sys.path[:] = {sys.path!r}; from pronk.parallel.worker import main; main()"
+)
 
 
 def _start(rank: int, *place: float) -> subprocess.Popen[bytes]:

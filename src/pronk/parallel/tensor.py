@@ -13,31 +13,32 @@ All processes hold the stream of rows, and go through each stage of a pass side 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
 from pronk.kernels.weights import Packed
 from pronk.model.decoder import Decoder
 from pronk.model.linear import KernelLinear
 from pronk.model.program import Program
 from pronk.model.split import Split
-from pronk.parallel.peer import Kind, Peer, PeerError
+from pronk.parallel.peer import Kind, Peer, PeerError, open_group
 from pronk.parallel.stages import Order, SplitCache
 from pronk.passes.by_kernels import KernelPasses
 from pronk.passes.stage import Stage
 
 __all__ = ["Everybody", "TensorPasses", "serve_stages"]
 
-_c10d: Any = dist  # of whose names the type stubs know a part
-
 # Seconds that one may wait for another within a stage.
 _PATIENCE = 20.0
+# And for what the other has to say, if nothing has come of that.
+_LAST_WORDS = 0.5
 
 
 class Everybody:
@@ -56,9 +57,7 @@ class Everybody:
         """
         self.rank, self.workers = rank, workers
         try:
-            self._group: Any = _c10d.ProcessGroupGloo(
-                _c10d.PrefixStore("pronk/all", store), rank, workers, timedelta(seconds=patience)
-            )
+            self._group = open_group(store, "all", rank, workers, patience=patience)
         except RuntimeError as error:
             raise _lost(error) from error
 
@@ -138,12 +137,24 @@ class TensorPasses(KernelPasses):
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            self._tell(stage, rows)
-            return self._run(stage, rows)
-        except PeerError as error:
-            self._error = PeerError(f"{error}; load the model again")
+            with uninterrupted():  # a stage that others are told of has to be gone through
+                self._tell(stage, rows)
+                return self._run(stage, rows)
+        except Exception as error:
+            cause = "; ".join([*self._causes(), str(error)])
+            self._error = PeerError(f"{cause}; load the model again")
             self._lost()
             raise self._error from error
+
+    def _causes(self) -> list[str]:
+        """What has failed elsewhere, as far as anybody says so."""
+        found = list[str]()
+        for peer in self._peers:
+            with suppress(PeerError):
+                message = peer.receive(_LAST_WORDS)
+                if message.kind == Kind.FAILED:
+                    found.append(f"worker {peer.rank} has failed: {message.text}")
+        return found
 
     def _tell(self, stage: Stage, rows: Tensor | None) -> None:
         """What the others are to do; what they keep is moved as it was moved here."""
@@ -231,19 +242,24 @@ class TensorPasses(KernelPasses):
 
 
 def serve_stages(peer: Peer, passes: TensorPasses) -> None:
-    """Compute stages until the first process is gone, or says so.
+    """Compute stages until the first process is gone, or says so, or until something fails.
 
     Raises:
-        PeerError: it is gone.
+        PeerError: it is gone, or another one is.
     """
     cache, number = passes.split_cache, 0
-    while (message := peer.receive()).kind == Kind.WORK:
-        order = Order.read(message.numbers)
-        if order.size[0] != number:
-            number, blocks = order.size
-            cache.resize(blocks)
-        for source, target in order.moves:
-            cache.move(source, target)
-        cache.moves.clear()
-        rows = message.data.view(cache.dtype).view(-1, passes.decoder.config.hidden_size) if order.embedded else None
-        passes.run(order.stage, rows)
+    try:
+        while (message := peer.receive()).kind == Kind.WORK:
+            order = Order.read(message.numbers)
+            if order.size[0] != number:
+                number, blocks = order.size
+                cache.resize(blocks)
+            for source, target in order.moves:
+                cache.move(source, target)
+            cache.moves.clear()
+            size = passes.decoder.config.hidden_size
+            passes.run(order.stage, message.data.view(cache.dtype).view(-1, size) if order.embedded else None)
+    except PeerError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the first process has to hear of it
+        peer.send(Kind.FAILED, data=f"{type(error).__name__}: {error}".encode())

@@ -11,11 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.cache.blocks import BlockTable
 from pronk.choosing.alone import Choosing
-from pronk.passes.attention import Segment
+from pronk.parallel.numbers import of_segment, read_segment, reading, some
 from pronk.passes.stage import Job
-from pronk.tree import TokenTree
 
 __all__ = ["Rows", "Work"]
 
@@ -68,42 +66,30 @@ class Work:
         Raises:
             ValueError: they say nothing.
         """
-        left = iter(numbers.tolist())
-        try:
+        with reading(numbers, "a share of a pass") as left:
             turn = next(left)
-            collect = frozenset(_some(left, next(left)))
-            flat = _some(left, 2 * next(left))
-            slots = np.array(_some(left, next(left)), np.int64)
+            collect = frozenset(some(left, next(left)))
+            flat = some(left, 2 * next(left))
+            slots = np.array(some(left, next(left)), np.int64)
             rows = [_rows(left) for _ in range(next(left))]
-        except StopIteration:
-            msg = "expected a share of a pass, found a part of one"
-            raise ValueError(msg) from None
         kept = data.view(len(slots), -1) if len(slots) else None
         moves = list(zip(flat[::2], flat[1::2], strict=True))
         return cls(turn, rows, moves, slots, kept, collect)
 
 
 def _numbers(rows: Rows) -> NDArray[np.int64]:
-    job, tree = rows.job, rows.job.segment.tree
-    table = job.segment.table
-    head = (job.prompt_length, table.length, table.released, job.wanted.start, rows.own, len(table.blocks), len(tree))
+    job = rows.job
     # A temperature below 0 is none: the tokens are not to be chosen there.
     temperature, seed = (-1.0, 0) if job.choosing is None else job.choosing
-    says = (job.whole, np.float64(temperature).view(np.int64), seed)
-    return np.array([*head, *says, *table.blocks, *tree.tokens, *tree.parents], np.int64)
+    bits = int(np.float64(temperature).view(np.int64))
+    head = (job.prompt_length, job.wanted.start, rows.own, job.whole, bits, seed)
+    return np.array([*head, *of_segment(job.segment)], np.int64)
 
 
 def _rows(left: Iterator[int]) -> Rows:
-    prompt_length, length, released, first, own, blocks, nodes, whole, bits, seed = _some(left, 10)
-    table = BlockTable(_some(left, blocks), released, length)
-    table.changed()
-    tree = TokenTree(tuple(_some(left, nodes)), tuple(_some(left, nodes)), verify=(True,) + (False,) * (nodes - 1))
+    prompt_length, first, own, whole, bits, seed = some(left, 6)
+    segment = read_segment(left)
     temperature = float(np.int64(bits).view(np.float64))
     choosing = None if temperature < 0.0 else Choosing(temperature, seed)
-    return Rows(
-        Job(Segment(table, tree), range(first, nodes), prompt_length, whole=bool(whole), choosing=choosing), own
-    )
-
-
-def _some(left: Iterator[int], count: int) -> list[int]:
-    return [next(left) for _ in range(count)]
+    wanted = range(first, len(segment.tree))
+    return Rows(Job(segment, wanted, prompt_length, whole=bool(whole), choosing=choosing), own)

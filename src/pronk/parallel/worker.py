@@ -1,4 +1,4 @@
-"""A process that computes shares of another one's passes: ``python -m pronk.parallel.worker``."""
+"""A process that computes shares of another one's passes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pronk.parallel.tensor import Everybody, TensorPasses, serve_stages
 from pronk.parallel.work import Rows, Work
 from pronk.passes.runner import Runner
 
-__all__ = ["Serving", "Setting", "serve"]
+__all__ = ["Serving", "Setting", "identity", "loaded_key", "serve"]
 
 
 class Setting(dict[str, Any]):
@@ -199,6 +199,7 @@ def serve(store: Any, rank: int, setting: Setting, patience: float) -> None:
         loaded = setting.load(rank)
     except (PronkError, OSError, MemoryError) as error:
         cause = str(error).encode() or type(error).__name__.encode()
+    store.set(loaded_key(rank), b"")
     peer = Peer(store, rank, driver=False, patience=patience)
     if cause:
         peer.send(Kind.FAILED, data=cause)
@@ -207,6 +208,11 @@ def serve(store: Any, rank: int, setting: Setting, patience: float) -> None:
     with suppress(PeerError):
         peer.send(Kind.HELLO, data=json.dumps(mine).encode())
         _compute(peer, loaded, store, patience)
+
+
+def loaded_key(rank: int) -> str:
+    """What of the store says that a worker has loaded its model, or cannot."""
+    return f"pronk/loaded/{rank}"
 
 
 def _compute(peer: Peer, loaded: Loaded, store: Any, patience: float) -> None:
