@@ -34,7 +34,7 @@ def test_tables_and_sentences(run: Any) -> None:
 
 
 def test_numbers(run: Any) -> None:
-    code, out, _ = run("--json", "--temperature", 0.8, "--minutes", 0.3, "--drafter", "suffix(max_match=3)")
+    code, out, _ = run("--json", "--temperature", 0.8, "--minutes", 0.1, "--drafter", "suffix(max_match=3)")
     assert code == 0
     found = json.loads(out)
     facts = found["facts"]
@@ -97,7 +97,7 @@ def test_texts_that_fill_the_context_are_judged(command: Any, tmp_path: Path) ->
     model, prompts = tiny_checkpoint(tmp_path / "model", context=64), tmp_path / "mine.txt"
     prompts.write_text("abcdefghijklmnopqrstuvwxyz" * 9 + "\n")
     code, out, err = command(
-        "advise", "--model", model, "--prompts", prompts, "--max-tokens", 16, "--minutes", 0.4, "--json"
+        "advise", "--model", model, "--prompts", prompts, "--max-tokens", 16, "--minutes", 0.2, "--json"
     )
     assert (code, err) == (0, "")
     facts = json.loads(out)["facts"]

@@ -41,7 +41,7 @@ from pronk.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
 
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280, 9, 9, 31, 2, 77, 101, 18, 4]
-DRAFTERS = ("suffix", "lookahead(window=10, ngram=5)", "cape(draft_model)", "kangaroo", "medusa", "multi_token", "auto")
+FURTHER = ("lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "multi_token", "auto")
 
 # Weights of these are not of one process's groups, and nor are the inputs that are rounded with them.
 ROUNDED = 0.1
@@ -216,7 +216,10 @@ def passes(llm: LLM) -> TensorPasses:
     return found
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter",
+    ["suffix", "kangaroo", *(pytest.param(each, marks=pytest.mark.slow) for each in FURTHER)],
+)
 def test_whoever_guesses(several: LLM, drafter: str) -> None:
     for temperature, samples in ((0.0, 1), (0.8, 2)):
         params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, n=samples, logprobs=2, ignore_eos=True)

@@ -87,8 +87,15 @@ def check_calls(calls: list[tuple[str, str]]) -> None:
         assert json.dumps(json.loads(arguments)) == arguments
 
 
-@pytest.mark.parametrize("choice", ["required", NAMED, "auto", "none"], ids=str)
-@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    ("choice", "parallel"),
+    [
+        *(pytest.param(choice, True) for choice in ("required", NAMED, "auto", "none")),
+        pytest.param("required", False),
+        *(pytest.param(choice, False, marks=pytest.mark.slow) for choice in (NAMED, "auto", "none")),
+    ],
+    ids=str,
+)
 def test_every_choice_streaming_and_not(tooled: Running, api: openai.OpenAI, choice: Any, parallel: bool) -> None:
     options = {**OPTIONS, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel, "n": 2}
     got = api.chat.completions.create(messages=ASK, **options)
