@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pronk import LLM, SamplingParams
-from pronk.errors import PronkError
+from pronk.errors import OptionError, PronkError
 from pronk.outputs import Piece
 from pronk.replicas.front import Front, Reader
 from pronk.replicas.messages import Ask, Begun, Said
@@ -54,13 +54,8 @@ def front(cluster: Any) -> Iterator[Front]:
     from pronk.replicas.cluster import Plan, deploy
 
     del cluster
-    deployed = deploy(Plan(OPTIONS, 2, drain=5.0))
-    about = deployed.about()
-    path = LLM(threads=1).path
-    yield Front(Reader(path, "recycling", about), Seen(deployed))
-    from ray import serve
-
-    serve.delete("pronk")
+    with deploy(Plan(OPTIONS, 2, drain=5.0)) as deployed:
+        yield Front(Reader(LLM(threads=1).path, "recycling", deployed.about()), Seen(deployed))
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +140,27 @@ def test_streams_go_on_when_a_replica_is_killed(front: Front, llm: LLM) -> None:
     assert front.num_requests == 0
 
 
+def test_whoever_leaves_is_forgotten_there(front: Front) -> None:
+    """Their place is free as soon as they have left."""
+    long = params(1, 1500)
+
+    async def main() -> None:
+        steps = front.steps([BEGINNINGS[0]], long)
+        async with aclosing(steps):
+            await anext(steps)
+            assert front.load.running == 1
+        for _ in range(200):
+            pieces = await collect(front, BEGINNINGS[0], params(2, 2))
+            if front.num_requests == 0 and pieces:
+                break
+        async with aclosing(front.steps([BEGINNINGS[0]], params(3, 4))) as steps:
+            await anext(steps)
+            assert front.load.running == 1
+
+    asyncio.run(main())
+    assert front.load.running == 0
+
+
 @pytest.mark.slow
 def test_a_replica_that_stands_still(front: Front, llm: LLM) -> None:
     """It is found out, and replaced; its streams go on elsewhere."""
@@ -218,15 +234,20 @@ def test_an_application_for_a_cluster(front: Front, llm: LLM) -> None:
 
 @pytest.mark.slow
 def test_a_model_that_is_none_is_one_line(cluster: Any) -> None:
-    from ray import serve
-
     from pronk.replicas.cluster import Plan, deploy
 
     del cluster
     plan = replace(Plan({**OPTIONS, "model": "/nowhere"}, 1), cpus=0.1)
-    with pytest.raises(
-        PronkError, match=r"replicas: expected 1 that load the model.*no such folder: '/nowhere'"
-    ) as found:
-        deploy(plan)
+    said = r"replicas: expected 1 that load the model.*no such folder: '/nowhere'"
+    with pytest.raises(PronkError, match=said) as found, deploy(plan):
+        pass
     assert "\n" not in str(found.value)
-    serve.delete("pronk")
+
+
+def test_a_cluster_that_is_too_small_is_one_line(cluster: Any) -> None:
+    from pronk.replicas.cluster import Plan, deploy
+
+    del cluster
+    said = "replicas: expected a cluster of at least 6 cores, found one of 2; ask for fewer"
+    with pytest.raises(OptionError, match=said), deploy(Plan(OPTIONS, 3, cpus=2.0)):
+        pass

@@ -12,6 +12,7 @@ import pytest
 
 from pronk import LLM, AsyncLLM, SamplingParams
 from pronk.cache.budget import BLOCK_SIZE
+from pronk.drafters import Suffix
 from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PronkError
 from pronk.outputs import Completion, Piece
 from pronk.replicas.front import Front, LostError, Reader
@@ -55,7 +56,7 @@ class Mortal:
 
 
 def front(llm: LLM, replicas: Any, **options: Any) -> Front:
-    return Front(Reader(llm.path, "recycling", About("one", llm.kernels, "recycling")), replicas, **options)
+    return Front(Reader(llm.path, "recycling", About("one", "", llm.kernels, "recycling")), replicas, **options)
 
 
 async def collect(made: Front, params: SamplingParams, prompts: Sequence[str] = (PROMPT,), **more: Any) -> list[Piece]:
@@ -158,11 +159,16 @@ def test_what_is_wrong_with_a_request_is_said_once(llm: LLM) -> None:
         made = front(llm, replicas, max_requests=2)
         with pytest.raises(OptionError, match="max_tokens"):
             await collect(made, SamplingParams(max_tokens=100_000))
-        with pytest.raises(OverloadedError, match="expected at most 2 requests at a time, found 3 more"):
+        with pytest.raises(OptionError, match="n: expected at most 2 samples at a time, found 3"):
             await collect(made, SamplingParams(n=3))
+        first = made.steps([PROMPT], SamplingParams(max_tokens=400, ignore_eos=True))
+        async with aclosing(first):
+            await anext(first)
+            with pytest.raises(OverloadedError, match="expected at most 2 requests at a time, found 2 more"):
+                await collect(made, SamplingParams(n=2))
         with pytest.raises(DeadlineError, match="not done by its deadline"):
             await collect(made, SamplingParams(), deadline=0.0)
-        assert len(replicas.asked) == 1
+        assert len(replicas.asked) == 2
         assert made.num_requests == 0
         made.stop()
         assert not made.alive
@@ -170,6 +176,64 @@ def test_what_is_wrong_with_a_request_is_said_once(llm: LLM) -> None:
             await collect(made, SamplingParams())
 
     asyncio.run(main())
+
+
+def test_a_replica_that_says_nothing_is_waited_for_to_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the deadline, but it may stand still."""
+    monkeypatch.setattr("pronk.replicas.front._GRACE", 0.05)
+
+    class Still(Mortal):
+        async def ask(self, ask: Ask) -> AsyncGenerator[Said]:
+            yield Begun("still", "one")
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        made = front(llm, Still(llm, []))
+        with pytest.raises(DeadlineError, match="its replica says nothing"):
+            await asyncio.wait_for(collect(made, SamplingParams(), deadline=0.1), 5)
+        assert made.num_requests == 0
+        assert not made._held
+
+    asyncio.run(main())
+
+
+def test_what_is_said_again_is_no_death_in_vain(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With reports on the prompt, a text is said from its beginning: replicas that say it have not died of it."""
+    monkeypatch.setattr("pronk.replicas.front._PAUSE", 0.0)
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, prompt_logprobs=0, temperature=0.8)
+
+    async def main() -> None:
+        want = whole(await collect(front(llm, Mortal(llm, [])), params, drafter="autoregressive"))
+        replicas = Mortal(llm, [6, 5, 4, 3, 2])
+        made = front(llm, replicas)
+        assert whole(await collect(made, params, drafter="autoregressive")) == want
+        assert made.resumed == 5
+        assert not made._held
+        assert not made._fallen
+        assert not made._loads
+
+    asyncio.run(main())
+
+
+def test_rejection_is_not_said_again(llm: LLM) -> None:
+    """What guesses were drawn decides its text, and another replica may have others."""
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, rule="rejection", temperature=0.8)
+
+    async def main() -> None:
+        assert len(await collect(front(llm, Mortal(llm, [4])), params)) == 20
+        with pytest.raises(PronkError, match="prompt_logprobs: a text that is drawn by rejection cannot be said again"):
+            await collect(front(llm, Mortal(llm, [4])), replace(params, prompt_logprobs=0))
+
+    asyncio.run(main())
+
+
+def test_drafters_by_their_options(llm: LLM) -> None:
+    """As the server asks for those that it was started with."""
+    made = front(llm, Mortal(llm, []))
+    assert made.llm.meet().name == "recycling"
+    assert made.llm.meet("suffix(max_match=3)") == Suffix(max_match=3)
+    with pytest.raises(OptionError, match="unknown drafter 'nobody'"):
+        made.llm.meet("nobody")
 
 
 def test_whoever_leaves_is_forgotten(llm: LLM) -> None:

@@ -13,19 +13,19 @@ threads may use the same :class:`~pronk.llm.LLM` meanwhile: they step the same e
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from time import perf_counter
 from typing import NamedTuple, Self
 
+from pronk.aio.room import Room
 from pronk.aio.thread import EngineThread, Waiting
 from pronk.checks import check_integer, check_number
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter
 from pronk.engine.request import Request
-from pronk.errors import DeadlineError, OptionError, OverloadedError
+from pronk.errors import DeadlineError, OptionError
 from pronk.llm import LLM, Prompt
 from pronk.outputs import Completion, Piece
 
@@ -53,14 +53,12 @@ class AsyncLLM:
 
     Attributes:
         llm: the model.
-        max_requests: most requests at a time, those that wait included.
     """
 
     def __init__(self, llm: LLM, *, max_requests: int = 1024) -> None:
+        """``max_requests`` are served at a time, those that wait included."""
         self.llm = llm
-        self.max_requests = max_requests
-        self._lock = threading.Lock()  # loops of several threads may share it
-        self._count = 0  # requests that have been let in and have not left
+        self._room = Room(max_requests)
         self._thread = EngineThread(llm.engine)
         # Forgotten without being closed, it must not keep a thread and a model.
         weakref.finalize(self, self._thread.stop)
@@ -73,7 +71,7 @@ class AsyncLLM:
     @property
     def num_requests(self) -> int:
         """Requests that are here, those whose prompt is still being read included."""
-        return self._count
+        return self._room.taken
 
     @property
     def load(self) -> Load:
@@ -169,25 +167,23 @@ class AsyncLLM:
         if not isinstance(salt, bytes):
             msg = f"salt: expected bytes, found {salt!r}"
             raise OptionError(msg)
+        if given and params.prompt_logprobs is not None:
+            msg = "prompt_logprobs: expected None where some of a text is given, as the prompt is not reported again"
+            raise OptionError(msg)
         ends_at = None if deadline is None else perf_counter() + deadline
-        count = len(prompts) * params.n
-        self._enter(count)
-        job: Waiting | None = None
-        try:
+        with self._room.hold(len(prompts) * params.n):
             requests = await self._read(prompts, params, drafter, deadline, given or {})
             for request in requests.values():
                 request.priority, request.deadline = priority, ends_at
                 request.salt, request.tenant = salt, tenant
             job = Waiting(requests, asyncio.get_running_loop())
-            self._thread.add(job)
-            while (news := await job.news.get()) is not None:
-                if isinstance(news, BaseException):
-                    raise news
-                yield news
-        finally:
-            with self._lock:
-                self._count -= count
-            if job is not None:
+            try:
+                self._thread.add(job)
+                while (news := await job.news.get()) is not None:
+                    if isinstance(news, BaseException):
+                        raise news
+                    yield news
+            finally:
                 self._thread.leave(job)
 
     def stop(self) -> None:
@@ -242,14 +238,3 @@ class AsyncLLM:
             else:
                 requests[index].resume((piece.token_id, piece.source, piece.logprobs) for piece in pieces)
         return requests
-
-    def _enter(self, count: int) -> None:
-        """Before anything is done for them, so that a crowd costs nothing."""
-        if count > self.max_requests:
-            msg = f"n: expected at most {self.max_requests} samples at a time, found {count}; ask for fewer"
-            raise OptionError(msg)
-        with self._lock:
-            if self._count + count > self.max_requests:
-                msg = f"expected at most {self.max_requests} requests at a time, found {count} more; try again later"
-                raise OverloadedError(msg)
-            self._count += count

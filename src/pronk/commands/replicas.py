@@ -60,9 +60,9 @@ class Spread:
             from pronk.replicas.cluster import deploy
             from pronk.replicas.front import Front, Reader
 
-            deployed = deploy(plan)
-            reader = Reader(path, options["drafter"], deployed.about())
-            yield Front(reader, deployed, max_requests=max_requests)
+            with deploy(plan) as deployed:
+                reader = Reader(path, options["drafter"], deployed.about())
+                yield Front(reader, deployed, max_requests=max_requests)
 
     @contextmanager
     def cluster(
@@ -78,26 +78,27 @@ class Spread:
         plan = self.plan(options, also, max_requests, drain)
         from pronk.llm import bundled_model
         from pronk.model.loader import resolve_model
-        from pronk.replicas.cluster import connect, shut_down
+        from pronk.replicas.cluster import connect, leave
 
         path = resolve_model(options["model"] or bundled_model())
         screen.note(f"starting {self.replicas} replicas of {path.name}")
-        connect(self.address, _cores())
         try:
+            connect(self.address, _cores())
             yield path, plan
         finally:
-            shut_down()
+            leave()
 
     def plan(self, options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float) -> "Plan":
         """What each replica loads, and with how many cores; errors are those of :meth:`front`."""
         needs_ray()
+        from pronk.drafters import make_drafter
         from pronk.replicas.cluster import Plan
+
+        for spec in (options["drafter"], *also):  # what is wrong with one shows before anything begins
+            make_drafter(spec)
 
         if not isinstance(options["calibration"], bool):
             msg = f"calibration: expected on or off with replicas, as each has its own, found {options['calibration']}"
-            raise OptionError(msg)
-        if self.least is not None and self.least > self.replicas:
-            msg = f"min-replicas: expected at most the replicas, {self.replicas}, found {self.least}"
             raise OptionError(msg)
         workers, threads, cores = options["workers"], options["threads"], _cores()
         if self.address is None:
@@ -128,7 +129,14 @@ def replica_options(
         _ray("The Ray cluster for them, as ray.init has it.", show_default="this machine", metavar="ADDRESS"),
     ] = None,
 ) -> Spread:
-    """How often a model is there, and where."""
+    """How often a model is there, and where.
+
+    Raises:
+        OptionError: there are to be more at quiet times than at others.
+    """
+    if min_replicas is not None and min_replicas > replicas:
+        msg = f"min-replicas: expected at most the replicas, {replicas}, found {min_replicas}"
+        raise OptionError(msg)
     return Spread(replicas, min_replicas, ray_address)
 
 

@@ -97,15 +97,15 @@ def serve(
     from pronk.aio import AsyncLLM
     from pronk.server.run import Server
     from pronk.server.service import Service
-    from pronk.server.settings import Limits, Settings
+    from pronk.server.settings import Limits, Settings, read_keys, read_text
 
-    keys = _keys(api_key, api_key_file)
+    keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
     near = host in _LOOPBACK
     if not near and not keys and not open_to_all:
         msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; or say --open-to-all"
         raise OptionError(msg)
     system = _guardrails(guardrails)
-    question = None if moderation_prompt is None else _text("moderation-prompt", moderation_prompt)
+    question = None if moderation_prompt is None else read_text("moderation-prompt", moderation_prompt)
     limits = Limits(
         requests=max_requests,
         max_tokens=max_tokens,
@@ -171,23 +171,15 @@ def _say(screen: "Screen", settings: "Settings", host: str, port: int) -> None:
         screen.note("open to whoever can reach this machine: no key is asked for")
 
 
-def _keys(given: list[str], path: Path | None) -> tuple[str, ...]:
-    lines = [] if path is None else [line.strip() for line in _text("api-key-file", path).splitlines()]
-    found = [line for line in lines if line and not line.startswith("#")]
-    if path is not None and not found:
-        msg = f"api-key-file: expected keys, one a line, found none in {path}"
-        raise OptionError(msg)
-    return (*given, *found)
-
-
 def _guardrails(which: str | None) -> str | None:
     if which is None:
         return None
     from pronk.server.guardrails import MISTRAL_PROMPT
+    from pronk.server.settings import read_text
 
     if which == "mistral":
         return MISTRAL_PROMPT
-    text = _text("guardrails", Path(which)).strip()
+    text = read_text("guardrails", Path(which)).strip()
     if not text:
         msg = f"guardrails: expected a prompt, found an empty file, {which}"
         raise OptionError(msg)
@@ -198,12 +190,3 @@ def _reflection(tokenizer: "Tokenizer", question: str | None) -> "Reflection":
     from pronk.server.guardrails import Reflection
 
     return Reflection(tokenizer) if question is None else Reflection(tokenizer, question)
-
-
-def _text(option: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        found = error.strerror if isinstance(error, OSError) else "bytes that are no UTF-8"
-        msg = f"{option}: expected a text file, found {path}: {found}"
-        raise OptionError(msg) from error

@@ -24,7 +24,7 @@ from pronk.replicas.front import Front, Reader
 from pronk.server.app import make_app
 from pronk.server.guard import Guard
 from pronk.server.service import Service
-from pronk.server.settings import Limits, Settings
+from pronk.server.settings import Limits, Settings, read_keys
 
 __all__ = ["Args", "app"]
 
@@ -68,8 +68,7 @@ def app(args: Args) -> Any:
     limits = Limits(requests=args.max_requests)
     many = (args.replicas, args.least)
     plan = Plan(options, *many, (), limits.requests, args.drain, args.cpus, resources=args.resources)
-    path = Path(args.api_key_file).read_text(encoding="utf-8") if args.api_key_file else ""
-    keys = tuple(line.strip() for line in path.splitlines() if line.strip() and not line.startswith("#"))
+    keys = read_keys(Path(args.api_key_file)) if args.api_key_file else ()
     name = args.name or resolve_model(args.model or bundled_model()).name
     settings = Settings(name, keys, limits=limits)
     asked = _Application(settings, args.model, options.get("drafter", "auto"))

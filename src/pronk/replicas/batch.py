@@ -7,7 +7,9 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
+from math import ceil
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import ray
@@ -18,7 +20,8 @@ from ray.exceptions import RayError
 from pronk.aio import AsyncLLM
 from pronk.errors import PronkError
 from pronk.llm import LLM
-from pronk.replicas.cluster import Plan, line_of
+from pronk.replicas.cluster import Plan, cause_of
+from pronk.replicas.replica import enter
 from pronk.server.batch import Answers, Line, answer_line
 from pronk.server.service import Service
 from pronk.server.settings import Limits, Settings
@@ -27,9 +30,9 @@ __all__ = ["run_on_replicas"]
 
 Rows = Mapping[str, NDArray[Any]]
 
-# Requests that a replica gets at a time, in multiples of those that share its passes: when the last ones of them end,
-# its passes are not full.
-_AT_A_TIME = 8
+# Portions that a replica has at a time. Each is half of the requests that share its passes: answers of a portion are
+# written together, and as long as there are others its passes are full.
+_PORTIONS = 4
 # How often a replica may die before that is not bad luck any more.
 _RESTARTS = 100
 
@@ -37,13 +40,20 @@ _RESTARTS = 100
 class Answerer:
     """One replica."""
 
-    def __init__(self, options: Mapping[str, Any], name: str) -> None:
-        """Load the model: ``options`` are those of :class:`pronk.LLM`, ``name`` is what requests call it."""
+    def __init__(self, options: Mapping[str, Any], name: str, folder: str) -> None:
+        """Load the model.
+
+        Args:
+            options: of :class:`pronk.LLM`.
+            name: what requests call it.
+            folder: that paths in the options start from.
+        """
+        enter(folder)
         llm, limits = LLM(**options), Limits(requests=2**20, n=1024, seconds=1e6)
         self._service = Service(AsyncLLM(llm, max_requests=limits.requests), Settings(name=name, limits=limits))
 
     def __call__(self, rows: Rows) -> Rows:
-        """Answer some requests, all of them side by side."""
+        """Answer some requests, side by side with those of other threads."""
         lines = [
             Line(*each[:2], json.loads(each[2])) for each in zip(rows["id"], rows["url"], rows["body"], strict=True)
         ]
@@ -83,25 +93,37 @@ def run_on_replicas(
         if line.custom_id not in answers.done
     ]
     _be_quiet()
-    at_a_time = _AT_A_TIME * int(plan.options.get("max_batch", 16))
-    made = ray.data.from_items(waiting, override_num_blocks=max(1, len(waiting) // at_a_time)).map_batches(
-        Answerer,
-        fn_constructor_args=(dict(plan.options), name),
-        batch_size=at_a_time,
-        compute=ActorPoolStrategy(min_size=plan.least or plan.replicas, max_size=plan.replicas),
-        num_cpus=plan.cpus,
-        max_restarts=_RESTARTS,
-    )
     refused = 0
     try:
-        for row in made.iter_rows():
+        for row in _answered(plan, name, waiting).iter_rows():
             answers.write(row["id"], row["status"], json.loads(row["body"]))
             refused += row["status"] != HTTPStatus.OK
             progress()
     except RayError as error:
-        msg = f"replicas: expected answers, found that they ended: {line_of(error)}; the same command goes on there"
+        msg = f"replicas: expected answers, found that they ended: {cause_of(error)}; the same command goes on there"
         raise PronkError(msg) from error
     return refused
+
+
+def _answered(plan: Plan, name: str, waiting: list[dict[str, Any]]) -> Any:
+    """The answers, as they will be."""
+    portion = max(1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(waiting) / plan.replicas)))
+    with catch_warnings():
+        simplefilter("ignore", DeprecationWarning)  # of how restarts are limited, for which there is no other way yet
+        return ray.data.from_items(waiting, override_num_blocks=ceil(len(waiting) / portion)).map_batches(
+            Answerer,
+            fn_constructor_args=(dict(plan.options), name, plan.folder),
+            batch_size=portion,
+            compute=ActorPoolStrategy(
+                min_size=plan.least or plan.replicas,
+                max_size=plan.replicas,
+                max_tasks_in_flight_per_actor=_PORTIONS,
+                max_concurrent_calls_per_actor=_PORTIONS,
+                enable_true_multi_threading=True,
+            ),
+            num_cpus=plan.cpus,
+            max_restarts=_RESTARTS,
+        )
 
 
 def _be_quiet() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from secrets import token_hex
 from socket import create_connection
 from typing import Any
 
@@ -20,12 +22,11 @@ from pronk.replicas.front import LostError
 from pronk.replicas.messages import About, Ask, Said
 from pronk.replicas.replica import Replica
 
-__all__ = ["APP", "Deployed", "Plan", "connect", "deploy", "deployed", "line_of", "model_deployment", "shut_down"]
+__all__ = ["Deployed", "Plan", "cause_of", "connect", "deploy", "deployed", "leave", "model_deployment"]
 
 _log = logging.getLogger(__name__)
 
-APP = "pronk"  # by Ray Serve's names
-MODEL = "model"
+MODEL = "model"  # by Ray Serve's names
 _ROUTER = "pronk.replicas.routing.PrefixRouter"
 
 _KNOCKS = 5.0  # seconds
@@ -50,6 +51,7 @@ class Plan:
         cpus: cores of each replica.
         quiet: seconds after which there are fewer, where there may be.
         resources: of Ray's, that each replica takes.
+        folder: that paths in the options start from.
     """
 
     options: Mapping[str, Any]
@@ -61,6 +63,7 @@ class Plan:
     cpus: float = 1.0
     quiet: float = 60.0
     resources: Mapping[str, float] = field(default_factory=dict)
+    folder: str = field(default_factory=os.getcwd)
 
 
 def connect(address: str | None, cpus: int) -> None:
@@ -81,7 +84,7 @@ def connect(address: str | None, cpus: int) -> None:
             _knock(address)
         ray.init(**options)
     except (OSError, RuntimeError, ValueError) as error:
-        msg = f"ray-address: expected a Ray cluster at {address or 'this machine'}, found none: {line_of(error)}"
+        msg = f"ray-address: expected a Ray cluster at {address or 'this machine'}, found none: {cause_of(error)}"
         raise OptionError(msg) from error
 
 
@@ -114,7 +117,7 @@ def model_deployment(plan: Plan) -> Any:
         logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False),
         **many,
     )(Replica)
-    return deployment.bind(dict(plan.options), list(plan.also), plan.max_requests)
+    return deployment.bind(dict(plan.options), list(plan.also), plan.max_requests, plan.folder)
 
 
 def deployed(app: str) -> Deployed:
@@ -122,30 +125,44 @@ def deployed(app: str) -> Deployed:
     return Deployed(serve.get_deployment_handle(MODEL, app))
 
 
-def deploy(plan: Plan) -> Deployed:
-    """Start replicas, and wait until they serve.
+@contextmanager
+def deploy(plan: Plan) -> Generator[Deployed]:
+    """Start replicas, wait until they serve, and end them in the end, after what they run.
 
     Raises:
+        OptionError: the cluster has too few cores for the fewest of them.
         PronkError: they cannot load the model.
     """
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    cores, wanted = there.get("CPU", 0.0), plan.cpus * (plan.least or plan.replicas)
+    if wanted > cores:
+        msg = f"replicas: expected a cluster of at least {wanted:g} cores, found one of {cores:g}; ask for fewer"
+        raise OptionError(msg)
+    app = f"pronk-{token_hex(4)}"  # servers share a cluster
+    try:
+        yield _run(plan, app)
+    finally:
+        try:
+            serve.delete(app)
+        except RayServeException:
+            pass  # Serve has not begun
+        except (RuntimeError, RayError) as error:
+            _log.warning("the replicas could not be ended: %s", cause_of(error))
+
+
+def _run(plan: Plan, app: str) -> Deployed:
     quiet = LoggingConfig(log_level="ERROR", enable_access_log=False)
     try:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config=quiet)
-        handle = serve.run(model_deployment(plan), name=APP, route_prefix=None)
+        return Deployed(serve.run(model_deployment(plan), name=app, route_prefix=None))
     except (RuntimeError, RayError, RayServeException) as error:
-        why = _why() or line_of(error)
-        msg = f"replicas: expected {plan.replicas} that load the model, found that they do not: {why}"
+        msg = f"replicas: expected {plan.replicas} that load the model, found that they do not: {_why(app, error)}"
         raise PronkError(msg) from error
-    return Deployed(handle)
 
 
-def shut_down() -> None:
-    """End the replicas, after what they run, and leave the cluster, which ends with that if it was begun here."""
-    try:
-        serve.delete(APP)
-    except (RuntimeError, RayError, RayServeException) as error:
-        _log.warning("the replicas could not be ended: %s", line_of(error))
+def leave() -> None:
+    """Leave the cluster, which ends with that if it was begun here."""
     ray.shutdown()
 
 
@@ -173,20 +190,24 @@ class Deployed:
             async for said in response:
                 yield said
         except (RayError, RayServeException) as error:
-            raise LostError(line_of(error)) from error
+            raise LostError(cause_of(error)) from error
         finally:
-            response.cancel()
+            # Of one that is gone, or that was never chosen, there is nothing to be cancelled.
+            with suppress(RayError, RayServeException, RuntimeError):
+                response.cancel()
 
 
-def line_of(error: BaseException) -> str:
-    """What an error of Ray's says first: what follows are traces."""
+def cause_of(error: BaseException | str) -> str:
+    """The line of our own error that Ray quotes last among others, or else what it says first."""
     lines = str(error).strip().splitlines()
+    for line in reversed(lines):
+        if "pronk.errors." in line:
+            return line.partition("pronk.errors.")[2].partition(": ")[2]
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
-def _why() -> str:
-    """The line of a replica's own error, which Ray quotes among others; empty if there is none."""
-    application = serve.status().applications.get(APP)
+def _why(app: str, error: BaseException) -> str:
+    """Why replicas do not serve, as they say, or else as Ray does."""
+    application = serve.status().applications.get(app)
     messages = [each.message for each in application.deployments.values()] if application is not None else []
-    own = [line.strip() for text in messages for line in text.splitlines() if "pronk.errors." in line]
-    return own[-1].partition("pronk.errors.")[2].partition(": ")[2] if own else ""
+    return cause_of(next((text for text in messages if "pronk.errors." in text), error))

@@ -12,11 +12,12 @@ from time import perf_counter
 from typing import Protocol
 
 from pronk.aio import Load
+from pronk.aio.room import Room
 from pronk.choosing.noise import fresh_seed
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.intake import Intake
-from pronk.errors import ClosedError, DeadlineError, OverloadedError, PronkError
+from pronk.errors import ClosedError, DeadlineError, PronkError
 from pronk.llm import Prompt
 from pronk.model.loader import read_config
 from pronk.outputs import Piece
@@ -31,6 +32,7 @@ __all__ = ["Front", "LostError", "Reader", "Replicas"]
 _BLAME = 3.0
 _PAUSE, _LONGEST = 0.1, 2.0  # seconds, more each time
 _MOST_PRIORITY = 2**31
+_GRACE = 1.0  # seconds after a deadline in which a replica says so itself
 
 
 class LostError(Exception):
@@ -50,8 +52,8 @@ class Replicas(Protocol):
 
 
 @dataclass(frozen=True)
-class Guess:
-    """Who guesses, by its name."""
+class Named:
+    """Who guesses, where one knows its name alone."""
 
     name: str
 
@@ -65,6 +67,7 @@ class Reader:
         tokenizer: its own.
         intake: reads prompts.
         drafter: who guesses, if a request does not say.
+        about: what a replica says of itself.
         kernels: what computes.
     """
 
@@ -76,9 +79,13 @@ class Reader:
         self.drafter = make_drafter(drafter)
         self.kernels = about.kernels
 
-    def meet(self, spec: str | Drafter | None = None) -> Guess:
-        """Who guesses; replicas have looked at the options already."""
-        return Guess(self.about.drafter if spec is None else str(spec))
+    def meet(self, spec: str | Drafter | None = None) -> Named | Drafter:
+        """Who guesses: it meets the model where that is.
+
+        Raises:
+            OptionError: an unknown drafter, or an option out of its range.
+        """
+        return Named(self.about.drafter) if spec is None else make_drafter(spec)
 
 
 class Front:
@@ -90,16 +97,17 @@ class Front:
 
     Attributes:
         llm: what is known of the model.
-        max_requests: most samples at a time, waiting ones included.
         resumed: requests that went on elsewhere, so far.
     """
 
     def __init__(self, llm: Reader, replicas: Replicas, *, max_requests: int = 1024) -> None:
-        self.llm, self.max_requests, self.resumed = llm, max_requests, 0
-        self._replicas = replicas
-        self._count, self._closed = 0, False
+        """``max_requests`` samples are served at a time, waiting ones included."""
+        self.llm, self.resumed = llm, 0
+        self._replicas, self._room = replicas, Room(max_requests)
+        self._closed = False
         self._loads: dict[str, Load] = {}
-        self._held = Counter[str]()  # requests that each replica has, or had when it died
+        self._held = Counter[str]()  # requests that each replica has
+        self._fallen: dict[str, int] = {}  # and had, when it died
 
     @property
     def alive(self) -> bool:
@@ -109,13 +117,13 @@ class Front:
     @property
     def num_requests(self) -> int:
         """Samples that are here."""
-        return self._count
+        return self._room.taken
 
     @property
     def load(self) -> Load:
         """What the replicas that have spoken last were busy with."""
         loads = [*self._loads.values()]
-        if not self._count or not loads:
+        if not self.num_requests or not loads:
             return Load()
         running, waiting = (sum(each) for each in zip(*((load.running, load.waiting) for load in loads), strict=True))
         return Load(running, waiting, sum(load.kv_used for load in loads) / len(loads), sum(x.kv_idle for x in loads))
@@ -135,22 +143,23 @@ class Front:
 
         Raises:
             ClosedError: it is being closed, or replicas die one after the other.
+            DeadlineError: it was not done in time, or its replica says nothing.
             PronkError: as there; or nobody goes on with a text whose replica died.
         """
         params = params or SamplingParams()
         if params.seed is None:
             params = replace(params, seed=fresh_seed())
-        ids = [self.llm.intake.ids(prompt) for prompt in prompts]
-        own = None if drafter is None else make_drafter(drafter)
-        ask = Ask(ids, params, prefix_digests(ids[0], salt), None, {}, own, priority, None, salt, tenant)
         ends_at = None if deadline is None else perf_counter() + deadline
-        self._enter(len(prompts) * params.n)
-        try:
+        self._check_open()
+        with self._room.hold(len(prompts) * params.n):
+            own = None if drafter is None else make_drafter(drafter)
+            ids = await asyncio.to_thread(lambda: [self.llm.intake.ids(prompt) for prompt in prompts])
+            prefix = await asyncio.to_thread(prefix_digests, ids[0], salt)
+            about = self.llm.about
+            ask = Ask(ids, params, prefix, about.model, None, {}, own, priority, None, salt, tenant)
             async with aclosing(self._kept_going(ask, ends_at)) as steps:
                 async for pieces in steps:
                     yield pieces
-        finally:
-            self._count -= len(prompts) * params.n
 
     async def _kept_going(self, ask: Ask, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
         """By one replica after the other, until all samples have ended."""
@@ -158,10 +167,11 @@ class Front:
         while True:
             told.replica = ""
             try:
-                async with aclosing(self._asked(told.ask(_left(ends_at), deaths), told)) as steps:
+                async with aclosing(self._asked(told.ask(_left(ends_at), deaths), told, ends_at)) as steps:
                     async for pieces in steps:
                         deaths, blame = 0, 0.0
-                        yield pieces
+                        if pieces:
+                            yield pieces
                 return
             except LostError as error:
                 deaths, blame = deaths + 1, blame + self._blame(told.replica)
@@ -174,22 +184,21 @@ class Front:
             self.resumed += 1
             await asyncio.sleep(min(_LONGEST, _PAUSE * deaths))
 
-    async def _asked(self, ask: Ask, told: _Told) -> AsyncGenerator[list[Piece]]:
-        """By one replica, to the end, or to its end.
+    async def _asked(self, ask: Ask, told: _Told, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
+        """By one replica, to the end, or to its end: what is new of each of its steps, which may be nothing.
 
         Raises:
             LostError: it is gone.
         """
         async with aclosing(self._replicas.ask(ask)) as said:
             try:
-                async for each in said:
+                while (each := await _in_time(said, ends_at)) is not None:
                     self._check_open()
                     pieces = told.hear(each)
                     if isinstance(each, Begun):
                         self._held[each.replica] += 1
                     if isinstance(each, Step):
                         self._loads[told.replica] = each.load
-                    if pieces:
                         yield pieces
             except LostError:
                 raise
@@ -199,13 +208,18 @@ class Front:
             self._let_go(told.replica)
 
     def _let_go(self, replica: str) -> None:
-        """A replica has one request less."""
+        """A replica has one request less; of one that has none, nothing is remembered."""
         self._held[replica] -= 1
+        if self._held[replica] <= 0:
+            for known in (self._held, self._fallen, self._loads):
+                known.pop(replica, None)
 
     def _blame(self, replica: str) -> float:
-        """A replica has died: how much of that a request of it is to blame for."""
+        """A replica has died: how much of that one of its requests is to blame for."""
         self._loads.pop(replica, None)
-        return 1.0 / max(1, self._held[replica])
+        had = self._fallen.setdefault(replica, self._held[replica])
+        self._let_go(replica)
+        return 1.0 / max(1, had)
 
     def stop(self) -> None:
         """End what still runs, with an error, at its next step."""
@@ -215,17 +229,27 @@ class Front:
         """The same."""
         self.stop()
 
-    def _enter(self, count: int) -> None:
-        self._check_open()
-        if self._count + count > self.max_requests:
-            msg = f"expected at most {self.max_requests} requests at a time, found {count} more; try again later"
-            raise OverloadedError(msg)
-        self._count += count
-
     def _check_open(self) -> None:
         if self._closed:
             msg = "expected a model that is open, found one that is being closed"
             raise ClosedError(msg)
+
+
+async def _in_time(said: AsyncGenerator[Said], ends_at: float | None) -> Said | None:
+    """What a replica says next; ``None`` is the end.
+
+    Raises:
+        DeadlineError: it says nothing, not even that it is too late.
+    """
+    wait = None if ends_at is None else max(0.0, ends_at - perf_counter()) + _GRACE
+    try:
+        async with asyncio.timeout(wait) as limit:
+            return await anext(said, None)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        msg = "the request was not done by its deadline, as its replica says nothing"
+        raise DeadlineError(msg) from error
 
 
 def _left(ends_at: float | None) -> float | None:
@@ -261,7 +285,14 @@ class _Told:
         self._skip: dict[int, int] = {}
 
     def ask(self, deadline: float | None, deaths: int) -> Ask:
-        """For all that is still to come, before others that have waited less."""
+        """For all that is still to come, before others that have waited less.
+
+        Raises:
+            PronkError: of such a request nobody can go on with a text.
+        """
+        if self._again and self._given and self._ask.params.rejects:
+            msg = "prompt_logprobs: a text that is drawn by rejection cannot be said again after its replica; ask again"
+            raise PronkError(msg)
         self._step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
         self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._again else {}
         given: Mapping[int, Sequence[Piece]] = {} if self._again else self._given

@@ -20,11 +20,13 @@ class About:
     Attributes:
         identity: of whatever its tokens depend on: the model, its weights' form, the kernels. Replicas with the same
             one give the same text for the same seed.
+        model: the part of it that says which model it is, whatever computes it.
         kernels: what computes.
         drafter: what guesses, by its name.
     """
 
     identity: str
+    model: str
     kernels: str
     drafter: str
 
@@ -37,6 +39,7 @@ class Ask:
         prompts: token ids.
         params: with a seed.
         prefix: digests of the first prompt's blocks, by which it finds a replica that has read them before.
+        model: that they are for, as :class:`About` says it.
         identity: of the replica that has given pieces out; another one must not go on.
         given: these pieces, by the sample's index.
         drafter, priority, deadline, salt, tenant: see :meth:`pronk.aio.AsyncLLM.steps`.
@@ -45,6 +48,7 @@ class Ask:
     prompts: Sequence[list[int]]
     params: SamplingParams
     prefix: Sequence[bytes] = ()
+    model: str = ""
     identity: str | None = None
     given: Mapping[int, Sequence[Piece]] = field(default_factory=dict)
     drafter: Drafter | None = None

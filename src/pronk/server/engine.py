@@ -15,16 +15,7 @@ from pronk.llm import Prompt
 from pronk.outputs import Piece
 from pronk.text.tokenizer import Tokenizer
 
-__all__ = ["Engine", "Model", "Named"]
-
-
-class Named(Protocol):
-    """Who guesses."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
+__all__ = ["Engine", "Model"]
 
 
 class Model(Protocol):
@@ -50,7 +41,7 @@ class Model(Protocol):
         ...
 
     def meet(self, spec: str | Drafter | None = None) -> Any:
-        """Somebody who guesses for it, :class:`Named`; errors are those of :meth:`pronk.llm.LLM.meet`."""
+        """Who guesses for it, by default somebody with a ``name``; errors are those of :meth:`pronk.llm.LLM.meet`."""
         ...
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from pronk.checks import check_integer, check_number
 from pronk.errors import OptionError
 
-__all__ = ["Limits", "Settings"]
+__all__ = ["Limits", "Settings", "read_keys", "read_text"]
 
 
 @dataclass(frozen=True)
@@ -84,3 +85,31 @@ class Settings:
             if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
                 msg = f"api-key: expected at least 8 printable ASCII characters without spaces, found {len(key)}"
                 raise OptionError(msg)
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """API keys of a file, one a line; lines that begin with # are none.
+
+    Raises:
+        OptionError: there is no such file, or no key in it.
+    """
+    lines = [line.strip() for line in read_text("api-key-file", path).splitlines()]
+    found = tuple(line for line in lines if line and not line.startswith("#"))
+    if not found:
+        msg = f"api-key-file: expected keys, one a line, found none in {path}"
+        raise OptionError(msg)
+    return found
+
+
+def read_text(option: str, path: Path) -> str:
+    """The text of a file that an option names.
+
+    Raises:
+        OptionError: there is none.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = error.strerror if isinstance(error, OSError) else "bytes that are no UTF-8"
+        msg = f"{option}: expected a text file, found {path}: {found}"
+        raise OptionError(msg) from error
