@@ -56,6 +56,15 @@ def test_branches_are_shared_evenly_and_what_is_above_is_repeated() -> None:
     assert [(piece.nodes, piece.own) for piece in second.pieces] == [((0, 4, 5, 6), (4, 5, 6))]
 
 
+def test_this_process_always_has_a_part() -> None:
+    """However slow it is: what its passes cost would not be known any more."""
+    trees = [TokenTree(tuple(range(9)), (-1, *[0] * 8)), TokenTree((1, 2), (-1, 0))]
+    for others in (1, 2):
+        shares = deal(trees, [linear(1e9, 1e9), *[linear(1.0, 0.1)] * others])  # type: ignore[list-item]
+        check(trees, shares)
+        assert shares[0].rows == 1
+
+
 def test_the_slower_gets_less_and_the_dear_nothing() -> None:
     trees = [TokenTree(tuple(range(41)), (-1, *[0] * 40))]
     fast, slow = deal(trees, [linear(0.1, 1.0), linear(0.1, 3.0)])  # type: ignore[list-item]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -286,6 +288,30 @@ def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: 
     assert started.processes[0].poll() is not None
     with pytest.raises(PronkError, match="is gone"):
         llm.generate("x")
+
+
+def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), Order.numbers
+    monkeypatch.setattr(Order, "numbers", lambda order: numbers(order)[:-1])
+    began = perf_counter()
+    said = "worker 1 has failed: ValueError: expected a stage of a pass, found a part of one; .*load the model again"
+    with pytest.raises(PronkError, match=said) as found:
+        llm.generate("x", SamplingParams(max_tokens=4))
+    assert "\n" not in str(found.value)
+    assert perf_counter() - began < 10
+
+
+def test_an_interruption_between_two_stages(several: LLM) -> None:
+    """It waits for the stage to end: all processes are where they were, and go on."""
+    params = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.8, seed=2)
+    timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        several.generate(PROMPTS, params, drafter="suffix")
+    timer.join()
+    short = replace(params, max_tokens=12)
+    one, other = (several.generate(PROMPTS, short, drafter=name) for name in ("suffix", "autoregressive"))
+    assert said(one) == said(other)
 
 
 def test_what_cannot_be() -> None:

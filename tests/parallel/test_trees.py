@@ -7,20 +7,29 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
+import torch
 
 from checkpoints import MakeCheckpoint
-from parallel.dealt import deal_by_chance
+from engine.cases import PROMPTS as TEXTS
+from engine.cases import ask, drafter, plain
+from engine.cases import params as cased
+from models import run, tiny_decoder
+from parallel.dealt import deal_by_chance, dealt
 from pronk import LLM, AsyncLLM, OptionError, SamplingParams
 from pronk.outputs import Completion
-from pronk.parallel import peer, runner
+from pronk.parallel import peer, runner, team
 from pronk.parallel.runner import TreeRunner
 from pronk.parallel.team import Started
 from pronk.parallel.work import Work
+from pronk.parallel.worker import Serving
+from pronk.passes.runner import Runner
 
 PROMPTS = ["def add(a, b):\n    return a + b\n\n\nclass Stack:\n", "for i in range(10):\n    print(i)\n\ndef", "x"]
 
@@ -173,6 +182,48 @@ def test_a_worker_that_fails_says_why(
     assert not made.workers
 
 
+def test_a_pass_that_fails_here_is_heard_out(alone: LLM, several: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers say of it is not taken for an answer to what they are asked next."""
+    made, params = passes(several), SamplingParams(max_tokens=16, ignore_eos=True)
+    workers, forward, failures = [*made.workers], Runner.forward, [0]
+
+    def failing(own: Runner, *given: Any) -> Any:
+        if own is made and made._owing and not failures[0]:
+            failures[0] += 1
+            raise MemoryError
+        return forward(own, *given)
+
+    monkeypatch.setattr(Runner, "forward", failing)
+    with pytest.raises(MemoryError):
+        several.generate(PROMPTS, params, drafter="recycling")
+    assert failures[0]
+    found, want = (each.generate(PROMPTS, params, drafter="recycling") for each in (several, alone))
+    assert said(found) == said(want)
+    assert made.workers == workers
+
+
+def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow is not gone; that it gets less, once its passes are known, is in ``test_dealing.py``."""
+    work, slowly = Serving._work, list[float]()
+
+    def slow(serving: Serving, given: Work) -> None:
+        if threading.current_thread().name.endswith("_0"):
+            slowly.append(0.1 * len(slowly) % 0.5)
+            sleep(slowly[-1])
+        work(serving, given)
+
+    monkeypatch.setattr(Serving, "_work", slow)
+    want = plain(torch.float32, "temperature", TEXTS, 30)
+    with dealt(tiny_decoder(), 3) as engine:
+        found = [ask(p, cased("temperature", i, 30), drafter("oracle", want)) for i, p in enumerate(TEXTS)]
+        run(engine, found)
+        made = engine.runner
+        assert isinstance(made, TreeRunner)
+        assert len(made.workers) == 2
+    assert [request.output for request in found] == [request.output for request in want]
+    assert max(slowly) > 0.3
+
+
 def test_texts_come_as_they_are_made(alone: LLM, several: LLM) -> None:
     """Streams, side by side, of an engine that a thread of its own steps."""
     params = SamplingParams(max_tokens=24, temperature=0.8, seed=3, logprobs=1, ignore_eos=True)
@@ -203,6 +254,39 @@ def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
     want = alone.generate("def fib(n):", SamplingParams(max_tokens=20, temperature=0.0)).text
     assert found.stdout.rstrip("\n") == want.rstrip("\n")
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import sys; sys.exit(3)", "workers: worker 1 ended before it had loaded the model"),
+        ("import time; time.sleep(60)", None),
+    ],
+)
+def test_a_worker_that_does_not_come(program: str, message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends is noticed, and one that takes long can be interrupted; neither leaves a process."""
+    started = list[subprocess.Popen[bytes]]()
+    begin = team._start
+
+    def starting(*given: Any) -> subprocess.Popen[bytes]:
+        started.append(begin(*given))
+        return started[-1]
+
+    monkeypatch.setattr(team, "_PROGRAM", program)
+    monkeypatch.setattr(team, "_start", starting)
+    began = monotonic()
+    if message is None:
+        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            LLM(workers=2, threads=1)
+        timer.join()
+    else:
+        with pytest.raises(OptionError, match=message):
+            LLM(workers=2, threads=1)
+    assert monotonic() - began < 20
+    (process,) = started
+    assert process.poll() is not None
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,10 @@ class Everybody:
         """What one :meth:`send` s, into ``part``."""
         self._wait(lambda: self._group.recv([part], rank, 0))
 
+    def leave(self) -> None:
+        """Close the connections; whoever waits for this process is told, and nothing can be added up any more."""
+        del self._group
+
     def _wait(self, begin: Callable[[], Any]) -> None:
         try:
             begin().wait(timedelta(seconds=_PATIENCE))
@@ -262,4 +266,5 @@ def serve_stages(peer: Peer, passes: TensorPasses) -> None:
     except PeerError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the first process has to hear of it
+        passes.everybody.leave()  # whoever waits there for this process
         peer.send(Kind.FAILED, data=f"{type(error).__name__}: {error}".encode())
