@@ -273,3 +273,8 @@ def test_prompts_that_begin_alike_go_to_one_replica() -> None:
     assert routes.choose(digests[0], {"a": 9, "b": 0}) == "b"  # much busier
     assert routes.choose(digests[0], {"b": 5, "c": 1}) == "b"  # gone; the shorter beginning is another's
     assert routes.choose((), {"a": 2, "b": 1}) == "b"
+    routes.keep({"a"})
+    assert routes.choose(digests[1], {"b": 0, "a": 3}) == "b"  # what it has read is forgotten
+    assert routes.choose(digests[0], {"b": 0, "a": 3}) == "a"
+    routes.keep(())
+    assert routes.choose(digests[0], {"b": 0, "a": 3}) == "b"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,11 @@ class Routes:
             if replica in busy and busy[replica] <= least + _BUSIER:
                 return replica
         return min(busy, key=lambda each: (busy[each], self._prompts[each]))
+
+    def keep(self, replicas: Collection[Any]) -> None:
+        """Forget all others."""
+        self._where = OrderedDict((digest, name) for digest, name in self._where.items() if name in replicas)
+        self._prompts = Counter({name: count for name, count in self._prompts.items() if name in replicas})
 
     def learn(self, prefix: Sequence[bytes], replica: Any) -> None:
         """A prompt went there."""

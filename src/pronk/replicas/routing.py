@@ -34,6 +34,13 @@ class PrefixRouter(RequestRouter):
         others = sorted((name for name in there if name != first), key=lambda name: busy[name])
         return [[there[first]], *([there[name]] for name in others)]
 
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """There are others than before: of those that are gone nothing is remembered."""
+        super().update_replicas(replicas)
+        there = {replica.replica_id for replica in replicas}
+        self._busy = {name: count for name, count in self._busy.items() if name in there}
+        self.routes.keep(there)
+
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """It went there."""
         del result
