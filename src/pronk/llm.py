@@ -47,6 +47,7 @@ class LLM:
         path: the model's folder or file.
         config: its shape.
         dtype: of its weights.
+        workers: processes that compute it.
         tokenizer: its own.
         engine: which decodes.
         intake: which makes its requests.
@@ -131,7 +132,7 @@ class LLM:
         self.calibration = CalibrationFile.open(calibration, self.path)
         target, kind = open_device(device), parse_dtype(dtype, self.config)
         chosen = choose_kernels(kernels, target, self.config)
-        self.dtype = kind
+        self.dtype, self.workers = kind, workers
         setting = {"model": self.path, "dtype": kind, "weights": weights, "kv_dtype": kv_dtype}
         team = gather(workers, parallel, self.config, chosen, **setting)
         decoder = load_decoder(

@@ -319,6 +319,13 @@ def test_sound_leaves_out_what_plain_decoding_loops_on() -> None:
     assert len(order) == 4 * 2 * 2
 
 
+def test_what_went_into_other_processes_is_a_share_of_the_time() -> None:
+    samples = [sample(PLAIN, id, waited=0.0) for id in "ab"] + [sample(GUESS, id, waited=0.2) for id in "ab"]  # noqa: A001
+    found = document(*samples, sample("peer", "a"), sample("peer", "b"), of=model(PLAIN, GUESS, "peer"))
+    shares = [figures(found, method).waited for method in (PLAIN, GUESS, "peer")]
+    assert shares == [0.0, pytest.approx(0.2), None]
+
+
 def test_if_everything_loops_nothing_is_sound() -> None:
     found = document(sample(PLAIN, tokens=LOOP), sample(GUESS, tokens=LOOP))
     assert {each.task for each in found.models[0].figures} == {"code", "all"}

@@ -197,6 +197,17 @@ def test_what_stands_above_the_tables() -> None:
     assert "Real acceptance, simulated size: the function is that of tiny (15.7 M parameters)" in text
 
 
+def test_workers_have_a_column_where_there_are_some() -> None:
+    one = document(make("own", **FULL, waited=0.0123), make("peer", **FULL))
+    text = shown(replace(one, arguments={"workers": 2, "parallel": "tree"}))
+    assert [rows_of(text, name)[-1] for name in ("own", "peer")] == [[*COST, "1.2"], [*COST, "–"]]
+    assert "2 workers (tree), threads of each: 2" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    alone = shown(document(make("own", **FULL)))
+    assert rows_of(alone, "own")[-1] == COST
+    assert "workers (tree)" not in alone
+
+
 def test_nothing_measured() -> None:
     skipped = tuple(Failure(f"code/{i}", "3000 tokens") for i in range(2))
     text = shown(document(skipped=skipped))

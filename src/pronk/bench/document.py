@@ -108,6 +108,7 @@ class Figures:
         itl: inter-token latency: a step's wait, shared by its tokens.
         split: where the time went.
         peak_memory: of the process that ran the method.
+        waited: share of the time that went into other processes of the model: telling them, and waiting for them.
         same: outputs equal to plain decoding's, of ``compared``; ``near_ties`` of the others part at a near tie.
             Plain decoding's own are compared with its first repeat.
         repeated: share of the 4-grams that occurred before in their output.
@@ -142,6 +143,7 @@ class Figures:
     itl: Latency | None = None
     split: Split | None = None
     peak_memory: int | None = None
+    waited: float | None = None
     same: int | None = None
     compared: int | None = None
     near_ties: int | None = None
@@ -221,6 +223,14 @@ class Document:
     harness_share: float
     interrupted: bool
     models: tuple[ModelResult, ...] = field(default=())
+
+    @property
+    def threads(self) -> str:
+        """Who computes: ``2 threads``, or ``2 workers (tree), threads of each: 1``."""
+        count, workers = self.hardware.get("threads"), self.arguments.get("workers", 1)
+        if workers == 1:
+            return f"{count} threads"
+        return f"{workers} workers ({self.arguments.get('parallel')}), threads of each: {count}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -107,6 +107,9 @@ def _speed(pairs: _Pairs) -> dict[str, Any]:
     peaks = [sample.peak_memory for samples in pairs.own for sample in samples if sample.peak_memory is not None]
     if peaks:
         values["peak_memory"] = max(peaks)
+    waited = [sample.waited for samples in pairs.own for sample in samples if sample.waited is not None]
+    if waited:
+        values["waited"] = sum(waited) / sum(sample.seconds for samples in pairs.own for sample in samples)
     if all(sample.ttft is not None for samples in pairs.own for sample in samples):
         values["ttft"] = _range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in pairs.own])
         after = [[_per_token_after_first(s) for s in side] for side in (pairs.own, pairs.plain)]

@@ -16,7 +16,9 @@ EXPLANATION = (
     "equal to plain decoding's (* the others part at near ties; a peer that samples draws noise of its own). floor: "
     "time of a step over the time to read the weights and the cache once. wait: time between tokens, a step's shared "
     "by its tokens. c: time to draft a position, in plain passes. exp.: speed-up that α, the drafted depth and c let "
-    "expect; after 1st: measured, without the first token. The harness took {harness} of the measured time."
+    "expect; after 1st: measured, without the first token. GiB: of the process that asks; workers: share of the time "
+    "that went into others that compute the model, and waiting for them. The harness took {harness} of the measured "
+    "time."
 )
 
 _TITLES = {ALL: "all tasks", SOUND: "without loops"}
@@ -60,10 +62,14 @@ def by_method(model: ModelResult) -> Grid:
     """What each method costs, over all tasks."""
     names = "tokens\n/s|×\nfloor|TTFT\nms|wait ms\np50|\np99|c|exp.\n×|after\n1st ×|draft/\nhost %|\nGiB"
     overall = [figures for figures in model.figures if figures.task == ALL]
+    several = any(figures.waited is not None for figures in overall)
+    if several:
+        names += "|work-\ners %"
     blocks = []
     for temperature in dict.fromkeys(figures.temperature for figures in overall):
         here = [figures for figures in overall if figures.temperature == temperature]
-        blocks.append((f"T = {temperature:g}", tuple((f.method, *_cost(f)) for f in here if f.prompts)))
+        rows = ((f.method, *_cost(f), *([_share(f.waited)] if several else ())) for f in here if f.prompts)
+        blocks.append((f"T = {temperature:g}", tuple(rows)))
     return Grid(_TITLES[ALL], tuple(names.split("|")), tuple(blocks))
 
 
@@ -108,7 +114,7 @@ def describe(model: ModelResult, document: Document) -> str:
     if model.kept is not None:
         parts.append(f"{model.kept}, {model.pass_bytes / 1e6:,.1f} MB a pass")
     parts.append(f"kernels {model.kernels}")
-    parts += [f"{document.hardware.get('threads')} threads", str(document.hardware.get("processor"))]
+    parts += [document.threads, str(document.hardware.get("processor"))]
     if model.bandwidth is not None:
         speed = model.bandwidth
         parts.append(f"memory {speed.median / 1e9:.0f} ± {speed.spread / 1e9:.0f} GB/s")
@@ -171,6 +177,10 @@ def _spread(value: Range | None) -> str:
 
 def _number(value: float | None) -> str:
     return _NOTHING if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value * 100:.1f}"
 
 
 def _milliseconds(seconds: float) -> str:

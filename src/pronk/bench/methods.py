@@ -68,9 +68,11 @@ class Drafting(Method):
             self._guessers[memory] = make_drafter(self.name).bind(self._llm.target)
         prompts, params = [item.ids for item in items], [item.params for item in items]
         self._peak.reset()
-        began = perf_counter()
+        runner = self._llm.engine.runner
+        began, waited = perf_counter(), runner.waited
         completions = self._llm.generate(prompts, params, drafter=self._guessers[memory])
         seconds = (perf_counter() - began) / len(items)
+        waited = (runner.waited - waited) / len(items)
         peak = self._peak.read()
         for out in completions:
             out.stats.check_guesser()
@@ -86,6 +88,7 @@ class Drafting(Method):
                 trust=tuple(out.stats.trust),
                 peak_memory=peak,
                 batch=len(items),
+                waited=waited if self._llm.workers > 1 else None,
             )
             for item, out in zip(items, completions, strict=True)
         ]

@@ -118,6 +118,7 @@ class Sample:
             :class:`~pronk.engine.stats.Stats`.
         peak_memory: bytes of the process, if known.
         batch: prompts that shared its passes, itself among them.
+        waited: those of ``seconds`` that went into other processes of the model, if it has some.
         error: why there is no output.
     """
 
@@ -137,6 +138,7 @@ class Sample:
     trust: tuple[Trust, ...] | None = None
     peak_memory: int | None = None
     batch: int = 1
+    waited: float | None = None
     error: str | None = None
 
 

@@ -209,7 +209,7 @@ def _start_peer(spec: PeerSpec, source: Path, llm: LLM, options: PeerOptions, tr
         source,
         draft=options.draft,
         dtype=dtype,
-        threads=torch.get_num_threads(),
+        threads=torch.get_num_threads() * llm.workers,
         cache=options.cache,
         python=options.pythons.get(spec.mode.engine),
     )

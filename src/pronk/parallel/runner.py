@@ -87,7 +87,6 @@ class TreeRunner(Runner):
 
     Attributes:
         workers: those that are there.
-        waited: seconds spent on sending, waiting and receiving beyond this process's own passes, so far.
         shared: passes that several processes made.
     """
 
@@ -114,7 +113,7 @@ class TreeRunner(Runner):
         super().__init__(decoder, cache, clock=clock)
         self.mirrored, self.own = cache, PassTimes()
         self.workers: list[Worker] = []
-        self.waited, self.shared, self._turn = 0.0, 0, 0
+        self._waited, self.shared, self._turn = 0.0, 0, 0
         self._owing: list[Worker] = []
         self._alive, self._lost = alive, lost
         for peer in peers:
@@ -126,6 +125,11 @@ class TreeRunner(Runner):
 
         worker = Worker(peer, self.mirrored.join(fetch))
         self.workers.append(worker)
+
+    @property
+    def waited(self) -> float:
+        """Seconds of sending, waiting and receiving beyond this process's own passes, so far."""
+        return self._waited
 
     def forward(self, jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
         """One pass over all jobs' trees, by whom it is fastest."""
@@ -201,7 +205,7 @@ class TreeRunner(Runner):
             if not worker.cold:
                 worker.exchanges.append(max(0.0, seconds - longest))
             worker.cold, worker.idle = False, 0
-        self.waited, self.shared = self.waited + seconds - result.seconds, self.shared + 1
+        self._waited, self.shared = self._waited + seconds - result.seconds, self.shared + 1
         self.mirrored.dealt = made.dealt
         return PassResult(made.logits, made.hidden, seconds, context, made.chosen)
 
@@ -306,7 +310,7 @@ class TreeRunner(Runner):
         except (PeerError, _LostError) as error:
             self._drop(worker, error)
             return None
-        self.waited += self.clock() - began
+        self._waited += self.clock() - began
         return found
 
     def _drop(self, worker: Worker, error: Exception) -> None:

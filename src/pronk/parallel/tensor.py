@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property, partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class Everybody:
     Attributes:
         rank: of this one.
         workers: how many there are.
+        waited: seconds that exchanges have taken so far, until all had come included.
     """
 
     def __init__(self, store: Any, rank: int, workers: int, *, patience: float) -> None:
@@ -55,7 +57,7 @@ class Everybody:
         Raises:
             PeerError: one does not come within ``patience`` seconds.
         """
-        self.rank, self.workers = rank, workers
+        self.rank, self.workers, self.waited = rank, workers, 0.0
         try:
             self._group = open_group(store, "all", rank, workers, patience=patience)
         except RuntimeError as error:
@@ -87,8 +89,10 @@ class Everybody:
         del self._group
 
     def _wait(self, begin: Callable[[], Any]) -> None:
+        began = perf_counter()
         try:
             begin().wait(timedelta(seconds=_PATIENCE))
+            self.waited += perf_counter() - began
         except RuntimeError as error:
             raise _lost(error) from error
 
@@ -142,8 +146,12 @@ class TensorPasses(KernelPasses):
             raise self._error.with_traceback(None)
         try:
             with uninterrupted():  # a stage that others are told of has to be gone through
+                began, before = perf_counter(), self.everybody.waited
                 self._tell(stage, rows)
-                return self._run(stage, rows)
+                self.waited += perf_counter() - began
+                result = self._run(stage, rows)
+                self.waited += self.everybody.waited - before
+                return result
         except Exception as error:
             cause = "; ".join([*self._causes(), str(error)])
             self._error = PeerError(f"{cause}; load the model again")

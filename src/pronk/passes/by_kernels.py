@@ -27,7 +27,7 @@ class KernelPasses:
     usable = True
 
     def __init__(self, kernels: Kernels, decoder: Decoder, cache: PagedCache, beside: Beside | None) -> None:
-        self.kernels, self.decoder, self.cache, self.beside = kernels, decoder, cache, beside
+        self.kernels, self.decoder, self.cache, self.beside, self.waited = kernels, decoder, cache, beside, 0.0
         self._programs: dict[tuple[object, ...], Program] = {}
         self._version = (-1, -1)
         self._rope = RopeTable(decoder.config.rope)

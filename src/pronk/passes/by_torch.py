@@ -20,7 +20,7 @@ class TorchPasses:
     usable = True
 
     def __init__(self, decoder: Decoder, cache: PagedCache, beside: Beside | None) -> None:
-        self.decoder, self.cache, self.beside = decoder, cache, beside
+        self.decoder, self.cache, self.beside, self.waited = decoder, cache, beside, 0.0
 
     @torch.inference_mode()
     def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:

@@ -127,6 +127,11 @@ class Runner:
         return self._passes.usable
 
     @property
+    def waited(self) -> float:
+        """Seconds that went into other processes that compute the model, so far; see :class:`Passes`."""
+        return self._passes.waited
+
+    @property
     def grows(self) -> bool:
         """Whether :meth:`grow` can be asked."""
         return self._kernels is not None and not self._kernels.dynamic

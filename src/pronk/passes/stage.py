@@ -98,10 +98,16 @@ class Passes(Protocol):
 
     Attributes:
         usable: whether they can be computed at all.
+        waited: seconds that went into other processes so far: telling them, and waiting for what they say.
     """
 
     @property
     def usable(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def waited(self) -> float:
         """See above."""
         ...
 
