@@ -147,10 +147,22 @@ def test_ranks_are_counted_on_the_target_s_own_text(fine: Trainer[MedusaStudent]
     measured = fine.objective.measure_ranks()
     assert [len(ranks) for ranks in measured] == [16] * 3
     for ahead in (1, 2, 3):
-        order = q[ahead - 1, :, : 32 - ahead].argsort(dim=-1, descending=True)
-        right = order == p[:, ahead:].argmax(-1, keepdim=True)
-        assert measured[ahead - 1] == pytest.approx(right[..., :16].double().mean((0, 1)).tolist(), abs=0.02)
+        least, most = ranks(q[ahead - 1, :, : 32 - ahead], p[:, ahead:])
+        assert float((most - least <= 1).double().mean()) > 0.75
+        reached = np.cumsum(measured[ahead - 1])
+        for rank in range(16):
+            low, high = (float((each <= rank).double().mean()) for each in (most, least))
+            assert low - 1e-3 * (rank + 1) <= reached[rank] <= high + 1e-3 * (rank + 1)
     assert measured[0][0] > 0.5
+
+
+def ranks(q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest rank among ``q`` of the target's likeliest token: logits of bfloat16 are often equal."""
+    best = p.topk(2, -1)
+    own, rounding = q.gather(-1, best.indices[..., :1]), q.abs().amax() / 2**9
+    least, most = (q > own + rounding).sum(-1), (q >= own - rounding).sum(-1) - 1
+    tied = best.values[..., 0] - best.values[..., 1] < p.abs().amax() / 2**9
+    return least.masked_fill(tied, 0), most.masked_fill(tied, q.shape[-1])
 
 
 def test_the_tree_is_chosen_for_the_heads_as_they_are(

@@ -179,8 +179,15 @@ def _bar() -> Iterator[Callable[[str, int, int], None] | None]:
 
     columns = (BarColumn(20), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("preparing", total=None)
-        yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total)
+        task, shown = bar.add_task("preparing", total=None), "preparing"
+
+        def update(label: str, done: int, total: int) -> None:
+            nonlocal shown
+            # What is over within a refresh of the screen is seen all the same.
+            bar.update(task, description=label, completed=done, total=total, refresh=label != shown)
+            shown = label
+
+        yield update
 
 
 def _show(report: "VerifyReport | None", *, as_json: bool) -> None:
