@@ -9,10 +9,14 @@ import pytest
 
 from bench.test_kernels_option import Run
 from bench.test_kernels_option import run as run  # noqa: PLC0414 - a fixture
+from parallel.dealt import deal_by_chance
 
 
 @pytest.mark.parametrize("parallel", ["tree", "tensor"])
-def test_a_benchmark_says_what_workers_take(run: Run, tmp_path: Path, parallel: str) -> None:
+def test_a_benchmark_says_what_workers_take(
+    run: Run, tmp_path: Path, parallel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deal_by_chance(monkeypatch)  # by costs, nothing of so small a model might be dealt
     few = ("--limit", 1, "--max-tokens", 12, "--repeats", 1, "--temperature", 0, "--budget", "all", "--threads", 1)
     own = ("--drafter", "lookahead", "--workers", 2, "--parallel", parallel)
     target, report = tmp_path / "out.json", tmp_path / "report"
