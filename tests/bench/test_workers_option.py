@@ -26,7 +26,7 @@ def test_a_benchmark_says_what_workers_take(
     ((plain, guessing),) = [[each for each in one["figures"] if each["task"] == "all"] for one in document["models"]]
     assert guessing["same"] == guessing["compared"] > 0
     assert 0.0 < guessing["waited"] < 1.0
-    assert plain["waited"] > 0.0 if parallel == "tensor" else plain["waited"] == 0.0  # one row is nobody else's
+    assert 0.0 < plain["waited"] < 1.0  # of the prompt, if nothing else
     said = f"2 workers ({parallel}), threads of each: 1"
     assert said in " ".join(out.split())
     page = (report / "index.html").read_text()
