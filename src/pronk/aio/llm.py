@@ -40,12 +40,14 @@ class Load(NamedTuple):
         waiting: requests that wait for room.
         kv_used: of the blocks of the cache, the part that is taken, 0..1.
         kv_idle: blocks that hold what nobody uses at present.
+        resumed: requests that went on elsewhere when their replica died, so far.
     """
 
     running: int = 0
     waiting: int = 0
     kv_used: float = 0.0
     kv_idle: int = 0
+    resumed: int = 0
 
 
 class AsyncLLM:

@@ -75,6 +75,11 @@ class Spread:
         drain: float = 60.0,
     ) -> "Iterator[tuple[Path, Plan]]":
         """A cluster for as long as it is wanted, with the model's place and what is to be there; errors likewise."""
+        needs_ray()
+        if self.address is None:
+            from pronk.replicas.private import be_private
+
+            be_private()
         plan = self.plan(options, also, max_requests, drain)
         from pronk.llm import bundled_model
         from pronk.model.loader import resolve_model
@@ -90,7 +95,6 @@ class Spread:
 
     def plan(self, options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float) -> "Plan":
         """What each replica loads, and with how many cores; errors are those of :meth:`front`."""
-        needs_ray()
         from pronk.drafters import make_drafter
         from pronk.replicas.cluster import Plan
 

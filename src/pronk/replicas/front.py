@@ -124,9 +124,10 @@ class Front:
         """What the replicas that have spoken last were busy with."""
         loads = [*self._loads.values()]
         if not self.num_requests or not loads:
-            return Load()
+            return Load(resumed=self.resumed)
         running, waiting = (sum(each) for each in zip(*((load.running, load.waiting) for load in loads), strict=True))
-        return Load(running, waiting, sum(load.kv_used for load in loads) / len(loads), sum(x.kv_idle for x in loads))
+        used, idle = sum(load.kv_used for load in loads) / len(loads), sum(load.kv_idle for load in loads)
+        return Load(running, waiting, used, idle, self.resumed)
 
     async def steps(
         self,

@@ -153,6 +153,11 @@ class Metrics:
                 "Blocks kept for texts that begin alike.",
                 lambda: engine.load.kv_idle,
             ),
+            (
+                "pronk:requests_resumed",
+                "Requests that went on elsewhere when their replica died.",
+                lambda: engine.load.resumed,
+            ),
         ):
             gauge = Gauge(name, text, ["model_name"], registry=self.registry)
             gauge.labels(self._model).set_function(read)

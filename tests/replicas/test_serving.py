@@ -1,0 +1,173 @@
+"""``pronk serve --replicas``: its streams outlive a replica, nobody else reaches it, and nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from secrets import token_hex
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from pronk import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is no core for each replica"),
+    pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no list of sockets"),
+]
+
+TOKENS = 600
+
+
+@dataclass(frozen=True)
+class Served:
+    """The command, where it serves, and how its processes are known."""
+
+    command: subprocess.Popen[str]
+    url: str
+    mark: str
+
+    def processes(self, name: str = "") -> list[int]:
+        """Those that were begun for it, with this in their command line."""
+        found = list[int]()
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                own = self.mark.encode() in (place / "environ").read_bytes()
+                if own and name.encode() in (place / "cmdline").read_bytes():
+                    found.append(int(place.name))
+            except OSError:
+                continue
+        return found
+
+    def environment(self, name: str) -> str:
+        """A variable of its first replica."""
+        (process, *_) = self.processes("ray::ServeReplica")
+        entries = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        (found,) = [entry.partition(b"=")[2] for entry in entries if entry.startswith(name.encode() + b"=")]
+        return found.decode()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    mark = token_hex(8)
+    options = ["--replicas", "2", "--threads", "1", "--port", "0", "--drafter", "recycling", "--budget", "all"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "pronk", "serve", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PRONK_TEST": mark},
+    )
+    assert command.stdout is not None
+    said = ""
+    for line in command.stdout:
+        said += line
+        if found := re.search(r"(http://127\.0\.0\.1:\d+)/v1", line):
+            yield Served(command, found[1], mark)
+            break
+    else:
+        pytest.fail(said)
+    if command.poll() is None:
+        command.kill()
+        command.wait()
+    command.stdout.close()
+
+
+def ask(served: Served, prompt: str, seed: int) -> Any:
+    own = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "stream": True, "ignore_eos": True}
+    body = json.dumps(own).encode()
+    return urllib.request.urlopen(
+        urllib.request.Request(f"{served.url}/v1/completions", body, {"Content-Type": "application/json"}), timeout=120
+    )
+
+
+def texts(stream: Any) -> Iterator[str]:
+    for line in stream:
+        if line.startswith(b"data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                yield choice["text"]
+
+
+def test_a_client_sees_one_stream_when_the_replica_is_killed(served: Served) -> None:
+    prompt = "def add(a, b):\n    return a + b\n"
+    before = {*served.processes("ray::ServeReplica")}
+    assert len(before) == 2
+    with ask(served, prompt, 5) as stream:
+        pieces = texts(stream)
+        found = [next(pieces)]
+        for process in before:
+            os.kill(process, signal.SIGKILL)
+        found += pieces
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.8, seed=5, ignore_eos=True)
+    assert "".join(found) == LLM(threads=1).generate(prompt, params).text
+    assert not before & {*served.processes("ray::ServeReplica")}
+    with urllib.request.urlopen(f"{served.url}/metrics", timeout=10) as answer:
+        assert re.search(r'pronk:requests_resumed\{model_name="pronk-tiny"\} [1-9]', answer.read().decode())
+
+
+def test_nobody_else_reaches_it(served: Served) -> None:
+    """All listen on the loopback; but Ray Serve's replicas, and those want the token."""
+    import grpc
+
+    replicas = served.processes("ray::ServeReplica")
+    listening = [*sockets(served.processes())]
+    assert len(listening) > 5
+    open_to_all = [(process, port) for process, address, port in listening if not address.is_loopback]
+    assert {process for process, _ in open_to_all} <= {*replicas}
+    token = served.environment("RAY_AUTH_TOKEN")
+    assert len(token) == 64
+    for _, port in open_to_all:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+            said = []
+            for metadata in (None, [("authorization", "Bearer 0")], [("authorization", f"Bearer {token}")]):
+                with pytest.raises(grpc.RpcError) as error:
+                    call(b"", metadata=metadata, timeout=10)
+                said.append(error.value.code())
+        refused = grpc.StatusCode.UNAUTHENTICATED
+        assert said[:2] == [refused, refused]
+        assert said[2] != refused
+
+
+def test_all_of_it_ends(served: Served) -> None:
+    assert served.processes("raylet")
+    served.command.send_signal(signal.SIGTERM)
+    assert served.command.wait(60) == 0
+    end = monotonic() + 30
+    while served.processes() and monotonic() < end:
+        sleep(0.2)
+    assert not served.processes()
+
+
+def sockets(processes: Sequence[int]) -> Iterator[tuple[int, IPv4Address | IPv6Address, int]]:
+    """Where processes listen: which one, at which address and port."""
+    holders = dict[str, int]()
+    for process in processes:
+        for file in Path(f"/proc/{process}/fd").glob("*"):
+            try:
+                holders[str(file.readlink())] = process
+            except OSError:
+                continue
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            holder = holders.get(f"socket:[{fields[9]}]")
+            if fields[3] == "0A" and holder is not None:
+                address, port = fields[1].split(":")
+                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
+                packed = b"".join(words)
+                found = IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
+                mapped = getattr(found, "ipv4_mapped", None)
+                yield holder, mapped or found, int(port, 16)
