@@ -289,6 +289,26 @@ def test_a_worker_that_does_not_come(program: str, message: str | None, monkeypa
     assert process.poll() is not None
 
 
+@pytest.mark.parametrize("parallel", ["tree", "tensor"])
+@pytest.mark.parametrize("what", ["version", "model", "weights", "kernels", "dtype"])
+def test_a_worker_of_another_kind_is_refused(what: str, parallel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, started = team.identity, list[subprocess.Popen[bytes]]()
+    begin = team._start
+
+    def starting(*given: Any) -> subprocess.Popen[bytes]:
+        started.append(begin(*given))
+        return started[-1]
+
+    monkeypatch.setattr(team, "_start", starting)
+    monkeypatch.setattr(team, "identity", lambda *given: own(*given) | {what: "another"})
+    message = f"workers: expected the same {what} in all, another; found .* in worker 1"
+    with pytest.raises(OptionError, match=message) as caught:
+        LLM(workers=2, threads=1, parallel=parallel)
+    assert "\n" not in str(caught.value)
+    (process,) = started
+    assert process.poll() is not None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -75,11 +75,6 @@ class Spread:
         drain: float = 60.0,
     ) -> "Iterator[tuple[Path, Plan]]":
         """A cluster for as long as it is wanted, with the model's place and what is to be there; errors likewise."""
-        needs_ray()
-        if self.address is None:
-            from pronk.replicas.private import be_private
-
-            be_private()
         plan = self.plan(options, also, max_requests, drain)
         from pronk.llm import bundled_model
         from pronk.model.loader import resolve_model
@@ -95,8 +90,8 @@ class Spread:
 
     def plan(self, options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float) -> "Plan":
         """What each replica loads, and with how many cores; errors are those of :meth:`front`."""
+        needs_ray()
         from pronk.drafters import make_drafter
-        from pronk.replicas.cluster import Plan
 
         for spec in (options["drafter"], *also):  # what is wrong with one shows before anything begins
             make_drafter(spec)
@@ -119,6 +114,12 @@ class Spread:
         # Replicas have working directories of their own.
         placed = str(Path(model).resolve()) if model is not None and Path(model).exists() else model
         own = {**options, "threads": threads, "model": placed}
+        if self.address is None:
+            from pronk.replicas.private import be_private
+
+            be_private()
+        from pronk.replicas.cluster import Plan
+
         return Plan(own, self.replicas, self.least, tuple(also), max_requests, drain, cpus)
 
 

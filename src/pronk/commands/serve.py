@@ -95,7 +95,8 @@ def serve(
 
     needs_serve("serve")
     from pronk.aio import AsyncLLM
-    from pronk.server.run import Server
+    from pronk.parallel.team import is_launched
+    from pronk.server.run import Server, check_free
     from pronk.server.service import Service
     from pronk.server.settings import Limits, Settings, read_keys, read_text
 
@@ -115,11 +116,12 @@ def serve(
         seconds=timeout,
     )
     screen = Screen()
-    wanted = spread()
+    wanted, own = spread(), options(max_batch, prefix_cache)
+    if not is_launched(own["workers"]):  # of torchrun's processes one listens, once all have come
+        check_free(host, port)
     with ExitStack() as ends:
         engine: Engine
         if wanted:
-            own = options(max_batch, prefix_cache)
             engine = ends.enter_context(wanted.front(screen, own, also=also, max_requests=limits.requests, drain=drain))
         else:
             with screen.loading() as bar:

@@ -25,7 +25,7 @@ from pronk.server.guard import Guard, Scope
 from pronk.server.service import Service
 from pronk.server.settings import Limits
 
-__all__ = ["Server"]
+__all__ = ["Server", "check_free"]
 
 _log = logging.getLogger("pronk.server.access")
 
@@ -156,6 +156,16 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """What a signal does, from any thread."""
         self.handle_exit(signal.SIGTERM, None)
+
+
+def check_free(host: str, port: int) -> None:
+    """See whether an address is to be had, before a model is loaded for it.
+
+    Raises:
+        OptionError: it cannot be listened at.
+    """
+    for each in _listen(host, port):
+        each.close()
 
 
 def _listen(host: str, port: int) -> list[socket]:
