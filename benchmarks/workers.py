@@ -96,11 +96,11 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, drafter in drafters.items():
         times: dict[bool, list[float]] = {False: [], True: []}
-        waited, dealt, texts = list[float](), list[float](), set[tuple[int, str]]()
+        waited, told, dealt, texts = list[float](), list[float](), list[float](), set[tuple[int, str]]()
         for turn in range(options.rounds + 1):
             for shared in (False, True):
                 runner.workers[:] = there if shared else []
-                passes = runner.shared
+                passes, before = runner.shared, runner.waited
                 done = ask(llm, PROMPTS[turn % len(PROMPTS)], options.max_tokens, drafter)
                 texts.add((turn % len(PROMPTS), done.text))
                 seconds, rows = full(done)
@@ -108,14 +108,17 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
                     times[shared].append(median(seconds))
                 if turn and shared:
                     dealt.append((runner.shared - passes) / len(done.stats.steps))
-                    waited.append(max(worker.exchange for worker in there) / median(seconds))
+                    waited.append((runner.waited - before) / done.stats.target_seconds)
+                    told.append(max(worker.exchange for worker in there) / median(seconds))
         assert len(texts) == len({number for number, _ in texts})
         ratios = [with_them / alone for alone, with_them in zip(times[False], times[True], strict=True)]
-        found[name] = {"rows": rows, "alone": median(times[False]), "ratio": median(ratios), "exchange": median(waited)}
+        found[name] = {"rows": rows, "alone": median(times[False]), "ratio": median(ratios), "waited": median(waited)}
+        found[name]["exchange"] = median(told)
         print(
             f"{name:22} {rows:4.0f} rows  alone {1e3 * median(times[False]):6.1f} ms  "
             f"{options.workers} workers {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})  "
-            f"exchange and waiting {median(waited):.1%}  dealt {median(dealt):.0%} of the steps"
+            f"exchange and waiting {median(waited):.1%}, of which exchange {median(told):.1%}  "
+            f"dealt {median(dealt):.0%} of the steps"
         )
     return {"trees": found}
 

@@ -24,8 +24,15 @@ MAX_FUNCTION = 25  # lines that nine of ten functions have at most
 EXTRAS = {"llama_cpp", "openvino", "openvino_genai", "openvino_tokenizers"}  # not installed for the tests
 
 # The first hands its environment on to another program, and reads nothing from it; the second is run by an
-# installation, which names its compiler there; the third tells Ray, which reads it there, to report nothing.
-HANDS_ON_ENVIRONMENT = {"bench/peers/process.py", "kernels/build.py", "replicas/cluster.py"}
+# installation, which names its compiler there; two tell Ray, which reads it there, to report nothing and to
+# let nobody else in; and torchrun says there alone how many processes it has started.
+HANDS_ON_ENVIRONMENT = {
+    "bench/peers/process.py",
+    "kernels/build.py",
+    "parallel/team.py",
+    "replicas/cluster.py",
+    "replicas/private.py",
+}
 
 
 # The floors of the house, lowest first: what a room needs lies below it. One name is a package or a module of the root.

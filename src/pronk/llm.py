@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast, overload
@@ -99,8 +99,8 @@ class LLM:
             prefill_chunk: most prompt tokens in one pass, 16..8192.
             threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
             workers: processes that compute the model together, 1..64. They are started here, share this machine's
-                cores, and end with this object; or they are those that ``torchrun`` has started, of which all but the
-                first compute for it and end in here.
+                cores, and end with this object, or with :meth:`close`; or they are those that ``torchrun`` has started,
+                of which all but the first compute for it and end in here.
             parallel: what workers are for. ``"tree"``: each has the whole model, and the branches of the guesses are
                 dealt to them, where that is faster; it changes no token. ``"tensor"``: each has some of the heads and
                 of the MLP's columns, a part of the memory and of what a pass reads; whoever guesses, the tokens are
@@ -134,34 +134,42 @@ class LLM:
         chosen = choose_kernels(kernels, target, self.config)
         self.dtype, self.workers = kind, workers
         setting = {"model": self.path, "dtype": kind, "weights": weights, "kv_dtype": kv_dtype}
-        team = gather(workers, parallel, self.config, chosen, **setting)
-        decoder = load_decoder(
-            self.path,
-            self.config,
-            dtype=kind,
-            device=target,
-            kernels=chosen,
-            weights=weights,
-            split=team.split,
-            on_progress=progress,
-        )
         memory = KVBudget(kv_memory, max_batch, target, workers)
-        computed, kept = computed_in(kind, chosen), torch.int8 if kv_dtype == "int8" else None
-        cache = memory.add(team.share, computed, chosen, kept, share_prefixes=prefix_cache, kind=team.pool)
-        self.engine = Engine(
-            decoder,
-            cache,
-            max_batch=max_batch,
-            prefill_chunk=prefill_chunk,
-            budget=budget == "auto",
-            tokenizer=self.tokenizer,
-            kv_budget=memory,
-            folder=self.path,
-            odds=self.calibration.odds,
-            runner=team.runner(decoder, cache),
-        )
+        self._team = gather(workers, parallel, self.config, chosen, **setting)
+        with ExitStack() as failed:
+            failed.callback(self._team.end)
+            decoder = load_decoder(
+                self.path,
+                self.config,
+                dtype=kind,
+                device=target,
+                kernels=chosen,
+                weights=weights,
+                split=self._team.split,
+                on_progress=progress,
+            )
+            computed, kept = computed_in(kind, chosen), torch.int8 if kv_dtype == "int8" else None
+            team = self._team
+            cache = memory.add(team.share, computed, chosen, kept, share_prefixes=prefix_cache, kind=team.pool)
+            self.engine = Engine(
+                decoder,
+                cache,
+                max_batch=max_batch,
+                prefill_chunk=prefill_chunk,
+                budget=budget == "auto",
+                tokenizer=self.tokenizer,
+                kv_budget=memory,
+                folder=self.path,
+                odds=self.calibration.odds,
+                runner=self._team.runner(decoder, cache),
+            )
+            failed.pop_all()
         self.intake = Intake(self.config, self.tokenizer, decoder.kernels)
         self._guessers = Guessers(self.engine.target, self.drafter)
+
+    def close(self) -> None:
+        """End the other processes of the model, if any: with ``"tree"`` it goes on alone, split it does no more."""
+        self._team.end()
 
     @property
     def exact(self) -> bool:

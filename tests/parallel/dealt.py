@@ -19,9 +19,10 @@ from pronk.engine.engine import Engine
 from pronk.model.decoder import Decoder
 from pronk.parallel import dealing, runner
 from pronk.parallel.dealing import Share
+from pronk.parallel.member import Worker
 from pronk.parallel.mirrored import MirroredCache
 from pronk.parallel.peer import Kind, Peer, PeerError
-from pronk.parallel.runner import TreeRunner, Worker
+from pronk.parallel.runner import TreeRunner
 from pronk.parallel.worker import Serving
 from pronk.passes.runner import Runner
 from pronk.tree import TokenTree

@@ -290,7 +290,7 @@ def test_a_worker_that_does_not_come(program: str, message: str | None, monkeypa
 
 
 @pytest.mark.parametrize("parallel", ["tree", "tensor"])
-@pytest.mark.parametrize("what", ["version", "model", "weights", "kernels", "dtype"])
+@pytest.mark.parametrize("what", ["version", "model", "config", "weights", "kernels", "dtype"])
 def test_a_worker_of_another_kind_is_refused(what: str, parallel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own, started = team.identity, list[subprocess.Popen[bytes]]()
     begin = team._start

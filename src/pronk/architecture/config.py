@@ -6,8 +6,11 @@ is. Keys that would change the computation are honoured or refused with an error
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from pronk.architecture.rope import RopeConfig, parse_rope
@@ -79,6 +82,11 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells it from any other: 16 hexadecimal digits of all that is here."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def group(self) -> int:

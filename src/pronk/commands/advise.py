@@ -30,7 +30,7 @@ _INTERRUPTED = 130
 _OF_THE_MODEL = ("device", "dtype", "kv_memory", "kv_dtype", "kernels")
 
 
-@shares(load=model_options, without=("drafter", "weights", "budget", "calibration"))
+@shares(load=model_options, without=("drafter", "weights", "budget", "calibration", "workers", "parallel"))
 def advise(
     context: typer.Context,
     load: Callable[..., "LLM"],

@@ -101,8 +101,11 @@ def _load(
 ) -> "LLM":
     """Load; what guesses have shown is kept when the command ends, however it does."""
     from pronk.llm import LLM
+    from pronk.parallel.team import check_launched
 
-    llm = LLM(**options(*args, **given), progress=progress)
+    found = options(*args, **given)
+    check_launched(found["workers"])
+    llm = LLM(**found, progress=progress)
     ends.callback(llm.calibration.save)
     return llm
 

@@ -74,11 +74,17 @@ class MirroredCache(PagedCache):
         """As any pool; nobody holds a part of it yet."""
         self.copies: list[Copy] = []
         self.dealt: dict[int, Dealt] = {}
+        self.tokens = np.zeros(0, np.int64)
         super().__init__(*args, **options)
 
     def _changed(self) -> None:
         super()._changed()
-        self.tokens = np.zeros(self.num_slots, np.int64)
+        if len(self.tokens) != self.num_slots:
+            self.tokens = np.zeros(self.num_slots, np.int64)
+        self.begin_copies_anew()
+
+    def begin_copies_anew(self) -> None:
+        """Nobody holds a part of it any more; what is here stays."""
         for copy in self.copies:
             copy.begin_anew(self.num_slots)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 from time import perf_counter
+from weakref import ref
 
 import numpy as np
 import torch
@@ -18,7 +16,8 @@ from torch import Tensor
 from pronk.interrupts import uninterrupted
 from pronk.model.decoder import Decoder
 from pronk.parallel.dealing import Piece, Share, deal
-from pronk.parallel.mirrored import Copy, Dealt, MirroredCache
+from pronk.parallel.member import Worker
+from pronk.parallel.mirrored import Dealt, MirroredCache
 from pronk.parallel.parts import Made, part_of
 from pronk.parallel.peer import Kind, Message, Peer, PeerError
 from pronk.parallel.work import Rows, Work
@@ -26,57 +25,18 @@ from pronk.passes.costs import PassCosts, PassTimes
 from pronk.passes.runner import PassResult, Runner
 from pronk.passes.stage import Job
 
-__all__ = ["TreeRunner", "Worker"]
+__all__ = ["TreeRunner"]
 
 _log = logging.getLogger(__name__)
 
 # A row more is believed to cost so much of the first one, before it is known.
 _ROW = 0.1
 
-# What sending is believed to take before it is known: seconds at all, and for each byte.
-_EXCHANGE, _BYTE = 1e-3, 1e-9
-
-# Exchanges that are remembered.
-_RECENT = 9
-# Passes without a worker after which its exchanges are believed to take half as long.
-_DOUBT = 256
+# What a worker lacks of a text it is sent once; so many steps have something of it, or so it is believed.
+_STEPS = 8
 
 # How long a worker may take: so many times what this process took for its own part, and so many seconds more.
 _SLOWER, _PATIENCE = 10.0, 20.0
-
-
-@dataclass(eq=False)
-class Worker:
-    """Another process with the same model.
-
-    Attributes:
-        peer: it.
-        copy: what its pool holds.
-        times: what its passes have taken.
-        exchanges: seconds that a step took beyond the longer of both passes.
-        idle: passes since it had a part of one.
-        cold: whether its pool is new, so that what it does next takes longer than usual.
-        bytes_: seconds for each byte that was sent to it.
-    """
-
-    peer: Peer
-    copy: Copy
-    times: PassTimes = field(default_factory=PassTimes)
-    exchanges: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    idle: int = 0
-    cold: bool = True
-    bytes_: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-
-    @property
-    def exchange(self) -> float:
-        """Seconds of an exchange, usually; what was long ago is doubted, or one bad time would be the last one."""
-        usual = median(self.exchanges) if self.exchanges else _EXCHANGE
-        return usual * 0.5 ** (self.idle / _DOUBT)
-
-    @property
-    def byte(self) -> float:
-        """Seconds for each byte."""
-        return median(self.bytes_) if self.bytes_ else _BYTE
 
 
 class TreeRunner(Runner):
@@ -120,10 +80,15 @@ class TreeRunner(Runner):
             self._join(peer)
 
     def _join(self, peer: Peer) -> None:
+        # Both know it no longer than others do, so that workers end with whoever has begun them.
+        runner, known = ref(self), list[ref[Worker]]()
+
         def fetch(slots: NDArray[np.int64]) -> Tensor | None:
-            return self._fetch(worker, slots)
+            here, worker = runner(), known[0]()
+            return None if here is None or worker is None else here._fetch(worker, slots)  # noqa: SLF001 - this one
 
         worker = Worker(peer, self.mirrored.join(fetch))
+        known.append(ref(worker))
         self.workers.append(worker)
 
     @property
@@ -135,15 +100,16 @@ class TreeRunner(Runner):
         """One pass over all jobs' trees, by whom it is fastest."""
         shares = self._deal(jobs)
         if sum(bool(share.pieces) for share in shares) > 1:
-            try:
-                with uninterrupted():
+            with uninterrupted():
+                try:
                     return self._together(jobs, shares, collect)
-            except _LostError as error:
-                self._drop(error.worker, error)
-                self._hear_out()
-            except BaseException:
-                self._hear_out()
-                raise
+                except _LostError as error:
+                    self._drop(error.worker, error)
+                    self._hear_out()
+                except BaseException:
+                    self._hear_out()
+                    self.mirrored.begin_copies_anew()  # of what was meant for them some may never have been sent
+                    raise
         result = super().forward(jobs, collect)
         self.own.learn(_rows(jobs), result.context, result.seconds)
         self.mirrored.dealt = {id(job.segment.table): Dealt(job.segment.tree) for job in jobs}
@@ -165,9 +131,9 @@ class TreeRunner(Runner):
         return deal([job.segment.tree for job in jobs], costs, extra)
 
     def _lag(self, worker: Worker, jobs: Sequence[Job]) -> float:
-        """Seconds until a worker has what it lacks of the texts, which is sent if nothing else."""
+        """Seconds until a worker has what it lacks of the texts, which is sent if nothing else; this step's share."""
         lacks = sum(int((~worker.copy.has[self._certain(job)]).sum()) for job in jobs)
-        return lacks * self.cache.bytes_per_token * worker.byte
+        return lacks * self.cache.bytes_per_token * worker.byte / _STEPS
 
     def _certain(self, job: Job) -> NDArray[np.int64]:
         """The slots of a text that a pass reads."""
@@ -202,9 +168,7 @@ class TreeRunner(Runner):
                 worker.copy.has[certain[len(certain) - ride :]] = True
         seconds = self.clock() - began
         for worker, _, _ in asked:
-            if not worker.cold:
-                worker.exchanges.append(max(0.0, seconds - longest))
-            worker.cold, worker.idle = False, 0
+            worker.took(seconds, longest)
         self._waited, self.shared = self._waited + seconds - result.seconds, self.shared + 1
         self.mirrored.dealt = made.dealt
         return PassResult(made.logits, made.hidden, seconds, context, made.chosen)
@@ -228,7 +192,8 @@ class TreeRunner(Runner):
             row = costs(share.rows + ride) - costs(share.rows)
             # What a row of the text would read before the window may have been given back.
             gone = jobs[piece.job].segment.table.released > 0
-            if gone or row > len(lacks) * self.cache.bytes_per_token * worker.byte:
+            # Where nobody knows what rows cost, the comparison is false, and they are sent.
+            if gone or not row <= len(lacks) * self.cache.bytes_per_token * worker.byte:
                 slots.append(certain[lacks])
                 ride = 0
             rides.append(ride)
@@ -254,8 +219,8 @@ class TreeRunner(Runner):
             worker.peer.send(Kind.WORK, work.numbers(), work.kept.flatten() if work.kept is not None else b"")
         except PeerError as error:
             raise _LostError(worker, error) from error
-        if work.kept is not None and not worker.cold:
-            worker.bytes_.append((self.clock() - began) / work.kept.nbytes)
+        if work.kept is not None:
+            worker.sent(work.kept.nbytes, self.clock() - began)
 
     def _answer(self, worker: Worker, turn: int, patience: float) -> Message:
         """What a worker answers to what it was last asked; what it says of earlier turns nobody waits for."""

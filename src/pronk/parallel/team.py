@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from pronk.parallel.tensor import Everybody, TensorPasses
 from pronk.parallel.worker import Setting, identity, loaded_key, serve
 from pronk.passes.runner import Runner
 
-__all__ = ["PARALLEL", "Alone", "Team", "gather", "is_launched"]
+__all__ = ["PARALLEL", "Alone", "Team", "check_launched", "gather", "is_launched"]
 
 _c10d: Any = dist  # of whose names the type stubs know a part
 
@@ -37,6 +38,8 @@ PARALLEL = ("tree", "tensor")
 
 # Seconds until all have come, and have loaded the model.
 _PATIENCE = 600.0
+# And then until they have met.
+_MEETING = 30.0
 # Between two looks whether one has.
 _LOOK = 0.05
 
@@ -44,6 +47,18 @@ _LOOK = 0.05
 def is_launched(workers: int) -> bool:
     """Whether ``torchrun`` has started the processes of a model that is to have several."""
     return workers > 1 and dist.is_torchelastic_launched()
+
+
+def check_launched(workers: int) -> None:
+    """Where one process is asked for, ``torchrun`` must not have started several, each of which would do it all.
+
+    Raises:
+        OptionError: it has.
+    """
+    found = int(os.environ.get("WORLD_SIZE", "1")) if dist.is_torchelastic_launched() else 1
+    if workers == 1 < found:
+        msg = f"workers: expected {found}, as torchrun has started, found 1"
+        raise OptionError(msg)
 
 
 class Alone:
@@ -57,6 +72,9 @@ class Alone:
 
     def runner(self, decoder: Decoder, cache: PagedCache) -> Runner | None:
         """What makes the model's passes, if nothing simple does."""
+
+    def end(self) -> None:
+        """There is nobody to end."""
 
 
 class Processes(Protocol):
@@ -133,19 +151,16 @@ class Team:
         self.share = config if self.split is None else self.split.share
         self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
+    def end(self) -> None:
+        """End the others; harmless if they have ended."""
+        self.processes.end()
+
     def runner(self, decoder: Decoder, cache: PagedCache) -> Runner:
         """What makes the model's passes, once all have come.
 
         Raises:
             OptionError: one does not come, cannot load the model, or has another one.
         """
-        try:
-            return self._runner(decoder, cache)
-        except BaseException:
-            self.processes.end()
-            raise
-
-    def _runner(self, decoder: Decoder, cache: PagedCache) -> Runner:
         mine, workers = identity(decoder, cache, self.setting), self.setting["workers"]
         self.peers += [self._meet(rank, mine) for rank in range(1, workers)]
         if isinstance(cache, MirroredCache):
@@ -153,7 +168,7 @@ class Team:
         assert isinstance(cache, SplitCache)
         assert self.split is not None
         assert decoder.kernels is not None
-        everybody = Everybody(self.processes.store, 0, workers, patience=_PATIENCE)
+        everybody = Everybody(self.processes.store, 0, workers, patience=_MEETING)
         end = self.processes.end
         passes = TensorPasses(decoder.kernels, decoder, cache, self.split, everybody, peers=self.peers, lost=end)
         return Runner(decoder, cache, passes=passes)
@@ -161,8 +176,8 @@ class Team:
     def _meet(self, rank: int, identity: dict[str, str]) -> Peer:
         self._await(rank)
         try:
-            peer = Peer(self.processes.store, rank, driver=True, patience=_PATIENCE)
-            message = peer.receive(_PATIENCE)
+            peer = Peer(self.processes.store, rank, driver=True, patience=_MEETING)
+            message = peer.receive(_MEETING)
         except PeerError as error:
             msg = f"workers: expected {self.setting['workers']} processes, found that {error}"
             raise OptionError(msg) from error

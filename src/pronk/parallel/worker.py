@@ -19,7 +19,6 @@ from torch import Tensor
 from pronk.architecture.config import ModelConfig
 from pronk.cache.budget import BLOCK_SIZE
 from pronk.cache.paged import PagedCache
-from pronk.errors import PronkError
 from pronk.kernels.threads import lend_threads
 from pronk.model.decoder import Decoder
 from pronk.model.fingerprint import Fingerprint
@@ -197,8 +196,9 @@ def serve(store: Any, rank: int, setting: Setting, patience: float) -> None:
     cause = b""
     try:
         loaded = setting.load(rank)
-    except (PronkError, OSError, MemoryError) as error:
-        cause = str(error).encode() or type(error).__name__.encode()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other process has to hear of it
+        said = str(error).strip().splitlines()
+        cause = (said[0] if said else type(error).__name__).encode()
     store.set(loaded_key(rank), b"")
     peer = Peer(store, rank, driver=False, patience=patience)
     if cause:
@@ -237,6 +237,7 @@ def identity(decoder: Decoder, cache: PagedCache, setting: Setting) -> dict[str,
     return {
         "version": __version__,
         "model": str(Fingerprint.of(Path(setting["model"]))),
+        "config": read_config(Path(setting["model"])).digest,
         "weights": setting["weights"],
         "kernels": "torch" if kernels is None else kernels.name,
         "dtype": f"{cache.dtype}, {cache.kv_dtype}",
@@ -249,7 +250,9 @@ def main() -> None:
     host, port, rank, world, patience = sys.argv[1:6]
 
     def watch() -> None:
-        sys.stdin.buffer.read()  # ends with the other process, however that ends
+        os.read(
+            0, 1
+        )  # ends with the other process, however that ends; Python's own stdin has a lock, which outlives this
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,230 @@
+"""What the runner of dealt trees knows of its workers: what they hold, what they cost, and what is sent to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+import torch
+
+from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain
+from models import run, samples, tiny_decoder
+from parallel.dealt import deal_by_chance, dealt
+from pronk import SamplingParams
+from pronk.cache.blocks import BlockTable
+from pronk.engine.engine import Engine
+from pronk.engine.request import Request
+from pronk.parallel import member, runner
+from pronk.parallel.member import Worker
+from pronk.parallel.runner import TreeRunner
+from pronk.parallel.work import Work
+from pronk.passes.attention import Segment
+from pronk.passes.stage import Job
+from pronk.tree import TokenTree
+
+KIND = torch.float32
+
+
+class Owner:
+    """Of a layer's outputs that are kept."""
+
+
+def made_by(engine: Engine) -> TreeRunner:
+    found = engine.runner
+    assert isinstance(found, TreeRunner)
+    return found
+
+
+def asked(want: Sequence[Request]) -> list[Request]:
+    """Texts of which guesses are right and wrong, off the main chain as well: half of them take many steps."""
+    names = ("adversarial", "random")
+    return [ask(p, params("temperature", i, 30), drafter(names[i % 2], want)) for i, p in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("first", [2, 5, 9])
+def test_layers_that_are_kept_from_the_middle_of_a_text_on(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers lack their rows from then on, and may compute the whole text once more: from the tokens that it has."""
+    deal_by_chance(monkeypatch)
+    want, owners, rides = plain(KIND, "temperature", PROMPTS, 30), list[Owner](), list[int]()
+    work = TreeRunner._work
+
+    def watched(*given: object) -> tuple[Work, list[int]]:
+        share, ridden = work(*given)  # type: ignore[arg-type]
+        rides.extend(ridden)
+        return share, ridden
+
+    monkeypatch.setattr(TreeRunner, "_work", watched)
+    with dealt(tiny_decoder(), 3) as engine:
+        found = asked(want)
+        for request in found:
+            engine.add(request)
+        steps = 0
+        while not all(request.ended for request in found):
+            engine.step()
+            steps += 1
+            if steps in (first, first + 6):
+                owners.append(Owner())
+                if len(owners) == 1:
+                    rides.clear()
+                engine.cache.keep_hidden(len(owners), owners[-1])
+        assert max(rides) > 10
+    assert_same(found, want)
+
+
+def test_what_was_never_sent_is_not_taken_for_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that dies of its own share leaves the others of the engine as they are."""
+    deal_by_chance(monkeypatch)
+    want, numbers, failures = plain(KIND, "temperature", PROMPTS, 30), Work.numbers, 0
+
+    def failing(share: Work) -> torch.Tensor:
+        nonlocal failures
+        if failing_now and (share.moves or share.kept is not None):
+            failures += 1
+            raise MemoryError
+        return numbers(share)
+
+    monkeypatch.setattr(Work, "numbers", failing)
+    with dealt(tiny_decoder(), 3) as engine:
+        found = asked(want)
+        for request in found:
+            engine.add(request)
+        steps = 0
+        while not all(request.ended for request in found):
+            failing_now = steps % 3 == 2
+            with suppress(MemoryError):
+                engine.step()
+            steps += 1
+            assert steps < 1000
+        assert len(made_by(engine).workers) == 2
+    assert failures > 3
+    assert_same(found, want)
+
+
+def test_blocks_that_samples_share_are_copied_when_they_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers hold of a block is not what they hold of its copy, nor of what the copy's place had before."""
+    deal_by_chance(monkeypatch)
+    own = SamplingParams(max_tokens=30, temperature=0.9, seed=3, n=4, logprobs=1)
+    prompts = [p[: 16 * (len(p) // 16) + 7] for p in PROMPTS if len(p) > 30][:3]
+    assert prompts
+    with dealt(tiny_decoder(), 1) as alone:
+        want = [each for p in prompts for each in samples(p, own)]
+        run(alone, want)
+    # Pools in which blocks are used again at once.
+    with dealt(tiny_decoder(), 3, num_blocks=40, share_prefixes=True) as engine:
+        for _ in range(3):
+            found = [each for p in prompts for each in samples(p, own, drafter("recycling", ()).bind(engine.target))]
+            run(engine, found)
+            assert_same(found, want)
+        assert made_by(engine).shared > 30
+
+
+def star(rows: int) -> TokenTree:
+    return TokenTree(tuple(range(rows)), (-1, *[0] * (rows - 1)))
+
+
+def job(engine: Engine, rows: int, length: int) -> Job:
+    """Below a text of so many tokens, which this process has read."""
+    table, made = BlockTable(), made_by(engine)
+    engine.cache.prepare(table, length + rows)
+    made.forward([Job(Segment(table, TokenTree.chain([5] * length)), range(0), length)])
+    engine.cache.commit(table, range(length))
+    engine.cache.prepare(table, length + rows)
+    return Job(Segment(table, star(rows)), range(rows), length)
+
+
+def teach(made: TreeRunner, own: float, theirs: float) -> None:
+    """Passes of 1 to 64 rows take so many seconds for each row, here and elsewhere."""
+    for times, row in ((made.own, own), *((worker.times, theirs) for worker in made.workers)):
+        for rows in (1, 2, 4, 8, 16, 32, 64):
+            for _ in range(9):
+                times.learn(rows, 0, 1.0 + row * rows)
+
+
+@pytest.mark.parametrize(("theirs", "least", "most"), [(1.0, 25, 39), (3.0, 8, 24)])
+def test_who_is_slower_gets_less(theirs: float, least: int, most: int) -> None:
+    with dealt(tiny_decoder(), 2) as engine:
+        made = made_by(engine)
+        task = job(engine, 64, 3)
+        teach(made, 1.0, theirs)
+        (worker,) = made.workers
+        worker.exchanges.append(0.0)
+        here, there = made._deal([task])
+        assert least <= there.rows <= most
+        assert here.rows + there.rows >= 64
+
+
+def test_exchanges_that_cost_more_than_they_save_are_not_made() -> None:
+    with dealt(tiny_decoder(), 2) as engine:
+        made, task = made_by(engine), job(engine, 32, 3)
+        teach(made, 1.0, 1.0)
+        (worker,) = made.workers
+        worker.exchanges.append(100.0)
+        assert [share.rows for share in made._deal([task])] == [32, 0]
+        # What was measured long ago is doubted, so that it is measured again.
+        worker.idle = 6 * member.DOUBT
+        assert made._deal([task])[1].rows > 0
+
+
+def test_bytes_that_are_dear_keep_a_text_here() -> None:
+    with dealt(tiny_decoder(), 2) as engine:
+        made, task = made_by(engine), job(engine, 32, 300)
+        teach(made, 1.0, 1.0)
+        (worker,) = made.workers
+        worker.exchanges.append(0.0)
+        assert made._deal([task])[1].rows > 0
+        worker.bytes_.append(1.0)
+        assert [share.rows for share in made._deal([task])] == [32, 0]
+        worker.copy.has[:] = True  # nothing has to be sent
+        assert made._deal([task])[1].rows > 0
+
+
+@pytest.mark.parametrize(("byte", "sent"), [(0.0, True), (1.0, False)])
+def test_what_a_worker_lacks_is_sent_or_computed_again_as_is_cheaper(
+    byte: float, sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worker, "byte", byte)
+    with dealt(tiny_decoder(), 2) as engine:
+        made, task = made_by(engine), job(engine, 9, 40)
+        teach(made, 1e-3, 1e-3)
+        (worker,) = made.workers
+        worker.copy.has[:] = False
+        share = runner.deal([task.segment.tree], [lambda rows: rows] * 2)[1]
+        work, rides = made._work(worker, [task], share, frozenset())
+        assert work.slots is not None
+        assert (len(work.slots), rides) == ((40, [0]) if sent else (0, [40]))
+
+
+def test_costs_that_nobody_knows_send() -> None:
+    with dealt(tiny_decoder(), 2) as engine:
+        made, task = made_by(engine), job(engine, 9, 40)
+        made.own, (worker,) = type(made.own)(), made.workers
+        for times in (made.own, worker.times):
+            times.learn(1, 0, 1.0)  # and of more rows nothing
+        share = runner.deal([task.segment.tree], [lambda rows: rows] * 2)[1]
+        work, rides = made._work(worker, [task], share, frozenset())
+        assert work.slots is not None
+        assert len(work.slots) + sum(rides) == 40
+
+
+def test_cold_exchanges_do_not_count_and_small_messages_do_not_price_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    deal_by_chance(monkeypatch)
+    want = plain(KIND, "temperature", PROMPTS, 30)
+    with dealt(tiny_decoder(), 2) as engine:
+        made = made_by(engine)
+        (worker,) = made.workers
+        assert worker.cold
+        found = asked(want)
+        run(engine, found)
+        assert made.shared > member.RECENT
+        assert not worker.cold
+        assert worker.idle >= 0
+        assert len(worker.exchanges) == member.RECENT
+        assert made.waited > 0.0
+        assert not worker.bytes_  # texts of this model are small
+        monkeypatch.setattr(member, "TELLING", 1)
+        found = asked(want)
+        run(engine, found)
+        assert worker.bytes_
+        engine.cache.resize(engine.cache.allocator.num_blocks)
+        assert not worker.copy.told
