@@ -12,6 +12,7 @@
     ├── CacheFullError       the KV cache has no free blocks left
     ├── DeadlineError        a request was not done in time (also a TimeoutError)
     ├── OverloadedError      more requests than are let in; later there may be room
+    ├── ResumeError          a text whose replica has ended, and with which no other one can go on
     └── ClosedError          the model is being closed, or has been
 
 Each message is one line: what was expected, what was found, what to do.
@@ -30,6 +31,7 @@ __all__ = [
     "OverloadedError",
     "PromptError",
     "PronkError",
+    "ResumeError",
     "TokenizerError",
 ]
 
@@ -76,6 +78,10 @@ class DeadlineError(PronkError, TimeoutError):
 
 class OverloadedError(PronkError):
     """More requests than are let in; later there may be room."""
+
+
+class ResumeError(PronkError):
+    """A text whose replica has ended, and with which no other one can go on."""
 
 
 class ClosedError(PronkError):

@@ -6,11 +6,14 @@ import asyncio
 import os
 import signal
 import urllib.request
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socket import socket
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -82,12 +85,14 @@ class Seen:
 
     def __init__(self, deployed: Any) -> None:
         self.deployed, self.begun = deployed, dict[str, Begun]()
+        self.heard: Callable[[list[str]], None] = lambda _: None
 
     async def ask(self, ask: Ask) -> AsyncGenerator[Said]:
         async with aclosing(self.deployed.ask(ask)) as said:
             async for each in said:
                 if isinstance(each, Begun):
                     self.begun[each.replica] = each
+                    self.heard([each.replica])
                 yield each
 
     def processes(self) -> list[int]:
@@ -123,6 +128,26 @@ def test_each_node_has_one_and_prompts_go_where_they_were_read(front: Front, llm
     cached = [pieces[-1].completion.stats.cached_tokens for pieces in found]  # type: ignore[union-attr]
     assert cached[:2] == [0, 0]
     assert all(each > 30 for each in cached[2:])
+
+
+def test_those_that_come_together_are_spread(front: Front, llm: LLM) -> None:
+    """Each is counted where it is chosen, before any replica has heard of it."""
+    asked = [params(seed, 24) for seed in range(24)]
+    prompts = [f"{seed} is a prompt that nobody has read" for seed in range(24)]
+    before = dict.fromkeys(seen(front).begun, 0)
+
+    async def main() -> list[list[Piece]]:
+        return await asyncio.gather(*(collect(front, *each) for each in zip(prompts, asked, strict=True)))
+
+    counts = Counter[str]()
+    seen(front).heard = counts.update  # type: ignore[assignment]
+    try:
+        check(llm, asyncio.run(main()), prompts, asked)
+    finally:
+        seen(front).heard = lambda _: None
+    assert sum(counts.values()) == 24
+    assert len(before) == 2
+    assert max(counts.values()) <= 15
 
 
 def test_streams_go_on_when_a_replica_is_killed(front: Front, llm: LLM) -> None:
@@ -181,7 +206,7 @@ def test_a_replica_that_stands_still(front: Front, llm: LLM) -> None:
 @pytest.mark.slow
 def test_two_hundred_streams_and_a_death_every_ten_seconds(front: Front, llm: LLM) -> None:
     """No request is lost, none is doubled."""
-    asked = [params(seed, 100) for seed in range(200)]
+    asked = [params(seed, 400) for seed in range(200)]
     prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(200)]
     deaths = 0
 
@@ -201,9 +226,40 @@ def test_two_hundred_streams_and_a_death_every_ten_seconds(front: Front, llm: LL
         reaper.cancel()
         return found
 
+    before = front.resumed
     found = asyncio.run(main())
     check(llm, found, prompts, asked)
-    assert deaths > 0
+    assert deaths >= 3
+    assert front.resumed > before
+
+
+@pytest.mark.slow
+def test_there_are_more_when_many_come_and_fewer_when_it_is_quiet(front: Front, llm: LLM) -> None:
+    """Streams of the one that goes go on with the other."""
+    from ray import serve
+
+    from pronk.replicas.cluster import Plan, deploy
+
+    del front
+    serve.shutdown()  # type: ignore[no-untyped-call]  # whose replicas have both cores
+    prompts = [f"{seed} def f(" for seed in range(40)]
+    many = [params(seed, 600) for seed in range(40)]
+    with deploy(Plan(OPTIONS, 2, least=1, drain=1.0, quiet=4.0)) as deployed:
+        made = Front(Reader(llm.path, "recycling", deployed.about()), Seen(deployed))
+
+        async def main() -> tuple[list[list[Piece]], list[list[Piece]]]:
+            while len(seen(made).processes()) < 2:
+                crowd = await asyncio.gather(*(collect(made, *each) for each in zip(prompts, many, strict=True)))
+            # One long stream after the other, on both, until one of them is gone.
+            few = list[list[Piece]]()
+            while len(seen(made).processes()) > 1:
+                few += await asyncio.gather(*(collect(made, prompts[i], many[i]) for i in range(2)))
+            return crowd, few
+
+        crowd, few = asyncio.run(asyncio.wait_for(main(), 240))
+    check(llm, crowd, prompts, many)
+    assert few
+    check(llm, few, prompts[:2] * (len(few) // 2), many[:2] * (len(few) // 2))
 
 
 @pytest.mark.slow
@@ -220,7 +276,9 @@ def test_an_application_for_a_cluster(front: Front, llm: LLM) -> None:
         port = found.getsockname()[1]
     serve.start(proxy_location="HeadOnly", http_options={"port": port})
     options = {"threads": 1, "budget": "all"}
-    serve.run(app(Args(replicas=1, name="tiny", options=options)), name="other", route_prefix="/tiny")
+    with pytest.raises(OptionError, match="expected api_key_file=… for who may ask, found none"):
+        app(Args())
+    serve.run(app(Args(replicas=1, name="tiny", open_to_all=True, options=options)), name="other", route_prefix="/tiny")
     body = b'{"prompt": "def f(", "max_tokens": 8, "temperature": 0, "stream": false}'
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/tiny/v1/completions", body, {"Content-Type": "application/json"}
@@ -244,10 +302,46 @@ def test_a_model_that_is_none_is_one_line(cluster: Any) -> None:
     assert "\n" not in str(found.value)
 
 
-def test_a_cluster_that_is_too_small_is_one_line(cluster: Any) -> None:
-    from pronk.replicas.cluster import Plan, deploy
+@pytest.mark.parametrize(
+    ("replicas", "cpus", "message"),
+    [
+        (3, 2.0, "replicas: expected a cluster of at least 6 cores, found one of 2; ask for fewer"),
+        (
+            1,
+            2.0,
+            "replicas: expected room for 1 of 2 cores each, found 1 at most on one machine; ask for fewer threads",
+        ),
+        (1, 1.0, "replicas: expected 1 free cores, found 0 of 2; end what has the others, or ask for fewer"),
+    ],
+)
+def test_a_cluster_without_room_is_one_line(
+    front: Front, replicas: int, cpus: float, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pronk.replicas import cluster
 
-    del cluster
-    said = "replicas: expected a cluster of at least 6 cores, found one of 2; ask for fewer"
-    with pytest.raises(OptionError, match=said), deploy(Plan(OPTIONS, 3, cpus=2.0)):
+    del front  # which has both cores
+    monkeypatch.setattr(cluster, "_SETTLING", 1.0)
+    with pytest.raises(OptionError, match=message), cluster.deploy(cluster.Plan(OPTIONS, replicas, cpus=cpus)):
         pass
+
+
+def test_an_address_where_somebody_else_listens_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pronk.replicas import cluster
+
+    class Silent(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    monkeypatch.setattr(cluster, "_KNOCKS", 1.0)
+    with HTTPServer(("127.0.0.1", 0), Silent) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"127.0.0.1:{server.server_address[1]}"
+            said = f"ray-address: expected a Ray cluster at {address}, found none: who listens there does not speak as "
+            with pytest.raises(OptionError, match=said) as caught:
+                cluster.connect(address, 1)
+            assert "\n" not in str(caught.value)
+        finally:
+            server.shutdown()
+            thread.join()

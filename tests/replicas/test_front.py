@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +16,12 @@ import pytest
 from pronk import LLM, AsyncLLM, SamplingParams
 from pronk.cache.budget import BLOCK_SIZE
 from pronk.drafters import Suffix
-from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PronkError
+from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PronkError, ResumeError
 from pronk.outputs import Completion, Piece
 from pronk.replicas.front import Front, LostError, Reader
+from pronk.replicas.identity import identity
 from pronk.replicas.messages import About, Ask, Begun, Failed, Said, Step
-from pronk.replicas.prefixes import Routes, prefix_digests
+from pronk.replicas.prefixes import Busy, Routes, prefix_digests
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n"
 
@@ -34,15 +38,14 @@ class Mortal:
         self.engine = AsyncLLM(llm)
         self.lives, self.identities = [*lives], [*identities]
         self.asked: list[Ask] = []
+        self.exact = True
 
     async def ask(self, ask: Ask) -> AsyncGenerator[Said]:
         self.asked.append(ask)
         left = self.lives.pop(0) if self.lives else 1_000
         identity = self.identities.pop(0) if self.identities else "one"
-        yield Begun(f"replica {len(self.asked)}", identity)
-        if ask.identity not in (None, identity):
-            yield Failed(PronkError("another model"))
-            return
+        yield Begun(f"replica {len(self.asked)}", identity, exact=self.exact)
+        assert ask.identity in (None, identity), "it has been told of another model"
         steps = self.engine.steps(ask.prompts, ask.params, drafter=ask.drafter, given=ask.given)
         try:
             async with aclosing(steps):
@@ -56,7 +59,8 @@ class Mortal:
 
 
 def front(llm: LLM, replicas: Any, **options: Any) -> Front:
-    return Front(Reader(llm.path, "recycling", About("one", "", llm.kernels, "recycling")), replicas, **options)
+    about = About("one", identity(llm, {})[1], llm.kernels, "recycling")
+    return Front(Reader(llm.path, "recycling", about), replicas, **options)
 
 
 async def collect(made: Front, params: SamplingParams, prompts: Sequence[str] = (PROMPT,), **more: Any) -> list[Piece]:
@@ -117,17 +121,115 @@ def test_without_a_seed_the_text_is_one_all_the_same(llm: LLM) -> None:
     asyncio.run(main())
 
 
-def test_another_model_does_not_go_on_with_a_text(llm: LLM) -> None:
-    """But one that has not begun, it may have."""
+def test_another_model_does_not_go_on_with_a_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But one that has not begun, it may have; and where there is one of the same, that one goes on."""
+    monkeypatch.setattr("pronk.replicas.front._PAUSE", 0.0)
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
 
     async def main() -> None:
-        with pytest.raises(PronkError, match="another model"):
-            await collect(front(llm, Mortal(llm, [4], ["one", "other"])), params)
-        made = front(llm, Mortal(llm, [0], ["one", "other"]))
-        assert len(await collect(made, params)) == 20
+        want = whole(await collect(front(llm, Mortal(llm, [])), params))
+        made = front(llm, Mortal(llm, [4], ["one", *["other"] * 3]))
+        said = r"expected a replica of the same model and kernels .* found other instead of one; ask again"
+        with pytest.raises(ResumeError, match=said):
+            await collect(made, params)
+        assert not made._held
+        assert whole(await collect(front(llm, Mortal(llm, [4], ["one", "other"])), params)) == want
+        assert whole(await collect(front(llm, Mortal(llm, [0], ["one", "other"])), params)) == want
 
     asyncio.run(main())
+
+
+def test_a_text_whose_bits_depend_on_its_company_is_not_gone_on_with(llm: LLM) -> None:
+    """As torch computes it; unless nobody promises which text it is."""
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, temperature=0.8)
+
+    async def main() -> None:
+        for own, lives in ((params, [4]), (replace(params, rule="rejection"), [4]), (params, [0])):
+            replicas = Mortal(llm, lives)
+            replicas.exact = False
+            if own is params and lives[0]:
+                with pytest.raises(ResumeError, match=r"expected kernels of equal bits .* found torch; ask again"):
+                    await collect(front(llm, replicas), own)
+            else:
+                assert len(await collect(front(llm, replicas), own)) == 20
+
+    asyncio.run(main())
+
+
+def copy(llm: LLM, folder: Path, **config: Any) -> Path:
+    """The model once more, with some other words in its config."""
+    shutil.copytree(llm.path, folder, symlinks=True)
+    file = folder / "config.json"
+    file.chmod(0o644)
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config", [{"rope_theta": 500.0}, {"rms_norm_eps": 0.01}, {"max_position_embeddings": 1024}, {}]
+)
+def test_whatever_a_text_depends_on_is_in_the_identity(llm: LLM, tmp_path: Path, config: dict[str, Any]) -> None:
+    own = identity(llm, {})
+    other = LLM(copy(llm, tmp_path / "model", **config), threads=1)
+    assert (identity(other, {}) == own) == (not config)
+    about = About(*own, llm.kernels, "recycling")
+    if config:
+        with pytest.raises(OptionError, match=r"replicas: expected the same config as here, .*; found ") as caught:
+            Reader(other.path, "recycling", about)
+        assert "\n" not in str(caught.value)
+    else:
+        assert Reader(other.path, "recycling", about).about == about
+
+
+def test_the_tokenizer_is_in_the_identity_too(llm: LLM, tmp_path: Path) -> None:
+    folder = copy(llm, tmp_path / "model")
+    file = folder / "tokenizer.json"
+    file.chmod(0o644)
+    said = json.loads(file.read_text())
+    said["model"]["merges"] = said["model"]["merges"][::-1]
+    file.write_text(json.dumps(said))
+    own = identity(llm, {})
+    assert identity(LLM(folder, threads=1), {}) != own
+    with pytest.raises(OptionError, match="replicas: expected the same tokenizer as here"):
+        Reader(folder, "recycling", About(*own, llm.kernels, "recycling"))
+
+
+def test_forms_and_kernels_are_in_the_identity(llm: LLM) -> None:
+    own, model = identity(llm, {})
+    for options in ({"weights": "int8"}, {"kv_dtype": "int8"}, {"workers": 2, "parallel": "tensor"}):
+        assert identity(llm, options)[1] != model
+    assert identity(llm, {"workers": 2, "parallel": "tree"}) == (own, model)  # whose bits are those of one
+    other = LLM(threads=1, kernels="portable")
+    assert identity(other, {})[0] != own
+    assert identity(other, {})[1] == model
+
+
+@pytest.mark.parametrize("spec", ["prompt_lookup", "suffix", "recycling", "lookahead"])
+def test_guesses_are_as_good_after_a_death(llm: LLM, spec: str) -> None:
+    """Who guesses knows the text that was given out before."""
+    params = SamplingParams(max_tokens=64, seed=7, ignore_eos=True)
+    prompt = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a +"
+
+    async def steps(lives: Sequence[int]) -> tuple[int, int]:
+        made = front(LLM(threads=1, budget="all"), Mortal(llm, lives))
+        made._replicas.engine = AsyncLLM(LLM(threads=1, budget="all"))  # type: ignore[attr-defined]
+        pieces = await collect(made, params, (prompt,), drafter=spec)
+        end = pieces[-1].completion
+        assert end is not None
+        assert end.stats.target_steps == len({piece.step for piece in pieces})
+        assert end.stats.accepted == sum(piece.guessed for piece in pieces)
+        assert end.stats.generated_tokens == 64
+        assert sum(step.tokens for step in end.stats.steps) == 64
+        assert sum(source.accepted for source in end.stats.sources.values()) == end.stats.accepted
+        clocks = [step.clock for step in end.stats.steps]
+        assert clocks == sorted(clocks)
+        assert clocks[-1] <= end.stats.total_seconds
+        return end.stats.target_steps, end.stats.cached_tokens
+
+    (whole_text, _), (cut, cached) = (asyncio.run(steps(lives)) for lives in ([], [3]))
+    assert whole_text < 50
+    assert cut <= whole_text + 8
+    assert cached == 0
 
 
 def test_a_text_that_differs_when_it_is_said_again(llm: LLM) -> None:
@@ -211,6 +313,11 @@ def test_what_is_said_again_is_no_death_in_vain(llm: LLM, monkeypatch: pytest.Mo
         assert not made._held
         assert not made._fallen
         assert not made._loads
+        # But not for ever: whoever says the same again and dies of it each time has a poisonous request.
+        poisoned = Mortal(llm, [6] * 100)
+        with pytest.raises(ClosedError, match="found 9 that ended one after the other"):
+            await collect(front(llm, poisoned), params, drafter="autoregressive")
+        assert len(poisoned.asked) == 9
 
     asyncio.run(main())
 
@@ -254,6 +361,56 @@ def test_whoever_leaves_is_forgotten(llm: LLM) -> None:
         assert not llm.engine.scheduler.running
 
     asyncio.run(main())
+
+
+def test_a_replica_that_says_no_more_before_the_end_has_died(llm: LLM) -> None:
+    class Quiet(Mortal):
+        async def ask(self, ask: Ask) -> AsyncGenerator[Said]:
+            try:
+                async for said in super().ask(ask):
+                    yield said
+            except LostError:
+                return
+
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
+    made = front(llm, Quiet(llm, [4, 3]))
+    assert len(asyncio.run(collect(made, params))) == 20
+    assert made.resumed == 2
+
+
+class Future:
+    def __init__(self) -> None:
+        self.left = False
+
+    def cancelled(self) -> bool:
+        return self.left
+
+
+def test_who_is_busy_is_known_from_the_choice_on() -> None:
+    busy, futures = Busy[str](), [Future() for _ in range(4)]
+    assert busy.counts("ab") == {"a": 0, "b": 0}
+    busy.choose("1", "a", futures[0])
+    assert busy.counts("ab") == {"a": 1, "b": 0}
+    busy.take("1", "b")  # "a" had no room
+    assert busy.counts("ab") == {"a": 0, "b": 1}
+    busy.choose("2", "a", futures[1])
+    futures[1].left = True  # who asked has left before it was sent
+    assert busy.counts("ab") == {"a": 0, "b": 1}
+    for name in ("2", "3"):  # of requests that nobody took the end is told as well
+        busy.end(name)
+    assert busy.counts("ab") == {"a": 0, "b": 1}
+    busy.choose("4", "a", futures[2])
+    busy.end("4")  # not taken, and sent once more
+    busy.choose("4", "b", futures[2])
+    busy.take("4", "b")
+    assert busy.counts("ab") == {"a": 0, "b": 2}
+    busy.choose("5", "a", futures[3])
+    busy.end("5")  # it had ended before it was said that it was taken
+    busy.take("5", "a")
+    assert busy.counts("ab") == {"a": 0, "b": 2}
+    busy.end("4")
+    busy.keep({"a"})
+    assert busy.counts("ab") == {"a": 0, "b": 0}
 
 
 def test_prompts_that_begin_alike_go_to_one_replica() -> None:

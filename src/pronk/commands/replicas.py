@@ -81,7 +81,7 @@ class Spread:
         from pronk.replicas.cluster import connect, leave
 
         path = resolve_model(options["model"] or bundled_model())
-        screen.note(f"starting {self.replicas} replicas of {path.name}")
+        screen.note(f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of {path.name}")
         try:
             connect(self.address, _cores())
             yield path, plan
@@ -118,7 +118,11 @@ class Spread:
             from pronk.replicas.private import be_private
 
             be_private()
-        from pronk.replicas.cluster import Plan
+        try:
+            from pronk.replicas.cluster import Plan
+        except ImportError as error:
+            msg = f"replicas: expected Ray Serve, found no package {error.name}; run: pip install 'pronk[ray]'"
+            raise OptionError(msg) from error
 
         return Plan(own, self.replicas, self.least, tuple(also), max_requests, drain, cpus)
 

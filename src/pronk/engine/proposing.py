@@ -62,7 +62,7 @@ class Proposing:
                 continue
             guesser, began = request.guesser, self.runner.clock()
             try:
-                request.draft_state = request.guesser.start(request.prompt)
+                request.draft_state = request.guesser.start(list(request.tokens))
                 request.drafting = True
             except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                 self._give_up(request, error)

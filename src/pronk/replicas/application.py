@@ -2,7 +2,7 @@
 
 ::
 
-    serve run pronk.replicas.application:app model=Qwen/Qwen3-0.6B replicas=4 cpus=8
+    serve run pronk.replicas.application:app model=Qwen/Qwen3-0.6B replicas=4 cpus=8 api_key_file=keys.txt
 
 ``args`` of a Serve config file are the same. The server is a deployment of its own, which may be scaled as well.
 """
@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 
+from pronk.errors import OptionError
 from pronk.llm import bundled_model
 from pronk.model.loader import resolve_model
 from pronk.replicas.cluster import Plan, deployed, model_deployment
@@ -30,6 +31,8 @@ __all__ = ["Args", "app"]
 
 Message = MutableMapping[str, Any]
 
+_ANSWER = 60.0  # seconds in which a replica says what it is
+
 
 class Args(BaseModel):
     """Of the application; what is not here has the defaults of ``pronk serve``.
@@ -42,6 +45,7 @@ class Args(BaseModel):
         resources: of Ray's, that each replica takes.
         name: what clients call the model.
         api_key_file: keys, one a line; read once, where the application is built.
+        open_to_all: whoever reaches Ray's proxy may ask, without a key.
         drain: seconds that requests have to end in.
         max_requests: most samples at a time.
         options: further ones of :class:`pronk.LLM`: ``drafter``, ``weights``, …
@@ -57,13 +61,21 @@ class Args(BaseModel):
     resources: dict[str, float] = {}
     name: str | None = None
     api_key_file: str | None = None
+    open_to_all: bool = False
     drain: float = 60.0
     max_requests: int = 256
     options: dict[str, Any] = {}
 
 
 def app(args: Args) -> Any:
-    """The application, as Ray Serve builds it."""
+    """The application, as Ray Serve builds it.
+
+    Raises:
+        OptionError: no keys are given, and it is not said that none are wanted.
+    """
+    if args.api_key_file is None and not args.open_to_all:
+        msg = "expected api_key_file=… for who may ask, found none; or say open_to_all=true"
+        raise OptionError(msg)
     options = {"prefix_cache": True, "max_batch": 32, "threads": args.cpus, "model": args.model, **args.options}
     limits = Limits(requests=args.max_requests)
     many = (args.replicas, args.least)
@@ -107,8 +119,9 @@ class _Application:
         async with self._making:
             if self._guard is None:
                 replicas = deployed(serve.get_replica_context().app_name)
-                path = resolve_model(self.model or bundled_model())
-                reader = Reader(path, self.drafter, await replicas.tell())
+                path = await asyncio.to_thread(resolve_model, self.model or bundled_model())
+                about = await asyncio.wait_for(replicas.tell(), _ANSWER)
+                reader = await asyncio.to_thread(Reader, path, self.drafter, about)
                 front = Front(reader, replicas, max_requests=self.settings.limits.requests)
                 service = Service(front, self.settings)
                 self._guard = Guard(make_app(service), self.settings)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
+from itertools import islice
 from math import ceil
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -18,9 +20,10 @@ from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
 from pronk.aio import AsyncLLM
-from pronk.errors import PronkError
+from pronk.errors import ClosedError, PronkError
 from pronk.llm import LLM
-from pronk.replicas.cluster import Plan, cause_of
+from pronk.parallel.peer import PeerError
+from pronk.replicas.cluster import Plan, cause_of, check_cores
 from pronk.replicas.replica import enter
 from pronk.server.batch import Answers, Line, answer_line
 from pronk.server.service import Service
@@ -33,6 +36,8 @@ Rows = Mapping[str, NDArray[Any]]
 # Portions that a replica has at a time. Each is half of the requests that share its passes: answers of a portion are
 # written together, and as long as there are others its passes are full.
 _PORTIONS = 4
+# Requests that are in Ray's hands at a time; for the next ones the model is loaded again.
+_PART = 2**14
 # How often a replica may die before that is not bad luck any more.
 _RESTARTS = 100
 
@@ -61,7 +66,10 @@ class Answerer:
         async def main() -> list[tuple[int, dict[str, Any]]]:
             return await asyncio.gather(*(answer_line(self._service, line) for line in lines))
 
-        said = asyncio.run(main())
+        try:
+            said = asyncio.run(main())
+        except (ClosedError, PeerError):
+            os._exit(1)  # of no more use: Ray begins another one, which is asked again
         return {
             "id": np.array([line.custom_id for line in lines], object),
             "status": np.array([int(status) for status, _ in said], np.int64),
@@ -85,20 +93,23 @@ def run_on_replicas(
         How many were refused.
 
     Raises:
+        OptionError: the cluster has too few cores.
         PronkError: the replicas cannot load the model, or there is no room for an answer.
     """
-    waiting = [
+    waiting = (
         {"id": line.custom_id, "url": line.url, "body": json.dumps(line.body)}
         for line in lines
         if line.custom_id not in answers.done
-    ]
+    )
+    check_cores(plan)
     _be_quiet()
     refused = 0
     try:
-        for row in _answered(plan, name, waiting).iter_rows():
-            answers.write(row["id"], row["status"], json.loads(row["body"]))
-            refused += row["status"] != HTTPStatus.OK
-            progress()
+        while part := list(islice(waiting, _PART)):
+            for row in _answered(plan, name, part).iter_rows():
+                answers.write(row["id"], row["status"], json.loads(row["body"]))
+                refused += row["status"] != HTTPStatus.OK
+                progress()
     except RayError as error:
         msg = f"replicas: expected answers, found that they ended: {cause_of(error)}; the same command goes on there"
         raise PronkError(msg) from error

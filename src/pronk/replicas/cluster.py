@@ -9,20 +9,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from secrets import token_hex
 from socket import create_connection
+from time import monotonic, sleep
 from typing import Any
 
+import grpc
 import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import LoggingConfig
+from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from pronk.errors import OptionError, PronkError
 from pronk.replicas.front import LostError
 from pronk.replicas.messages import About, Ask, Said
 from pronk.replicas.replica import Replica
 
-__all__ = ["Deployed", "Plan", "cause_of", "connect", "deploy", "deployed", "leave", "model_deployment"]
+__all__ = ["Deployed", "Plan", "cause_of", "check_cores", "connect", "deploy", "deployed", "leave", "model_deployment"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,11 +32,15 @@ MODEL = "model"  # by Ray Serve's names
 _ROUTER = "pronk.replicas.routing.PrefixRouter"
 
 _KNOCKS = 5.0  # seconds
+# Seconds until replicas have loaded their model, and those between two looks; and after a drain, until they are gone.
+_LOADING, _LOOK, _GOING = 1200.0, 0.2, 20.0
+# Seconds in which cores that somebody has just left are known to be free.
+_SETTLING = 10.0
 
 # How often Ray asks a replica whether it is well, and how long it may take to say so, in seconds.
 _HEALTH, _ANSWER = 2.0, 10.0
-# Requests for each replica at which there are to be more of them.
-_WANTED = 8.0
+# Requests for each replica at which there are to be more of them, if they last for so many seconds.
+_WANTED, _CROWDED = 8.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -94,9 +100,21 @@ def _knock(address: str) -> None:
     Raises:
         OSError: nobody does.
     """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdecimal():
-        create_connection((host.strip("[]"), int(port)), timeout=_KNOCKS).close()
+    place = address.rpartition("://")[2]
+    host, _, port = place.rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    create_connection((host.strip("[]"), int(port)), timeout=_KNOCKS).close()
+    if "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
+        return
+    channel = grpc.insecure_channel(place)
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_KNOCKS)
+    except grpc.FutureTimeoutError as error:
+        msg = "who listens there does not speak as Ray does"
+        raise OSError(msg) from error
+    finally:
+        channel.close()
 
 
 def model_deployment(plan: Plan) -> Any:
@@ -104,7 +122,7 @@ def model_deployment(plan: Plan) -> Any:
     many: dict[str, Any] = {"num_replicas": plan.replicas}
     if plan.least is not None and plan.least < plan.replicas:
         scale = {"min_replicas": plan.least, "max_replicas": plan.replicas, "target_ongoing_requests": _WANTED}
-        many = {"autoscaling_config": {**scale, "downscale_delay_s": plan.quiet}}
+        many = {"autoscaling_config": {**scale, "upscale_delay_s": _CROWDED, "downscale_delay_s": plan.quiet}}
     deployment = serve.deployment(
         name=MODEL,
         max_ongoing_requests=plan.max_requests,
@@ -117,7 +135,7 @@ def model_deployment(plan: Plan) -> Any:
         logging_config=LoggingConfig(log_level="ERROR", enable_access_log=False),
         **many,
     )(Replica)
-    return deployment.bind(dict(plan.options), list(plan.also), plan.max_requests, plan.folder)
+    return deployment.bind(dict(plan.options), list(plan.also), plan.folder)
 
 
 def deployed(app: str) -> Deployed:
@@ -131,23 +149,54 @@ def deploy(plan: Plan) -> Generator[Deployed]:
 
     Raises:
         OptionError: the cluster has too few cores for the fewest of them.
-        PronkError: they cannot load the model.
+        PronkError: they cannot load the model, or take too long.
     """
-    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    cores, wanted = there.get("CPU", 0.0), plan.cpus * (plan.least or plan.replicas)
-    if wanted > cores:
-        msg = f"replicas: expected a cluster of at least {wanted:g} cores, found one of {cores:g}; ask for fewer"
-        raise OptionError(msg)
+    check_cores(plan)
     app = f"pronk-{token_hex(4)}"  # servers share a cluster
     try:
         yield _run(plan, app)
     finally:
         try:
-            serve.delete(app)
+            _delete(app, plan.drain + _GOING)
         except RayServeException:
             pass  # Serve has not begun
         except (RuntimeError, RayError) as error:
             _log.warning("the replicas could not be ended: %s", cause_of(error))
+
+
+def check_cores(plan: Plan) -> None:
+    """See whether a cluster has the cores that the fewest of the replicas need.
+
+    Raises:
+        OptionError: it has not, or others have them.
+    """
+    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    fewest = plan.least or plan.replicas
+    wanted, room = plan.cpus * fewest, sum(cores // plan.cpus for cores in nodes) if plan.cpus else fewest
+    if wanted > sum(nodes):
+        msg = f"replicas: expected a cluster of at least {wanted:g} cores, found one of {sum(nodes):g}; ask for fewer"
+        raise OptionError(msg)
+    if room < fewest:
+        most = f"{max(nodes):g} at most on one machine"
+        msg = f"replicas: expected room for {fewest} of {plan.cpus:g} cores each, found {most}; ask for fewer threads"
+        raise OptionError(msg)
+    end = monotonic() + _SETTLING
+    while wanted > (free := ray.available_resources().get("CPU", 0.0)):  # type: ignore[no-untyped-call]
+        if monotonic() > end:
+            found = f"{free:g} of {sum(nodes):g}"
+            msg = f"replicas: expected {wanted:g} free cores, found {found}; end what has the others, or ask for fewer"
+            raise OptionError(msg)
+        sleep(_LOOK)
+
+
+def _delete(app: str, patience: float) -> None:
+    serve.delete(app, _blocking=False)
+    end = monotonic() + patience
+    while app in serve.status().applications:
+        if monotonic() > end:
+            _log.warning("the replicas have not ended in %.0f seconds; serve.delete(%r) does it", patience, app)
+            return
+        sleep(_LOOK)
 
 
 def _run(plan: Plan, app: str) -> Deployed:
@@ -155,10 +204,29 @@ def _run(plan: Plan, app: str) -> Deployed:
     try:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config=quiet)
-        return Deployed(serve.run(model_deployment(plan), name=app, route_prefix=None))
+        target = serve.RunTarget(model_deployment(plan), name=app, route_prefix=None, logging_config=quiet)
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        _await(app)
+        return deployed(app)
     except (RuntimeError, RayError, RayServeException) as error:
         msg = f"replicas: expected {plan.replicas} that load the model, found that they do not: {_why(app, error)}"
         raise PronkError(msg) from error
+
+
+def _await(app: str) -> None:
+    """Until the replicas serve.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    end = monotonic() + _LOADING
+    while (found := serve.status().applications.get(app)) is None or found.status != ApplicationStatus.RUNNING:
+        if found is not None and found.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+            raise RuntimeError(found.message)
+        if monotonic() > end:
+            msg = f"they have not loaded it in {_LOADING:.0f} seconds"
+            raise RuntimeError(msg)
+        sleep(_LOOK)
 
 
 def leave() -> None:

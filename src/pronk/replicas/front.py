@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,21 +17,26 @@ from pronk.choosing.noise import fresh_seed
 from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, make_drafter
 from pronk.engine.intake import Intake
-from pronk.errors import ClosedError, DeadlineError, PronkError
+from pronk.errors import ClosedError, DeadlineError, ResumeError
 from pronk.llm import Prompt
 from pronk.model.loader import read_config
 from pronk.outputs import Piece
-from pronk.replicas.messages import About, Ask, Begun, Failed, Said, Step
+from pronk.replicas.identity import check_model
+from pronk.replicas.messages import About, Ask, Begun, Said, Step
 from pronk.replicas.prefixes import prefix_digests
+from pronk.replicas.told import OtherError, Told
 from pronk.text.tokenizer import Tokenizer
 
 __all__ = ["Front", "LostError", "Reader", "Replicas"]
 
 # So many replicas may die under a request that is to blame for them, without a token in between. Where others died
-# with it, each of them is as much to blame.
+# with it, each of them is as much to blame; and however many they were, so many deaths are enough, of which fewer may
+# come while what was given out before is said again.
 _BLAME = 3.0
+_MOST_DEATHS, _MOST_AGAIN = 50, 8
+# So many replicas of another model may be met before a text is given up that one of them had to go on with.
+_OTHERS = 3
 _PAUSE, _LONGEST = 0.1, 2.0  # seconds, more each time
-_MOST_PRIORITY = 2**31
 _GRACE = 1.0  # seconds after a deadline in which a replica says so itself
 
 
@@ -72,9 +77,16 @@ class Reader:
     """
 
     def __init__(self, path: Path, drafter: str | Drafter, about: About) -> None:
+        """What is in a folder, of which ``about`` is said by a replica.
+
+        Raises:
+            CheckpointError: the folder cannot be read.
+            OptionError: the replica has another model.
+        """
         self.path, self.about = path, about
         self.config = read_config(path)
         self.tokenizer = Tokenizer.load(path, self.config.vocab_size)
+        check_model(path, self.config, self.tokenizer, about.model)
         self.intake = Intake(self.config, self.tokenizer, None)
         self.drafter = make_drafter(drafter)
         self.kernels = about.kernels
@@ -145,7 +157,8 @@ class Front:
         Raises:
             ClosedError: it is being closed, or replicas die one after the other.
             DeadlineError: it was not done in time, or its replica says nothing.
-            PronkError: as there; or nobody goes on with a text whose replica died.
+            ResumeError: nobody goes on with a text whose replica died.
+            PronkError: as there.
         """
         params = params or SamplingParams()
         if params.seed is None:
@@ -164,28 +177,30 @@ class Front:
 
     async def _kept_going(self, ask: Ask, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
         """By one replica after the other, until all samples have ended."""
-        told, deaths, blame = _Told(ask), 0, 0.0
+        told, deaths = Told(ask), _Deaths()
         while True:
             told.replica = ""
             try:
-                async with aclosing(self._asked(told.ask(_left(ends_at), deaths), told, ends_at)) as steps:
+                async with aclosing(self._asked(told.ask(_left(ends_at), deaths.count), told, ends_at)) as steps:
                     async for pieces in steps:
-                        deaths, blame = 0, 0.0
                         if pieces:
+                            deaths = _Deaths()
                             yield pieces
-                return
-            except LostError as error:
-                deaths, blame = deaths + 1, blame + self._blame(told.replica)
+                if told.ended:
+                    return
+                deaths.add(0.0, again=told.repeats)  # it said no more
+            except OtherError as error:
+                deaths.meet(error)
+            except LostError:
+                blame = self._blame(told.replica)
                 self._check_open()
                 if told.ended:
                     return
-                if blame >= _BLAME:
-                    msg = f"expected a replica that goes on, found {deaths} that ended one after the other"
-                    raise ClosedError(msg) from error
+                deaths.add(0.0 if told.repeats else blame, again=told.repeats)
             self.resumed += 1
-            await asyncio.sleep(min(_LONGEST, _PAUSE * deaths))
+            await asyncio.sleep(min(_LONGEST, _PAUSE * deaths.count))
 
-    async def _asked(self, ask: Ask, told: _Told, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
+    async def _asked(self, ask: Ask, told: Told, ends_at: float | None) -> AsyncGenerator[list[Piece]]:
         """By one replica, to the end, or to its end: what is new of each of its steps, which may be nothing.
 
         Raises:
@@ -195,9 +210,9 @@ class Front:
             try:
                 while (each := await _in_time(said, ends_at)) is not None:
                     self._check_open()
-                    pieces = told.hear(each)
                     if isinstance(each, Begun):
                         self._held[each.replica] += 1
+                    pieces = told.hear(each)
                     if isinstance(each, Step):
                         self._loads[told.replica] = each.load
                         yield pieces
@@ -236,6 +251,45 @@ class Front:
             raise ClosedError(msg)
 
 
+@dataclass
+class _Deaths:
+    """Of replicas under a request, since it last had a token.
+
+    Attributes:
+        count: how many, and others that were not of its model.
+        again: of these, while what was given out before was said again.
+        others: replicas of another model.
+        blame: how much of it all is the request's.
+    """
+
+    count: int = 0
+    again: int = 0
+    others: int = 0
+    blame: float = 0.0
+
+    def add(self, blame: float, *, again: bool) -> None:
+        """One more.
+
+        Raises:
+            ClosedError: these are enough.
+        """
+        self.count, self.again, self.blame = self.count + 1, self.again + again, self.blame + blame
+        if self.blame >= _BLAME or self.count >= _MOST_DEATHS or self.again >= _MOST_AGAIN:
+            msg = f"expected a replica that goes on, found {self.count} that ended one after the other"
+            raise ClosedError(msg)
+
+    def meet(self, other: OtherError) -> None:
+        """A replica of another model.
+
+        Raises:
+            ResumeError: there seem to be no others.
+        """
+        self.count, self.others = self.count + 1, self.others + 1
+        if self.others >= _OTHERS:
+            msg = f"expected a replica of the same model and kernels to go on with the text, found {other}; ask again"
+            raise ResumeError(msg) from other
+
+
 async def _in_time(said: AsyncGenerator[Said], ends_at: float | None) -> Said | None:
     """What a replica says next; ``None`` is the end.
 
@@ -266,69 +320,3 @@ def _left(ends_at: float | None) -> float | None:
         msg = "the request was not done by its deadline, which replicas that ended took up"
         raise DeadlineError(msg)
     return left
-
-
-class _Told:
-    """What has been given out of one request, by whom, and how another one is asked for the rest.
-
-    Attributes:
-        replica: the name of who speaks.
-    """
-
-    def __init__(self, ask: Ask) -> None:
-        self._ask, self.replica = ask, ""
-        self._given: dict[int, list[Piece]] = {}
-        self._identity: str | None = None
-        self._step = 0  # before which steps are another replica's
-        # Reports on the prompt come with the last token, and of a text that is gone on with there would be none: it is
-        # said again from its beginning, and what was given out is left out.
-        self._again = ask.params.prompt_logprobs is not None
-        self._skip: dict[int, int] = {}
-
-    def ask(self, deadline: float | None, deaths: int) -> Ask:
-        """For all that is still to come, before others that have waited less.
-
-        Raises:
-            PronkError: of such a request nobody can go on with a text.
-        """
-        if self._again and self._given and self._ask.params.rejects:
-            msg = "prompt_logprobs: a text that is drawn by rejection cannot be said again after its replica; ask again"
-            raise PronkError(msg)
-        self._step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
-        self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._again else {}
-        given: Mapping[int, Sequence[Piece]] = {} if self._again else self._given
-        identity = self._identity if self._given else None
-        priority = min(_MOST_PRIORITY, self._ask.priority + deaths)
-        return replace(self._ask, given=given, identity=identity, deadline=deadline, priority=priority)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing is still to come."""
-        ends = [pieces for pieces in self._given.values() if pieces[-1].completion is not None]
-        return len(ends) == len(self._ask.prompts) * self._ask.params.n
-
-    def hear(self, said: Said) -> list[Piece]:
-        """What is new of what a replica says.
-
-        Raises:
-            PronkError: the request has failed; or the replica says something else than was given out.
-        """
-        if isinstance(said, Failed):
-            raise said.error
-        if isinstance(said, Begun):
-            self.replica, self._identity = said.replica, said.identity
-            return []
-        return [piece for each in said.pieces if (piece := self._new(each)) is not None]
-
-    def _new(self, piece: Piece) -> Piece | None:
-        given = self._given.setdefault(piece.index, [])
-        left = self._skip.get(piece.index, 0)
-        if left:
-            self._skip[piece.index] = left - 1
-            if given[len(given) - left].token_id != piece.token_id:
-                msg = "expected the text that was given out before, found another; ask again"
-                raise PronkError(msg)
-            return None
-        piece = replace(piece, step=piece.step + self._step)
-        given.append(piece)
-        return piece

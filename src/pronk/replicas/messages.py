@@ -65,12 +65,14 @@ class Begun:
     Attributes:
         replica: its name.
         identity: see :class:`About`.
+        exact: whether a text's bits depend on itself alone; otherwise nobody else can go on with it.
         node: of the cluster, by Ray's name.
         process: its number there.
     """
 
     replica: str
     identity: str
+    exact: bool = True
     node: str = ""
     process: int = 0
 

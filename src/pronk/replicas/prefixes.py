@@ -7,15 +7,17 @@ find them; so the next text that begins alike goes there as well, by the longest
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from pronk.cache.budget import BLOCK_SIZE
 
-__all__ = ["Routes", "prefix_digests"]
+__all__ = ["Busy", "Routes", "prefix_digests"]
+
+Name = TypeVar("Name")
 
 # Digests that are remembered; the oldest ones go first.
 _MOST = 200_000
@@ -24,6 +26,8 @@ _BLOCKS = 128
 # A replica may have so many requests more than the least busy one, and still get those that it knows.
 _BUSIER = 8
 _DIGEST = 8  # bytes
+# Requests of which the end is remembered that came before it was said where they went.
+_ENDED = 1024
 
 
 def prefix_digests(tokens: Sequence[int], salt: bytes) -> tuple[bytes, ...]:
@@ -72,3 +76,49 @@ class Routes:
             self._where.move_to_end(digest)
         while len(self._where) > _MOST:
             self._where.popitem(last=False)
+
+
+class Future(Protocol):
+    """Of a request that is to be sent somewhere: whether it has been, or nobody waits for that any more."""
+
+    def cancelled(self) -> bool:
+        """Nobody waits."""
+        ...
+
+
+class Busy(Generic[Name]):
+    """Which request each replica has, from the moment that it is chosen for it."""
+
+    def __init__(self) -> None:
+        self._where: dict[str, tuple[Name, Future | None]] = {}
+        self._ended = deque[str](maxlen=_ENDED)
+
+    def counts(self, replicas: Collection[Name]) -> dict[Name, int]:
+        """How many each of some replicas has."""
+        for request in [each for each, (_, future) in self._where.items() if future is not None and future.cancelled()]:
+            del self._where[request]
+        counts = Counter(replica for replica, _ in self._where.values())
+        return {replica: counts[replica] for replica in replicas}
+
+    def choose(self, request: str, replica: Name, future: Future) -> None:
+        """One is chosen, and may not get it: until then ``future`` is looked at."""
+        self._where[request] = (replica, future)
+        if request in self._ended:  # it was not taken elsewhere, which was not its end
+            self._ended.remove(request)
+
+    def take(self, request: str, replica: Name) -> None:
+        """It has taken the request in, whose end may have been told already."""
+        if request in self._ended:
+            self._ended.remove(request)
+        else:
+            self._where[request] = (replica, None)
+
+    def end(self, request: str) -> None:
+        """It has ended, or was not taken."""
+        found = self._where.pop(request, None)
+        if found is not None and found[1] is not None:
+            self._ended.append(request)
+
+    def keep(self, replicas: Collection[Name]) -> None:
+        """Forget all others, and what they had."""
+        self._where = {name: each for name, each in self._where.items() if each[0] in replicas}

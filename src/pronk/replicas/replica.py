@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -11,25 +10,28 @@ from typing import Any
 
 from pronk.aio import AsyncLLM
 from pronk.errors import ClosedError, PronkError
-from pronk.kernels.library import installed
 from pronk.llm import LLM
-from pronk.model.fingerprint import Fingerprint
 from pronk.parallel.peer import PeerError
+from pronk.replicas.identity import identity
 from pronk.replicas.messages import About, Ask, Begun, Failed, Said, Step
 
-__all__ = ["Replica", "enter", "identity"]
+__all__ = ["Replica", "enter"]
+
+_log = logging.getLogger(__name__)
+
+# The front counts requests, and lets in no more than it is allowed: here all that it sends have a place.
+_ROOM = 2**20
 
 
 class Replica:
     """Holds a model, and continues what it is asked to."""
 
-    def __init__(self, options: Mapping[str, Any], also: Sequence[str], max_requests: int, folder: str) -> None:
+    def __init__(self, options: Mapping[str, Any], also: Sequence[str], folder: str) -> None:
         """Load it.
 
         Args:
             options: of :class:`pronk.LLM`.
             also: further drafters that requests may ask for.
-            max_requests: most samples at a time.
             folder: that paths in the options start from, where there is one of that name.
 
         Raises:
@@ -41,10 +43,10 @@ class Replica:
         enter(folder)
         self._llm = LLM(**options)
         self._met = [self._llm.meet(spec) for spec in also]  # their models stay
-        self._engine = AsyncLLM(self._llm, max_requests=max_requests)
+        self._engine = AsyncLLM(self._llm, max_requests=_ROOM)
         self._identity, self._model = identity(self._llm, options)
         name, node = serve.get_replica_context().replica_id.unique_id, get_runtime_context().get_node_id()
-        self._begun = Begun(name, self._identity, node, os.getpid())
+        self._begun = Begun(name, self._identity, self._llm.exact, node, os.getpid())
 
     def about(self) -> About:
         """What it is."""
@@ -67,12 +69,7 @@ class Replica:
             yield Failed(PronkError(f"expected a replica of {ask.model}, found one of {self._model}"))
             return
         if ask.identity not in (None, self._identity):
-            msg = (
-                "expected a replica of the same model and kernels to go on with the text, found another: "
-                f"{self._identity} instead of {ask.identity}"
-            )
-            yield Failed(PronkError(msg))
-            return
+            return  # it goes on with no text of another model's, as who asks has heard by now
         steps = self._engine.steps(
             ask.prompts,
             ask.params,
@@ -91,6 +88,11 @@ class Replica:
             raise  # of the replica: another one goes on
         except PronkError as error:
             yield Failed(type(error)(str(error)))  # without what it holds on to
+        except Exception as error:
+            if not self._engine.alive:
+                raise
+            _log.exception("a request has failed")
+            yield Failed(RuntimeError(f"{type(error).__name__} in a replica, whose log has the cause"))
 
     async def __del__(self) -> None:
         """Ray lets it go."""
@@ -102,20 +104,3 @@ def enter(folder: str) -> None:
     """Ray's processes begin elsewhere: relative paths are meant from where the command was given."""
     with suppress(OSError):
         os.chdir(folder)
-
-
-def identity(llm: LLM, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Of whatever the tokens of a model depend on, with the kernels and without them."""
-    from pronk import __version__  # noqa: PLC0415 - the package is above its rooms
-
-    library = installed()
-    kernels = hashlib.sha256(library.read_bytes()).hexdigest()[:12] if library.is_file() else "none"
-    said = {
-        "version": __version__,
-        "model": str(Fingerprint.of(llm.path)),
-        "dtype": str(llm.dtype).removeprefix("torch."),
-        "kv_dtype": options.get("kv_dtype", "auto"),
-        "weights": options.get("weights", "plain"),
-        "parts": options.get("workers", 1) if options.get("parallel") == "tensor" else 1,
-    }
-    return json.dumps({**said, "kernels": f"{llm.kernels} {kernels}"}), json.dumps(said)

@@ -8,7 +8,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pronk.replicas.messages import Ask
-from pronk.replicas.prefixes import Routes
+from pronk.replicas.prefixes import Busy, Routes
 
 __all__ = ["PrefixRouter"]
 
@@ -19,8 +19,7 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **options: Any) -> None:
         """Nothing is known yet."""
         del options
-        self.routes = Routes()
-        self._busy: dict[ReplicaID, int] = {}
+        self.routes, self.busy = Routes(), Busy[ReplicaID]()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -29,8 +28,11 @@ class PrefixRouter(RequestRouter):
         there = {replica.replica_id: replica for replica in self.select_available_replicas(candidate_replicas)}
         if not there:
             return []
-        busy = {name: self._busy.get(name, 0) for name in there}
+        busy = self.busy.counts(there)
         first = self.routes.choose(_prefix(pending_request), busy)
+        if pending_request is not None:
+            # From now on: those that come in the same moment are to see it.
+            self.busy.choose(_id_of(pending_request), first, pending_request.future)
         others = sorted((name for name in there if name != first), key=lambda name: busy[name])
         return [[there[first]], *([there[name]] for name in others)]
 
@@ -38,19 +40,24 @@ class PrefixRouter(RequestRouter):
         """There are others than before: of those that are gone nothing is remembered."""
         super().update_replicas(replicas)
         there = {replica.replica_id for replica in replicas}
-        self._busy = {name: count for name, count in self._busy.items() if name in there}
+        self.busy.keep(there)
         self.routes.keep(there)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """It went there."""
         del result
         self.routes.learn(_prefix(pending_request), replica_id)
-        self._busy[replica_id] = self._busy.get(replica_id, 0) + 1
+        self.busy.take(_id_of(pending_request), replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """It has ended, one way or another."""
-        del internal_request_id
-        self._busy[replica_id] = max(0, self._busy.get(replica_id, 0) - 1)
+        """It has ended there, one way or another; or it was not taken, and will be sent somewhere again."""
+        del replica_id
+        self.busy.end(internal_request_id)
+
+
+def _id_of(pending: PendingRequest) -> str:
+    found: str = pending.metadata.internal_request_id
+    return found
 
 
 def _prefix(pending: PendingRequest | None) -> Sequence[bytes]:

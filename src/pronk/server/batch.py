@@ -248,7 +248,7 @@ async def answer_line(service: Service, line: Line) -> tuple[int, dict[str, Any]
         return HTTPStatus.OK, await _reply(service, line)
     except Exception as error:
         found = of_exception(error)
-        if found.code in ("closed", "overloaded"):
+        if found.status == HTTPStatus.SERVICE_UNAVAILABLE or found.code == "overloaded":
             raise
         return found.status, found.body()
 

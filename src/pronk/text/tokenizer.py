@@ -103,6 +103,13 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(tokens).encode("ascii")).hexdigest()[:32]
 
     @cached_property
+    def digest(self) -> str:
+        """Tells it from whatever would read or write a text otherwise: 16 hexadecimal digits of all of it."""
+        templates = [self._chat_template, self._tool_template]
+        rest = json.dumps([self._special_tokens, templates], sort_keys=True)
+        return hashlib.sha256(f"{self.backend.to_str()}{rest}".encode()).hexdigest()[:16]
+
+    @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """The token that the tokenizer itself says ends a text; the model's config may know more."""
         token = self._id_of("eos_token")
