@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
+from time import monotonic, sleep
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pronk import LLM, SamplingParams
+from pronk.parallel.peer import PeerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # Ray takes half a minute to begin and to end
 
@@ -45,3 +51,58 @@ def test_answers_of_replicas(tmp_path: Path) -> None:
         assert found[f"r{number}"]["body"]["choices"][0]["text"] == want.text
     again = subprocess.run(command, capture_output=True, text=True, timeout=60, env=room, check=False)
     assert "nothing to do" in again.stdout + again.stderr
+
+
+def test_a_replica_that_is_killed_loses_no_answer(tmp_path: Path) -> None:
+    lines = [request(number, max_tokens=200, ignore_eos=True) for number in range(120)]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "pronk", "batch", "--replicas", "2", "--threads", "1", str(source), str(target)]
+    mark = token_hex(8)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PRONK_TEST": mark}) as ran:
+        end = monotonic() + 120
+        while not (target.exists() and target.stat().st_size) and monotonic() < end:
+            sleep(0.1)
+        victims = [process for process in marked(mark) if b"MapBatches" in command_of(process)]
+        assert victims
+        os.kill(victims[0], signal.SIGKILL)
+        _, said = ran.communicate(timeout=240)
+    assert ran.returncode == 0, said
+    found = [json.loads(line) for line in target.read_text().splitlines()]
+    assert sorted(row["custom_id"] for row in found) == sorted(line["custom_id"] for line in lines)
+    assert all(row["response"]["status_code"] == 200 for row in found)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes of a command that was given this word."""
+    found = list[int]()
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (place / "environ").read_bytes():
+                found.append(int(place.name))
+    return found
+
+
+def command_of(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_what_the_service_lacks_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that has lost a part of itself is begun anew, and asked again."""
+    from pronk.replicas import batch
+
+    async def lost(*_: Any) -> Any:
+        raise PeerError("worker 1 is gone")
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    made = batch.Answerer({"threads": 1}, "tiny", str(Path.cwd()))
+    monkeypatch.setattr(batch, "answer_line", lost)
+    monkeypatch.setattr(os, "_exit", end)
+    rows = {"id": ["a"], "url": ["/v1/completions"], "body": [json.dumps({"prompt": "x"})]}
+    with pytest.raises(SystemExit):
+        made({name: np.array(values, object) for name, values in rows.items()})
