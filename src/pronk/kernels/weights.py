@@ -31,7 +31,9 @@ def pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = max(1, prod(shape)) * dtype.itemsize
     if size < _HUGE_PAGE:
         return torch.zeros(shape, dtype=dtype)
-    memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE)
+    # What is shared, as Python's default is, is a file of the system's, which has huge pages hardly anywhere.
+    own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **own)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them: nothing is lost but speed
             memory.madvise(mmap.MADV_HUGEPAGE)
