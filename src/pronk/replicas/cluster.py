@@ -82,6 +82,8 @@ def connect(address: str | None, cpus: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
     if address is None:
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            _log.warning("the cluster listens to whoever comes; call be_private() before Ray is imported")
         options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
     else:
         options |= {"address": address}
