@@ -163,12 +163,12 @@ class LLM:
                 odds=self.calibration.odds,
                 runner=self._team.runner(decoder, cache),
             )
+            self.intake = Intake(self.config, self.tokenizer, decoder.kernels)
+            self._guessers = Guessers(self.engine.target, self.drafter)
             failed.pop_all()
-        self.intake = Intake(self.config, self.tokenizer, decoder.kernels)
-        self._guessers = Guessers(self.engine.target, self.drafter)
 
     def close(self) -> None:
-        """End the other processes of the model, if any: with ``"tree"`` it goes on alone, split it does no more."""
+        """End its workers, if any were started here: with ``"tree"`` it goes on alone, split it does no more."""
         self._team.end()
 
     @property

@@ -335,7 +335,8 @@ def test_nobody_remembers_a_prompt_that_it_has_answered_before() -> None:
     peak = SimpleNamespace(reset=lambda: None, read=lambda: None)
     decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
     target = SimpleNamespace(vocabulary=None, decoder=decoder)
-    llm = SimpleNamespace(generate=generate, target=target)
+    engine = SimpleNamespace(runner=SimpleNamespace(waited=0.0))
+    llm = SimpleNamespace(generate=generate, target=target, engine=engine, workers=1)
     method = Drafting(llm, "suffix", peak)  # type: ignore[arg-type]
     for temperature, repeat in ((0.0, -1), (0.0, 0), (0.0, 1), (0.8, 0), (0.0, 0)):
         method.run([Item([1], SamplingParams(), Sample("", "", "suffix", "pronk", temperature, 0, repeat))])

@@ -22,7 +22,7 @@ from engine.cases import ask, drafter, plain
 from engine.cases import params as cased
 from models import run, tiny_decoder
 from parallel.dealt import deal_by_chance, dealt
-from pronk import LLM, AsyncLLM, OptionError, SamplingParams
+from pronk import LLM, AsyncLLM, OptionError, PronkError, SamplingParams
 from pronk.outputs import Completion
 from pronk.parallel import peer, runner, team
 from pronk.parallel.runner import TreeRunner
@@ -305,6 +305,41 @@ def test_a_worker_of_another_kind_is_refused(what: str, parallel: str, monkeypat
     with pytest.raises(OptionError, match=message) as caught:
         LLM(workers=2, threads=1, parallel=parallel)
     assert "\n" not in str(caught.value)
+    (process,) = started
+    assert process.poll() is not None
+
+
+def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    llm = LLM(workers=3, threads=1, budget="all")
+    lost: Any = passes(llm)._lost
+    processes = lost.__self__.processes
+    del lost
+    assert all(process.poll() is None for process in processes)
+    want = llm.generate(PROMPTS, params, drafter="recycling")
+    llm.close()
+    assert all(process.poll() is not None for process in processes)
+    assert said(llm.generate(PROMPTS, params, drafter="recycling")) == said(want)
+    llm.close()
+    assert "gone" not in caplog.text  # it was asked for
+    llm = LLM(workers=2, threads=1)
+    (process,) = (passes(llm)._lost.__self__).processes  # type: ignore[attr-defined]
+    del llm
+    assert process.poll() is not None
+    del alone
+
+
+def test_a_model_that_fails_behind_its_workers_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, begin = list[subprocess.Popen[bytes]](), team._start
+
+    def starting(*given: Any) -> subprocess.Popen[bytes]:
+        started.append(begin(*given))
+        return started[-1]
+
+    monkeypatch.setattr(team, "_start", starting)
+    with pytest.raises(PronkError) as held:
+        LLM(workers=2, threads=1, drafter="draft_model(model='/nonexistent')")
+    assert held.value is not None
     (process,) = started
     assert process.poll() is not None
 

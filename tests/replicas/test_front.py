@@ -133,7 +133,10 @@ def test_another_model_does_not_go_on_with_a_text(llm: LLM, monkeypatch: pytest.
         with pytest.raises(ResumeError, match=said):
             await collect(made, params)
         assert not made._held
-        assert whole(await collect(front(llm, Mortal(llm, [4], ["one", "other"])), params)) == want
+        replicas = Mortal(llm, [4], ["one", "other"])
+        assert whole(await collect(front(llm, replicas), params)) == want
+        # Where its prompt was read last is not asked for again, if there are others.
+        assert [ask.avoid for ask in replicas.asked] == [frozenset(), frozenset(), {"replica 2"}]
         assert whole(await collect(front(llm, Mortal(llm, [0], ["one", "other"])), params)) == want
 
     asyncio.run(main())
@@ -226,7 +229,7 @@ def test_guesses_are_as_good_after_a_death(llm: LLM, spec: str) -> None:
         assert clocks[-1] <= end.stats.total_seconds
         return end.stats.target_steps, end.stats.cached_tokens
 
-    (whole_text, _), (cut, cached) = (asyncio.run(steps(lives)) for lives in ([], [3]))
+    (whole_text, _), (cut, cached) = [asyncio.run(steps(lives)) for lives in ([], [3])]
     assert whole_text < 50
     assert cut <= whole_text + 8
     assert cached == 0
@@ -308,8 +311,11 @@ def test_what_is_said_again_is_no_death_in_vain(llm: LLM, monkeypatch: pytest.Mo
         want = whole(await collect(front(llm, Mortal(llm, [])), params, drafter="autoregressive"))
         replicas = Mortal(llm, [6, 5, 4, 3, 2])
         made = front(llm, replicas)
-        assert whole(await collect(made, params, drafter="autoregressive")) == want
+        again = await collect(made, params, drafter="autoregressive")
+        assert whole(again) == want
         assert made.resumed == 5
+        (end,) = [piece.completion for piece in again if piece.completion is not None]
+        assert [sum(step.tokens for step in end.stats.steps), end.stats.target_steps] == [20, 20]  # and not twice
         assert not made._held
         assert not made._fallen
         assert not made._loads
@@ -397,18 +403,19 @@ def test_who_is_busy_is_known_from_the_choice_on() -> None:
     futures[1].left = True  # who asked has left before it was sent
     assert busy.counts("ab") == {"a": 0, "b": 1}
     for name in ("2", "3"):  # of requests that nobody took the end is told as well
-        busy.end(name)
+        busy.end(name, "a")
     assert busy.counts("ab") == {"a": 0, "b": 1}
     busy.choose("4", "a", futures[2])
-    busy.end("4")  # not taken, and sent once more
+    busy.end("4", "a")  # not taken, and sent once more
     busy.choose("4", "b", futures[2])
+    busy.end("4", "a")  # which may be told late
     busy.take("4", "b")
     assert busy.counts("ab") == {"a": 0, "b": 2}
     busy.choose("5", "a", futures[3])
-    busy.end("5")  # it had ended before it was said that it was taken
+    busy.end("5", "a")  # it had ended before it was said that it was taken
     busy.take("5", "a")
     assert busy.counts("ab") == {"a": 0, "b": 2}
-    busy.end("4")
+    busy.end("4", "b")
     busy.keep({"a"})
     assert busy.counts("ab") == {"a": 0, "b": 0}
 

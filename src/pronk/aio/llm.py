@@ -40,7 +40,7 @@ class Load(NamedTuple):
         waiting: requests that wait for room.
         kv_used: of the blocks of the cache, the part that is taken, 0..1.
         kv_idle: blocks that hold what nobody uses at present.
-        resumed: requests that went on elsewhere when their replica died, so far.
+        resumed: times that a request was asked again elsewhere, as its replica had died, so far.
     """
 
     running: int = 0

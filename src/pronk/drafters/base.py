@@ -233,7 +233,7 @@ class Guesser(Drafter, Generic[State]):
 
     @abstractmethod
     def start(self, prompt: Sequence[int]) -> State:
-        """The state of a new request."""
+        """The state of a request: ``prompt`` is its prompt, and its output so far, if it goes on with a text."""
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:

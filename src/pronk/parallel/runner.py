@@ -278,6 +278,11 @@ class TreeRunner(Runner):
         self._waited += self.clock() - began
         return found
 
+    def dismiss(self) -> None:
+        """Do without workers from now on."""
+        self.workers.clear()
+        self.mirrored.copies.clear()
+
     def _drop(self, worker: Worker, error: Exception) -> None:
         """A worker is gone: what it did is done here from now on."""
         _log.warning("%s; the others go on without it", error)

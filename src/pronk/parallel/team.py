@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any, Protocol
-from weakref import finalize
+from weakref import finalize, ref
 
 import torch.distributed as dist
 
@@ -147,12 +147,16 @@ class Team:
 
     def __init__(self, config: ModelConfig, setting: Setting, processes: Processes) -> None:
         self.setting, self.processes, self.peers = setting, processes, list[Peer]()
+        self._made: Callable[[], TreeRunner | None] = lambda: None
         self.split = setting.split(0, config)
         self.share = config if self.split is None else self.split.share
         self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
     def end(self) -> None:
-        """End the others; harmless if they have ended."""
+        """End those that were started here; harmless if they have ended."""
+        runner = self._made()
+        if runner is not None:
+            runner.dismiss()
         self.processes.end()
 
     def runner(self, decoder: Decoder, cache: PagedCache) -> Runner:
@@ -164,7 +168,9 @@ class Team:
         mine, workers = identity(decoder, cache, self.setting), self.setting["workers"]
         self.peers += [self._meet(rank, mine) for rank in range(1, workers)]
         if isinstance(cache, MirroredCache):
-            return TreeRunner(decoder, cache, self.peers, self.processes.alive, self.processes.end)
+            made = TreeRunner(decoder, cache, self.peers, self.processes.alive, self.processes.end)
+            self._made = ref(made)
+            return made
         assert isinstance(cache, SplitCache)
         assert self.split is not None
         assert decoder.kernels is not None

@@ -250,9 +250,8 @@ def main() -> None:
     host, port, rank, world, patience = sys.argv[1:6]
 
     def watch() -> None:
-        os.read(
-            0, 1
-        )  # ends with the other process, however that ends; Python's own stdin has a lock, which outlives this
+        # Ends with the other process, however that ends. Python's own stdin has a lock, which would outlive this.
+        os.read(0, 1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

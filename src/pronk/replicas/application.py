@@ -10,19 +10,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
-from pronk.errors import OptionError
+from pronk.errors import OptionError, PronkError
 from pronk.llm import bundled_model
 from pronk.model.loader import resolve_model
 from pronk.replicas.cluster import Plan, deployed, model_deployment
 from pronk.replicas.front import Front, Reader
 from pronk.server.app import make_app
+from pronk.server.errors import ApiError
 from pronk.server.guard import Guard
 from pronk.server.service import Service
 from pronk.server.settings import Limits, Settings, read_keys
@@ -30,6 +36,8 @@ from pronk.server.settings import Limits, Settings, read_keys
 __all__ = ["Args", "app"]
 
 Message = MutableMapping[str, Any]
+
+_log = logging.getLogger(__name__)
 
 _ANSWER = 60.0  # seconds in which a replica says what it is
 
@@ -103,7 +111,7 @@ class _Application:
     def __init__(self, settings: Settings, model: str | None, drafter: str) -> None:
         self.settings, self.model, self.drafter = settings, model, drafter
         self._guard: Guard | None = None
-        self._making: asyncio.Lock | None = None
+        self._making: asyncio.Future[Guard] | None = None
 
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
@@ -112,20 +120,38 @@ class _Application:
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
-        await (await self._made())(scope, receive, send)
+        try:
+            made = await self._made()
+        except (PronkError, RayError, RayServeException, TimeoutError) as error:
+            _log.warning("no replica has said what it is: %s", repr(error))
+            await _refuse(send)
+            return
+        await made(scope, receive, send)
 
     async def _made(self) -> Guard:
-        self._making = self._making or asyncio.Lock()
-        async with self._making:
-            if self._guard is None:
-                replicas = deployed(serve.get_replica_context().app_name)
-                path = await asyncio.to_thread(resolve_model, self.model or bundled_model())
-                about = await asyncio.wait_for(replicas.tell(), _ANSWER)
-                reader = await asyncio.to_thread(Reader, path, self.drafter, about)
-                front = Front(reader, replicas, max_requests=self.settings.limits.requests)
-                service = Service(front, self.settings)
-                self._guard = Guard(make_app(service), self.settings)
+        """Made once; all who come meanwhile wait for the same, and the next ones try again."""
+        if self._guard is None:
+            if self._making is None or self._making.done():
+                self._making = asyncio.ensure_future(self._make())
+            self._guard = await asyncio.shield(self._making)
         return self._guard
+
+    async def _make(self) -> Guard:
+        replicas = deployed(serve.get_replica_context().app_name)
+        path = await asyncio.to_thread(resolve_model, self.model or bundled_model())
+        about = await asyncio.wait_for(replicas.tell(), _ANSWER)
+        reader = await asyncio.to_thread(Reader, path, self.drafter, about)
+        front = Front(reader, replicas, max_requests=self.settings.limits.requests)
+        return Guard(make_app(Service(front, self.settings)), self.settings)
+
+
+async def _refuse(send: Callable[[Message], Awaitable[None]]) -> None:
+    error = ApiError(
+        HTTPStatus.SERVICE_UNAVAILABLE, "expected replicas that answer, found none; try again", "not_ready"
+    )
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(error.body()).encode()})
 
 
 async def _live(receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]) -> None:

@@ -22,6 +22,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from pronk.errors import OptionError, PronkError
 from pronk.replicas.front import LostError
 from pronk.replicas.messages import About, Ask, Said
+from pronk.replicas.private import is_private
 from pronk.replicas.replica import Replica
 
 __all__ = ["Deployed", "Plan", "cause_of", "check_cores", "connect", "deploy", "deployed", "leave", "model_deployment"]
@@ -39,6 +40,7 @@ _SETTLING = 10.0
 
 # How often Ray asks a replica whether it is well, and how long it may take to say so, in seconds.
 _HEALTH, _ANSWER = 2.0, 10.0
+_EXACT = 1e-4  # cores, as Ray counts them
 # Requests for each replica at which there are to be more of them, if they last for so many seconds.
 _WANTED, _CROWDED = 8.0, 5.0
 
@@ -82,7 +84,7 @@ def connect(address: str | None, cpus: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
     if address is None:
-        if os.environ.get("RAY_AUTH_MODE") != "token":
+        if not is_private():
             _log.warning("the cluster listens to whoever comes; call be_private() before Ray is imported")
         options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
     else:
@@ -109,7 +111,7 @@ def _knock(address: str) -> None:
     create_connection((host.strip("[]"), int(port)), timeout=_KNOCKS).close()
     if "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
         return
-    channel = grpc.insecure_channel(place)
+    channel = grpc.insecure_channel(place, options=[("grpc.enable_http_proxy", 0)])  # as Ray has it
     try:
         grpc.channel_ready_future(channel).result(timeout=_KNOCKS)
     except grpc.FutureTimeoutError as error:
@@ -174,8 +176,9 @@ def check_cores(plan: Plan) -> None:
     """
     nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     fewest = plan.least or plan.replicas
-    wanted, room = plan.cpus * fewest, sum(cores // plan.cpus for cores in nodes) if plan.cpus else fewest
-    if wanted > sum(nodes):
+    wanted = plan.cpus * fewest
+    room = sum((cores + _EXACT) // plan.cpus for cores in nodes) if plan.cpus else fewest
+    if wanted > sum(nodes) + _EXACT:
         msg = f"replicas: expected a cluster of at least {wanted:g} cores, found one of {sum(nodes):g}; ask for fewer"
         raise OptionError(msg)
     if room < fewest:
@@ -183,7 +186,7 @@ def check_cores(plan: Plan) -> None:
         msg = f"replicas: expected room for {fewest} of {plan.cpus:g} cores each, found {most}; ask for fewer threads"
         raise OptionError(msg)
     end = monotonic() + _SETTLING
-    while wanted > (free := ray.available_resources().get("CPU", 0.0)):  # type: ignore[no-untyped-call]
+    while wanted - _EXACT > (free := ray.available_resources().get("CPU", 0.0)):  # type: ignore[no-untyped-call]
         if monotonic() > end:
             found = f"{free:g} of {sum(nodes):g}"
             msg = f"replicas: expected {wanted:g} free cores, found {found}; end what has the others, or ask for fewer"

@@ -109,7 +109,7 @@ class Front:
 
     Attributes:
         llm: what is known of the model.
-        resumed: requests that went on elsewhere, so far.
+        resumed: times that a request was asked again elsewhere, so far.
     """
 
     def __init__(self, llm: Reader, replicas: Replicas, *, max_requests: int = 1024) -> None:
@@ -188,8 +188,10 @@ class Front:
                             yield pieces
                 if told.ended:
                     return
-                deaths.add(0.0, again=told.repeats)  # it said no more
+                told.avoid()  # it said no more
+                deaths.add(0.0, again=told.repeats)
             except OtherError as error:
+                told.avoid()
                 deaths.meet(error)
             except LostError:
                 blame = self._blame(told.replica)

@@ -41,6 +41,7 @@ class Ask:
         prefix: digests of the first prompt's blocks, by which it finds a replica that has read them before.
         model: that they are for, as :class:`About` says it.
         identity: of the replica that has given pieces out; another one must not go on.
+        avoid: names of replicas that cannot go on, if there are others.
         given: these pieces, by the sample's index.
         drafter, priority, deadline, salt, tenant: see :meth:`pronk.aio.AsyncLLM.steps`.
     """
@@ -56,6 +57,7 @@ class Ask:
     deadline: float | None = None
     salt: bytes = b""
     tenant: str = ""
+    avoid: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Busy(Generic[Name]):
 
     def __init__(self) -> None:
         self._where: dict[str, tuple[Name, Future | None]] = {}
-        self._ended = deque[str](maxlen=_ENDED)
+        self._ended = deque[tuple[str, Name]](maxlen=_ENDED)
 
     def counts(self, replicas: Collection[Name]) -> dict[Name, int]:
         """How many each of some replicas has."""
@@ -103,21 +103,23 @@ class Busy(Generic[Name]):
     def choose(self, request: str, replica: Name, future: Future) -> None:
         """One is chosen, and may not get it: until then ``future`` is looked at."""
         self._where[request] = (replica, future)
-        if request in self._ended:  # it was not taken elsewhere, which was not its end
-            self._ended.remove(request)
+        if (request, replica) in self._ended:  # it was not taken there before, which was not its end
+            self._ended.remove((request, replica))
 
     def take(self, request: str, replica: Name) -> None:
         """It has taken the request in, whose end may have been told already."""
-        if request in self._ended:
-            self._ended.remove(request)
+        if (request, replica) in self._ended:
+            self._ended.remove((request, replica))
         else:
             self._where[request] = (replica, None)
 
-    def end(self, request: str) -> None:
-        """It has ended, or was not taken."""
-        found = self._where.pop(request, None)
-        if found is not None and found[1] is not None:
-            self._ended.append(request)
+    def end(self, request: str, replica: Name) -> None:
+        """It has ended there, or was not taken; meanwhile another one may have been chosen."""
+        chosen, future = self._where.get(request, (None, None))
+        if chosen == replica:
+            del self._where[request]
+            if future is not None:
+                self._ended.append((request, replica))
 
     def keep(self, replicas: Collection[Name]) -> None:
         """Forget all others, and what they had."""

@@ -28,6 +28,9 @@ class PrefixRouter(RequestRouter):
         there = {replica.replica_id: replica for replica in self.select_available_replicas(candidate_replicas)}
         if not there:
             return []
+        ask = _ask_of(pending_request)
+        avoided = frozenset[str]() if ask is None else ask.avoid
+        there = {name: each for name, each in there.items() if name.unique_id not in avoided} or there
         busy = self.busy.counts(there)
         first = self.routes.choose(_prefix(pending_request), busy)
         if pending_request is not None:
@@ -51,8 +54,7 @@ class PrefixRouter(RequestRouter):
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """It has ended there, one way or another; or it was not taken, and will be sent somewhere again."""
-        del replica_id
-        self.busy.end(internal_request_id)
+        self.busy.end(internal_request_id, replica_id)
 
 
 def _id_of(pending: PendingRequest) -> str:
@@ -60,6 +62,11 @@ def _id_of(pending: PendingRequest) -> str:
     return found
 
 
-def _prefix(pending: PendingRequest | None) -> Sequence[bytes]:
+def _ask_of(pending: PendingRequest | None) -> Ask | None:
     ask = pending.args[0] if pending is not None and pending.args else None
-    return ask.prefix if isinstance(ask, Ask) else ()
+    return ask if isinstance(ask, Ask) else None
+
+
+def _prefix(pending: PendingRequest | None) -> Sequence[bytes]:
+    ask = _ask_of(pending)
+    return () if ask is None else ask.prefix

@@ -33,6 +33,7 @@ class Told:
     def __init__(self, ask: Ask) -> None:
         self._ask, self.replica, self.repeats = ask, "", False
         self._given: dict[int, list[Piece]] = {}
+        self._avoid = frozenset[str]()
         self._identity: str | None = None
         self._exact = True
         self._step = 0  # before which steps are another replica's
@@ -41,6 +42,7 @@ class Told:
         self._again = ask.params.prompt_logprobs is not None
         self._skip: dict[int, int] = {}
         self._began = self._asked = perf_counter()
+        self._asks = 0
         self._heard: dict[int, float] = {}  # when a step's first token came
 
     def ask(self, deadline: float | None, deaths: int) -> Ask:
@@ -56,12 +58,18 @@ class Told:
             msg = "expected kernels of equal bits to go on with a text whose replica has ended, found torch; ask again"
             raise ResumeError(msg)
         self.repeats, self._asked = self._again and bool(self._given), perf_counter()
+        self._asks += 1
         self._step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
         self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._again else {}
         given: Mapping[int, Sequence[Piece]] = {} if self._again else self._given
         identity = self._identity if self._given else None
         priority = min(_MOST_PRIORITY, self._ask.priority + deaths)
-        return replace(self._ask, given=given, identity=identity, deadline=deadline, priority=priority)
+        own = replace(self._ask, given=given, identity=identity, deadline=deadline, priority=priority)
+        return replace(own, avoid=self._avoid)
+
+    def avoid(self) -> None:
+        """Whoever speaks now cannot go on."""
+        self._avoid |= {self.replica}
 
     @property
     def ended(self) -> bool:
@@ -99,13 +107,17 @@ class Told:
         self.repeats = False
         piece = replace(piece, step=piece.step + self._step)
         self._heard.setdefault(piece.step, perf_counter() - self._began)
-        if piece.completion is not None and given and given[0].step < self._step:
+        if piece.completion is not None and self._asks > 1:
             piece = replace(piece, completion=replace(piece.completion, stats=self._all(given, piece.completion.stats)))
         given.append(piece)
         return piece
 
     def _all(self, given: Sequence[Piece], rest: Stats) -> Stats:
         """What a text has cost whose end ``rest`` is of; of what others did, that which was accepted is known."""
+        since, total = self._asked - self._began, perf_counter() - self._began
+        later = [step._replace(clock=since + step.clock) for step in rest.steps]
+        if self._again:
+            return replace(rest, steps=later, total_seconds=total)
         steps, sources = list[Step](), dict(rest.sources)
         for number, group in groupby((piece for piece in given if piece.step < self._step), lambda piece: piece.step):
             pieces = list(group)
@@ -115,11 +127,9 @@ class Told:
             for source in taken:
                 drafted, accepted = sources.get(source, Source(0, 0))
                 sources[source] = Source(drafted + 1, accepted + 1)
-        since = self._asked - self._began
-        steps += [step._replace(clock=since + step.clock) for step in rest.steps]
         # What it found in the cache is its own text, if not what nobody knows any more.
-        total = perf_counter() - self._began
-        return replace(rest, steps=steps, sources=sources, cached_tokens=0, total_seconds=total)
+        cached = 0 if steps else rest.cached_tokens
+        return replace(rest, steps=steps + later, sources=sources, cached_tokens=cached, total_seconds=total)
 
 
 def _difference(found: str, expected: str | None) -> str:

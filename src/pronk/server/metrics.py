@@ -155,7 +155,7 @@ class Metrics:
             ),
             (
                 "pronk:requests_resumed",
-                "Requests that went on elsewhere when their replica died.",
+                "Times that requests were asked again elsewhere, as their replica had died.",
                 lambda: engine.load.resumed,
             ),
         ):
