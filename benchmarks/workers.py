@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -166,7 +166,30 @@ def tensor(options: argparse.Namespace) -> dict[str, Any]:
         print(f"memory, {threads} threads: {speeds[threads] / 1e9:.1f} GB/s")
     for name, own in times.items():
         print(f"{name:16} {1e3 * median(own):7.1f} ms a step ({1e3 * min(own):.1f} to {1e3 * max(own):.1f})")
-    return {"tensor": {name: median(own) for name, own in times.items()}, "bytes_per_second": speeds}
+    found = {name: median(own) for name, own in times.items()}
+    return {"tensor": found, "bytes_per_second": speeds, "parted": [*parted(whole, split, options.max_tokens)]}
+
+
+def parted(whole: LLM, split: LLM, tokens: int) -> Iterator[dict[str, Any]]:
+    """Where greedy texts of a split model leave the whole one's, and by how much that preferred its own token."""
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=8)
+    for number, prompt in enumerate(PROMPTS):
+        one, other = (llm.generate(prompt, params) for llm in (whole, split))
+        assert one.logprobs is not None
+        assert other.logprobs is not None
+        place = next((i for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=True)) if a != b), None)
+        shared = tokens if place is None else place
+        rounding = max(
+            (abs(one.logprobs[i][t] - other.logprobs[i][t]) for i, t in enumerate(one.token_ids[:shared])), default=0.0
+        )
+        gap = (
+            None
+            if place is None
+            else one.logprobs[place][one.token_ids[place]] - one.logprobs[place][other.token_ids[place]]
+        )
+        where = "the same tokens" if place is None else f"parts at token {place}, which it preferred by {gap:.3f}"
+        print(f"text {number}: {where}; log-probabilities before differ by {rounding:.3f} at most")
+        yield {"text": number, "place": place, "gap": gap, "rounding": rounding}
 
 
 def scaling(options: argparse.Namespace) -> dict[str, Any]:
