@@ -205,7 +205,8 @@ def test_workers_have_a_column_where_there_are_some() -> None:
     assert max(map(len, text.splitlines())) <= 80
     alone = shown(document(make("own", **FULL)))
     assert rows_of(alone, "own")[-1] == COST
-    assert "workers (tree)" not in alone
+    assert "workers: share of the time" in " ".join(text.split())
+    assert "workers" not in alone
 
 
 def test_nothing_measured() -> None:

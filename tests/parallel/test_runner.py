@@ -42,6 +42,12 @@ def asked(want: Sequence[Request]) -> list[Request]:
     return [ask(p, params("temperature", i, 30), drafter(names[i % 2], want)) for i, p in enumerate(PROMPTS)]
 
 
+def added(engine: Engine, requests: list[Request]) -> list[Request]:
+    for request in requests:
+        engine.add(request)
+    return requests
+
+
 @pytest.mark.parametrize("first", [2, 5, 9])
 def test_layers_that_are_kept_from_the_middle_of_a_text_on(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers lack their rows from then on, and may compute the whole text once more: from the tokens that it has."""
@@ -56,10 +62,7 @@ def test_layers_that_are_kept_from_the_middle_of_a_text_on(first: int, monkeypat
 
     monkeypatch.setattr(TreeRunner, "_work", watched)
     with dealt(tiny_decoder(), 3) as engine:
-        found = asked(want)
-        for request in found:
-            engine.add(request)
-        steps = 0
+        found, steps = added(engine, asked(want)), 0
         while not all(request.ended for request in found):
             engine.step()
             steps += 1
@@ -86,10 +89,7 @@ def test_what_was_never_sent_is_not_taken_for_held(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Work, "numbers", failing)
     with dealt(tiny_decoder(), 3) as engine:
-        found = asked(want)
-        for request in found:
-            engine.add(request)
-        steps = 0
+        found, steps = added(engine, asked(want)), 0
         while not all(request.ended for request in found):
             failing_now = steps % 3 == 2
             with suppress(MemoryError):

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -30,7 +31,9 @@ from pronk.parallel.team import Started
 from pronk.parallel.work import Work
 from pronk.parallel.worker import Serving
 from pronk.passes.runner import Runner
+from sockets import sockets
 
+LISTED = Path("/proc/net/tcp").exists()
 PROMPTS = ["def add(a, b):\n    return a + b\n\n\nclass Stack:\n", "for i in range(10):\n    print(i)\n\ndef", "x"]
 
 # Each reads something else of the target: nothing, all logits, outputs of layers, its cache. With threads in the place
@@ -311,10 +314,15 @@ def test_a_worker_of_another_kind_is_refused(what: str, parallel: str, monkeypat
 
 def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
+    own = {*sockets([os.getpid()])} if LISTED else set()
     llm = LLM(workers=3, threads=1, budget="all")
     lost: Any = passes(llm)._lost
     processes = lost.__self__.processes
     del lost
+    if LISTED:
+        listening = {*sockets([os.getpid(), *(process.pid for process in processes)])} - own
+        assert len(listening) >= 3
+        assert all(address.is_loopback for _, address, _ in listening)
     assert all(process.poll() is None for process in processes)
     want = llm.generate(PROMPTS, params, drafter="recycling")
     llm.close()

@@ -9,9 +9,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic, sleep
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 from pronk import LLM, SamplingParams
+from sockets import sockets
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
@@ -149,25 +149,3 @@ def test_all_of_it_ends(served: Served) -> None:
     while served.processes() and monotonic() < end:
         sleep(0.2)
     assert not served.processes()
-
-
-def sockets(processes: Sequence[int]) -> Iterator[tuple[int, IPv4Address | IPv6Address, int]]:
-    """Where processes listen: which one, at which address and port."""
-    holders = dict[str, int]()
-    for process in processes:
-        for file in Path(f"/proc/{process}/fd").glob("*"):
-            try:
-                holders[str(file.readlink())] = process
-            except OSError:
-                continue
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
-            fields = line.split()
-            holder = holders.get(f"socket:[{fields[9]}]")
-            if fields[3] == "0A" and holder is not None:
-                address, port = fields[1].split(":")
-                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
-                packed = b"".join(words)
-                found = IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
-                mapped = getattr(found, "ipv4_mapped", None)
-                yield holder, mapped or found, int(port, 16)

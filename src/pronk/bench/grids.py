@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pronk.bench.document import ALL, SOUND, Document, Figures, ModelResult, Range
 
-__all__ = ["EXPLANATION", "Grid", "against_peers", "by_method", "by_task", "describe", "failures", "origin"]
+__all__ = ["EXPLANATION", "WORKERS", "Grid", "against_peers", "by_method", "by_task", "describe", "failures", "origin"]
 
 EXPLANATION = (
     "× plain: tokens/s over plain decoding's, median and half the range of the repeats. S: tokens per pass of the "
@@ -16,9 +16,12 @@ EXPLANATION = (
     "equal to plain decoding's (* the others part at near ties; a peer that samples draws noise of its own). floor: "
     "time of a step over the time to read the weights and the cache once. wait: time between tokens, a step's shared "
     "by its tokens. c: time to draft a position, in plain passes. exp.: speed-up that α, the drafted depth and c let "
-    "expect; after 1st: measured, without the first token. GiB: of the process that asks; workers: share of the time "
-    "that went into others that compute the model, and waiting for them. The harness took {harness} of the measured "
-    "time."
+    "expect; after 1st: measured, without the first token.{workers} The harness took {harness} of the measured time."
+)
+# Where there are some.
+WORKERS = (
+    " GiB: of the process that asks; workers: share of the time that went into others that compute the model, and "
+    "waiting for them."
 )
 
 _TITLES = {ALL: "all tasks", SOUND: "without loops"}

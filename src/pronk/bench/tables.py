@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pronk.bench.document import Document, ModelResult
-from pronk.bench.grids import EXPLANATION, Grid, against_peers, by_method, by_task, describe, failures, origin
+from pronk.bench.grids import EXPLANATION, WORKERS, Grid, against_peers, by_method, by_task, describe, failures, origin
 
 __all__ = ["make_table", "show", "to_markdown"]
 
@@ -47,7 +47,11 @@ def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
 
 
 def _explanation(document: Document) -> str:
-    return EXPLANATION.format(above=f"{document.degenerate_above:.0%}", harness=f"{document.harness_share:.2%}")
+    return EXPLANATION.format(
+        above=f"{document.degenerate_above:.0%}",
+        harness=f"{document.harness_share:.2%}",
+        workers=WORKERS if document.arguments.get("workers", 1) > 1 else "",
+    )
 
 
 def make_table(grid: Grid) -> Table:

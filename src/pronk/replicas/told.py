@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from time import perf_counter
@@ -61,11 +61,14 @@ class Told:
         self._asks += 1
         self._step = 1 + max((piece.step for pieces in self._given.values() for piece in pieces), default=-1)
         self._skip = {index: len(pieces) for index, pieces in self._given.items()} if self._again else {}
-        given: Mapping[int, Sequence[Piece]] = {} if self._again else self._given
-        identity = self._identity if self._given else None
-        priority = min(_MOST_PRIORITY, self._ask.priority + deaths)
-        own = replace(self._ask, given=given, identity=identity, deadline=deadline, priority=priority)
-        return replace(own, avoid=self._avoid)
+        return replace(
+            self._ask,
+            given={} if self._again else self._given,
+            identity=self._identity if self._given else None,
+            avoid=self._avoid,
+            deadline=deadline,
+            priority=min(_MOST_PRIORITY, self._ask.priority + deaths),
+        )
 
     def avoid(self) -> None:
         """Whoever speaks now cannot go on."""
