@@ -69,7 +69,7 @@ class Counts:
         return self.tokens / self.steps
 
 
-class Runner:
+class ModelRunner:
     """Decodes the prompts and counts; every output is compared with plain decoding's."""
 
     def __init__(self, llm: LLM, prompts: dict[str, list[list[int]]], max_tokens: int) -> None:
@@ -117,7 +117,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     print()
 
 
-def methods(runner: Runner) -> Iterable[list[str]]:
+def methods(runner: ModelRunner) -> Iterable[list[str]]:
     """S per method and task, greedy / at temperature 0.8."""
     for spec in METHODS:
         greedy, seeded = runner.run(spec, 0.0), runner.run(spec, 0.8)
@@ -129,18 +129,18 @@ def methods(runner: Runner) -> Iterable[list[str]]:
     yield ["repeated 4-grams", *loops, "", ""]
 
 
-def settings(runner: Runner) -> Iterable[list[str]]:
+def settings(runner: ModelRunner) -> Iterable[list[str]]:
     """Table 3: S on all tasks."""
     lookup = total(runner.run("prompt_lookup(num_tokens=10, num_chains=1)", 0.0).values())
     yield ["prompt lookup", "yes", f"{lookup.compression:.2f}", f"{lookup.rows / lookup.steps:.0f}"]
-    for ngram, window, guesses, use_prompt in SETTINGS:
-        spec = f"lookahead(window={window}, ngram={ngram}, guesses={guesses}, use_prompt={use_prompt})"
+    for ngram, window, draft_tokens, use_prompt in SETTINGS:
+        spec = f"lookahead(window={window}, ngram={ngram}, guesses={draft_tokens}, use_prompt={use_prompt})"
         counts = total(runner.run(spec, 0.0).values())
         rows = f"{counts.rows / counts.steps:.0f}"
-        yield [f"({ngram}, {window}, {guesses})", "yes" if use_prompt else "no", f"{counts.compression:.2f}", rows]
+        yield [f"({ngram}, {window}, {draft_tokens})", "yes" if use_prompt else "no", f"{counts.compression:.2f}", rows]
 
 
-def scaling(runner: Runner, points: dict[int, list[tuple[float, float]]]) -> Iterable[list[str]]:
+def scaling(runner: ModelRunner, points: dict[int, list[tuple[float, float]]]) -> Iterable[list[str]]:
     """Figure 4: S against (W + G)(N - 1), without the text as reference."""
     for ngram, windows in WINDOWS.items():
         for window in windows:
@@ -193,7 +193,7 @@ def main() -> None:
         for task, chosen in limit_per_task(prompts, args.limit).items()
         if not args.data or task in (*SUITES, CHAT)
     }
-    runner = Runner(llm, tasks, args.max_tokens)
+    runner = ModelRunner(llm, tasks, args.max_tokens)
     table(["method: S greedy / at 0.8", *tasks, "all", "accepted"], methods(runner))
     table(["(N, W, G)", "text as reference", "S", "rows a pass"], settings(runner))
     points: dict[int, list[tuple[float, float]]] = {}

@@ -32,11 +32,11 @@ from safetensors.torch import load_file, save_file
 import pronk
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import expected_speedup, repeated_ngrams
-from pronk.choosing.chooser import Guess
-from pronk.drafters import Cape, Guesser, make_drafter
-from pronk.drafters.shared.calibration import Calibration
+from pronk.drafters import Cape, Proposer, make_drafter
 from pronk.drafters.shared.chain import Chain
-from pronk.engine.stats import Stats, Step
+from pronk.engine.stats import Stats, StepStats
+from pronk.sampling.sampler import DraftToken
+from pronk.speculation.calibration import Calibration
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 KINDS = ("easy", "mixed", "hopeless")
@@ -51,7 +51,7 @@ class Tally:
     steps: int = 0
     rows: int = 0
     seconds: float = 0.0
-    passes: list[Step] = field(default_factory=list)
+    passes: list[StepStats] = field(default_factory=list)
     loops: list[float] = field(default_factory=list)
 
     @property
@@ -75,7 +75,7 @@ class Method:
     """A drafter, and whether guesses that do not pay are left out."""
 
     label: str
-    drafter: Guesser[Any]
+    drafter: Proposer[Any]
     thrifty: bool = False
 
 
@@ -107,7 +107,7 @@ class Bench:
         return tallies
 
     def _once(self, prompt: str, params: SamplingParams, method: Method) -> tuple[float, Any]:
-        self.llm.engine.proposing.budget = method.thrifty
+        self.llm.engine.speculator.budget = method.thrifty
         began = perf_counter()
         out = self.llm.generate(prompt, params, drafter=method.drafter)
         return perf_counter() - began, out
@@ -216,17 +216,17 @@ def expansion(llm: LLM, seconds: float) -> float:
     """What CAPE's siblings cost over the plain chain, as a share of a pass of the draft."""
     size, generator = llm.config.vocab_size, np.random.default_rng(0)
     params = SamplingParams(max_tokens=64)
-    from pronk.cache.blocks import BlockTable  # noqa: PLC0415 - for this measurement alone
-    from pronk.choosing.chooser import Chooser  # noqa: PLC0415
     from pronk.drafters import DraftContext  # noqa: PLC0415
+    from pronk.kv_cache.blocks import BlockTable  # noqa: PLC0415 - for this measurement alone
+    from pronk.sampling.sampler import Sampler  # noqa: PLC0415
 
-    context = DraftContext(None, [1], 60, 120, params, Chooser(params, 0, [1], size), BlockTable())
+    context = DraftContext(None, [1], 60, 120, params, Sampler(params, 0, [1], size), BlockTable())
     cape, calibration, spent = Cape(), Calibration("cape"), []
     for _ in range(200):
         chain = Chain(context, Calibration("draft_model"))
         for _ in range(5):
             scores = generator.normal(0, 3, size).astype(np.float32)
-            chain.guesses.append(Guess(int(scores.argmax()), 0.5, scores))
+            chain.draft_tokens.append(DraftToken(int(scores.argmax()), 0.5, scores))
             chain.gains.append(0.5)
             chain.origin.append(("draft_model", 500))
         began = perf_counter()
@@ -274,7 +274,7 @@ def main() -> None:
     drafter = make_drafter(f"draft_model({draft[:-2]})")
     llm.generate("warm up", SamplingParams(max_tokens=8), drafter=drafter)
     (model,) = llm.engine.target.drafts.values()
-    costs, own = llm.engine.proposing.costs, model.costs
+    costs, own = llm.engine.speculator.costs, model.costs
     assert costs is not None
     assert own is not None
     cost = own.at(1) / costs.at(1)

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from pronk import LLM, SamplingParams
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.chooser import Chooser
-from pronk.drafters import DraftContext, Guesser, Outcome, make_drafter
-from pronk.passes.costs import PassCosts
-from pronk.tree import TokenTree
+from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
+from pronk.kv_cache.blocks import BlockTable
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.tree import TokenTree
 
 SPECS = (
     "prompt_lookup",
@@ -44,7 +44,7 @@ LENGTHS = (512, 4096, 32768)
 STEPS = 200
 
 # A pass over up to 8 rows costs the same here: all that is measured is the drafter.
-COSTS = PassCosts((1, 8, 16), (0.04, 0.05, 0.08))
+COSTS = CostCurve((1, 8, 16), (0.04, 0.05, 0.08))
 
 
 def library_text(llm: LLM, tokens: int) -> list[int]:
@@ -69,7 +69,7 @@ def accepted(tree: TokenTree, truth: Sequence[int]) -> tuple[int, ...]:
     return tuple(path)
 
 
-def drive(drafter: Guesser[Any], text: Sequence[int], prompt: int, vocab: int) -> tuple[float, list[float], int, int]:
+def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) -> tuple[float, list[float], int, int]:
     """Seconds of the start, of each step, guesses made and accepted."""
     params, generator = SamplingParams(max_tokens=10**6), torch.Generator().manual_seed(0)
     noise = torch.randn(128, vocab, generator=generator).to(torch.bfloat16)
@@ -77,8 +77,8 @@ def drive(drafter: Guesser[Any], text: Sequence[int], prompt: int, vocab: int) -
     state = drafter.start(text[:prompt])
     start, seconds, drafted, right, length = perf_counter() - began, [], 0, 0, prompt
     for _ in range(STEPS):
-        chooser, table = Chooser(params, 0, (), vocab), BlockTable(length=length - 1)
-        context = DraftContext(state, text[:length], 60, 127, params, chooser, table, COSTS)
+        sampler, block_table = Sampler(params, 0, (), vocab), BlockTable(length=length - 1)
+        context = DraftContext(state, text[:length], 60, 127, params, sampler, block_table, COSTS)
         began = perf_counter()
         (tree,) = drafter.propose([context])
         proposed = perf_counter() - began
@@ -91,11 +91,11 @@ def drive(drafter: Guesser[Any], text: Sequence[int], prompt: int, vocab: int) -
         began = perf_counter()
         drafter.observe(outcome)
         seconds.append(proposed + perf_counter() - began)
-        length, drafted, right = length + len(new), drafted + tree.num_guesses, right + len(path)
+        length, drafted, right = length + len(new), drafted + tree.num_draft_tokens, right + len(path)
     return start, seconds, drafted, right
 
 
-def state_bytes(drafter: Guesser[Any], text: Sequence[int], prompt: int) -> int:
+def state_bytes(drafter: Proposer[Any], text: Sequence[int], prompt: int) -> int:
     """Memory of a request's state after its prompt."""
     gc.collect()
     tracemalloc.start()

@@ -26,10 +26,10 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 
 from pronk import LLM, Completion, Guide, SamplingParams
-from pronk.choosing.guide import GuideMode
-from pronk.guided.grammars import Grammars
-from pronk.passes.runner import Job, PassResult
-from pronk.text.tokenizer import Tokenizer
+from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.sampling.guide import GuideMode
+from pronk.structured.grammars import Grammars
+from pronk.tokenization.tokenizer import Tokenizer
 
 SCHEMAS = {
     "person": {
@@ -221,7 +221,7 @@ def choices(llm: LLM, rounds: int, step: float) -> None:
     llm.choose(text, options)  # the prompt is in the cache now, but for its last block
     forward, passes, times = llm.engine.runner.forward, list[tuple[int, float]](), list[float]()
 
-    def watched(jobs: Sequence[Job], *rest: Any) -> PassResult:
+    def watched(jobs: Sequence[ForwardJob], *rest: Any) -> ForwardResult:
         result = forward(jobs, *rest)
         passes.append((sum(len(job.segment.tree) for job in jobs), result.seconds))
         return result

@@ -26,7 +26,7 @@ from pronk.train.attention import dense_logits
 from pronk.train.future import FutureModel, future_shape
 from pronk.train.heads import ahead, head_by_head
 from pronk.train.lm import model_config
-from pronk.train.options import Shape
+from pronk.train.options import ModelShape
 from pronk.train.text_loss import text_loss
 
 HEADS = (1, 2, 4)
@@ -93,7 +93,9 @@ def all_at_once(model: FutureModel, tokens: Tensor, count: int) -> None:
     torch.stack(losses).sum().backward()
 
 
-def peak(work: Callable[[FutureModel, Tensor, int], None], shape: Shape, tokens: int, length: int, count: int) -> int:
+def peak(
+    work: Callable[[FutureModel, Tensor, int], None], shape: ModelShape, tokens: int, length: int, count: int
+) -> int:
     """Bytes at the peak of one pass over so many ``tokens`` in sequences of ``length``, for ``count`` heads."""
     heads = future_shape(shape, max(2, count), "transformer", "parallel", "shared")
     assert heads is not None
@@ -106,7 +108,7 @@ def peak(work: Callable[[FutureModel, Tensor, int], None], shape: Shape, tokens:
     return live.peak
 
 
-def measure(shape: Shape, tokens: int, length: int) -> list[tuple[str, int, int]]:
+def measure(shape: ModelShape, tokens: int, length: int) -> list[tuple[str, int, int]]:
     """Ways of training, their numbers of heads, and the bytes at their peaks."""
     rows = [("the language model", 1, peak(plain_pass, shape, tokens, length, 1))]
     for name, work in (("head by head", one_by_one), ("all at once", all_at_once)):
@@ -124,7 +126,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--length", type=int, default=256)
     given = parser.parse_args()
-    shape = Shape(hidden=given.hidden, layers=given.layers, mlp=given.mlp, vocab=given.vocab)
+    shape = ModelShape(hidden=given.hidden, layers=given.layers, mlp=given.mlp, vocab=given.vocab)
     rows = measure(shape, given.tokens, given.length)
     first = {name: size for name, count, size in rows if count == 1}
     print("| training | heads | peak, MB | to its own with one head |\n|---|---|---|---|")

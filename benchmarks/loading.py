@@ -16,8 +16,8 @@ from time import perf_counter
 import torch
 
 from pronk.kernels.library import CHOICES
-from pronk.model.kernels import load_kernels
-from pronk.model.loader import load_decoder, parse_dtype, read_config, resolve_model
+from pronk.models.kernels import load_kernels
+from pronk.models.loader import load_decoder, parse_dtype, read_config, resolve_model
 
 
 def resident(key: str) -> int:

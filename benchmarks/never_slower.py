@@ -27,15 +27,15 @@ from functools import partial
 from statistics import median
 
 from pronk import LLM, SamplingParams
-from pronk.drafters import DraftContext, Guesser, Outcome
-from pronk.tree import TokenTree
+from pronk.drafters import DraftContext, Outcome, Proposer
+from pronk.speculation.tree import TokenTree
 
 PLAIN = "autoregressive"
 CODE = "def area(shape):\n    return shape.width * shape.height\n\n\ndef volume(shape):\n    return"
 
 
 @dataclass(frozen=True)
-class Liar(Guesser[None]):
+class Liar(Proposer[None]):
     """Knows the texts for their first tokens, and is sure of other guesses later on.
 
     Attributes:
@@ -67,7 +67,7 @@ class Liar(Guesser[None]):
         """Nothing to learn."""
 
     def _tree(self, context: DraftContext[None]) -> TokenTree:
-        made = context.chooser.context.num_chosen
+        made = context.sampler.context.num_chosen
         text = self.texts[tuple(context.tokens[: len(context.tokens) - made])]
         truth, dice = text[made : made + 4], random.Random(made)
         if made >= self.right and dice.random() >= self.share:
@@ -83,7 +83,7 @@ class Case:
     name: str
     prompts: list[list[int]]
     params: SamplingParams
-    drafter: Callable[[dict[tuple[int, ...], list[int]], float], str | Guesser[None]] = lambda *_: "auto"
+    drafter: Callable[[dict[tuple[int, ...], list[int]], float], str | Proposer[None]] = lambda *_: "auto"
     disturbed: bool = False
     times: int = 1
 
@@ -110,7 +110,7 @@ def cases(llm: LLM, tokens: int) -> list[Case]:
     ]
 
 
-def decode(llm: LLM, case: Case, drafter: str | Guesser[None], *, after: float = 0.0) -> tuple[float, list[list[int]]]:
+def decode(llm: LLM, case: Case, drafter: str | Proposer[None], *, after: float = 0.0) -> tuple[float, list[list[int]]]:
     """Seconds, and the texts; ``after`` so many seconds another process takes a core."""
     thief = multiprocessing.Process(target=partial(_steal, after), daemon=True) if after else None
     if thief is not None:
@@ -137,15 +137,15 @@ def run(llm: LLM, case: Case, rounds: int) -> list[float]:
     usual, texts = decode(llm, case, PLAIN)
     known = {tuple(prompt): text for prompt, text in zip(case.prompts, texts, strict=True)}
     drafter = case.drafter(known, usual / case.params.max_tokens)
-    guesser = llm.meet(drafter)
+    proposer = llm.get_proposer(drafter)
     for number in range(rounds):
-        order = (PLAIN, guesser) if number % 2 else (guesser, PLAIN)
+        order = (PLAIN, proposer) if number % 2 else (proposer, PLAIN)
         seconds = {}
         for method in order:
             after = usual / 2 if case.disturbed else 0.0
             seconds[method], said = decode(llm, case, method, after=after)
             assert said == texts, f"{case.name}: other tokens"
-        ratios.append(seconds[PLAIN] / seconds[guesser])
+        ratios.append(seconds[PLAIN] / seconds[proposer])
     return ratios
 
 

@@ -23,11 +23,11 @@ import torch
 
 from pronk import LLM, SamplingParams
 from pronk.bench.machine import hardware
-from pronk.cache.blocks import BlockTable
-from pronk.model.linear import KernelLinear
-from pronk.passes.attention import Segment
-from pronk.passes.runner import Job
-from pronk.tree import TokenTree
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import ForwardJob
+from pronk.kv_cache.blocks import BlockTable
+from pronk.models.linear import KernelLinear
+from pronk.speculation.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 200
@@ -84,8 +84,8 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
             began = perf_counter()
             work()
             took[name].append(perf_counter() - began)
-    for table, _ in tables.values():
-        llm.engine.cache.release(table)
+    for block_table, _ in tables.values():
+        llm.engine.cache.release(block_table)
     floor, one = (statistics.median(took[name]) for name in ("floor", "1 rows"))
     size = sum(tensor.nbytes for tensor in packed)
     print(f"{size / 1e6:.0f} MB of weights, read at {size / floor / 1e9:.1f} GB/s")
@@ -97,30 +97,30 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
     return {name: {"median": statistics.median(each), "least": min(each)} for name, each in took.items()}
 
 
-def prepared(llm: LLM, rows: int) -> tuple[BlockTable, list[Job]]:
+def prepared(llm: LLM, rows: int) -> tuple[BlockTable, list[ForwardJob]]:
     """A pass over so many rows behind a context that has been read."""
-    table, runner = BlockTable(), llm.engine.runner
-    llm.engine.cache.prepare(table, CONTEXT + rows)
-    runner.forward([Job(Segment(table, TokenTree.chain([5] * CONTEXT)), range(0), CONTEXT)])
-    llm.engine.cache.commit(table, range(CONTEXT))
-    return table, [Job(Segment(table, TokenTree.chain([7] * rows)), range(rows), CONTEXT)]
+    block_table, runner = BlockTable(), llm.engine.runner
+    llm.engine.cache.prepare(block_table, CONTEXT + rows)
+    runner.forward([ForwardJob(Segment(block_table, TokenTree.chain([5] * CONTEXT)), range(0), CONTEXT)])
+    llm.engine.cache.commit(block_table, range(CONTEXT))
+    return block_table, [ForwardJob(Segment(block_table, TokenTree.chain([7] * rows)), range(rows), CONTEXT)]
 
 
 def prefill(llm: LLM, tokens: int) -> dict[str, float]:
     """A prompt of so many tokens, in one pass as the engine would make it."""
     seconds = []
     for _ in range(5):
-        table = BlockTable()
-        llm.engine.cache.prepare(table, tokens)
+        block_table = BlockTable()
+        llm.engine.cache.prepare(block_table, tokens)
         began = perf_counter()
         for start in range(0, tokens, 512):
             chunk = [5 + i % 7 for i in range(start, min(start + 512, tokens))]
             llm.engine.runner.forward(
-                [Job(Segment(table, TokenTree.chain(chunk)), range(len(chunk) - 1, len(chunk)), tokens)]
+                [ForwardJob(Segment(block_table, TokenTree.chain(chunk)), range(len(chunk) - 1, len(chunk)), tokens)]
             )
-            llm.engine.cache.commit(table, range(len(chunk)))
+            llm.engine.cache.commit(block_table, range(len(chunk)))
         seconds.append(perf_counter() - began)
-        llm.engine.cache.release(table)
+        llm.engine.cache.release(block_table)
     parameters = sum(tensor.numel() for tensor in weights(llm))
     middle = statistics.median(seconds)
     print(f"prefill of {tokens} tokens: {1e3 * middle:.1f} ms, {2e-9 * parameters * tokens / middle:.0f} GFLOP/s")

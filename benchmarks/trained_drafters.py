@@ -29,8 +29,8 @@ from safetensors import safe_open
 
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import ctar_curve, repeated_ngrams
-from pronk.drafters import Guesser, make_drafter
-from pronk.engine.stats import Stats, Step
+from pronk.drafters import Proposer, make_drafter
+from pronk.engine.stats import Stats, StepStats
 from pronk.errors import PronkError
 
 SUITES = ("code", "sums", "chat", "prose")
@@ -43,7 +43,7 @@ class Tally:
     tokens: int = 0
     steps: int = 0
     seconds: float = 0.0
-    passes: list[Step] = field(default_factory=list)
+    passes: list[StepStats] = field(default_factory=list)
     loops: list[float] = field(default_factory=list)
     different: int = 0
 
@@ -103,7 +103,7 @@ def parameters(spec: str) -> str:
 
 
 def measure(
-    llm: LLM, drafters: dict[str, Guesser[Any]], suites: dict[str, list[list[int]]], temperature: float, args: Any
+    llm: LLM, drafters: dict[str, Proposer[Any]], suites: dict[str, list[list[int]]], temperature: float, args: Any
 ) -> dict[str, dict[str, Tally]]:
     """Every drafter and plain decoding on every prompt: in turns if they are timed, and else a suite at a time."""
     made = {label: {suite: Tally() for suite in suites} for label in drafters}

@@ -27,12 +27,12 @@ import torch
 from pronk import LLM, SamplingParams
 from pronk.bench.machine import hardware
 from pronk.bench.passes import pass_times
-from pronk.drafters import DraftContext, Guesser, Outcome
+from pronk.drafters import DraftContext, Outcome, Proposer
+from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.outputs import Completion
-from pronk.parallel.dealing import deal
 from pronk.parallel.runner import TreeRunner
-from pronk.passes.runner import Job, Runner
-from pronk.tree import TokenTree
+from pronk.parallel.tree_partition import deal
+from pronk.speculation.tree import TokenTree
 
 PROMPTS = (
     'def fibonacci(n):\n    """The n-th Fibonacci number."""\n',
@@ -45,7 +45,7 @@ EXCHANGES = (0.0, 0.001, 0.005, 0.02)
 LONG = 512
 
 
-class Tree(Guesser[None]):
+class Tree(Proposer[None]):
     """Guesses a random tree of so many nodes: nearly nothing of it is right, and all of it is computed."""
 
     name = "tree"
@@ -94,8 +94,8 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
     runner = llm.engine.runner
     assert isinstance(runner, TreeRunner)
     there = [*runner.workers]
-    guessers = {"lookahead(10, 5, 10)": "lookahead(window=10, ngram=5, guesses=10)"}
-    drafters: dict[str, Any] = {**guessers, "tree of 64": Tree(64, llm.config.vocab_size)}
+    proposers = {"lookahead(10, 5, 10)": "lookahead(window=10, ngram=5, guesses=10)"}
+    drafters: dict[str, Any] = {**proposers, "tree of 64": Tree(64, llm.config.vocab_size)}
     found: dict[str, Any] = {}
     for name, drafter in drafters.items():
         times: dict[bool, list[float]] = {False: [], True: []}
@@ -200,7 +200,7 @@ def scaling(options: argparse.Namespace) -> dict[str, Any]:
     # The bundled model says what an inflated one does. Near its end a text needs no window, so that it has to be long.
     small = LLM(threads=1, budget="all")
     runs = {window: watched(small, window, LONG) for window in WINDOWS}
-    cost = prices(llm, one)
+    cost = step_cost(llm, one)
     speeds: dict[float, dict[int, tuple[float, int]]] = {}
     for exchange in EXCHANGES:
         for workers in WORKERS:
@@ -220,9 +220,9 @@ def scaling(options: argparse.Namespace) -> dict[str, Any]:
 def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], int]:
     """The trees of every step of lookahead with a window, and how many tokens they brought."""
     steps: list[list[TokenTree]] = []
-    forward: Callable[..., Any] = Runner.forward
+    forward: Callable[..., Any] = ModelRunner.forward
 
-    def watch(jobs: Sequence[Job], *more: Any) -> Any:
+    def watch(jobs: Sequence[ForwardJob], *more: Any) -> Any:
         if all(len(job.wanted) == len(job.segment.tree) for job in jobs):
             steps.append([job.segment.tree for job in jobs])
         return forward(llm.engine.runner, jobs, *more)
@@ -236,10 +236,10 @@ def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], 
     return steps, sum(len(each.token_ids) - 1 for each in done)
 
 
-def prices(llm: LLM, one: float) -> Callable[[int], float]:
+def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
     """Seconds of a pass by its rows: measured to 128, and a line between."""
     sizes = (2, 4, 8, 16, 32, 64, 128)
-    seen = [*pass_times(llm, llm.intake.ids(PROMPTS[0]), sizes, rounds=2)]
+    seen = [*pass_times(llm, llm.request_factory.ids(PROMPTS[0]), sizes, rounds=2)]
     found = {rows: [each.seconds for each in seen if each.rows == rows] for rows in sizes}
     points = [(1, one), *((rows, median(seconds)) for rows, seconds in found.items() if seconds)]
     print("  ".join(f"{rows}: {1e3 * seconds:.1f} ms" for rows, seconds in points))

@@ -14,14 +14,14 @@ PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n"
 
 def main(model: str | None = None, draft: str | None = None) -> None:
     llm = LLM(model, budget="all")
-    guesser = DraftModel(draft)
+    proposer = DraftModel(draft)
     params = SamplingParams(max_tokens=48, temperature=0.8, seed=7, ignore_eos=True)
     plain = llm.generate(PROMPT, params, drafter="autoregressive")
     for drafter in (
-        guesser,
-        Threshold((guesser,)),
-        Cape((Threshold((guesser,)),), max_nodes=15),
-        Staged((guesser, PromptLookup()), num_nodes=15),
+        proposer,
+        Threshold((proposer,)),
+        Cape((Threshold((proposer,)),), max_nodes=15),
+        Staged((proposer, PromptLookup()), num_nodes=15),
     ):
         out = llm.generate(PROMPT, params, drafter=drafter)
         assert out.token_ids == plain.token_ids  # same seed, same text, whoever guesses

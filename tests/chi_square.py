@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pronk.proof import chi_square
+from pronk.verification import chi_square
 
 
 def p_value(counts: Sequence[int] | torch.Tensor, probs: Sequence[float] | torch.Tensor) -> float:

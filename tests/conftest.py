@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-import models
 import quick_noise
+import tiny_models
 from checkpoints import MakeCheckpoint, byte_tokenizer, make_checkpoint
-from pronk.choosing import chooser, noise
 from pronk.kernels import library
 from pronk.kernels.library import Kernels
-from pronk.model import kernels
-from pronk.model.kernels import load_kernels
-from pronk.text.tokenizer import Tokenizer
+from pronk.models import kernels
+from pronk.models.kernels import load_kernels
+from pronk.sampling import noise, sampler
+from pronk.tokenization.tokenizer import Tokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,14 +33,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Whoever asks for the best kernels gets those that the tests ask for."""
-    models.asked, path = config.getoption("--kernels"), config.getoption("--library")
+    tiny_models.asked, path = config.getoption("--kernels"), config.getoption("--library")
     if path is not None:
         library.installed = path.resolve
-    if models.asked != "auto":
+    if tiny_models.asked != "auto":
 
         @wraps(load_kernels.__wrapped__)
         def load(choice: str = "auto", path: Path | None = None) -> Kernels:
-            return load_kernels(models.asked if choice == "auto" else choice, path)
+            return load_kernels(tiny_models.asked if choice == "auto" else choice, path)
 
         kernels.load_kernels = load
 
@@ -91,5 +91,5 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def quickly_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same noise, sooner: for tests that draw with thousands of seeds from a small vocabulary."""
-    for module in (noise, chooser):
+    for module in (noise, sampler):
         monkeypatch.setattr(module, "gumbel_noise", quick_noise.gumbel_noise)

@@ -16,8 +16,8 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from pronk.gguf.layout import TENSOR_TYPES
-from pronk.gguf.vocabulary import Kind
+from pronk.quantization.gguf.layout import TENSOR_TYPES
+from pronk.quantization.gguf.vocabulary import TokenKind
 
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 # Where a block has its scales of 16 bits.
@@ -201,12 +201,13 @@ def write_bytes_bpe(writer: gguf.GGUFWriter, tokenizer: tokenizers.Tokenizer, pr
     added = {i: token.special for i, token in tokenizer.get_added_tokens_decoder().items()}
     vocab = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
     kinds = [
-        Kind.NORMAL if i not in added else Kind.CONTROL if added[i] else Kind.USER_DEFINED for i in range(len(vocab))
+        TokenKind.NORMAL if i not in added else TokenKind.CONTROL if added[i] else TokenKind.USER_DEFINED
+        for i in range(len(vocab))
     ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([vocab[i] for i in range(len(vocab))] + [f"[PAD{len(vocab) + i}]" for i in range(pad)])
-    writer.add_token_types([int(kind) for kind in kinds] + [int(Kind.UNUSED)] * pad)
+    writer.add_token_types([int(kind) for kind in kinds] + [int(TokenKind.UNUSED)] * pad)
     writer.add_token_merges([" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]])
     end = tokenizer.token_to_id("<|endoftext|>")
     if end is not None:

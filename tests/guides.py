@@ -11,9 +11,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from pronk.choosing.guide import Guide
-from pronk.drafters import Guesser
-from pronk.drafters.combined.grammar import GrammarGuesser
+from pronk.drafters import Proposer
+from pronk.drafters.combined.grammar import GrammarProposer
+from pronk.sampling.guide import Guide
 
 # What requests of the tests have in their options, where they follow the table below.
 TOY = Guide(regex="a table of tokens")
@@ -23,9 +23,9 @@ _STATES, _KINDS, _FORCED = 287, 7, 3
 
 
 @cache
-def allowed(state: int, vocab: int, ends: frozenset[int]) -> frozenset[int]:
+def allowed(state: int, vocab: int, stop_token_ids: frozenset[int]) -> frozenset[int]:
     """Tokens that may come next: one, two of which the first is the usual one, many, or all; at times an end."""
-    others = [token for token in range(vocab) if token not in ends]
+    others = [token for token in range(vocab) if token not in stop_token_ids]
     kind = state % _KINDS
     if kind < _FORCED - 1:
         return frozenset({others[(20 + state) % len(others)]})
@@ -33,7 +33,7 @@ def allowed(state: int, vocab: int, ends: frozenset[int]) -> frozenset[int]:
         return frozenset({others[(40 + state) % len(others)], others[(43 + state) % len(others)]})
     if kind < _KINDS - 2:
         return frozenset(token for token in others if (token + state) % 3)
-    return frozenset(others) | ends
+    return frozenset(others) | stop_token_ids
 
 
 def after(state: int, token: int) -> int:
@@ -44,10 +44,10 @@ def after(state: int, token: int) -> int:
 
 
 class ToyFollower:
-    """Follows the table; see :class:`pronk.choosing.processors.Follower`."""
+    """Follows the table; see :class:`pronk.sampling.logits_processors.GuideProcessor`."""
 
-    def __init__(self, vocab: int, ends: Iterable[int] = ()) -> None:
-        self.vocab, self.ends = vocab, frozenset(ends)
+    def __init__(self, vocab: int, stop_token_ids: Iterable[int] = ()) -> None:
+        self.vocab, self.stop_token_ids = vocab, frozenset(stop_token_ids)
         self.states: list[int | None] = [0]  # one for each token; none behind an end, or what was forbidden
 
     def mask(self, logits: Tensor) -> Tensor:
@@ -55,13 +55,13 @@ class ToyFollower:
         if state is None:
             return logits
         masked = torch.full_like(logits, -math.inf)
-        for token in allowed(state, self.vocab, self.ends):
+        for token in allowed(state, self.vocab, self.stop_token_ids):
             masked[token] = logits[token]
         return masked
 
     def advance(self, token: int) -> None:
         state = self.states[-1]
-        fine = state is not None and token in allowed(state, self.vocab, self.ends) - self.ends
+        fine = state is not None and token in allowed(state, self.vocab, self.stop_token_ids) - self.stop_token_ids
         self.states.append(after(state or 0, token) if fine else None)
 
     def rollback(self, count: int) -> None:
@@ -70,19 +70,19 @@ class ToyFollower:
 
     def legal(self, token: int) -> bool:
         state = self.states[-1]
-        return state is None or token in allowed(state, self.vocab, self.ends)
+        return state is None or token in allowed(state, self.vocab, self.stop_token_ids)
 
     def forced(self) -> list[int]:
         state, found = self.states[-1], list[int]()
         while state is not None and state % _KINDS < _FORCED:
-            found.append(min(allowed(state, self.vocab, self.ends)))
+            found.append(min(allowed(state, self.vocab, self.stop_token_ids)))
             state = after(state, found[-1])
         return found
 
 
-def fits(output: Sequence[int], vocab: int, ends: Iterable[int] = ()) -> bool:
+def fits(output: Sequence[int], vocab: int, stop_token_ids: Iterable[int] = ()) -> bool:
     """Whether the table allows an output, up to its end or as far as it came."""
-    state, stops = 0, frozenset(ends)
+    state, stops = 0, frozenset(stop_token_ids)
     for place, token in enumerate(output):
         if token not in allowed(state, vocab, stops):
             return False
@@ -92,14 +92,14 @@ def fits(output: Sequence[int], vocab: int, ends: Iterable[int] = ()) -> bool:
     return True
 
 
-_wrapped: WeakValueDictionary[int, GrammarGuesser] = WeakValueDictionary()
+_wrapped: WeakValueDictionary[int, GrammarProposer] = WeakValueDictionary()
 
 
-def with_forced(guesser: Guesser[Any]) -> Guesser[Any]:
+def with_forced(proposer: Proposer[Any]) -> Proposer[Any]:
     """The guesser with forced guesses around it: the same one for the same guesser."""
-    if isinstance(guesser, GrammarGuesser):
-        return guesser
-    found = _wrapped.get(id(guesser))
+    if isinstance(proposer, GrammarProposer):
+        return proposer
+    found = _wrapped.get(id(proposer))
     if found is None:
-        found = _wrapped[id(guesser)] = GrammarGuesser(guesser)
+        found = _wrapped[id(proposer)] = GrammarProposer(proposer)
     return found

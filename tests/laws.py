@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models import context_of
-from pronk.choosing import walk as verify
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams
-from pronk.choosing.rules import choices
-from pronk.tree import TokenTree
+from pronk.sampling import verify as verify
+from pronk.sampling.acceptance import choices
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.tree import TokenTree
+from tiny_models import context_of
 
 VOCAB = 3
 DEPTH = 3  # of the strings whose law is compared
 
 String = tuple[int, ...]
-Law = dict[String, float]
+ExactDistribution = dict[String, float]
 
 
 class Source:
@@ -157,7 +157,7 @@ def chain_shape(length: int) -> tuple[int, ...]:
     return tuple(range(-1, length))
 
 
-class Follower(Chooser):
+class GuideProcessor(Sampler):
     """Takes its numbers from a source and its distributions from a table, by the node that the logits' row names."""
 
     def __init__(self, rule: Any, source: Source, p: Table, text: String, paths: Sequence[String]) -> None:
@@ -169,8 +169,8 @@ class Follower(Chooser):
         assert not self.ordered or path == tuple(context_of(self)[1:])
         return self.p[path]
 
-    def reject(self, p: Tensor, guesses: Any) -> int:
-        return verify.reject(p, guesses, self.source.accepts, self.source.draw)
+    def rejection_sample(self, p: Tensor, draft_tokens: Any) -> int:
+        return verify.rejection_sample(p, draft_tokens, self.source.accepts, self.source.draw)
 
     def block(self, p: Any, chain: Any) -> tuple[int, Tensor]:
         return verify.block(p, chain, self.source.accepts)
@@ -183,16 +183,16 @@ def step(rule: str, tree: TokenTree, p: Table, source: Source, text: String, row
     """The tokens of one walk below ``text``; ``rows`` may put the logits in disorder."""
     paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
     logits = torch.arange(len(tree)).view(-1, 1)
-    chooser = Follower(rule, source, p, text, paths)
+    sampler = GuideProcessor(rule, source, p, text, paths)
     if rows is not None:
-        logits, chooser.ordered = rows(logits), False
-    found = verify.walk(tree, choices(chooser, tree, logits))
-    assert context_of(chooser) == [0, *text, *found.tokens]
+        logits, sampler.ordered = rows(logits), False
+    found = verify.walk(tree, choices(sampler, tree, logits))
+    assert context_of(sampler) == [0, *text, *found.tokens]
     assert found.tokens[:-1] == tuple(tree.tokens[node] for node in found.path)
     return found.tokens
 
 
-def outputs(rule: str, propose: Propose, p: Table, *, length: int = 1, rows: Rows | None = None) -> Law:
+def outputs(rule: str, propose: Propose, p: Table, *, length: int = 1, rows: Rows | None = None) -> ExactDistribution:
     """The probability of each text that steps emit until it has ``length`` tokens or more."""
     law, source = defaultdict[String, float](float), Source()
     for _ in source.runs():
@@ -204,7 +204,7 @@ def outputs(rule: str, propose: Propose, p: Table, *, length: int = 1, rows: Row
     return law
 
 
-def strings(law: Law, p: Table, depth: int = DEPTH) -> Law:
+def strings(law: ExactDistribution, p: Table, depth: int = DEPTH) -> ExactDistribution:
     """The law of the first tokens of a text, of which steps gave the beginning and plain sampling the rest."""
     joint = defaultdict[String, float](float)
     for tokens, weight in law.items():
@@ -214,12 +214,12 @@ def strings(law: Law, p: Table, depth: int = DEPTH) -> Law:
     return joint
 
 
-def wrong_by(law: Law, p: Table, depth: int = DEPTH) -> float:
+def wrong_by(law: ExactDistribution, p: Table, depth: int = DEPTH) -> float:
     """How far the probability of a string is from the target's."""
     got = strings(law, p, depth)
     return max(abs(got[string] - p.chance(string)) for string in product(range(p.vocab), repeat=depth))
 
 
-def accepted(law: Law) -> float:
+def accepted(law: ExactDistribution) -> float:
     """Guesses that are accepted in one step, on average."""
     return sum(weight * (len(tokens) - 1) for tokens, weight in law.items())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
-from pronk.model.decoder import Decoder
+from pronk.models.decoder import Decoder
 
 
 class DenseAttend:

@@ -1,7 +1,7 @@
 """The noise of many seeds at once, for tests that draw with thousands of them.
 
-It is that of :mod:`pronk.choosing.noise` written down a second time, in NumPy, where a small vocabulary costs a tenth
-of what it costs in torch. ``tests/choosing/test_quick_noise.py`` compares the two.
+It is that of :mod:`pronk.sampling.noise` written down a second time, in NumPy, where a small vocabulary costs a tenth
+of what it costs in torch. ``tests/sampling/test_quick_noise.py`` compares the two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pronk.choosing.noise import noise_key
+from pronk.sampling.noise import noise_key
 
 INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -31,7 +31,7 @@ def by_keys(keys: NDArray[np.uint64], tokens: Any) -> Tensor:
 
 
 def gumbel_noise(seed: int, position: int, tokens: Tensor) -> Tensor:
-    """In the place of :func:`pronk.choosing.noise.gumbel_noise`."""
+    """In the place of :func:`pronk.sampling.noise.gumbel_noise`."""
     return by_keys(np.array([noise_key(seed, position)], dtype=np.uint64), tokens.numpy().astype(np.uint64))
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from models import set_costs
 from pronk import LLM, OptionError, SamplingParams
 from pronk.explain import Explanation, explain
-from pronk.passes.costs import PassCosts
+from pronk.speculation.cost_model import CostCurve
 from pronk.testing import tiny_checkpoint
+from tiny_models import set_costs
 
 TEXT = "the cat and the dog and the cat and the dog and the cat and the"
 PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     made = LLM(tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
-    set_costs(made.engine, PassCosts((1, 2), (10.0, 10.1), slope=0.1))  # so dear that asking takes next to nothing
+    set_costs(made.engine, CostCurve((1, 2), (10.0, 10.1), slope=0.1))  # so dear that asking takes next to nothing
     return made
 
 
@@ -36,7 +36,7 @@ def check(found: Explanation, llm: LLM, drafter: str) -> None:
         assert set(step.kept.tokens) <= set(step.offered.tokens)
         assert [step.kept.tokens[node] for node in step.path] == list(step.tokens[: len(step.path)])
         assert step.plain == pytest.approx(10.0)
-        assert step.expected == pytest.approx(10.0 + 0.1 * step.kept.num_guesses)
+        assert step.expected == pytest.approx(10.0 + 0.1 * step.kept.num_draft_tokens)
         assert step.seconds > 0
     assert f"{len(want.token_ids)} tokens in {len(found.steps)} steps" in found.summary, drafter
 
@@ -44,17 +44,17 @@ def check(found: Explanation, llm: LLM, drafter: str) -> None:
 def test_choosing_says_who_was_asked_and_what_that_brought(llm: LLM) -> None:
     found = explain(llm, TEXT, PARAMS)
     check(found, llm, "auto")
-    asked = [each for step in found.steps for each in step.consulted]
+    asked = [each for step in found.steps for each in step.source_reports]
     assert {each.source for each in asked} >= {"suffix", "recycling"}
     assert {each.why for each in asked} <= {"pays", "explores"}
     for step in found.steps:
-        for before, after in zip(step.consulted, step.consulted[1:], strict=False):
+        for before, after in zip(step.source_reports, step.source_reports[1:], strict=False):
             assert before.after == after.before
-        if step.consulted:
-            assert step.consulted[0].before == (1.0, 10.0)
-            last = step.consulted[-1].after
+        if step.source_reports:
+            assert step.source_reports[0].before == (1.0, 10.0)
+            last = step.source_reports[-1].after
             assert last is not None
-            if "lookahead" not in {each.source for each in step.consulted}:  # its window takes rows besides
+            if "lookahead" not in {each.source for each in step.source_reports}:  # its window takes rows besides
                 assert step.gain == pytest.approx(last[0])
                 assert step.value == pytest.approx(last[0] * 10.0 / last[1])
     (suffix,) = [share for share in found.shares if share.source == "suffix"]
@@ -66,7 +66,7 @@ def test_choosing_says_who_was_asked_and_what_that_brought(llm: LLM) -> None:
 def test_other_drafters_have_a_journal_too(llm: LLM, drafter: str) -> None:
     found = explain(llm, TEXT, PARAMS, drafter)
     check(found, llm, drafter)
-    assert not any(step.consulted for step in found.steps)
+    assert not any(step.source_reports for step in found.steps)
     assert "suffix had" in found.summary
 
 
@@ -78,9 +78,9 @@ def test_without_guesses_there_is_little_to_say(llm: LLM) -> None:
 
 
 def test_a_journal_is_kept_of_nobody_else(llm: LLM) -> None:
-    (request,) = llm.intake.samples(llm.intake.ids(TEXT), PARAMS, llm.meet())
+    (request,) = llm.request_factory.samples(llm.request_factory.ids(TEXT), PARAMS, llm.get_proposer())
     llm.engine.run([request])
-    assert request.journal is None
+    assert request.decision_trace is None
 
 
 def test_one_token_is_a_text(tmp_path: Path) -> None:

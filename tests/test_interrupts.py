@@ -10,11 +10,11 @@ import pytest
 
 from drafters.drafting import plain_output, watched
 from drafters.from_draft.drafts import draft_folder
-from models import make_request
-from pronk.choosing.chooser import Guess
-from pronk.choosing.params import SamplingParams
 from pronk.drafters.shared.chain import Chain
 from pronk.interrupts import interruptible, uninterrupted
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import DraftToken
+from tiny_models import make_request
 
 
 def struck(reached: list[int]) -> None:
@@ -123,7 +123,7 @@ def test_an_interrupted_chain_ends_early(monkeypatch: pytest.MonkeyPatch) -> Non
     lengths = []
     take = Chain.take
 
-    def struck(chain: Chain, guess: Guess) -> None:
+    def struck(chain: Chain, guess: DraftToken) -> None:
         take(chain, guess)
         lengths.append(len(chain))
         if len(chain) == 3:

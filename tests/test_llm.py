@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from checkpoints import MakeCheckpoint, make_checkpoint
 from drafters.trees import TreeDrafter, oracle_trees
 from pronk import LLM, CheckpointError, OptionError, PromptError, PronkError, SamplingParams, TokenTree
-from pronk.drafters import DraftContext, Guesser, Outcome
+from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.errors import CacheFullError
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
@@ -189,7 +189,7 @@ def test_numbers_that_overflow_stay_with_their_request(
 
 
 @dataclass(frozen=True)
-class Odd(Guesser[int]):
+class Odd(Proposer[int]):
     """Proposes ``tokens`` below the root, or below a wrong one; equal objects insist on their own states."""
 
     name = "odd"

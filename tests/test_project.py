@@ -29,9 +29,9 @@ EXTRAS = {"llama_cpp", "openvino", "openvino_genai", "openvino_tokenizers"}  # n
 HANDS_ON_ENVIRONMENT = {
     "bench/peers/process.py",
     "kernels/build.py",
-    "parallel/team.py",
+    "parallel/worker_group.py",
     "replicas/cluster.py",
-    "replicas/private.py",
+    "replicas/ray_security.py",
 }
 
 
@@ -85,7 +85,7 @@ def test_functions_are_short() -> None:
 
 def test_public_surface_is_exactly_this() -> None:
     assert set(pronk.__all__) == {
-        "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Guesser", "Guide", "Piece", "SamplingParams",
+        "LLM", "AsyncLLM", "Choice", "Completion", "Drafter", "Proposer", "Guide", "Piece", "SamplingParams",
         "TokenTree", "PronkError", "CacheFullError", "CheckpointError", "ClosedError", "ConfigError", "ContextError",
         "DeadlineError", "GuideError", "OptionError", "OverloadedError", "PromptError", "TokenizerError", "__version__",
         *class_names(),
@@ -117,7 +117,7 @@ def imports(path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def floor(name: str, floors: tuple[set[str], ...]) -> int:
-    found = [number for number, rooms in enumerate(floors) if name in rooms]
+    found = [number for number, draft_slots in enumerate(floors) if name in draft_slots]
     assert found, f"{name}: expected a room with a floor, found none; say on which floor it is"
     return found[0]
 
@@ -154,7 +154,7 @@ def test_no_room_looks_up(path: Path) -> None:
         ("from pronk import Glide", "drafters.from_target.glide"),
         ("from pronk.drafters.from_outputs.jacobi import Jacobi", "drafters.from_outputs.jacobi"),
         ("from pronk.drafters import make_drafter", "drafters"),
-        ("from pronk.tree import TokenTree", None),
+        ("from pronk.speculation.tree import TokenTree", None),
         ("from pronk.drafters.shared.trie import Trie", None),
     ],
 )

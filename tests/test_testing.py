@@ -12,7 +12,7 @@ import torch
 
 from checkpoints import transformers_logits
 from pronk import LLM, SamplingParams, TokenTree
-from pronk.testing import ScriptedGuesser, assert_lossless, tiny_checkpoint
+from pronk.testing import ScriptedProposer, assert_lossless, tiny_checkpoint
 
 PROMPTS = ["def add(a, b):", "the quick brown fox", "1 2 3 1 2 3 1 2 3"]
 
@@ -22,10 +22,10 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(tiny_checkpoint(tmp_path_factory.mktemp("tiny")), budget="all")
 
 
-def scripted(llm: LLM) -> ScriptedGuesser:
+def scripted(llm: LLM) -> ScriptedProposer:
     params = SamplingParams(max_tokens=48, ignore_eos=True)
     done = llm.generate(PROMPTS, params, drafter="autoregressive")
-    return ScriptedGuesser({tuple(each.prompt_token_ids): each.token_ids for each in done})
+    return ScriptedProposer({tuple(each.prompt_token_ids): each.token_ids for each in done})
 
 
 def test_the_model_is_the_one_that_transformers_reads(llm: LLM) -> None:
@@ -52,11 +52,11 @@ def test_a_seed_is_a_model(tmp_path: Path) -> None:
 
 
 def test_scripted_guesses_are_right_and_wrong(llm: LLM) -> None:
-    guesser = scripted(llm)
-    done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=48, ignore_eos=True), drafter=guesser)
+    proposer = scripted(llm)
+    done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=48, ignore_eos=True), drafter=proposer)
     assert done.stats.accepted > 24
     assert any(step.accepted < step.depth for step in done.stats.steps)
-    assert_lossless(llm, guesser, PROMPTS)
+    assert_lossless(llm, proposer, PROMPTS)
 
 
 @pytest.mark.parametrize("spec", ["suffix", "recycling", "merged(prompt_lookup, jacobi)"])
@@ -67,11 +67,11 @@ def test_drafters_are_lossless(llm: LLM, spec: str) -> None:
 def test_no_guesses_show_nothing(llm: LLM) -> None:
     with pytest.raises(AssertionError, match="expected guesses, found none"):
         assert_lossless(llm, "autoregressive", PROMPTS)
-    assert_lossless(llm, "autoregressive", PROMPTS, guesses=False)
+    assert_lossless(llm, "autoregressive", PROMPTS, draft_tokens=False)
 
 
 def test_a_drafter_that_raises_is_found(llm: LLM) -> None:
-    class Raising(ScriptedGuesser):
+    class Raising(ScriptedProposer):
         def propose(self, contexts: Sequence[Any]) -> list[TokenTree]:
             if len(contexts[0].tokens) > 30:
                 raise ArithmeticError("by design")
@@ -82,13 +82,13 @@ def test_a_drafter_that_raises_is_found(llm: LLM) -> None:
 
 
 def test_another_text_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pronk.choosing import rules
+    from pronk.sampling import acceptance
 
-    def shifted(chooser: Any, tree: TokenTree, logits: torch.Tensor, chosen: Any) -> Any:
+    def shifted(sampler: Any, tree: TokenTree, logits: torch.Tensor, chosen: Any) -> Any:
         rows = torch.cat((logits[1:], logits[-1:])) if len(tree) > 3 else logits
-        return rules.choices(chooser, tree, rows, chosen)
+        return acceptance.choices(sampler, tree, rows, chosen)
 
-    guesser = scripted(llm)
-    monkeypatch.setattr("pronk.engine.settling.choices", shifted)
+    proposer = scripted(llm)
+    monkeypatch.setattr("pronk.engine.output_processor.choices", shifted)
     with pytest.raises(AssertionError, match=r"expected the tokens of plain decoding, found others from number \d+ on"):
-        assert_lossless(llm, guesser, PROMPTS)
+        assert_lossless(llm, proposer, PROMPTS)

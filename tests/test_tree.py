@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pronk.tree import TokenTree
+from pronk.speculation.tree import TokenTree
 
 CAT = TokenTree((10, 11, 12, 13, 14), (-1, 0, 1, 0, 3))  # the tree of the module's docstring
 
@@ -61,7 +61,7 @@ def test_who_sees_whom(parents: tuple[int, ...], visible: list[str], depths: tup
     assert grid(tree) == visible
     assert tree.depths == depths
     assert tree.main_chain == main_chain
-    assert tree.num_guesses == len(tree) - 1 == len(parents) - 1
+    assert tree.num_draft_tokens == len(tree) - 1 == len(parents) - 1
 
 
 def test_a_node_sees_its_ancestors_and_itself() -> None:
@@ -82,7 +82,7 @@ def test_a_node_sees_its_ancestors_and_itself() -> None:
 def test_chain() -> None:
     tree = TokenTree.chain(iter([7, 8, 9]), gain=[1.0, 0.5, 0.2])
     assert (tree.tokens, tree.parents, tree.gain) == ((7, 8, 9), (-1, 0, 1), (1.0, 0.5, 0.2))
-    assert TokenTree.chain([7]).num_guesses == 0
+    assert TokenTree.chain([7]).num_draft_tokens == 0
     q = torch.ones(3)
     assert TokenTree.chain([7, 8, 9], probs=iter([None, q, None])).probs == (None, q, None)
     assert tree.main_chain == 3
@@ -101,11 +101,11 @@ def test_child() -> None:
 def test_guesses() -> None:
     q, r = torch.rand(8), torch.rand(8)
     tree = TokenTree((0, 5, 6, 5, 7, 1), (-1, 0, 0, 1, 0, 4), (True, False, True, True, True, True), (None, q, r) * 2)
-    assert tree.guesses(0) == ((6, r), (7, q))
-    assert tree.guesses(1) == ()  # may not be accepted, nor what is below it
-    assert tree.guesses(4) == ((1, r),)
-    assert tree.keep([2, 4, 5]).guesses(0) == ((6, r), (7, q))
-    assert CAT.guesses(0) == ((11, None), (13, None))
+    assert tree.draft_tokens(0) == ((6, r), (7, q))
+    assert tree.draft_tokens(1) == ()  # may not be accepted, nor what is below it
+    assert tree.draft_tokens(4) == ((1, r),)
+    assert tree.keep([2, 4, 5]).draft_tokens(0) == ((6, r), (7, q))
+    assert CAT.draft_tokens(0) == ((11, None), (13, None))
     assert (CAT.guess(0), tree.guess(1)) == ((10, None), (5, q))
 
 

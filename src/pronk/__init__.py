@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pronk.drafters.registry import class_names
 
 if TYPE_CHECKING:
-    from pronk.aio import AsyncLLM as AsyncLLM
-    from pronk.choosing.guide import Guide as Guide
-    from pronk.choosing.params import SamplingParams as SamplingParams
+    from pronk.async_llm import AsyncLLM as AsyncLLM
     from pronk.drafters import *  # noqa: F403 - the drafters, for type checkers
     from pronk.errors import CacheFullError as CacheFullError
     from pronk.errors import CheckpointError as CheckpointError
@@ -28,13 +26,15 @@ if TYPE_CHECKING:
     from pronk.outputs import Choice as Choice
     from pronk.outputs import Completion as Completion
     from pronk.outputs import Piece as Piece
-    from pronk.tree import TokenTree as TokenTree
+    from pronk.sampling.guide import Guide as Guide
+    from pronk.sampling.params import SamplingParams as SamplingParams
+    from pronk.speculation.tree import TokenTree as TokenTree
 
 __version__ = "0.1.0"
 
 # Loaded at first use, so that `pronk --help` does not wait for torch.
 _HOMES = {
-    "pronk.drafters": ("Drafter", "Guesser"),
+    "pronk.drafters": ("Drafter", "Proposer"),
     "pronk.errors": (
         "CacheFullError",
         "CheckpointError",
@@ -49,12 +49,12 @@ _HOMES = {
         "PronkError",
         "TokenizerError",
     ),
-    "pronk.aio": ("AsyncLLM",),
+    "pronk.async_llm": ("AsyncLLM",),
     "pronk.llm": ("LLM",),
     "pronk.outputs": ("Choice", "Completion", "Piece"),
-    "pronk.choosing.guide": ("Guide",),
-    "pronk.choosing.params": ("SamplingParams",),
-    "pronk.tree": ("TokenTree",),
+    "pronk.sampling.guide": ("Guide",),
+    "pronk.sampling.params": ("SamplingParams",),
+    "pronk.speculation.tree": ("TokenTree",),
 }
 
 __all__ = [*(name for names in _HOMES.values() for name in names), *class_names(), "__version__"]  # noqa: PLE0604 - names

@@ -1,6 +1,6 @@
 """``python -m pronk``: the command line."""
 
-from pronk.commands.main import main
+from pronk.cli.main import main
 
 if __name__ == "__main__":
     main()

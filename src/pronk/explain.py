@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from statistics import median
 
 from pronk.checks import check_integer
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter
-from pronk.engine.journal import Entry, Journal
+from pronk.engine.decision_trace import Decision, DecisionTrace
 from pronk.llm import LLM
 from pronk.outputs import Completion
+from pronk.sampling.params import SamplingParams
 
-__all__ = ["Explanation", "Share", "explain"]
+__all__ = ["Explanation", "SourceShare", "explain"]
 
 
 @dataclass(frozen=True)
-class Share:
+class SourceShare:
     """What one source of guesses did for a text.
 
     Attributes:
@@ -49,8 +49,8 @@ class Explanation:
     """
 
     completion: Completion
-    steps: tuple[Entry, ...]
-    shares: tuple[Share, ...]
+    steps: tuple[Decision, ...]
+    shares: tuple[SourceShare, ...]
 
     @property
     def plain(self) -> float | None:
@@ -81,7 +81,7 @@ class Explanation:
             said.append(
                 f"Of the time, {asking / whole:.1%} went into guessing, and {more / whole:.0%} into their rows."
             )
-        bare = sum(not step.kept.num_guesses for step in later)
+        bare = sum(not step.kept.num_draft_tokens for step in later)
         said.append(f"{bare} of {len(later)} steps after the first were plain.")
         return " ".join(said)
 
@@ -105,19 +105,21 @@ def explain(
     """
     if params is not None:
         check_integer("n", params.n, 1, 1)
-    (request,) = llm.intake.samples(llm.intake.ids(prompt), params or SamplingParams(), llm.meet(drafter))
-    request.journal = Journal()
+    (request,) = llm.request_factory.samples(
+        llm.request_factory.ids(prompt), params or SamplingParams(), llm.get_proposer(drafter)
+    )
+    request.decision_trace = DecisionTrace()
     llm.engine.run([request])
-    steps = tuple(request.journal.steps)
+    steps = tuple(request.decision_trace.steps)
     return Explanation(Completion.of(request), steps, tuple(_shares(steps)))
 
 
-def _shares(steps: Sequence[Entry]) -> list[Share]:
+def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
     """Of every source that was asked, or whose guesses were computed."""
     counts: dict[str, Counter[str]] = {}
     owners = {"": ""}  # whose guesses have which name: a part of a source has one of its own
     for step in steps:
-        for each in step.consulted:
+        for each in step.source_reports:
             owners |= dict.fromkeys((name for name, _ in each.tree.origin or ()), each.source)
             found = counts.setdefault(each.source, Counter())
             found.update({"asked": 1, "explored": each.why == "explores"})
@@ -127,7 +129,9 @@ def _shares(steps: Sequence[Entry]) -> list[Share]:
                 found = counts.setdefault(owners.get(name, name), Counter())
                 found.update({"drafted": 1, "accepted": node in step.path})
     return [
-        Share(source, each["asked"], each["explored"], each["nanoseconds"] / 1e9, each["drafted"], each["accepted"])
+        SourceShare(
+            source, each["asked"], each["explored"], each["nanoseconds"] / 1e9, each["drafted"], each["accepted"]
+        )
         for source, each in counts.items()
     ]
 
@@ -136,7 +140,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _share(share: Share, steps: int) -> str:
+def _share(share: SourceShare, steps: int) -> str:
     asked = f" was asked in {share.asked} of {steps} steps" if share.asked else ""
     tried = f" ({share.explored} to explore)" if share.explored else ""
     took = f", in {1e3 * share.seconds:.1f} ms," if share.asked else ""

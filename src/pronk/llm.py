@@ -10,25 +10,25 @@ from typing import Any, Literal, cast, overload
 
 import torch
 
-from pronk.cache.budget import KVBudget
 from pronk.checks import check_choice, check_integer
-from pronk.choosing.guide import check_texts
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import Drafter, Guesser, Target, make_drafter
-from pronk.drafters.guessers import Guessers
-from pronk.drafters.shared.odds_file import CalibrationFile
+from pronk.drafters import Drafter, Proposer, Target, make_drafter
+from pronk.drafters.proposer_cache import ProposerCache
 from pronk.engine.engine import Engine
-from pronk.engine.intake import Intake
 from pronk.engine.request import Request
+from pronk.engine.request_factory import RequestFactory
 from pronk.engine.scoring import score
 from pronk.errors import OptionError
 from pronk.kernels.threads import set_threads
-from pronk.model.kernels import choose_kernels, open_device
-from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
+from pronk.kv_cache.budget import KVBudget
+from pronk.models.kernels import choose_kernels, open_device
+from pronk.models.loader import computed_in, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.outputs import Choice, Completion, Piece
-from pronk.parallel.team import gather, is_launched
-from pronk.text.chat.messages import Messages, Tools
-from pronk.text.tokenizer import Tokenizer
+from pronk.parallel.worker_group import gather, is_launched
+from pronk.sampling.guide import check_texts
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.acceptance_file import AcceptanceFile
+from pronk.tokenization.chat.messages import Messages, Tools
+from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Prompt", "bundled_model"]
 
@@ -50,7 +50,7 @@ class LLM:
         workers: processes that compute it.
         tokenizer: its own.
         engine: which decodes.
-        intake: which makes its requests.
+        request_factory: which makes its requests.
         calibration: what guesses have shown, and its ``save()``.
     """
 
@@ -129,7 +129,7 @@ class LLM:
         self.path = resolve_model(bundled_model() if model is None else model)
         self.config = read_config(self.path)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
-        self.calibration = CalibrationFile.open(calibration, self.path)
+        self.calibration = AcceptanceFile.open(calibration, self.path)
         target, kind = open_device(device), parse_dtype(dtype, self.config)
         chosen = choose_kernels(kernels, target, self.config)
         self.dtype, self.workers = kind, workers
@@ -160,11 +160,11 @@ class LLM:
                 tokenizer=self.tokenizer,
                 kv_budget=memory,
                 folder=self.path,
-                odds=self.calibration.odds,
+                acceptance_stats=self.calibration.acceptance_stats,
                 runner=self._team.runner(decoder, cache),
             )
-            self.intake = Intake(self.config, self.tokenizer, decoder.kernels)
-            self._guessers = Guessers(self.engine.target, self.drafter)
+            self.request_factory = RequestFactory(self.config, self.tokenizer, decoder.kernels)
+            self._proposers = ProposerCache(self.engine.target, self.drafter)
             failed.pop_all()
 
     def close(self) -> None:
@@ -239,8 +239,11 @@ class LLM:
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
         options = self._options(params, len(batch))
-        chosen = self.meet(drafter)
-        groups = [self.intake.samples(self.intake.ids(p), o, chosen) for p, o in zip(batch, options, strict=True)]
+        chosen = self.get_proposer(drafter)
+        groups = [
+            self.request_factory.samples(self.request_factory.ids(p), o, chosen)
+            for p, o in zip(batch, options, strict=True)
+        ]
         requests = [request for group in groups for request in group]
         self.engine.run(requests, None if progress is None else lambda ended: progress(ended, len(requests)))
         completions = [_completion(group) for group in groups]
@@ -254,7 +257,9 @@ class LLM:
         Closing the iterator, or an exception in whoever reads it, ends the request and frees its memory.
         """
         (options,) = self._options(params, 1)
-        return self._pieces(self.intake.samples(self.intake.ids(prompt), options, self.meet(drafter)))
+        return self._pieces(
+            self.request_factory.samples(self.request_factory.ids(prompt), options, self.get_proposer(drafter))
+        )
 
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
@@ -263,7 +268,7 @@ class LLM:
 
         Args:
             messages: each with a ``role``, and a ``content`` that is a text or a list of parts of the type ``text``
-                (see :mod:`pronk.text.chat.messages`).
+                (see :mod:`pronk.tokenization.chat.messages`).
             params: options; by default those of :class:`SamplingParams`.
             drafter: who guesses, if not the one given at loading.
 
@@ -300,8 +305,11 @@ class LLM:
             PromptError: see :meth:`generate`; or there is no room for the texts behind the prompt.
             CacheFullError: the KV cache has no room for them.
         """
-        texts, ids = check_texts("options", options), self.intake.ids(prompt)
-        return Choice(texts, tuple(score(self.engine, self.intake, ids, self.intake.spelled(prompt, ids, texts))))
+        texts, ids = check_texts("options", options), self.request_factory.ids(prompt)
+        return Choice(
+            texts,
+            tuple(score(self.engine, self.request_factory, ids, self.request_factory.spelled(prompt, ids, texts))),
+        )
 
     def chat_ids(self, messages: Messages, tools: Tools | None = None) -> list[int]:
         """Token ids of a conversation up to the point where the model answers; see :meth:`chat` for the errors.
@@ -326,7 +334,7 @@ class LLM:
             raise OptionError(msg)
         return list(params)
 
-    def meet(self, spec: str | Drafter | None = None) -> Guesser[Any]:
+    def get_proposer(self, spec: str | Drafter | None = None) -> Proposer[Any]:
         """The guesser of this model by a drafter's options: its own model loaded, if it has one.
 
         :meth:`generate` and its like do this by themselves; it is for those who ask a drafter directly, or want to hear
@@ -338,7 +346,7 @@ class LLM:
             OptionError: no such drafter or option, or it does not go with this model.
             CheckpointError: its own model cannot be loaded.
         """
-        return self._guessers.own if spec is None else self._guessers.of(spec)
+        return self._proposers.own if spec is None else self._proposers.of(spec)
 
 
 def bundled_model() -> Path:

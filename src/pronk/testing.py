@@ -18,12 +18,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Drafter, Guesser, Outcome
+from pronk.drafters import DraftContext, Drafter, Outcome, Proposer
 from pronk.llm import LLM
-from pronk.tree import TokenTree
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
 
-__all__ = ["ScriptedGuesser", "assert_lossless", "byte_tokenizer", "tiny_checkpoint"]
+__all__ = ["ScriptedProposer", "assert_lossless", "byte_tokenizer", "tiny_checkpoint"]
 
 _TEXT = (
     "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return sum(values) / len(values)\n",
@@ -110,7 +110,7 @@ def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int
     return folder
 
 
-class ScriptedGuesser(Guesser[tuple[int, ...]]):
+class ScriptedProposer(Proposer[tuple[int, ...]]):
     """Knows how texts go on, and errs now and then: guesses a chain of the truth, with a wrong token beside each."""
 
     name = "scripted"
@@ -145,7 +145,7 @@ class ScriptedGuesser(Guesser[tuple[int, ...]]):
 
 
 def assert_lossless(
-    llm: LLM, drafter: str | Drafter, prompts: Sequence[str], *, max_tokens: int = 48, guesses: bool = True
+    llm: LLM, drafter: str | Drafter, prompts: Sequence[str], *, max_tokens: int = 48, draft_tokens: bool = True
 ) -> None:
     """Compare the texts of a drafter with those of plain decoding: greedy, sampled and penalized, alone and in a batch.
 
@@ -154,7 +154,7 @@ def assert_lossless(
         drafter: who guesses.
         prompts: texts to continue; include some that the drafter has something to say about.
         max_tokens: of each text.
-        guesses: whether it has to have guessed at all, without which the comparison shows nothing.
+        draft_tokens: whether it has to have guessed at all, without which the comparison shows nothing.
 
     Raises:
         AssertionError: a text differs, the drafter has raised, or it has not guessed.
@@ -176,6 +176,6 @@ def assert_lossless(
                     msg = f"{where}: expected the tokens of plain decoding, found others from number {place} on"
                     raise AssertionError(msg)
                 drafted += got.stats.drafted
-    if guesses and not drafted:
+    if draft_tokens and not drafted:
         msg = "expected guesses, found none: nothing was shown; add prompts that the drafter has something to say about"
         raise AssertionError(msg)

@@ -12,9 +12,9 @@ import pytest
 from pronk.advise.facts import Passes
 from pronk.advise.training import KINDS, estimate
 from pronk.bench.metrics import expected_speedup
-from pronk.commands.train.kinds import KINDS as COMMANDS
-from pronk.model.loader import read_config
-from pronk.train.options import Shape
+from pronk.cli.train.kinds import KINDS as COMMANDS
+from pronk.models.loader import read_config
+from pronk.train.options import ModelShape
 
 BUNDLED = Path(str(files("pronk"))) / "bundled"
 CONFIG = read_config(BUNDLED / "pronk-tiny")
@@ -51,7 +51,7 @@ def test_small_models_are_as_the_commands_make_them() -> None:
         config = replace(CONFIG, vocab_size=10**6)
         grown = KINDS[kind].numbers(config) - KINDS[kind].numbers(CONFIG)
         assert grown == model.hidden * (10**6 - CONFIG.vocab_size)  # type: ignore[attr-defined]
-    assert Shape.vocab == CONFIG.vocab_size
+    assert ModelShape.vocab == CONFIG.vocab_size
 
 
 @pytest.mark.parametrize(("temperature", "name"), [(0.0, "greedy"), (0.8, "T=0.8")])
@@ -64,7 +64,7 @@ def test_where_all_is_free_a_step_has_the_tokens_of_the_card(temperature: float,
         folder, file = KINDS[kind].bundled
         figures = json.loads((BUNDLED / folder / file).read_text())["figures"]
         assert figures[f"{name} S"] * 0.95 <= found[kind].times.middle <= 1.5 * figures[f"{name} S"]
-    assert found["medusa"].guesses == 31
+    assert found["medusa"].draft_tokens == 31
     for each in found.values():
         assert each.times.low < each.times.middle < each.times.high
         assert each.below > 0
@@ -76,14 +76,14 @@ def test_a_chain_is_priced_by_the_field_s_equation() -> None:
     cost = 0.25
     passes = replace(FLAT, seconds={1: 1.0, 2: 1.0, 3: 9.0, 32: 99.0})
     found = by_kind(passes, small=cost)["draft"]
-    assert found.guesses == 1
+    assert found.draft_tokens == 1
     assert found.times.middle == pytest.approx(expected_speedup(figures["T=0.8 alpha"], 1, cost), rel=1e-3)
 
 
 def test_where_rows_are_as_dear_as_passes_nothing_pays() -> None:
     for each in by_kind(DEAR, small=0.1).values():
         assert each.times.high <= 1.0
-        assert each.guesses == 1
+        assert each.draft_tokens == 1
         assert each.below < 0
 
 

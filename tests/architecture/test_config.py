@@ -11,7 +11,7 @@ import torch
 
 from pronk.architecture.config import FAMILIES, parse_config
 from pronk.errors import CheckpointError, ConfigError, OptionError
-from pronk.model.loader import parse_dtype, read_config
+from pronk.models.loader import parse_dtype, read_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -11,7 +11,7 @@ from pronk.bench.document import Document, Figures
 from pronk.bench.methods import Item, Method
 from pronk.bench.records import PLAIN, Model, Record, Sample, Start
 from pronk.bench.summary import summarize
-from pronk.engine.stats import Step
+from pronk.engine.stats import StepStats
 from pronk.llm import LLM
 
 GUESS = "prompt_lookup"
@@ -48,9 +48,9 @@ def sample(method: str, id: str = "a", repeat: int = 0, tokens: Sequence[int] = 
     return Sample(id=id, method=method, repeat=repeat, tokens=tuple(tokens), **(values | more))
 
 
-def steps(*rows: Sequence[float]) -> tuple[Step, ...]:
+def steps(*rows: Sequence[float]) -> tuple[StepStats, ...]:
     """Steps from ``(rows, drafted, depth, accepted, tokens, draft_clock, target_clock, clock)``."""
-    return tuple(Step(*(int(count) for count in row[:5]), *row[5:]) for row in rows)
+    return tuple(StepStats(*(int(count) for count in row[:5]), *row[5:]) for row in rows)
 
 
 def document(*records: Record, of: Model | None = None) -> Document:

@@ -14,12 +14,12 @@ from bench.bench_cases import GUESS, document, figures, model, sample, start, st
 from pronk.bench.document import FORMAT, Failure, Latency, PassCost, Range, Split
 from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, End, PassTime, PeerRecord, Record, Sample, Skip
 from pronk.bench.summary import summarize
-from pronk.engine.stats import Step
+from pronk.engine.stats import StepStats
 
 A, B = (1, 2, 3, 4), (5, 6)
 
 
-def plain_steps(*clocks: tuple[float, float]) -> tuple[Step, ...]:
+def plain_steps(*clocks: tuple[float, float]) -> tuple[StepStats, ...]:
     """Steps of one row and one token, from their target clocks and clocks."""
     return steps(*[(1, 0, 0, 0, 1, 0, target, clock) for target, clock in clocks])
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from models import kernels
 from pronk.bench import machine, passes
-from pronk.commands.main import main
+from pronk.cli.main import main
 from pronk.kernels.library import CHOICES, KernelsError
+from tiny_models import kernels
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -96,7 +96,7 @@ def test_where_there_are_none_torch_computes_and_the_user_is_told(run: Run, monk
     def none(_: str) -> None:
         raise KernelsError("found no compiled kernels")
 
-    monkeypatch.setattr("pronk.model.kernels.load_kernels", none)
+    monkeypatch.setattr("pronk.models.kernels.load_kernels", none)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         _, _, err = run("generate", "x =", "--max-tokens", 3, "--stats")

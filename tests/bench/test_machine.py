@@ -12,10 +12,10 @@ from textwrap import dedent
 import pytest
 import torch
 
-from models import CPU
 from pronk.bench import machine
 from pronk.bench.host import versions
 from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware
+from tiny_models import CPU
 
 MIB = 2**20
 TESTS = Path(__file__).parents[1]

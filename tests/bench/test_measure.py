@@ -15,11 +15,11 @@ from pronk.bench import measure
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Item
 from pronk.bench.prompts import Prompt, encode
-from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, PassTime, Sample, Skip, Trace
-from pronk.choosing.params import SamplingParams
+from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, PassTime, Sample, Skip, StepTrace
 from pronk.engine.stats import Stats
 from pronk.errors import CacheFullError, PromptError
 from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
 
 SHORT = Prompt("short", "code", text="def f(x):")
 OTHER = Prompt("other", "code", text="def g(x, y):")
@@ -47,7 +47,7 @@ class Ran:
         **options: Any,
     ) -> None:
         self.log: Log = []
-        self.trace = Trace()
+        self.trace = StepTrace()
         self.progress: list[tuple[int, int]] = []
         methods = [Fake(name, answer, self.log, (engines or {}).get(name, "pronk")) for name, answer in answers.items()]
         values = {"max_tokens": 16, "temperatures": (0.0,), "repeats": 1} | options

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pronk.bench import metrics
-from pronk.engine.stats import Stats, Step
+from pronk.engine.stats import Stats, StepStats
 from pronk.errors import OptionError
 
 # GLIDE, table 1, gamma 5: draft and target, cost in %, then (acceptance in %, expected speed-up) for GSM8K,
@@ -40,7 +40,7 @@ DEPTHS = [3, 3, 3, 0, 2, 4, 1, 3]
 
 def steps(depths: Sequence[int], accepted: Sequence[int]) -> Stats:
     """What the engine counts of such steps."""
-    made = [Step(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0) for d, a in zip(depths, accepted, strict=True)]
+    made = [StepStats(d + 1, d, d, a, a + 1, 0.0, 0.0, 0.0) for d, a in zip(depths, accepted, strict=True)]
     return Stats(steps=made, generated_tokens=sum(step.tokens for step in made))
 
 

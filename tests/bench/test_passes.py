@@ -16,11 +16,11 @@ from pronk.bench.divergence import find_divergence
 from pronk.bench.methods import Item
 from pronk.bench.passes import pass_times
 from pronk.bench.records import PLAIN, DivergenceRecord
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext
 from pronk.llm import LLM
 from pronk.outputs import Completion
-from pronk.proof.plain import Recorder
+from pronk.sampling.params import SamplingParams
+from pronk.verification.plain_decoding import Recorder
 
 PROMPT = "def mean(values):\n"
 

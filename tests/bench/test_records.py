@@ -17,10 +17,10 @@ from pronk.bench.records import (
     Record,
     Sample,
     Skip,
-    Trace,
+    StepTrace,
     read_trace,
 )
-from pronk.engine.stats import Step
+from pronk.engine.stats import StepStats
 from pronk.errors import OptionError
 
 EVERY: list[Record] = [
@@ -41,7 +41,7 @@ EVERY: list[Record] = [
 
 def save(path: Path, records: list[Record]) -> Path:
     with path.open("w", encoding="utf-8") as file:
-        trace = Trace(file=file)
+        trace = StepTrace(file=file)
         for record in records:
             trace.add(record)
         assert trace.records == records
@@ -53,7 +53,7 @@ def test_every_record_comes_back(tmp_path: Path) -> None:
     assert read == EVERY
     assert [type(record) for record in read] == [type(record) for record in EVERY]
     (sample,) = [record for record in read if isinstance(record, Sample) and record.steps]
-    assert [type(step) for step in sample.steps or ()] == [Step, Step]
+    assert [type(step) for step in sample.steps or ()] == [StepStats, StepStats]
     assert isinstance(sample.tokens, tuple)
 
 
@@ -69,7 +69,7 @@ def test_a_trace_from_before_there_were_kernels_can_be_read(tmp_path: Path) -> N
 def test_a_record_is_on_disk_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        trace = Trace(file=file)
+        trace = StepTrace(file=file)
         trace.add(EVERY[0])
         trace.add(EVERY[1])
         assert read_trace(path) == EVERY[:2]

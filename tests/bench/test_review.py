@@ -14,8 +14,8 @@ from bench.bench_cases import Fake, Meter, bundled
 from pronk.bench import tables
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.prompts import Prompt
-from pronk.bench.records import PLAIN, Sample, Trace
-from pronk.commands.main import main
+from pronk.bench.records import PLAIN, Sample, StepTrace
+from pronk.cli.main import main
 
 FEW = ("--max-tokens", "2", "--repeats", "1", "--temperature", "0", "--limit", "1")
 
@@ -49,7 +49,7 @@ def test_the_caches_are_warm_again_before_plain_decoding_begins(monkeypatch: pyt
         [Fake(PLAIN, lambda _: [1], log)],
         Options(max_tokens=2, temperatures=(0.0,), repeats=1),
         bandwidth=meter,  # type: ignore[arg-type]
-        trace=Trace(),
+        trace=StepTrace(),
         timer=Timer(),
     )
     made.run({"task": [Prompt("a", "task", text="x = 1")]})

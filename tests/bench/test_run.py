@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from bench.bench_cases import GUESS, bundled, figures
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
-from models import CPU, kernels
 from pronk.bench import machine, methods, passes, run
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
@@ -34,18 +33,19 @@ from pronk.bench.records import (
     PeerRecord,
     Sample,
     Start,
-    Trace,
+    StepTrace,
 )
 from pronk.bench.run import PeerOptions, Plan
 from pronk.bench.summary import summarize
-from pronk.cache.layout import kv_bytes_per_token
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError, OptionError
+from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
-from pronk.model.loader import read_config
-from pronk.model.weights import pass_weights
+from pronk.models.loader import read_config
+from pronk.models.weights import pass_weights
+from pronk.sampling.params import SamplingParams
 from quantized_formats import FORMATS, write_quantized
+from tiny_models import CPU, kernels
 
 TASKS = {
     "code": [Prompt("sum", "code", text="total = a + b + c\nprint(total)\ntotal = a + b +")],
@@ -68,20 +68,20 @@ def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **opti
     return Plan(drafters, PeerOptions(tuple(map(PeerSpec.parse, peers))), tasks, replace(OPTIONS, **options))
 
 
-def measured(made: Plan, progress: run.Progress | None = None) -> Trace:
-    trace = Trace()
+def measured(made: Plan, progress: run.Progress | None = None) -> StepTrace:
+    trace = StepTrace()
     run.run({"tiny": lambda _: bundled()}, made, trace, {"seed": 7}, progress)
     return trace
 
 
 @cache
-def usual(time: int) -> tuple[Trace, list[tuple[str, int, int]]]:
+def usual(time: int) -> tuple[StepTrace, list[tuple[str, int, int]]]:
     """The benchmark that several tests look at, run the ``time``-th time, and what it told of its progress."""
     told: list[tuple[str, int, int]] = []
     return measured(plan(LOOKUP, PLAIN, LOOKUP), lambda *what: told.append(what)), told
 
 
-def of(trace: Trace, kind: type[Any]) -> list[Any]:
+def of(trace: StepTrace, kind: type[Any]) -> list[Any]:
     return [record for record in trace.records if isinstance(record, kind)]
 
 
@@ -184,7 +184,7 @@ def test_a_batch_gives_the_same_tokens() -> None:
 def test_other_models(checkpoint: MakeCheckpoint, family: str) -> None:
     """Without a chat template; random weights, two prompts of which one is too long."""
     tasks = {"chat": [*TASKS["chat"], Prompt("long", "chat", text="word " * 300)]}
-    trace = Trace()
+    trace = StepTrace()
     folder = checkpoint(family)
     run.run({family: lambda _: LLM(folder, kv_memory="4MiB", budget="all")}, plan(LOOKUP, tasks=tasks), trace, {})
     found = summarize(trace.records)
@@ -198,7 +198,7 @@ def test_other_models(checkpoint: MakeCheckpoint, family: str) -> None:
 
 def test_float16_is_what_weights_are_stored_in(checkpoint: MakeCheckpoint, fake: type[FakePeer]) -> None:
     """The kernels widen it as they read it: keys and values are float32, and peers still get what was asked for."""
-    folder, trace = checkpoint("llama", save_dtype=torch.float16), Trace()
+    folder, trace = checkpoint("llama", save_dtype=torch.float16), StepTrace()
     llm = LLM(folder, kv_memory="4MiB", budget="all")
     made = plan(LOOKUP, peers=("openvino",), repeats=1, temperatures=(0.0,))
     run.run({"half": lambda _: llm}, made, trace, {})
@@ -310,7 +310,7 @@ def interrupt_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def test_an_interrupt_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs to warm up, four of the first prompt's greedy outputs, then one of the next."""
     interrupt_call(monkeypatch, 2 + 4 + 2)
-    trace = Trace()
+    trace = StepTrace()
     with pytest.raises(KeyboardInterrupt):
         run.run({"tiny": lambda _: bundled()}, plan(LOOKUP), trace, {})
     assert [(s.temperature, s.repeat, s.method) for s in of(trace, Sample)] == [
@@ -329,7 +329,7 @@ def test_a_model_that_cannot_be_loaded() -> None:
     def refuse(_: Any) -> LLM:
         raise CheckpointError("no such folder")
 
-    trace = Trace()
+    trace = StepTrace()
     with pytest.raises(CheckpointError):
         run.run({"none": refuse}, plan(), trace, {})
     assert trace.records == []
@@ -364,7 +364,7 @@ def test_what_peers_of_a_quantized_model_are_made_of(checkpoint: MakeCheckpoint,
 
 def test_a_quantized_model_without_its_source_is_not_measured(fake: type[FakePeer], tmp_path: Path) -> None:
     """Nobody waits for a benchmark without what it was for."""
-    trace, file = Trace(), convert(bundled().path, tmp_path / "a.gguf", "Q8_0")
+    trace, file = StepTrace(), convert(bundled().path, tmp_path / "a.gguf", "Q8_0")
     made = plan(LOOKUP, peers=("llama_cpp", "openvino"))
     with pytest.raises(OptionError, match=r"peer openvino: .*--peer-source"):
         run.run({"gguf": lambda _: LLM(file, kv_memory="4MiB")}, made, trace, {})

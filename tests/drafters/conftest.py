@@ -11,5 +11,5 @@ import pytest
 def no_guesser_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """But for those that a test has cleared from the log."""
     yield
-    failures = [each.getMessage() for each in caplog.get_records("call") if each.name == "pronk.engine.proposing"]
+    failures = [each.getMessage() for each in caplog.get_records("call") if each.name == "pronk.speculation.speculator"]
     assert not failures

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context as plain_context
-from models import CPU, VOCAB, StrictAllocator, kernels, make_cache, make_engine, make_request, run, tiny_decoder
-from pronk.cache.blocks import BlockTable, Started
-from pronk.choosing.chooser import Chooser, Guess
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Guesser, Outcome, make_drafter
+from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
 from pronk.drafters.shared.draft import Draft
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.model.loader import load_decoder, read_config
-from pronk.passes.attention import Segment
-from pronk.passes.runner import Job, Runner
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import ForwardJob, ModelRunner
+from pronk.kv_cache.blocks import BlockTable, StartedRows
+from pronk.models.loader import load_decoder, read_config
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import DraftToken, Sampler
+from pronk.speculation.tree import TokenTree
 from pronk.train.attention import dense_logits
-from pronk.tree import TokenTree
+from tiny_models import CPU, VOCAB, StrictAllocator, kernels, make_cache, make_engine, make_request, run, tiny_decoder
 
 
 class Dense:
@@ -54,15 +54,17 @@ class Dense:
 
     def _run(self, tokens: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
         blocks = -(-len(tokens) // 16)
-        runner = Runner(self.decoder, make_cache(self.decoder.config, torch.float32, num_blocks=blocks))
-        table = BlockTable()
-        runner.cache.prepare(table, len(tokens))
-        job = Job(Segment(table, TokenTree.chain(tokens)), range(len(tokens) - 1, len(tokens)), len(tokens))
+        runner = ModelRunner(self.decoder, make_cache(self.decoder.config, torch.float32, num_blocks=blocks))
+        block_table = BlockTable()
+        runner.cache.prepare(block_table, len(tokens))
+        job = ForwardJob(
+            Segment(block_table, TokenTree.chain(tokens)), range(len(tokens) - 1, len(tokens)), len(tokens)
+        )
         logits = runner.forward([job]).logits[0][0].float()
         with torch.no_grad():
             assert torch.allclose(logits, dense_logits(self.plain, torch.tensor([tokens]))[-1], rtol=1e-4, atol=1e-4)
-        table.length = len(tokens)
-        return logits, kept_rows(runner, table)
+        block_table.length = len(tokens)
+        return logits, kept_rows(runner, block_table)
 
 
 @cache
@@ -70,9 +72,9 @@ def dense(noise: float) -> Dense:
     return Dense(draft_folder(noise))
 
 
-def kept_rows(runner: Runner, table: BlockTable) -> list[Tensor]:
+def kept_rows(runner: ModelRunner, block_table: BlockTable) -> list[Tensor]:
     """Copies of the keys and values that a table has in all layers."""
-    pools = [pool for layer in range(len(runner.cache.keys)) for pool in runner.cache.read(layer, table)]
+    pools = [pool for layer in range(len(runner.cache.keys)) for pool in runner.cache.read(layer, block_table)]
     return [pool.clone() for pool in pools]
 
 
@@ -85,16 +87,16 @@ class Asked:
     nodes: int
     tree: TokenTree
     path: tuple[int, ...] = ()
-    started: Started | None = None
+    started: StartedRows | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Watched(Guesser[Any]):
+class Watched(Proposer[Any]):
     """Notes what the drafter within is asked and says, by request."""
 
     name = "watched"
 
-    inner: Guesser[Any]
+    inner: Proposer[Any]
     asked: dict[int, list[Asked]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,8 +108,8 @@ class Watched(Guesser[Any]):
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         trees = self.inner.propose(contexts)
         for c, tree in zip(contexts, trees, strict=True):
-            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree, started=c.table.started)
-            self.asked.setdefault(id(c.chooser), []).append(note)
+            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree, started=c.block_table.started)
+            self.asked.setdefault(id(c.sampler), []).append(note)
         return trees
 
     def observe(self, outcome: Outcome[Any]) -> None:
@@ -116,15 +118,15 @@ class Watched(Guesser[Any]):
                 notes[-1].path = outcome.path
         self.inner.observe(outcome)
 
-    def give_way(self, state: Any) -> None:
-        self.inner.give_way(state)
+    def on_preempt(self, state: Any) -> None:
+        self.inner.on_preempt(state)
 
     def stop(self, state: Any) -> None:
         self.inner.stop(state)
 
     def of(self, request: Request) -> list[Asked]:
         """What was asked for one request."""
-        return self.asked.get(id(request.chooser), [])
+        return self.asked.get(id(request.sampler), [])
 
 
 @dataclass
@@ -151,29 +153,29 @@ def watch_draft(draft: Draft) -> list[Pass]:
         lanes.append(lane())
         return lanes[-1]
 
-    def texts_of(job: Job, more: int = 0) -> list[tuple[int, ...]]:
-        (own,) = [each for each in lanes if each.table is job.segment.table]
-        assert own.table.length == len(own.tokens)
-        tree, places = job.segment.tree, len(own.table.blocks) * draft.runner.cache.block_size
-        assert own.table.length + len(tree) + more <= places, "a pass writes where the request has no places"
+    def texts_of(job: ForwardJob, more: int = 0) -> list[tuple[int, ...]]:
+        (own,) = [each for each in lanes if each.block_table is job.segment.block_table]
+        assert own.block_table.length == len(own.tokens)
+        tree, places = job.segment.tree, len(own.block_table.blocks) * draft.runner.cache.block_size
+        assert own.block_table.length + len(tree) + more <= places, "a pass writes where the request has no places"
         nodes = range(job.segment.computed, len(tree))
         return [(*own.tokens, tree.tokens[0], *(tree.tokens[i] for i in tree.path(n))) for n in nodes]
 
-    def watched(jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> Any:
+    def watched(jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> Any:
         passes.append(Pass([texts_of(job) for job in jobs]))
         return forward(jobs, collect)
 
-    def watched_growth(job: Job, chooser: Chooser, steps: int, hear: Callable[[Guess], bool]) -> int:
-        before, guesses = texts_of(job, steps - 1), list[int]()
+    def watched_growth(job: ForwardJob, sampler: Sampler, steps: int, hear: Callable[[DraftToken], bool]) -> int:
+        before, draft_tokens = texts_of(job, steps - 1), list[int]()
 
-        def told(guess: Guess) -> bool:
-            guesses.append(guess.token)
+        def told(guess: DraftToken) -> bool:
+            draft_tokens.append(guess.token)
             return hear(guess)
 
-        count = grow(job, chooser, steps, told)
-        assert count - len(guesses) in (0, 1)
+        count = grow(job, sampler, steps, told)
+        assert count - len(draft_tokens) in (0, 1)
         passes.append(Pass([before]))
-        passes.extend(Pass([[(*before[-1], *guesses[:number])]]) for number in range(1, count))
+        passes.extend(Pass([[(*before[-1], *draft_tokens[:number])]]) for number in range(1, count))
         return count
 
     draft.runner.forward = watched  # type: ignore[method-assign]
@@ -189,7 +191,7 @@ def assert_no_blocks(draft: Draft) -> None:
     assert not any(allocator.references)
 
 
-def bound(spec: str, engine: Engine | None = None) -> Guesser[Any]:
+def bound(spec: str, engine: Engine | None = None) -> Proposer[Any]:
     """A drafter that has met a target."""
     engine = engine or make_engine(tiny_decoder())
     return make_drafter(spec).bind(engine.target)
@@ -201,7 +203,7 @@ def watched(spec: str, **options: Any) -> tuple[Engine, Watched]:
     return engine, Watched(bound(spec, engine))
 
 
-def decode(engine: Engine, drafter: Guesser[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
+def decode(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
     """The prompts in one batch, the outputs of which are those of plain decoding."""
     params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
     requests = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
@@ -224,13 +226,13 @@ def plain_output(prompt: Sequence[int], params: SamplingParams) -> list[int]:
 _PLAIN: dict[Any, list[int]] = {}
 
 
-def chooser_at(request: Request, tokens: Sequence[int]) -> Chooser:
+def chooser_at(request: Request, tokens: Sequence[int]) -> Sampler:
     """A fresh chooser of the request's tokens after ``tokens``."""
-    return Chooser(request.params, request.seed, list(tokens), VOCAB, num_prompt=len(request.prompt))
+    return Sampler(request.params, request.seed, list(tokens), VOCAB, num_prompt=len(request.prompt))
 
 
 def context(
-    drafter: Guesser[Any],
+    drafter: Proposer[Any],
     tokens: Sequence[int],
     *,
     state: Any = None,

@@ -9,13 +9,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams
-from pronk.choosing.walk import walk
-from pronk.drafters import DraftContext, Drafter, Guesser, Outcome
-from pronk.drafters.target import Target
-from pronk.tree import TokenTree
+from pronk.drafters import DraftContext, Drafter, Outcome, Proposer
+from pronk.kv_cache.blocks import BlockTable
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.sampling.verify import verify_tree
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 Kind = TypeVar("Kind")
 
@@ -31,7 +31,7 @@ def named(vocabulary: str | None) -> Any:
 def stranger(vocabulary: str | None, size: int) -> Target:
     """A model of which nothing is known but its vocabulary, and the size of it."""
     decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=size))
-    return cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder, odds=None))
+    return cast(Target, SimpleNamespace(vocabulary=vocabulary, decoder=decoder, acceptance_stats=None))
 
 
 def met(drafter: Drafter, vocabulary: str | None = None, size: int = VOCAB) -> Any:
@@ -79,8 +79,8 @@ def context(
 ) -> DraftContext[Any]:
     """What a drafter sees of a text, the last ``guessed`` tokens of which are another one's guesses."""
     params, text = params or SamplingParams(), list(tokens)
-    chooser, table = Chooser(params, params.seed or 0, text, vocab), BlockTable(length=len(text) - 1 - guessed)
-    return DraftContext(state, text, depth, nodes, params, chooser, table, **more)
+    sampler, block_table = Sampler(params, params.seed or 0, text, vocab), BlockTable(length=len(text) - 1 - guessed)
+    return DraftContext(state, text, depth, nodes, params, sampler, block_table, **more)
 
 
 def said_of(tree: TokenTree, path: Sequence[int], **more: Any) -> Outcome[Any]:
@@ -90,7 +90,7 @@ def said_of(tree: TokenTree, path: Sequence[int], **more: Any) -> Outcome[Any]:
 
 
 def hear(
-    drafter: Guesser[Any],
+    drafter: Proposer[Any],
     state: Any,
     tree: TokenTree,
     tokens: list[int],
@@ -100,7 +100,7 @@ def hear(
     """Verify a tree below ``tokens``, which grows; the drafter hears of it. Returns the accepted nodes."""
     paths = [[*tokens, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     logits = torch.nn.functional.one_hot(torch.tensor([model(path) for path in paths]), VOCAB).float()
-    found = walk(tree, lambda node, _: int(logits[node].argmax()))
+    found = verify_tree(tree, lambda node, _: int(logits[node].argmax()))
     position = len(tokens) - 1
     tokens += found.tokens
     outcome = Outcome(state, tree, found.path, found.tokens, position, params or SamplingParams(), logits)
@@ -108,7 +108,7 @@ def hear(
     return found.path
 
 
-def step(drafter: Guesser[Any], state: Any, tokens: list[int], model: Model, **options: Any) -> TokenTree:
+def step(drafter: Proposer[Any], state: Any, tokens: list[int], model: Model, **options: Any) -> TokenTree:
     """One step of decoding; ``tokens`` grows."""
     (tree,) = drafter.propose([context(state, tokens, **options)])
     hear(drafter, state, tree, tokens, model)

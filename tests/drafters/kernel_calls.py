@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pronk.cache.paged import PagedCache
-from pronk.model.program import Program, Rows
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.program import Program, ProgramRows
 
 _QKV = 2  # see csrc/pronk.h
 
@@ -23,7 +23,7 @@ def layers_of(program: Program) -> list[int]:
     return [where[op.keys] for op in program._ops if op.kind == _QKV and op.keys]
 
 
-def slots_of(rows: Rows, block_size: int) -> list[int]:
+def slots_of(rows: ProgramRows, block_size: int) -> list[int]:
     """Where the rows of a pass go, by what the kernels are told of them."""
     found: list[int] = []
     for segment in rows.call.segment[: rows.call.segments]:
@@ -40,7 +40,7 @@ class Calls:
         self.calls: list[tuple[int, list[int]]] = []
         run = Program.run
 
-        def watched(program: Program, rows: Rows, *args: Any) -> None:
+        def watched(program: Program, rows: ProgramRows, *args: Any) -> None:
             if program.cache is cache:
                 slots = slots_of(rows, cache.block_size)
                 self.calls.extend((layer, slots) for layer in layers_of(program))
@@ -60,7 +60,7 @@ def burning(cache: PagedCache, at: int, *, after: bool = True) -> Iterator[Calla
     """
     passes, run = 0, Program.run
 
-    def burns(program: Program, rows: Rows, *args: Any) -> None:
+    def burns(program: Program, rows: ProgramRows, *args: Any) -> None:
         nonlocal passes
         mine = program.cache is cache
         passes += mine

@@ -9,29 +9,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafters.helpers import VOCAB
-from pronk.choosing.chooser import Guess
 from pronk.drafters import DraftContext, Outcome
-from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.chain import Chain, ChainGuesser, Stop
-from pronk.tree import TokenTree
+from pronk.drafters.shared.chain import Chain, ChainProposer, Stop
+from pronk.sampling.sampler import DraftToken
+from pronk.speculation.calibration import Calibration
+from pronk.speculation.tree import TokenTree
 
 
-def guess(token: int, confidence: float, *others: int, vocab: int = VOCAB) -> Guess:
+def guess(token: int, confidence: float, *others: int, vocab: int = VOCAB) -> DraftToken:
     """A guess that is this sure; ``others`` come after it, and share what it leaves."""
     scores = np.full(vocab, -math.inf)
     scores[token] = math.log(confidence)
     for rank, other in enumerate(others):
         scores[other] = -3.0 - rank
-    return Guess(token, confidence, scores)
+    return DraftToken(token, confidence, scores)
 
 
 @dataclass(frozen=True)
-class Scripted(ChainGuesser[Calibration]):
+class Scripted(ChainProposer[Calibration]):
     """Guesses ``script``, whatever the text."""
 
     name = "scripted"
 
-    script: tuple[Guess, ...] = ()
+    script: tuple[DraftToken, ...] = ()
 
     def start(self, prompt: Sequence[int]) -> Calibration:
         return Calibration(self.name)
@@ -42,7 +42,7 @@ class Scripted(ChainGuesser[Calibration]):
             for each in self.script:
                 if chain.full:
                     break
-                chain.guesses.append(each)
+                chain.draft_tokens.append(each)
                 chain.origin.append((self.name, 0))
                 chain.reached.append((chain.reached or [1.0])[-1] * each.confidence)
                 chain.gains.append((chain.gains or [1.0])[-1] * each.confidence)

@@ -28,17 +28,26 @@ from drafters.trees import (
     oracle_trees,
     random_trees,
 )
-from models import VOCAB, make_engine, make_request, run, tiny_decoder
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import REGISTRY, Autoregressive, DraftContext, Drafter, Guesser, Outcome, PromptLookup, make_drafter
-from pronk.drafters.shared.rates import Rates
+from pronk.drafters import (
+    REGISTRY,
+    Autoregressive,
+    DraftContext,
+    Drafter,
+    Outcome,
+    PromptLookup,
+    Proposer,
+    make_drafter,
+)
 from pronk.engine.request import Request
 from pronk.errors import OptionError
-from pronk.passes.attention import Segment
-from pronk.passes.runner import Job
-from pronk.tree import TokenTree
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import ForwardJob
+from pronk.kv_cache.blocks import BlockTable
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
 
 # Drafters of the registry that a test has to give options.
 SPECS: dict[str, str] = {
@@ -94,13 +103,13 @@ PROMPTS = [text(seed, length) for seed, length in enumerate((2, 31, 90, 5, 200, 
 def make(name: str, known: Sequence[Request] = ()) -> Drafter:
     if name in SHAPES:
         texts = {(tuple(request.prompt), request.seed): request.tokens for request in known}
-        return TreeDrafter(SHAPES[name], texts, ends=ENDS)
+        return TreeDrafter(SHAPES[name], texts, stop_token_ids=ENDS)
     return make_drafter(SPECS.get(name, name))
 
 
-def ask(index: int, options: str, drafter: Guesser[Any]) -> Request:
+def ask(index: int, options: str, drafter: Proposer[Any]) -> Request:
     params = SamplingParams(max_tokens=32, seed=index, logprobs=0, **OPTIONS[options])
-    return make_request(PROMPTS[index], params, drafter, ends=ENDS)
+    return make_request(PROMPTS[index], params, drafter, stop_token_ids=ENDS)
 
 
 @cache
@@ -154,7 +163,7 @@ def rows(path: Sequence[int], width: int) -> Tensor:
 
 
 def outcome(
-    drafter: Guesser[Any], state: Any, before: Sequence[int], tree: TokenTree, path: Sequence[int], new: Sequence[int]
+    drafter: Proposer[Any], state: Any, before: Sequence[int], tree: TokenTree, path: Sequence[int], new: Sequence[int]
 ) -> Outcome[Any]:
     """What the engine would say of ``tree`` below the text ``before``."""
     nodes = [[*before, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
@@ -182,21 +191,21 @@ class Stage:
     ) -> DraftContext:
         """What the engine would say of a request; or a composite, ``guessed`` of whose tokens are others' guesses."""
         params = SamplingParams()
-        chooser = Chooser(params, 0, tokens, VOCAB)
-        table = self._table(state, tokens, len(tokens) - 1 - guessed)
-        return DraftContext(state, list(tokens), max_depth, max_nodes, params, chooser, table)
+        sampler = Sampler(params, 0, tokens, VOCAB)
+        block_table = self._table(state, tokens, len(tokens) - 1 - guessed)
+        return DraftContext(state, list(tokens), max_depth, max_nodes, params, sampler, block_table)
 
     def _table(self, state: Any, tokens: Sequence[int], length: int) -> BlockTable:
         if not self.reads:
             return BlockTable(length=length)
-        table = self.tables.setdefault(id(state), BlockTable())
-        table.length = 0
-        self.runner.cache.prepare(table, length + 100)
+        block_table = self.tables.setdefault(id(state), BlockTable())
+        block_table.length = 0
+        self.runner.cache.prepare(block_table, length + 100)
         if length:
             tree = TokenTree.chain(tokens[:length])
-            self.runner.forward([Job(Segment(table, tree), range(0), length)])
-        table.length = length
-        return table
+            self.runner.forward([ForwardJob(Segment(block_table, tree), range(0), length)])
+        block_table.length = length
+        return block_table
 
     def start(self, tokens: Sequence[int]) -> Any:
         """The state of a request after a step that said the last token."""
@@ -256,7 +265,7 @@ def same(a: Any, b: Any) -> bool:
 
 def forget_rates(state: Any) -> None:
     """What was learned from guesses alone goes."""
-    if isinstance(state, Rates):
+    if isinstance(state, AcceptanceRates):
         state.offered.clear()
         state.taken.clear()
     elif is_dataclass(state):
@@ -310,14 +319,14 @@ def test_proposals_are_trees_within_the_limits(name: str) -> None:
         assert len(trees) == len(contexts)
         for (depth, nodes), tree in zip(limits, trees, strict=True):
             assert tree.tokens[0] == tokens[-1]
-            assert tree.num_guesses <= nodes
+            assert tree.num_draft_tokens <= nodes
             assert max(tree.depths) <= depth
             assert all(0 <= token < VOCAB for token in tree.tokens)
             assert tree.probs is None or all(q is None or len(q) == VOCAB for q in tree.probs)
             assert tree.gain is None or all(
                 tree.gain[i] <= tree.gain[tree.parents[i]] for i in range(2, len(tree)) if tree.parents[i] > 0
             )
-            largest = max(largest, tree.num_guesses)
+            largest = max(largest, tree.num_draft_tokens)
         for each in contexts:
             stage.stop(each.state)
     assert (largest > 1) == (name != "autoregressive")
@@ -374,21 +383,21 @@ def test_a_name_makes_a_drafter(name: str) -> None:
 def test_a_drafter_is_a_value_that_meets_models(name: str) -> None:
     made, again = make(name), make(name)
     one, other = (make_engine(tiny_decoder()).target for _ in range(2))
-    guessers = []
+    proposers = []
     for drafter, target, stranger in ((made, one, other), (made, other, one), (again, one, other)):
-        guesser = drafter.bind(target)
-        guessers.append(guesser)
-        assert isinstance(guesser, Guesser)
-        assert guesser.name == name
-        assert guesser.bind(target) is guesser
-        if isinstance(made, Guesser):  # neither a model nor a memory
-            assert guesser.bind(stranger) is guesser
+        proposer = drafter.bind(target)
+        proposers.append(proposer)
+        assert isinstance(proposer, Proposer)
+        assert proposer.name == name
+        assert proposer.bind(target) is proposer
+        if isinstance(made, Proposer):  # neither a model nor a memory
+            assert proposer.bind(stranger) is proposer
         else:
             with pytest.raises(OptionError, match="bound to, found another"):
-                guesser.bind(stranger)
+                proposer.bind(stranger)
         assert made == again
         assert hash(made) == hash(again)
-    assert len(set(map(id, guessers))) == (3 if not isinstance(made, Guesser) else 2)
+    assert len(set(map(id, proposers))) == (3 if not isinstance(made, Proposer) else 2)
 
 
 def test_options_in_a_name() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from drafters.helpers import context, hear, markov, met, named
-from models import make_engine, tiny_decoder
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import Drafter, Guesser, Lookahead, Recycling, Suffix
-from pronk.drafters.from_outputs.lookahead import LookaheadGuesser
-from pronk.drafters.from_outputs.recycling import RecyclingGuesser
-from pronk.drafters.from_text.suffix import SuffixGuesser
+from pronk.drafters import Drafter, Lookahead, Proposer, Recycling, Suffix
+from pronk.drafters.from_outputs.lookahead import LookaheadProposer
+from pronk.drafters.from_outputs.recycling import RecyclingProposer
+from pronk.drafters.from_text.suffix import SuffixProposer
 from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, tiny_decoder
 
 REMEMBERING: dict[str, Drafter] = {
     "suffix": Suffix(),
@@ -22,17 +22,17 @@ REMEMBERING: dict[str, Drafter] = {
 }
 
 
-def remembered(drafter: Guesser[Any]) -> object:
+def remembered(drafter: Proposer[Any]) -> object:
     """What other requests can learn from."""
-    if isinstance(drafter, SuffixGuesser):
+    if isinstance(drafter, SuffixProposer):
         return drafter.past.num_tokens
-    if isinstance(drafter, RecyclingGuesser):
+    if isinstance(drafter, RecyclingProposer):
         return dict(drafter.start([0]).successors.rows)
-    assert isinstance(drafter, LookaheadGuesser)
+    assert isinstance(drafter, LookaheadProposer)
     return {token: dict(grams) for token, grams in drafter.start([0]).pool.grams.items()}
 
 
-def decode(drafter: Guesser[Any], params: SamplingParams | None = None) -> None:
+def decode(drafter: Proposer[Any], params: SamplingParams | None = None) -> None:
     """One request, from which others may learn."""
     tokens, params = [1, 2, 3], params or SamplingParams()
     state = drafter.start(tokens)
@@ -73,9 +73,9 @@ def test_memory_belongs_to_one_model(name: str) -> None:
 @pytest.mark.parametrize("name", REMEMBERING)
 def test_equal_options_given_to_one_model_share_a_memory(name: str) -> None:
     llm = LLM()
-    one = llm.meet(REMEMBERING[name])
-    assert llm.meet(REMEMBERING[name]) is one
-    assert LLM().meet(REMEMBERING[name]) is not one
+    one = llm.get_proposer(REMEMBERING[name])
+    assert llm.get_proposer(REMEMBERING[name]) is one
+    assert LLM().get_proposer(REMEMBERING[name]) is not one
 
 
 def test_what_remembers_nothing_goes_with_any_model() -> None:

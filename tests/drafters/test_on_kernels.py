@@ -23,15 +23,15 @@ from drafters.from_target.trained_glide import DenseGlide, glide_folder
 from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder
 from drafters.from_target.trained_medusa import medusa_folder, plain_heads
 from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder
-from models import make_engine, make_request, run, tiny_decoder
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import make_drafter
 from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.drafters.from_target.multi_token import _Heads
-from pronk.model.decoder import Decoder
-from pronk.model.linear import KernelLinear
-from pronk.model.program import Program
+from pronk.models.decoder import Decoder
+from pronk.models.linear import KernelLinear
+from pronk.models.program import Program
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 PROMPTS = [[1, 2, 3], [(7 * i * i + 3 * i) % 131 for i in range(75)], [9]]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

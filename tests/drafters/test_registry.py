@@ -15,8 +15,8 @@ FILE = '''
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pronk.drafters.base import DraftContext, Guesser, Outcome
-from pronk.tree import TokenTree
+from pronk.speculation.proposer import DraftContext, Guesser, Outcome
+from pronk.speculation.tree import TokenTree
 
 
 @dataclass(frozen=True)

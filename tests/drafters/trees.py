@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from laws import Same, Sampler, Table
-from pronk.drafters import DraftContext, Guesser, Outcome
-from pronk.tree import TokenTree
+from pronk.drafters import DraftContext, Outcome, Proposer
+from pronk.speculation.tree import TokenTree
 
 Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Guess:
+class DraftToken:
     """What a shape may use.
 
     Attributes:
@@ -29,7 +29,7 @@ class Guess:
         depth: the engine's limits, which a shape may ignore.
         nodes: likewise.
         vocab: size of the vocabulary.
-        ends: token ids that end the text.
+        stop_token_ids: token ids that end the text.
         dice: for choices at random.
     """
 
@@ -38,7 +38,7 @@ class Guess:
     depth: int
     nodes: int
     vocab: int
-    ends: Sequence[int]
+    stop_token_ids: Sequence[int]
     dice: random.Random
 
     def wrong(self, depth: int) -> int:
@@ -47,7 +47,7 @@ class Guess:
         return self.dice.choice([token for token in range(self.vocab) if token != right])
 
 
-Shape = Callable[[Guess], TokenTree]
+Shape = Callable[[DraftToken], TokenTree]
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Growing:
         return TokenTree(tuple(self.tokens), tuple(self.parents), None if all(self.verify) else tuple(self.verify))
 
 
-def random_trees(guess: Guess) -> TokenTree:
+def random_trees(guess: DraftToken) -> TokenTree:
     """Any shape and any tokens; once in a while more of them than the engine allows."""
     dice, tree = guess.dice, Growing([guess.root])
     size = dice.choice((0, 1, 2, 5, 9, 14, 14, 14, 2 * guess.nodes + 3))
@@ -99,7 +99,7 @@ def random_trees(guess: Guess) -> TokenTree:
 def oracle_trees(right: float, size: int = 12) -> Shape:
     """Each node right with probability ``right`` where its parent is; wherever in the tree that is."""
 
-    def shape(guess: Guess) -> TokenTree:
+    def shape(guess: DraftToken) -> TokenTree:
         dice, tree = guess.dice, Growing([guess.root])
         for _ in range(dice.randrange(size + 1)):
             parent = dice.randrange(len(tree.tokens))
@@ -113,7 +113,7 @@ def oracle_trees(right: float, size: int = 12) -> Shape:
     return shape
 
 
-def explore_trees(guess: Guess) -> TokenTree:
+def explore_trees(guess: DraftToken) -> TokenTree:
     """Right guesses among nodes that may not be accepted, which may carry the right token too, and have children."""
     dice, tree = guess.dice, Growing([guess.root])
     node = 0
@@ -129,7 +129,7 @@ def explore_trees(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-def last_branch(guess: Guess) -> TokenTree:
+def last_branch(guess: DraftToken) -> TokenTree:
     """The main chain is wrong at once; what is right is the last and deepest branch."""
     tree = Growing([guess.root])
     tree.chain(0, [guess.wrong(1), *(guess.wrong(9) for _ in range(4))])
@@ -138,7 +138,7 @@ def last_branch(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-def wide_star(guess: Guess) -> TokenTree:
+def wide_star(guess: DraftToken) -> TokenTree:
     """Many children of the root, the right one last, and one more level below it."""
     tree = Growing([guess.root])
     for _ in range(20):
@@ -150,7 +150,7 @@ def wide_star(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-def right_then_wrong(guess: Guess) -> TokenTree:
+def right_then_wrong(guess: DraftToken) -> TokenTree:
     """A chain that is right for some tokens and then wrong, sometimes with a right branch where it goes wrong."""
     count = guess.dice.randrange(6)
     tree = Growing([guess.root])
@@ -161,7 +161,7 @@ def right_then_wrong(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-def repeats(guess: Guess) -> TokenTree:
+def repeats(guess: DraftToken) -> TokenTree:
     """The same token again and again, in depth and as the child of every node."""
     tree = Growing([guess.root])
     right = guess.truth[:1] or [guess.root]
@@ -172,20 +172,20 @@ def repeats(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-def past_the_end(guess: Guess) -> TokenTree:
+def past_the_end(guess: DraftToken) -> TokenTree:
     """Ends of the text everywhere, and tokens after them; and the right tokens with an end after each."""
     tree = Growing([guess.root])
     node = 0
     for token in guess.truth[:5]:
         node = tree.add(node, token, guess.truth)
-        for end in guess.ends:
+        for end in guess.stop_token_ids:
             tree.chain(node, [end, end, guess.root, *guess.truth[:2]])
-    for end in guess.ends:
+    for end in guess.stop_token_ids:
         tree.chain(0, [end, guess.wrong(9), end, guess.root])
     return tree.done()
 
 
-def too_large(guess: Guess) -> TokenTree:
+def too_large(guess: DraftToken) -> TokenTree:
     """Deeper and wider than the engine allows; right beyond its limits."""
     tree = Growing([guess.root])
     tree.chain(0, guess.truth[:4] + [guess.wrong(999) for _ in range(guess.depth + 3)], guess.truth)
@@ -194,7 +194,7 @@ def too_large(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-def off_chain(guess: Guess) -> TokenTree:
+def off_chain(guess: DraftToken) -> TokenTree:
     """One wrong child, and everything right beside it: all that is accepted has to be moved."""
     tree = Growing([guess.root])
     tree.add(0, guess.wrong(1), guess.truth)
@@ -202,7 +202,7 @@ def off_chain(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-def outside(guess: Guess) -> TokenTree:
+def outside(guess: DraftToken) -> TokenTree:
     """Right guesses beside and below tokens that the vocabulary does not have."""
     tree = Growing([guess.root])
     tree.chain(0, [guess.vocab, *guess.truth[1:3]])
@@ -224,7 +224,7 @@ ADVERSARIAL: tuple[Shape, ...] = (
 )
 
 
-def adversarial(guess: Guess) -> TokenTree:
+def adversarial(guess: DraftToken) -> TokenTree:
     """Another trick at every step."""
     return guess.dice.choice(ADVERSARIAL)(guess)
 
@@ -247,7 +247,7 @@ def drawn_trees(parents: tuple[int, ...], drawn: float = 1.0, *, honest: bool = 
     dice, q, flat = random.Random(str(parents)), dict[int, Table](), dict[int, Table]()
     random_nodes = tuple(dice.random() < drawn for _ in parents)
 
-    def shape(guess: Guess) -> TokenTree:
+    def shape(guess: DraftToken) -> TokenTree:
         law = q.setdefault(guess.vocab, Table("drawn", guess.vocab, 0.0))
         claim = None if honest else flat.setdefault(guess.vocab, Same(*[1] * guess.vocab))
         tree = Sampler(parents, random_nodes, law, claim)(Rolled(guess.dice), (guess.root,))
@@ -257,14 +257,14 @@ def drawn_trees(parents: tuple[int, ...], drawn: float = 1.0, *, honest: bool = 
 
 
 @dataclass(frozen=True, eq=False)
-class TreeDrafter(Guesser[Prompt]):
+class TreeDrafter(Proposer[Prompt]):
     """Proposes what ``shape`` makes.
 
     Attributes:
         shape: makes a tree.
         texts: what plain decoding gives: (prompt, seed) to the whole text.
         vocab: size of the vocabulary.
-        ends: token ids that end a text.
+        stop_token_ids: token ids that end a text.
         dice: seed of the choices at random.
     """
 
@@ -273,7 +273,7 @@ class TreeDrafter(Guesser[Prompt]):
     shape: Shape
     texts: dict[tuple[Prompt, int], list[int]] = field(default_factory=dict)
     vocab: int = 131
-    ends: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     dice: int = 0
 
     def start(self, prompt: Sequence[int]) -> Prompt:
@@ -285,11 +285,13 @@ class TreeDrafter(Guesser[Prompt]):
     def observe(self, outcome: Outcome[Prompt]) -> None:
         """Nothing to learn."""
 
-    def guess(self, context: DraftContext[Any], prompt: Prompt) -> Guess:
+    def guess(self, context: DraftContext[Any], prompt: Prompt) -> DraftToken:
         """What the shape is told."""
         length = len(context.tokens)
-        text = self.texts.get((prompt, context.chooser.seed), [])
+        text = self.texts.get((prompt, context.sampler.seed), [])
         # Provisional tokens may be wrong; then nothing is known of what follows.
         truth = text[length:] if list(context.tokens) == text[:length] else []
-        dice = random.Random(f"{self.dice} {context.chooser.seed} {length}")
-        return Guess(context.tokens[-1], truth, context.max_depth, context.max_nodes, self.vocab, self.ends, dice)
+        dice = random.Random(f"{self.dice} {context.sampler.seed} {length}")
+        return DraftToken(
+            context.tokens[-1], truth, context.max_depth, context.max_nodes, self.vocab, self.stop_token_ids, dice
+        )

@@ -21,8 +21,6 @@ from drafters.trees import (
     random_trees,
 )
 from guides import TOY
-from models import VOCAB, make_engine, make_request, run, tiny_decoder
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import (
     Autoregressive,
     Drafter,
@@ -38,7 +36,9 @@ from pronk.drafters import (
 )
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.passes.runner import Job, PassResult
+from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.sampling.params import SamplingParams
+from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
 
 ENDS = (7, 90)
 SEED = 100
@@ -73,14 +73,14 @@ DRAFTERS: dict[str, Drafter] = {
     "first_of": FirstOf((PromptLookup(max_ngram=3), Lookahead(window=3, ngram=3), GaussSeidel())),
     "jacobi": Jacobi(),
     "gauss_seidel": GaussSeidel(num_tokens=5),
-    "lookahead": Lookahead(window=4, ngram=3, guesses=5),
+    "lookahead": Lookahead(window=4, ngram=3, draft_tokens=5),
     "recycling": Recycling(num_nodes=20, top_k=6),
     **{name: make_drafter(spec) for name, spec in (drafts.specs() | TRAINED).items()},
     "auto": make_drafter(f"auto({drafts.specs()['cape']}, {TRAINED['medusa']})"),
     "merged": Merged((PromptLookup(min_ngram=1), Recycling(shared=True), Lookahead(window=2))),
     "random": TreeDrafter(random_trees),
     "oracle": TreeDrafter(oracle_trees(0.7)),
-    "adversarial": TreeDrafter(adversarial, ends=ENDS),
+    "adversarial": TreeDrafter(adversarial, stop_token_ids=ENDS),
     "explore": TreeDrafter(explore_trees),
 }
 
@@ -136,7 +136,7 @@ def params(options: str, index: int, max_tokens: int = 40) -> SamplingParams:
 
 def ask(prompt: Sequence[int], options: SamplingParams, drafter: Drafter | None = None) -> Request:
     """A request that ends at ``ENDS``."""
-    return make_request(prompt, options, drafter, ends=ENDS, bad_words=BAD_WORDS if options.bad_words else ())
+    return make_request(prompt, options, drafter, stop_token_ids=ENDS, bad_words=BAD_WORDS if options.bad_words else ())
 
 
 @cache
@@ -195,11 +195,11 @@ def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
         assert total(requests, "target_steps") == total(requests, "generated_tokens")
 
 
-def watch(engine: Engine, after: Callable[[Sequence[Job], PassResult], None]) -> None:
+def watch(engine: Engine, after: Callable[[Sequence[ForwardJob], ForwardResult], None]) -> None:
     """Call ``after(jobs, result)`` after every pass."""
     forward = engine.runner.forward
 
-    def watched(jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
+    def watched(jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
         result = forward(jobs, collect)
         after(jobs, result)
         return result

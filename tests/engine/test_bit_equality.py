@@ -2,7 +2,7 @@
 
 However its text is cut into passes, whatever shares them, in whatever tree it is a guess, wherever its text lies in the
 cache, and on however many threads: all logits, and what the cache holds afterwards, are those of *plain decoding*,
-which is one token in a pass, alone, on one thread, its blocks in a run. Everything goes through :meth:`Runner.forward`,
+which is one token in a pass, alone, on one thread, its blocks in a run. Everything goes through :meth:`ModelRunner.forward`,
 so that what is compared is not only the tokens that were chosen.
 
 The properties are functions ``*_differ`` that say what differs. A planted defect, which sums one product in two halves
@@ -22,17 +22,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import StrictAllocator, kernels, make_cache, make_engine, pack_several_forms, tiny_decoder
 from oracle import dense_logits
-from pronk.cache.blocks import BlockTable
-from pronk.cache.paged import PagedCache
-from pronk.model.decoder import Decoder, Layer
-from pronk.model.linear import KernelLinear, Layout
-from pronk.model.loader import computed_in
-from pronk.model.program import Program
-from pronk.passes.attention import Segment
-from pronk.passes.runner import Job, PassResult, Runner
-from pronk.tree import TokenTree
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
+from pronk.kv_cache.blocks import BlockTable
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder, Layer
+from pronk.models.linear import KernelLinear, WeightLayout
+from pronk.models.loader import computed_in
+from pronk.models.program import Program
+from pronk.speculation.tree import TokenTree
+from tiny_models import StrictAllocator, kernels, make_cache, make_engine, pack_several_forms, tiny_decoder
 
 LENGTH = 1300
 CHUNKS = (2, 3, 5, 16, 33, 64, 100, 512)  # 1 is what they are compared with
@@ -83,10 +83,10 @@ EACH = pytest.mark.parametrize(
 # The products' tiles are chosen by their sizes, so the tiny ones prove little about real ones.
 WIDE = {"hidden": 576, "heads": 9, "kv_heads": 3, "head_dim": 64, "vocab": 1024, "windows": (None,)}
 
-MakeRunner = Callable[[Decoder, PagedCache], Runner]
+MakeRunner = Callable[[Decoder, PagedCache], ModelRunner]
 
 
-class Scattered(StrictAllocator):
+class ScatteredLogits(StrictAllocator):
     """Any free block may be next."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -103,7 +103,7 @@ class Desk:
     def __init__(
         self,
         decoder: Decoder,
-        make: MakeRunner = Runner,
+        make: MakeRunner = ModelRunner,
         *,
         tokens: int = 2 * LENGTH,
         block_size: int = 16,
@@ -114,39 +114,41 @@ class Desk:
         packed = decoder.kernels is not None
         shape: dict[str, Any] = {"num_blocks": blocks, "block_size": block_size, "kv_dtype": kv_dtype}
         self.cache = make_cache(decoder.config, dtype, **shape, packed=packed)
-        self.cache.allocator = (Scattered if scattered else StrictAllocator)(blocks, block_size)
+        self.cache.allocator = (ScatteredLogits if scattered else StrictAllocator)(blocks, block_size)
         self.runner = make(decoder, self.cache)
         self.window = decoder.config.window
 
-    def job(self, table: BlockTable, tree: TokenTree, computed: int = 0) -> Job:
+    def job(self, block_table: BlockTable, tree: TokenTree, computed: int = 0) -> ForwardJob:
         """All nodes of a tree from number ``computed`` on, with places for them."""
-        self.cache.prepare(table, table.length + len(tree))
-        return Job(Segment(table, tree, computed), range(computed, len(tree)), prompt_length=1)
+        self.cache.prepare(block_table, block_table.length + len(tree))
+        return ForwardJob(Segment(block_table, tree, computed), range(computed, len(tree)), prompt_length=1)
 
-    def compute(self, table: BlockTable, tree: TokenTree, cuts: Sequence[int] = ()) -> Tensor:
+    def compute(self, block_table: BlockTable, tree: TokenTree, cuts: Sequence[int] = ()) -> Tensor:
         """``[nodes, vocab]``: a tree in a pass of its own, or in several between which it grows."""
         places = sorted({0, *cuts, len(tree)})
         steps = pairwise(places)
-        return torch.cat([self.runner.forward([self.job(table, tree.keep(range(b)), a)]).logits[0] for a, b in steps])
+        return torch.cat(
+            [self.runner.forward([self.job(block_table, tree.keep(range(b)), a)]).logits[0] for a, b in steps]
+        )
 
-    def commit(self, table: BlockTable, nodes: Sequence[int]) -> None:
-        self.cache.commit(table, nodes)
+    def commit(self, block_table: BlockTable, nodes: Sequence[int]) -> None:
+        self.cache.commit(block_table, nodes)
         if self.window is not None:
-            self.cache.release_before(table, table.length - self.window + 1)
+            self.cache.release_before(block_table, block_table.length - self.window + 1)
 
-    def read(self, table: BlockTable, tokens: Sequence[int], chunks: Sequence[int] | None = None) -> Tensor:
+    def read(self, block_table: BlockTable, tokens: Sequence[int], chunks: Sequence[int] | None = None) -> Tensor:
         """``[len(tokens), vocab]``: tokens that follow in the text, cut into ``chunks``, or one by one."""
         rows, start = list[Tensor](), 0
         for count in chunks or [1] * len(tokens):
-            rows.append(self.compute(table, TokenTree.chain(tokens[start : start + count])))
-            self.commit(table, range(count))
+            rows.append(self.compute(block_table, TokenTree.chain(tokens[start : start + count])))
+            self.commit(block_table, range(count))
             start += count
         assert start == len(tokens)
         return torch.cat(rows)
 
-    def held(self, table: BlockTable) -> list[Tensor]:
+    def held(self, block_table: BlockTable) -> list[Tensor]:
         """Keys and values of the text, as far as they are still held, layer by layer."""
-        return [each for layer in range(len(self.cache.keys)) for each in self.cache.read(layer, table)]
+        return [each for layer in range(len(self.cache.keys)) for each in self.cache.read(layer, block_table)]
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -175,10 +177,10 @@ def plain(
     """Plain decoding of ``some_text``: logits, keys and values."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    desk, table = Desk(decoder, kv_dtype=kv_dtype), BlockTable()
-    logits = desk.read(table, some_text(decoder, seed, length))
+    desk, block_table = Desk(decoder, kv_dtype=kv_dtype), BlockTable()
+    logits = desk.read(block_table, some_text(decoder, seed, length))
     torch.set_num_threads(threads)
-    return logits, desk.held(table)
+    return logits, desk.held(block_table)
 
 
 def cut(length: int, size: int) -> list[int]:
@@ -211,63 +213,68 @@ def random_tree(dice: random.Random, vocab: int, size: int) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(parents))
 
 
-def paths_alone(desk: Desk, table: BlockTable, tree: TokenTree) -> Tensor:
+def paths_alone(desk: Desk, block_table: BlockTable, tree: TokenTree) -> Tensor:
     """``[nodes, vocab]``: plain decoding of every path of a tree, the text before it being committed."""
     rows: list[Tensor] = [torch.empty(0)] * len(tree)
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node, parent in enumerate(tree.parents[1:], 1):
         children[parent].append(node)
-    length, waiting = table.length, [0]
+    length, waiting = block_table.length, [0]
     while waiting:
         node = waiting.pop()
-        table.length = length + tree.depths[node]
-        rows[node] = desk.compute(table, TokenTree.chain([tree.tokens[node]]))[0]
+        block_table.length = length + tree.depths[node]
+        rows[node] = desk.compute(block_table, TokenTree.chain([tree.tokens[node]]))[0]
         waiting += children[node]
-    table.length = length
+    block_table.length = length
     return torch.stack(rows)
 
 
 def chunks_differ(
-    decoder: Decoder, make: MakeRunner = Runner, *, length: int = LENGTH, chunks: Sequence[int] = CHUNKS, **desk: Any
+    decoder: Decoder,
+    make: MakeRunner = ModelRunner,
+    *,
+    length: int = LENGTH,
+    chunks: Sequence[int] = CHUNKS,
+    **desk: Any,
 ) -> Iterator[str]:
     """A text cut into passes of any size."""
     tokens, (want, cached) = some_text(decoder, length=length), plain(decoder, length, kv_dtype=desk.get("kv_dtype"))
     cuts = {f"chunks of {size}": cut(length, size) for size in chunks}
     for name, parts in (cuts | {"any chunks": cut_anyhow(length, 0)}).items():
-        own, table = Desk(decoder, make, **desk), BlockTable()
-        got = own.read(table, tokens, parts)
+        own, block_table = Desk(decoder, make, **desk), BlockTable()
+        got = own.read(block_table, tokens, parts)
         if not same(got, want):
             yield f"{name}: the logits of {int((got != want).any(-1).sum())} tokens"
-        if not same_caches(own.held(table), cached):
+        if not same_caches(own.held(block_table), cached):
             yield f"{name}: the cache"
 
 
 def trees_differ(
-    decoder: Decoder, make: MakeRunner = Runner, *, seed: int = 0, steps: int = 5, **desk: Any
+    decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, steps: int = 5, **desk: Any
 ) -> Iterator[str]:
     """A text that is written by accepting some path of some tree, again and again: every node of every tree."""
     dice, vocab = random.Random(seed), decoder.config.vocab_size
     own, alone = Desk(decoder, make, **desk), Desk(decoder, kv_dtype=desk.get("kv_dtype"))
-    table, reference = BlockTable(), BlockTable()
+    block_table, reference = BlockTable(), BlockTable()
     for step in range(steps):
         # A stretch of text in between: none, some, and up to a place around a boundary of blocks.
-        rest = -table.length % 64
+        rest = -block_table.length % 64
         lead = some_text(decoder, dice.random(), dice.choice((0, 1, 40, rest + 63, rest + 319) if step else (0, 63)))
         if lead:
-            own.read(table, lead, [len(lead)])
+            own.read(block_table, lead, [len(lead)])
             alone.read(reference, lead, [1] * len(lead) if len(lead) < 64 else cut(len(lead), 64))
         tree = random_tree(dice, vocab, dice.choice((MOST_NODES, dice.randint(2, MOST_NODES), dice.randint(2, 12))))
         cuts = dice.sample(range(1, len(tree)), min(len(tree) - 1, dice.choice((0, 0, 1, 2))))
-        if not same(own.compute(table, tree, cuts), paths_alone(alone, reference, tree)):
-            yield f"step {step}: the logits of a tree of {len(tree)} nodes below {table.length} tokens"
+        if not same(own.compute(block_table, tree, cuts), paths_alone(alone, reference, tree)):
+            yield f"step {step}: the logits of a tree of {len(tree)} nodes below {block_table.length} tokens"
         path = [0, *tree.path(dice.randrange(len(tree)))]
-        own.commit(table, path)
+        own.commit(block_table, path)
         alone.read(reference, [tree.tokens[node] for node in path])
-        if not same_caches(own.held(table), alone.held(reference)):
+        if not same_caches(own.held(block_table), alone.held(reference)):
             yield f"step {step}: the cache after {len(path)} nodes were accepted"
 
 
-def company_differs(decoder: Decoder, make: MakeRunner = Runner, *, seed: int = 0, **desk: Any) -> Iterator[str]:
+def company_differs(decoder: Decoder, make: MakeRunner = ModelRunner, *, seed: int = 0, **desk: Any) -> Iterator[str]:
     """Requests that share passes of up to 700 rows, each with a tree or with a part of its prompt, and come and go."""
     dice, vocab = random.Random(seed), decoder.config.vocab_size
     own = Desk(decoder, make, tokens=7000, **desk)
@@ -275,9 +282,9 @@ def company_differs(decoder: Decoder, make: MakeRunner = Runner, *, seed: int = 
     lengths, sizes = (0, 1, 15, 64, 200, 500, 777), (1, 1, 2, 9, 64, 128, 490)
     tables = [(BlockTable(), BlockTable()) for _ in lengths]
     for index, (length, pair) in enumerate(zip(lengths, tables, strict=True)):
-        for place, table in zip((own, alone), pair, strict=True):
+        for place, block_table in zip((own, alone), pair, strict=True):
             if length:
-                place.read(table, some_text(decoder, index, length), [length])
+                place.read(block_table, some_text(decoder, index, length), [length])
     for step in range(2):
         chosen = dice.sample(tables, dice.randint(2, len(tables)) if step else len(tables))
         trees = [
@@ -285,16 +292,16 @@ def company_differs(decoder: Decoder, make: MakeRunner = Runner, *, seed: int = 
             for size in dice.sample(sizes, len(chosen))
         ]
         assert step or MOST_ROWS - 10 < sum(map(len, trees)) <= MOST_ROWS
-        jobs = [own.job(table, tree) for (table, _), tree in zip(chosen, trees, strict=True)]
+        jobs = [own.job(block_table, tree) for (block_table, _), tree in zip(chosen, trees, strict=True)]
         together = own.runner.forward(jobs).logits
-        for (table, other), tree, got in zip(chosen, trees, together, strict=True):
+        for (block_table, other), tree, got in zip(chosen, trees, together, strict=True):
             if not same(got, alone.compute(other, tree)):
-                yield f"pass {step}: the logits of a tree of {len(tree)} nodes below {table.length} tokens"
+                yield f"pass {step}: the logits of a tree of {len(tree)} nodes below {block_table.length} tokens"
             path = [0, *tree.path(dice.randrange(len(tree)))]
-            own.commit(table, path)
+            own.commit(block_table, path)
             alone.commit(other, path)
-            if not same_caches(own.held(table), alone.held(other)):
-                yield f"pass {step}: the cache of a text of {table.length} tokens"
+            if not same_caches(own.held(block_table), alone.held(other)):
+                yield f"pass {step}: the cache of a text of {block_table.length} tokens"
 
 
 @EACH
@@ -393,18 +400,18 @@ def halved(decoder: Decoder) -> Decoder:
         half, parts = weight.shape[1] // 2, (weight.clone(), weight.clone())
         parts[0][:, half:] = 0.0
         parts[1][:, :half] = 0.0
-        other.halves = [KernelLinear(decoder.kernels, part, None, Layout()) for part in parts]
+        other.halves = [KernelLinear(decoder.kernels, part, None, WeightLayout()) for part in parts]
         made.layers.append(other)
     return made
 
 
-DEFECTS: dict[str, tuple[Callable[[Sequence[Job]], bool], Callable[..., Iterator[str]], dict[str, Any]]] = {
+DEFECTS: dict[str, tuple[Callable[[Sequence[ForwardJob]], bool], Callable[..., Iterator[str]], dict[str, Any]]] = {
     "more than 16 rows": (lambda jobs: sum(job.segment.rows for job in jobs) > 16, chunks_differ, {"length": 300}),
     "company": (lambda jobs: len(jobs) > 1, company_differs, {}),
     "branches": (lambda jobs: any(j.segment.tree.main_chain < len(j.segment.tree) for j in jobs), trees_differ, {}),
     "a tree that has grown": (lambda jobs: any(job.segment.computed for job in jobs), trees_differ, {}),
     "blocks that are no run": (
-        lambda jobs: any(not job.segment.table.in_run for job in jobs),
+        lambda jobs: any(not job.segment.block_table.in_run for job in jobs),
         chunks_differ,
         {"length": 300, "chunks": (1,), "scattered": True},
     ),
@@ -418,12 +425,12 @@ def test_a_planted_defect_is_found(defect: str, dtype: torch.dtype) -> None:
     """A product that is summed in another order, in some passes."""
     applies, differ, options = DEFECTS[defect]
 
-    class Planted(Runner):
+    class Planted(ModelRunner):
         def __init__(self, decoder: Decoder, pool: PagedCache) -> None:
             super().__init__(decoder, pool)
-            self.other = Runner(halved(decoder), pool)
+            self.other = ModelRunner(halved(decoder), pool)
 
-        def forward(self, jobs: Sequence[Job], collect: frozenset[int] = frozenset()) -> PassResult:
+        def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
             return (self.other if applies(jobs) else super()).forward(jobs, collect)
 
     decoder = tiny_decoder(dtype)
@@ -453,11 +460,11 @@ def test_torch_is_close_and_says_that_it_is_no_more(dtype: torch.dtype) -> None:
     want = plain(tiny_decoder(dtype), 300)[0]
     tokens, near = some_text(decoder, length=300), {"rtol": 0.0, "atol": 2e-4 if dtype == torch.float32 else 1.0}
     for parts in ([300], cut(300, 33), cut_anyhow(300, 0)):
-        desk, table = Desk(decoder, scattered=len(parts) > 1), BlockTable()
-        torch.testing.assert_close(desk.read(table, tokens, parts).float(), want, **near)
+        desk, block_table = Desk(decoder, scattered=len(parts) > 1), BlockTable()
+        torch.testing.assert_close(desk.read(block_table, tokens, parts).float(), want, **near)
     tree = random_tree(random.Random(0), decoder.config.vocab_size, 60)
-    alone = paths_alone(desk, table, tree)
-    torch.testing.assert_close(desk.compute(table, tree, (20, 30)), alone, **near)
+    alone = paths_alone(desk, block_table, tree)
+    torch.testing.assert_close(desk.compute(block_table, tree, (20, 30)), alone, **near)
     assert not desk.runner.exact
     assert not make_engine(decoder).exact
     assert make_engine(tiny_decoder(dtype)).exact
@@ -473,7 +480,7 @@ def test_only_the_wanted_nodes() -> None:
     jobs = [desk.job(BlockTable(), tree) for tree in trees]
     every = desk.runner.forward(jobs, frozenset({1, 2}))
     wanted = [range(3, 7), range(0), range(11, 12)]
-    some = desk.runner.forward([Job(job.segment, nodes, 1) for job, nodes in zip(jobs, wanted, strict=True)])
+    some = desk.runner.forward([ForwardJob(job.segment, nodes, 1) for job, nodes in zip(jobs, wanted, strict=True)])
     for i, nodes in enumerate(wanted):
         assert some.logits[i].shape == (len(nodes), decoder.config.vocab_size)
         assert torch.equal(some.logits[i], every.logits[i][list(nodes)])
@@ -482,5 +489,5 @@ def test_only_the_wanted_nodes() -> None:
         assert every.hidden[1][i].shape == (len(trees[i]), 64)
         assert not torch.equal(every.hidden[1][i], every.hidden[2][i])
     assert not some.hidden
-    none = desk.runner.forward([Job(jobs[0].segment, range(7, 7), 1)])
+    none = desk.runner.forward([ForwardJob(jobs[0].segment, range(7, 7), 1)])
     assert none.logits[0].shape == (0, decoder.config.vocab_size)

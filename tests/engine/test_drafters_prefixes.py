@@ -15,17 +15,17 @@ from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.helpers import within
 from engine.cases import assert_same, drafter, text
 from engine.test_shared_pool import ALONE, WITH_POOLS
-from models import make_engine, make_request, run, tiny_decoder
-from pronk.cache.blocks import BlockTable
-from pronk.cache.budget import KVBudget
-from pronk.cache.paged import PagedCache
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, make_drafter
-from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.drafters.shared import side_cache
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.model.decoder import Decoder
+from pronk.kv_cache.blocks import BlockTable
+from pronk.kv_cache.budget import KVBudget
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 FIRST, NEW = text(3, 100), text(4, 23)
 ONCE = SamplingParams(max_tokens=40, seed=1, temperature=0.7, logprobs=2)
@@ -43,9 +43,9 @@ class Pools(PagedCache):
         self.opened.append(self)
 
     def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
-        table = super().match(tokens, salt, digests)
-        self.found.append(0 if table is None else table.length)
-        return table
+        block_table = super().match(tokens, salt, digests)
+        self.found.append(0 if block_table is None else block_table.length)
+        return block_table
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +61,12 @@ def second_turn(
     engine: Engine, made: Drafter, prompts: Sequence[Sequence[int]], salts: tuple[bytes, bytes] = (b"", b"")
 ) -> tuple[Request, list[Any]]:
     """A conversation of two turns: the second request, and the trees that were proposed for it."""
-    guesser = Watched(made.bind(engine.target))
-    turns = [make_request(prompt, params, guesser) for prompt, params in zip(prompts, (ONCE, AGAIN), strict=True)]
-    for request, salt in zip(turns, salts, strict=True):
+    proposer = Watched(made.bind(engine.target))
+    batch = [make_request(prompt, params, proposer) for prompt, params in zip(prompts, (ONCE, AGAIN), strict=True)]
+    for request, salt in zip(batch, salts, strict=True):
         request.salt = salt
         run(engine, [request])
-    return turns[1], [(note.tokens, note.tree.tokens, note.tree.parents, note.path) for note in guesser.of(turns[1])]
+    return batch[1], [(note.tokens, note.tree.tokens, note.tree.parents, note.path) for note in proposer.of(batch[1])]
 
 
 def conversation(decoder: Decoder, first: Sequence[int] = FIRST) -> list[list[int]]:
@@ -123,10 +123,10 @@ def test_a_side_cache_behind_a_window_remembers_nothing(windows: tuple[int | Non
 def test_guesses_are_not_remembered(name: str, pools: list[int]) -> None:
     """Only text is, as far as the target has computed it, whenever a request leaves."""
     engine = make_engine(tiny_decoder(), share_prefixes=True)
-    guesser = drafter(name, ()).bind(engine.target)
+    proposer = drafter(name, ()).bind(engine.target)
     known = set[tuple[int, ...]]()
     for steps in range(3, 30):
-        request = make_request(text(steps, 20), replace(ONCE, seed=steps, temperature=1.5), guesser)
+        request = make_request(text(steps, 20), replace(ONCE, seed=steps, temperature=1.5), proposer)
         engine.add(request)
         for _ in range(steps):
             engine.step()
@@ -155,13 +155,13 @@ def test_nothing_is_shared_across_salts(name: str, pools: list[int]) -> None:
 @pytest.mark.parametrize("name", ["draft_model", "glide"])
 def test_a_second_turn_costs_the_draft_no_pass_over_the_first(name: str, shares: bool) -> None:
     engine = make_engine(tiny_decoder(), share_prefixes=shares)
-    guesser = drafter(name, ()).bind(engine.target)
-    (model,) = within(guesser, ModelGuesser)
+    proposer = drafter(name, ()).bind(engine.target)
+    (model,) = within(proposer, ModelProposer)
     passes = watch_draft(model.draft)
-    first = make_request(FIRST, ONCE, guesser)
+    first = make_request(FIRST, ONCE, proposer)
     run(engine, [first])
     passes.clear()
-    second = make_request([*first.tokens, *NEW], AGAIN, guesser)
+    second = make_request([*first.tokens, *NEW], AGAIN, proposer)
     run(engine, [second])
     read = {place for each in passes for texts in each.texts for place in map(len, texts)}
     assert second.stats.drafted > 0
@@ -172,8 +172,8 @@ def test_a_second_turn_costs_the_draft_no_pass_over_the_first(name: str, shares:
 def test_a_preempted_request_finds_its_draft_again(pools: list[int]) -> None:
     """What it gave away is idle, in both caches."""
     engine = make_engine(tiny_decoder(), num_blocks=24, max_batch=1, share_prefixes=True)
-    guesser = drafter("draft_model", ()).bind(engine.target)
-    low, urgent = (make_request(text(seed, 60), replace(ONCE, seed=seed), guesser) for seed in (1, 2))
+    proposer = drafter("draft_model", ()).bind(engine.target)
+    low, urgent = (make_request(text(seed, 60), replace(ONCE, seed=seed), proposer) for seed in (1, 2))
     urgent.priority = 1
     engine.add(low)
     while low.num_generated < 20:
@@ -200,10 +200,10 @@ def test_tight_pools_of_both(pools: list[int]) -> None:
         run(make_engine(decoder), [request])
     engine = make_engine(decoder, num_blocks=20, share_prefixes=True)
     for name in ("draft_model", "kangaroo", "multi_token", "glide"):
-        guesser = drafter(name, ()).bind(engine.target)
+        proposer = drafter(name, ()).bind(engine.target)
         for _ in range(2):
             pools.clear()
-            got = [make_request(request.prompt, request.params, guesser) for request in want]
+            got = [make_request(request.prompt, request.params, proposer) for request in want]
             run(engine, got)
             assert_same(got, want)
         assert any(pools)
@@ -215,5 +215,5 @@ def test_pools_of_a_budget_remember_as_the_target_s_does() -> None:
         budget = KVBudget("4MB", 4, torch.device("cpu"))
         cache = budget.add(decoder.config, torch.float32, decoder.kernels, share_prefixes=shares)
         engine = Engine(decoder, cache, kv_budget=budget)
-        (model,) = within(drafter("draft_model", ()).bind(engine.target), ModelGuesser)
+        (model,) = within(drafter("draft_model", ()).bind(engine.target), ModelProposer)
         assert (model.draft.runner.cache.prefix is not None) == shares

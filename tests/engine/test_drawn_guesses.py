@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.trees import Guess, TreeDrafter, drawn_trees
+from drafters.trees import DraftToken, TreeDrafter, drawn_trees
 from engine.cases import assert_same, total
 from engine.test_rejection_law import BATCH, OPTIONS, PROMPT, SMALL, bushy, law_of, p_value
 from laws import chain_shape
-from models import make_engine, make_request, run, tiny_decoder
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import Rule, SamplingParams
-from pronk.choosing.rules import Choose, choices
-from pronk.drafters import Guesser
+from pronk.drafters import Proposer
 from pronk.engine.request import Request
-from pronk.passes.costs import PassCosts
-from pronk.tree import TokenTree
+from pronk.sampling.acceptance import Choose, choices
+from pronk.sampling.params import Rule, SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.tree import TokenTree
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 RULES: tuple[Rule, ...] = ("rejection", "block")
 SAMPLES = 600
@@ -30,7 +30,7 @@ CHAIN = (-1, 0, 1, 2)
 TREE = (-1, 0, 1, 2, 0, 1, 4, 0)
 
 
-def outside(guess: Guess) -> TokenTree:
+def outside(guess: DraftToken) -> TokenTree:
     """Draws from a larger vocabulary than the target's."""
     wide = replace(guess, vocab=guess.vocab + 3)
     return drawn_trees(TREE)(wide)
@@ -46,8 +46,8 @@ SHAPES = {
 }
 
 
-def draw(guesser: Guesser[Any] | str, options: str, rule: Rule, samples: int = SAMPLES) -> list[Request]:
-    by = TreeDrafter(SHAPES[guesser], vocab=SMALL) if isinstance(guesser, str) else guesser
+def draw(proposer: Proposer[Any] | str, options: str, rule: Rule, samples: int = SAMPLES) -> list[Request]:
+    by = TreeDrafter(SHAPES[proposer], vocab=SMALL) if isinstance(proposer, str) else proposer
     given = replace(OPTIONS[options], rule=rule)
     asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
     run(make_engine(tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH), asked)
@@ -99,10 +99,10 @@ def test_guesses_of_another_law_than_they_claim_are_found() -> None:
 def test_rows_that_belong_to_other_nodes_are_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess is compared with the logits after it."""
 
-    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
-        return choices(chooser, tree, torch.cat((logits[1:], logits[-1:])), chosen)
+    def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
+        return choices(sampler, tree, torch.cat((logits[1:], logits[-1:])), chosen)
 
-    monkeypatch.setattr("pronk.engine.settling.choices", shifted)
+    monkeypatch.setattr("pronk.engine.output_processor.choices", shifted)
     assert p_value(draw("chain", "temperature", rule), law_of("temperature")) < 1e-5
 
 
@@ -119,15 +119,15 @@ def test_all_rules_in_one_batch() -> None:
     asked = [make_request(PROMPT[: 3 + i], replace(base, seed=i, rule=rules[i % 3]), by, vocab=SMALL) for i in range(9)]
     run(make_engine(tiny_decoder(vocab=SMALL)), asked)
     for request in asked:
-        guesser = None if request.params.rule == "coupled" else by
-        alone = make_request(request.prompt, request.params, guesser, vocab=SMALL)
+        proposer = None if request.params.rule == "coupled" else by
+        alone = make_request(request.prompt, request.params, proposer, vocab=SMALL)
         run(make_engine(tiny_decoder(vocab=SMALL)), [alone])
         assert_same([request], [alone])
     assert total(asked[1::3], "accepted") > 0
     assert total(asked[2::3], "accepted") > 0
 
 
-def gained(guess: Guess) -> TokenTree:
+def gained(guess: DraftToken) -> TokenTree:
     tree = drawn_trees(chain_shape(30))(guess)
     return replace(tree, gain=(1.0, *(1e-6,) * 30))
 
@@ -135,7 +135,7 @@ def gained(guess: Guess) -> TokenTree:
 @pytest.mark.parametrize("rule", ["coupled", *RULES])
 def test_what_was_drawn_is_not_dropped(rule: Rule) -> None:
     """However little it pays, where the rule counts on its distribution."""
-    dear = PassCosts((1, 64), (1.0, 64.0))
+    dear = CostCurve((1, 64), (1.0, 64.0))
     params, drafted = SamplingParams(max_tokens=12, temperature=1.0, rule=rule), []
     for costs in (None, dear):
         request = make_request(PROMPT, params, TreeDrafter(gained, vocab=SMALL), vocab=SMALL)

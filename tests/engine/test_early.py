@@ -14,12 +14,12 @@ from torch import Tensor
 
 from drafters.kernel_calls import Calls
 from engine.cases import text
-from models import VOCAB, make_cache, tiny_decoder
-from pronk.cache.blocks import BlockTable, Started
-from pronk.model.decoder import Decoder
-from pronk.passes.attention import Early, Segment
-from pronk.passes.runner import Job, PassResult, Runner
-from pronk.tree import TokenTree
+from pronk.execution.attention import Early, Segment
+from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
+from pronk.kv_cache.blocks import BlockTable, StartedRows
+from pronk.models.decoder import Decoder
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB, make_cache, tiny_decoder
 
 LENGTHS = (1, 30, 508, 77)
 MIXED, WINDOWS = (None, 24, None, 24), (24, 24, 24, 24)
@@ -46,30 +46,30 @@ class Half:
     """A runner whose cache keeps all layers' outputs, with some texts in it."""
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
-        self.runner = Runner(decoder, make_cache(decoder.config, dtype, packed=decoder.kernels is not None))
+        self.runner = ModelRunner(decoder, make_cache(decoder.config, dtype, packed=decoder.kernels is not None))
         self.layers = range(1, decoder.config.num_layers + 1)
         for layer in self.layers:
             self.runner.cache.keep_hidden(layer, self)
         self.tables = [self._read(text(seed, length)) for seed, length in enumerate(LENGTHS)]
 
     def _read(self, tokens: Sequence[int]) -> BlockTable:
-        table = BlockTable()
-        self.runner.cache.prepare(table, len(tokens) + 20)
-        self.runner.forward([Job(Segment(table, TokenTree.chain(tokens)), range(0), len(tokens))])
-        table.length = len(tokens)
-        return table
+        block_table = BlockTable()
+        self.runner.cache.prepare(block_table, len(tokens) + 20)
+        self.runner.forward([ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(0), len(tokens))])
+        block_table.length = len(tokens)
+        return block_table
 
-    def jobs(self, trees: Sequence[TokenTree], early: Sequence[Early | None] | None = None) -> list[Job]:
+    def jobs(self, trees: Sequence[TokenTree], early: Sequence[Early | None] | None = None) -> list[ForwardJob]:
         return [
-            Job(Segment(table, tree, early=one), range(len(tree)), table.length)
-            for table, tree, one in zip(self.tables, trees, early or [None] * len(trees), strict=True)
+            ForwardJob(Segment(block_table, tree, early=one), range(len(tree)), block_table.length)
+            for block_table, tree, one in zip(self.tables, trees, early or [None] * len(trees), strict=True)
         ]
 
     def stored(self, trees: Sequence[TokenTree]) -> list[Tensor]:
         """All that the cache has of the texts and the trees."""
         cache, rows = self.runner.cache, list[Tensor]()
-        for table, tree in zip(self.tables, trees, strict=True):
-            slots = torch.from_numpy(cache.slots(table, 0, table.length + len(tree)))
+        for block_table, tree in zip(self.tables, trees, strict=True):
+            slots = torch.from_numpy(cache.slots(block_table, 0, block_table.length + len(tree)))
             rows += [cache.at(layer, slots)[0] for layer in range(len(cache.keys))]
             rows += [pool[:, slots] for pool in (*cache.values, *cache.hidden.values())]
         return rows
@@ -80,7 +80,9 @@ def compute_early(half: Half, tree: TokenTree, number: int, early: Early, dice: 
     done = 0
     while done < early.nodes:
         upto = dice.randint(done + 1, early.nodes)
-        job = Job(Segment(half.tables[number], tree.keep(range(upto)), done), range(0), half.tables[number].length)
+        job = ForwardJob(
+            Segment(half.tables[number], tree.keep(range(upto)), done), range(0), half.tables[number].length
+        )
         (rows,) = half.runner.begin([job], early.layers)
         assert rows.shape == (upto - done, half.runner.decoder.config.hidden_size)
         done = upto
@@ -95,7 +97,7 @@ def compare(decoder: Decoder, dtype: torch.dtype, trees: list[TokenTree], early:
             compute_early(split, tree, number, one, dice)
     with pytest.MonkeyPatch.context() as patch:
         calls = Calls(split.runner.cache, patch).calls
-        got: PassResult = split.runner.forward(split.jobs(trees, early))
+        got: ForwardResult = split.runner.forward(split.jobs(trees, early))
     pairs = [*zip(got.logits, want.logits, strict=True), *zip(split.stored(trees), whole.stored(trees), strict=True)]
     for one, other in pairs:
         assert one.isfinite().all()
@@ -152,7 +154,7 @@ def test_what_moves_up_is_computed_again() -> None:
         compute_early(split, tree, number, Early(2, len(tree)), random.Random(0))
         main = tree.main_chain
         cut.append(tree.keep(node for node in range(len(tree)) if node != main))
-        early.append(Early.of(Started(2, tree.tokens), cut[-1]))
+        early.append(Early.of(StartedRows(2, tree.tokens), cut[-1]))
         assert early[-1] == Early(2, main)
         assert len(cut[-1]) == len(tree) - 1 > main
     want = whole.runner.forward(whole.jobs(cut))
@@ -164,7 +166,7 @@ def test_what_moves_up_is_computed_again() -> None:
 def test_what_of_a_tree_has_been_started() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 1, 1, 3))
     assert Early.of(None, tree) is None
-    assert Early.of(Started(2, (4, 6)), tree) is None
-    assert Early.of(Started(2, (5,)), tree) == Early(2, 1)
-    assert Early.of(Started(2, (5, 6, 1, 8)), tree) == Early(2, 2)
-    assert Early.of(Started(3, (5, 6, 7, 8, 9)), tree) == Early(3, 3), "node 3 is not where a chain would have it"
+    assert Early.of(StartedRows(2, (4, 6)), tree) is None
+    assert Early.of(StartedRows(2, (5,)), tree) == Early(2, 1)
+    assert Early.of(StartedRows(2, (5, 6, 1, 8)), tree) == Early(2, 2)
+    assert Early.of(StartedRows(3, (5, 6, 7, 8, 9)), tree) == Early(3, 3), "node 3 is not where a chain would have it"

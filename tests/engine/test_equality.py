@@ -33,14 +33,14 @@ from engine.cases import (
     total,
     watch,
 )
-from models import assert_idle, make_engine, run, tiny_decoder
 from parallel.dealt import deal_by_chance, dealt
-from pronk.drafters import Autoregressive, Guesser
+from pronk.drafters import Autoregressive, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.parallel.parts import Scattered
+from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.parallel.result_assembly import ScatteredLogits
 from pronk.parallel.runner import TreeRunner
-from pronk.passes.runner import Job, PassResult
+from tiny_models import assert_idle, make_engine, run, tiny_decoder
 
 Prompts = tuple[tuple[int, ...], ...]
 
@@ -48,11 +48,11 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 
 
 def decode(
-    engine: Engine, guessers: Sequence[Guesser[Any]], options: str, prompts: Prompts = PROMPTS, max_tokens: int = 40
+    engine: Engine, proposers: Sequence[Proposer[Any]], options: str, prompts: Prompts = PROMPTS, max_tokens: int = 40
 ) -> list[Request]:
     """All prompts in one batch; the drafters take turns."""
-    guesser = cycle([each.bind(engine.target) for each in guessers])
-    requests = [ask(p, params(options, i, max_tokens), next(guesser)) for i, p in enumerate(prompts)]
+    proposer = cycle([each.bind(engine.target) for each in proposers])
+    requests = [ask(p, params(options, i, max_tokens), next(proposer)) for i, p in enumerate(prompts)]
     run(engine, requests)
     return requests
 
@@ -135,8 +135,8 @@ def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
 def test_batch_of_one(name: str, options: str, dtype: torch.dtype) -> None:
     want = plain(dtype, options)
     engine = make_engine(tiny_decoder(dtype))
-    guesser = drafter(name, want).bind(engine.target)
-    got = [ask(PROMPTS[i], params(options, i), guesser) for i in (1, 4)]
+    proposer = drafter(name, want).bind(engine.target)
+    got = [ask(PROMPTS[i], params(options, i), proposer) for i in (1, 4)]
     for request in got:
         run(engine, [request])
     assert_same(got, [want[1], want[4]])
@@ -179,13 +179,13 @@ def test_trees_that_are_dealt(name: str, options: str, monkeypatch: pytest.Monke
     """Rows are computed by three workers, and chosen from there, unless somebody here looks at the logits."""
     deal_by_chance(monkeypatch)
     want, fetched = plain(torch.float32, options, PROMPTS[:5], 30), list[int]()
-    fetch = Scattered._fetch
+    fetch = ScatteredLogits._fetch
 
-    def counting(logits: Scattered, rows: Sequence[int]) -> None:
+    def counting(logits: ScatteredLogits, rows: Sequence[int]) -> None:
         fetched.append(sum(row in logits.away for row in rows))
         fetch(logits, rows)
 
-    monkeypatch.setattr(Scattered, "_fetch", counting)
+    monkeypatch.setattr(ScatteredLogits, "_fetch", counting)
     with dealt(tiny_decoder(), 3) as engine:
         got = decode(engine, [drafter(name, want)], options, PROMPTS[:5], 30)
     made = engine.runner
@@ -221,8 +221,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_other_models(variant: str, options: str, dtype: torch.dtype) -> None:
     """Other groupings of heads, windows and matrix products; drafters take turns within a batch."""
     want = plain(dtype, options, **VARIANTS[variant])
-    guessers = [drafter(name, want) for name in ("oracle", "adversarial", "prompt_lookup", "random")]
-    got = decode(engine_of(dtype, **VARIANTS[variant]), guessers, options)
+    proposers = [drafter(name, want) for name in ("oracle", "adversarial", "prompt_lookup", "random")]
+    got = decode(engine_of(dtype, **VARIANTS[variant]), proposers, options)
     assert_same(got, want)
     assert total(got, "accepted") > 0
     assert total(got, "moved") > 0
@@ -285,7 +285,7 @@ def test_boundaries_of_blocks(windows: tuple[int | None, ...], dtype: torch.dtyp
 def test_adversarial_trees(shape: Any, options: str) -> None:
     """Every trick on its own, told the answer."""
     want = plain(torch.float32, options)
-    got = decode(make_engine(tiny_decoder()), [TreeDrafter(shape, texts(want), ends=ENDS)], options)
+    got = decode(make_engine(tiny_decoder()), [TreeDrafter(shape, texts(want), stop_token_ids=ENDS)], options)
     assert_same(got, want)
     assert total(got, "drafted") > total(got, "accepted") > 0
     assert (total(got, "moved") > 0) == (shape not in (too_large, outside))
@@ -299,8 +299,8 @@ def test_every_choice_is_final(name: str, options: str) -> None:
     """After each step the text is as it stays, and the cache holds all of it but the last token."""
     want = plain(torch.float32, options)
     engine = make_engine(tiny_decoder())
-    guesser = drafter(name, want).bind(engine.target)
-    got = [ask(prompt, params(options, i), guesser) for i, prompt in enumerate(PROMPTS)]
+    proposer = drafter(name, want).bind(engine.target)
+    got = [ask(prompt, params(options, i), proposer) for i, prompt in enumerate(PROMPTS)]
     for request in got:
         engine.add(request)
     steps = 0
@@ -309,7 +309,7 @@ def test_every_choice_is_final(name: str, options: str) -> None:
         for request, other in zip(got, want, strict=True):
             assert request.output == other.output[: len(request.output)]
             if request in running and not request.ended and request.output:
-                assert request.table.length == len(request.tokens) - 1
+                assert request.block_table.length == len(request.tokens) - 1
                 steps += 1
     assert_same(got, want)
     assert total(got, "moved") > 10
@@ -321,20 +321,20 @@ def test_no_pass_is_larger_than_allowed(max_tree: int) -> None:
     want = plain(torch.float32, "greedy")
     engine, sizes = make_engine(tiny_decoder(), max_tree=max_tree, prefill_chunk=64), list[int]()
 
-    def check(jobs: Sequence[Job], _: PassResult) -> None:
+    def check(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
         prefill = 0
         for job in jobs:
-            table, tree = job.segment.table, job.segment.tree
-            if table.length < job.prompt_length - 1:
+            block_table, tree = job.segment.block_table, job.segment.tree
+            if block_table.length < job.prompt_length - 1:
                 prefill += len(tree)
                 continue
             assert len(tree) <= max_tree
-            assert table.length + max(tree.depths) < job.prompt_length + 39  # the last token has no row
+            assert block_table.length + max(tree.depths) < job.prompt_length + 39  # the last token has no row
             sizes.append(len(tree))
         assert prefill <= 64
 
     watch(engine, check)
-    shapes = [TreeDrafter(shape, texts(want), ends=ENDS) for shape in (too_large, off_chain, *ADVERSARIAL)]
+    shapes = [TreeDrafter(shape, texts(want), stop_token_ids=ENDS) for shape in (too_large, off_chain, *ADVERSARIAL)]
     assert_same(decode(engine, shapes, "greedy"), want)
     assert max(sizes) == max_tree
 
@@ -344,9 +344,9 @@ def test_requests_are_served_in_order(max_batch: int) -> None:
     """Never more than ``max_batch`` in a pass, and the first come is the first to start."""
     engine, started = make_engine(tiny_decoder(), max_batch=max_batch), list[int]()
 
-    def check(jobs: Sequence[Job], _: PassResult) -> None:
+    def check(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
         assert len(jobs) <= max_batch
-        started.extend(job.prompt_length for job in jobs if job.segment.table.length == 0)
+        started.extend(job.prompt_length for job in jobs if job.segment.block_table.length == 0)
 
     watch(engine, check)
     done = decode(engine, [Autoregressive()], "greedy", max_tokens=1)
@@ -362,12 +362,12 @@ def test_requests_are_served_in_order(max_batch: int) -> None:
 def test_inexact_mode(options: str, kv_dtype: torch.dtype | None) -> None:
     """By torch, which promises no bits: the same tokens, of nearly the same probability."""
     want = plain(torch.float32, options, kv_dtype=kv_dtype, packed=kv_dtype is None)
-    guessers = [drafter(name, want) for name in MIXED[1:]]
+    proposers = [drafter(name, want) for name in MIXED[1:]]
     for first, block_size in ((0, 16), (2, 4)):
         shape: dict[str, Any] = {"block_size": block_size, "num_blocks": 6400 // block_size, "kv_dtype": kv_dtype}
         engine = make_engine(tiny_decoder(packed=False), **shape)
         assert not engine.exact
-        got = decode(engine, guessers[first:] + guessers[:first], options)
+        got = decode(engine, proposers[first:] + proposers[:first], options)
         assert total(got, "moved") > 20
         assert total(got, "accepted") > 40
         for one, other in zip(got, want, strict=True):

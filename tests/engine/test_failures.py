@@ -31,15 +31,15 @@ from engine.touchy import (
     plain,
     touchy,
 )
-from models import NullText, assert_idle, make_engine, make_request, tiny_decoder
+from tiny_models import NullText, assert_idle, make_engine, make_request, tiny_decoder
 
 
 def test_nothing_raises() -> None:
-    guesser = touchy()
-    requests = batch(guesser)
+    proposer = touchy()
+    requests = batch(proposer)
     finish(make_engine(tiny_decoder()), requests)
     assert_as_plain(requests)
-    assert_heard(guesser, requests)
+    assert_heard(proposer, requests)
     assert sum(request.stats.accepted for request in requests) > 60
     assert sum(request.stats.moved for request in requests) == 0
 
@@ -48,13 +48,13 @@ def test_nothing_raises() -> None:
 def test_processors_that_raise(verb: str) -> None:
     dice, burnt = random.Random(verb), 0
     for _ in range(12):
-        guesser, fuse, victim = touchy(), Fuse(dice.randrange(1, 6 if verb == "rollback" else 40)), dice.randrange(8)
-        requests = batch(guesser)
-        chooser = requests[victim].chooser
-        chooser.processors, chooser.kernels = (*chooser.processors, TouchyProcessor(verb, fuse)), None
+        proposer, fuse, victim = touchy(), Fuse(dice.randrange(1, 6 if verb == "rollback" else 40)), dice.randrange(8)
+        requests = batch(proposer)
+        sampler = requests[victim].sampler
+        sampler.processors, sampler.kernels = (*sampler.processors, TouchyProcessor(verb, fuse)), None
         finish(make_engine(tiny_decoder()), requests)
         assert_as_plain(requests, but=[victim])
-        assert_heard(guesser, requests, but=[victim])
+        assert_heard(proposer, requests, but=[victim])
         burnt += bool(fuse.burnt)
         want = plain()[victim].output
         assert requests[victim].output == want[: len(requests[victim].output)]
@@ -67,13 +67,13 @@ def test_processors_that_raise(verb: str) -> None:
 def test_texts_that_raise(verb: str) -> None:
     dice = random.Random(verb)
     for _ in range(8):
-        guesser, victim = touchy(), dice.randrange(8)
+        proposer, victim = touchy(), dice.randrange(8)
         fuse = Fuse(dice.randrange(1, 16) if verb == "push" else 1)
-        requests = batch(guesser)
+        requests = batch(proposer)
         requests[victim].text = TouchyText(verb, fuse)
         finish(make_engine(tiny_decoder()), requests)
         assert_as_plain(requests, but=[victim])
-        assert_heard(guesser, requests, but=[victim])
+        assert_heard(proposer, requests, but=[victim])
         assert fuse.burnt == 1
         assert isinstance(requests[victim].error, PlantedError)
 
@@ -89,19 +89,19 @@ def test_requests_that_are_aborted_within_a_step(verb: str) -> None:
                 engine.abort(requests[5])
                 engine.abort(requests[7])
 
-    guesser = Closing(touchy().texts)
-    requests = batch(guesser)
+    proposer = Closing(touchy().texts)
+    requests = batch(proposer)
     for request in requests:
         engine.add(request)
     while not all(request.ended or request.aborted for request in requests):
         engine.step()
         for request in engine.scheduler.running:
-            assert not request.table.released
+            assert not request.block_table.released
     assert_idle(engine)
     assert_as_plain(requests, but=[5, 7])
     assert not requests[5].ended
     assert not requests[7].output
-    assert len(guesser.stopped) == 7
+    assert len(proposer.stopped) == 7
 
 
 def test_an_error_keeps_no_pass_alive() -> None:
@@ -117,7 +117,7 @@ def test_an_error_keeps_no_pass_alive() -> None:
             return super().mask(logits)
 
     request = make_request(PROMPTS[0], options(0))
-    request.chooser.processors, request.chooser.kernels = (Masking("mask", Fuse(3)),), None
+    request.sampler.processors, request.sampler.kernels = (Masking("mask", Fuse(3)),), None
     finish(make_engine(tiny_decoder()), [request])
     assert isinstance(request.error, PlantedError)
     assert len(seen) == 3
@@ -152,14 +152,14 @@ def test_everything_at_once() -> None:
     """Many of the eight fail in different ways, at different times, while new ones come in."""
     dice = random.Random(5)
     for _ in range(10):
-        guesser = touchy(verb=dice.choice(["propose", "observe"]), fuse=Fuse(dice.randrange(5, 60), lasting=False))
-        requests, failing = batch(guesser), dice.sample(range(8), 4)
+        proposer = touchy(verb=dice.choice(["propose", "observe"]), fuse=Fuse(dice.randrange(5, 60), lasting=False))
+        requests, failing = batch(proposer), dice.sample(range(8), 4)
         fuses = {index: Fuse(dice.randrange(1, 14)) for index in failing}
         for index in failing[:2]:
             requests[index].text = TouchyText("push", fuses[index])
         for index in failing[2:]:
-            chooser, verb = requests[index].chooser, dice.choice(["mask", "advance"])
-            chooser.processors, chooser.kernels = (*chooser.processors, TouchyProcessor(verb, fuses[index])), None
+            sampler, verb = requests[index].sampler, dice.choice(["mask", "advance"])
+            sampler.processors, sampler.kernels = (*sampler.processors, TouchyProcessor(verb, fuses[index])), None
         finish(make_engine(tiny_decoder(), max_batch=dice.choice((3, 8))), requests)
         assert_as_plain(requests, but=failing)
         for index in failing:
@@ -174,7 +174,7 @@ def test_numbers_that_overflow_end_one_request_alone() -> None:
     def damaged(jobs: Any, collect: Any = frozenset()) -> Any:
         result = forward(jobs, collect)
         for job, logits in zip(jobs, result.logits, strict=True):
-            if job.segment.table is requests[3].table and len(requests[3].output) == 5:
+            if job.segment.block_table is requests[3].block_table and len(requests[3].output) == 5:
                 logits.fill_(torch.nan)
         return result
 

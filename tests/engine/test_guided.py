@@ -23,16 +23,16 @@ from engine.cases import ENDS, PROMPTS, ask, assert_same, drafter, params, plain
 from engine.test_rejection_law import BATCH, PROMPT, SMALL, bushy, logits_of
 from guides import TOY, ToyFollower, allowed
 from guides import fits as table_fits
-from models import VOCAB, make_engine, make_request, run, tiny_decoder
-from pronk.choosing.guide import Guide
-from pronk.choosing.params import SamplingParams
 from pronk.drafters.registry import DRAFTERS
 from pronk.engine.request import Request
 from pronk.errors import GuideError, OptionError, PronkError
 from pronk.llm import LLM
 from pronk.outputs import Completion
-from pronk.proof import chi_square
+from pronk.sampling.guide import Guide
+from pronk.sampling.params import SamplingParams
+from pronk.verification import chi_square
 from schemas import fits, judged, random_schema
+from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
 
 PERSON = {
     "type": "object",
@@ -105,7 +105,9 @@ def assert_fits(llm: LLM, done: Completion, params: SamplingParams, schema: dict
         return
     assert done.finish_reason == "length"
     most = replace(params, max_tokens=min(len(done.token_ids) + 400, llm.config.context - len(done.prompt_token_ids)))
-    request = llm.intake.request(done.prompt_token_ids, most, llm.meet("suffix"), seed=done.seed, output=done.token_ids)
+    request = llm.request_factory.request(
+        done.prompt_token_ids, most, llm.get_proposer("suffix"), seed=done.seed, output=done.token_ids
+    )
     llm.engine.run([request])
     if request.finish_reason == "stop":
         assert fits(done.text + request.output_text, schema)
@@ -117,7 +119,7 @@ def check_schemas(llm: LLM, found: Sequence[dict[str, Any]], names: Sequence[str
     for number, schema in enumerate(found):
         try:
             guide = Guide(json=schema)
-            llm.intake.grammars.compile(guide)
+            llm.request_factory.grammars.compile(guide)
         except OptionError:
             counts["refused"] += 1
             continue
@@ -177,7 +179,9 @@ def test_preempted_and_found_in_the_cache(mode: str) -> None:
     texts = [text * 12 for text in TEXTS]
     want = [small.generate(text, each, drafter="suffix") for text, each in zip(texts, asked, strict=True)]
     requests = [
-        small.intake.request(small.intake.ids(text), each, small.meet("suffix"), seed=each.seed or 0)
+        small.request_factory.request(
+            small.request_factory.ids(text), each, small.get_proposer("suffix"), seed=each.seed or 0
+        )
         for text, each in zip(texts, asked, strict=True)
     ]
     for number, request in enumerate(requests):
@@ -244,9 +248,9 @@ class TestJump:
         """What is appended has been said, as far as the other options know."""
         asked = guided(0, guide=Guide(regex="aaaa[ab]{30}"), guide_mode="jump", frequency_penalty=2.0, temperature=0.0)
         got = llm.generate("x", asked, drafter="autoregressive")
-        request = llm.intake.request(got.prompt_token_ids, asked, llm.meet("autoregressive"))
+        request = llm.request_factory.request(got.prompt_token_ids, asked, llm.get_proposer("autoregressive"))
         llm.engine.run([request])
-        (penalties, *_) = request.chooser.processors
+        (penalties, *_) = request.sampler.processors
         assert penalties.counts.tolist() == [request.output.count(i) for i in range(llm.config.vocab_size)]  # type: ignore[attr-defined]
 
 
@@ -361,25 +365,25 @@ def test_forbidden_guesses_take_no_rows() -> None:
     by = drafter("random", want)
     engine = make_engine(tiny_decoder())
     verified: list[tuple[list[int], Any]] = []
-    settle = engine.settling.settle
+    settle = engine.output_processor.settle
 
     def watched(plan: Any, *rest: Any) -> Any:
         verified.append((list(plan.request.output), plan.draft))
         return settle(plan, *rest)
 
-    engine.settling.settle = watched  # type: ignore[method-assign]
+    engine.output_processor.settle = watched  # type: ignore[method-assign]
     got = [ask(prompt, params("guided", i), by) for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
     run(engine, got)
     assert_same(got, want)
-    guesses = 0
+    draft_tokens = 0
     for output, tree in verified:
         for node in range(1, len(tree)):
             if tree.acceptable[node]:
                 path = [tree.tokens[step] for step in tree.path(node)]
                 behind_an_end = not {*path[:-1]}.isdisjoint(ENDS)  # where nothing counts, and nothing is forbidden
                 assert behind_an_end or table_fits([*output, *path], VOCAB, ENDS)
-                guesses += 1
-    assert guesses > 100
+                draft_tokens += 1
+    assert draft_tokens > 100
 
 
 class Collapse(ToyFollower):
@@ -396,9 +400,9 @@ def test_a_guide_that_fails_ends_its_own_request() -> None:
     want = plain(torch.float32, "guided")
     engine, by = make_engine(tiny_decoder()), drafter("oracle", want)
     got: list[Request] = [ask(prompt, params("guided", i), by) for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
-    chooser = got[2].chooser
-    chooser.guide = Collapse(VOCAB, (7, 90))
-    chooser.processors = (*chooser.processors[:-1], chooser.guide)
+    sampler = got[2].sampler
+    sampler.guide = Collapse(VOCAB, (7, 90))
+    sampler.processors = (*sampler.processors[:-1], sampler.guide)
     for request in got:
         engine.add(request)
     while any(not request.ended for request in got):
@@ -443,10 +447,10 @@ def test_a_mask_that_fails_ends_a_guess_and_not_the_proposal() -> None:
     """Whether a proposal fails must not depend on what was drawn; so the chain ends behind the token."""
     for rule in ("coupled", "block"):
         request = make_request((1, 2, 3), SamplingParams(temperature=1.0, guide=TOY, rule=rule))  # type: ignore[arg-type]
-        request.chooser.guide = moody = Moody(VOCAB)
-        request.chooser.processors = (moody,)
-        assert request.chooser.guess(torch.zeros(VOCAB), 2) is None
+        request.sampler.guide = moody = Moody(VOCAB)
+        request.sampler.processors = (moody,)
+        assert request.sampler.guess(torch.zeros(VOCAB), 2) is None
         with pytest.raises(GuideError):
-            request.chooser.scores(torch.zeros(VOCAB))
+            request.sampler.scores(torch.zeros(VOCAB))
         moody.states[-1] = 3
-        assert request.chooser.guess(torch.zeros(VOCAB), 2) is not None
+        assert request.sampler.guess(torch.zeros(VOCAB), 2) is not None

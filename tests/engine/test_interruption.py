@@ -18,16 +18,16 @@ import torch
 from checkpoints import MakeCheckpoint
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text
-from models import NullText, StrictAllocator, assert_idle, make_engine, make_request, run, samples, tiny_decoder
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Guesser, Outcome
+from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
 from pronk.llm import LLM
-from pronk.model.program import Program
-from pronk.tree import TokenTree
+from pronk.models.program import Program
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.tree import TokenTree
+from tiny_models import NullText, StrictAllocator, assert_idle, make_engine, make_request, run, samples, tiny_decoder
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Tab:
 
 
 @dataclass(frozen=True, eq=False)
-class Tabs(Guesser[Tab]):
+class Tabs(Proposer[Tab]):
     """Guesses the answer; keeps account of the states that were started and not stopped; burns where it is told."""
 
     name = "tabs"
@@ -99,12 +99,12 @@ class Tabs(Guesser[Tab]):
 
 
 @contextmanager
-def burning(engine: Engine, guesser: Tabs, place: str, fuse: Fuse) -> Iterator[None]:
+def burning(engine: Engine, proposer: Tabs, place: str, fuse: Fuse) -> Iterator[None]:
     """``fuse`` burns at a place of the step, while this lasts."""
     if place in ("start", "propose", "observe"):
-        guesser.fuses[place] = fuse
+        proposer.fuses[place] = fuse
         yield
-        guesser.fuses.clear()
+        proposer.fuses.clear()
         return
     owner, name = {
         "write": (engine.cache, "write"),  # in the middle of the layers, by torch
@@ -113,7 +113,7 @@ def burning(engine: Engine, guesser: Tabs, place: str, fuse: Fuse) -> Iterator[N
         "prepare": (engine.cache, "prepare"),
         "commit": (engine.cache, "commit"),
         "schedule": (engine.scheduler, "schedule"),
-        "choose": (Chooser, "advance"),
+        "choose": (Sampler, "advance"),
         "text": (NullText, "push"),
     }[place]
     with pytest.MonkeyPatch.context() as patch:
@@ -141,23 +141,23 @@ PLACES = {
 def test_all_requests_are_given_up(place: str) -> None:
     """What the facade does: whatever is raised, every request of the call is aborted."""
     want, packed = plain(torch.float32, "penalties"), place != "write"
-    engine, guesser = make_engine(tiny_decoder(packed=packed)), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
+    engine, proposer = make_engine(tiny_decoder(packed=packed)), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
     for at in PLACES[place]:
-        requests = [ask(prompt, params("penalties", i), guesser) for i, prompt in enumerate(PROMPTS)]
+        requests = [ask(prompt, params("penalties", i), proposer) for i, prompt in enumerate(PROMPTS)]
         fuse = Fuse(at)
-        with burning(engine, guesser, place, fuse), pytest.raises(KeyboardInterrupt):
+        with burning(engine, proposer, place, fuse), pytest.raises(KeyboardInterrupt):
             run(engine, requests)
         assert fuse.burnt
         for request in requests:
             engine.abort(request)
         assert_idle(engine)
-        assert not guesser.open
-    again = [ask(prompt, params("penalties", i), guesser) for i, prompt in enumerate(PROMPTS)]
+        assert not proposer.open
+    again = [ask(prompt, params("penalties", i), proposer) for i, prompt in enumerate(PROMPTS)]
     run(engine, again)
     if engine.exact:
         assert_same(again, want)
     assert [request.output for request in again] == [request.output for request in want]
-    assert not guesser.open
+    assert not proposer.open
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if place not in ("prepare", "schedule", "start")])
@@ -165,9 +165,9 @@ def test_the_others_go_on(place: str) -> None:
     """One request is given up, and those that were in the same step are none the worse."""
     want, decoder = plain(torch.float32, "penalties"), tiny_decoder(packed=place != "write")
     for at in PLACES[place]:
-        engine, guesser = make_engine(decoder), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
-        requests = [ask(prompt, params("penalties", i), guesser) for i, prompt in enumerate(PROMPTS)]
-        with burning(engine, guesser, place, Fuse(at)), pytest.raises(KeyboardInterrupt):
+        engine, proposer = make_engine(decoder), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
+        requests = [ask(prompt, params("penalties", i), proposer) for i, prompt in enumerate(PROMPTS)]
+        with burning(engine, proposer, place, Fuse(at)), pytest.raises(KeyboardInterrupt):
             run(engine, requests)
         engine.abort(requests.pop(2))
         while any(request.finish_reason is None for request in requests):
@@ -176,21 +176,21 @@ def test_the_others_go_on(place: str) -> None:
             assert request.output == other.output
             engine.abort(request)
         assert_idle(engine)
-        assert not guesser.open
+        assert not proposer.open
 
 
 def test_a_request_that_ended_in_an_interrupted_step_does_not_go_on() -> None:
     want = plain(torch.float32, "temperature")
-    engine, guesser = make_engine(tiny_decoder()), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
-    first, second = (ask(PROMPTS[i], params("temperature", i, 40), guesser) for i in (0, 1))
+    engine, proposer = make_engine(tiny_decoder()), Tabs(drafter("oracle", want))  # type: ignore[arg-type]
+    first, second = (ask(PROMPTS[i], params("temperature", i, 40), proposer) for i in (0, 1))
     for request in (first, second):
         engine.add(request)
     while first.finish_reason is None and second.finish_reason is None:
-        fuse = guesser.fuses["observe"] = Fuse(1)
+        fuse = proposer.fuses["observe"] = Fuse(1)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
         assert fuse.burnt
-    guesser.fuses.clear()
+    proposer.fuses.clear()
     while first.finish_reason is None or second.finish_reason is None:
         engine.step()
     for request, other in ((first, want[0]), (second, want[1])):
@@ -202,8 +202,8 @@ def test_a_request_that_ended_in_an_interrupted_step_does_not_go_on() -> None:
 @pytest.mark.parametrize("at", [1, 4])
 def test_a_second_signal_while_all_is_given_up(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one strikes a pass; others come with every state that is given back."""
-    engine, guesser = make_engine(tiny_decoder()), Tabs(TreeDrafter(oracle_trees(1.0)))
-    requests = [ask(prompt, params("greedy", i), guesser) for i, prompt in enumerate(PROMPTS)]
+    engine, proposer = make_engine(tiny_decoder()), Tabs(TreeDrafter(oracle_trees(1.0)))
+    requests = [ask(prompt, params("greedy", i), proposer) for i, prompt in enumerate(PROMPTS)]
     forward, stop, passes = engine.runner.forward, Tabs.stop, count(1)
 
     def struck(*args: Any) -> Any:
@@ -219,29 +219,29 @@ def test_a_second_signal_while_all_is_given_up(at: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(Tabs, "stop", struck_again)
     with pytest.raises(KeyboardInterrupt):
         engine.run(requests)
-    assert not guesser.open
+    assert not proposer.open
     assert_idle(engine)
 
 
 def test_a_refused_request_is_not_started() -> None:
-    engine, guesser = make_engine(tiny_decoder(), num_blocks=20), Tabs(TreeDrafter(oracle_trees(1.0)))
-    fits, large = (make_request(text(0, size), SamplingParams(max_tokens=9), guesser) for size in (20, 900))
+    engine, proposer = make_engine(tiny_decoder(), num_blocks=20), Tabs(TreeDrafter(oracle_trees(1.0)))
+    fits, large = (make_request(text(0, size), SamplingParams(max_tokens=9), proposer) for size in (20, 900))
     engine.add(fits)
     with pytest.raises(CacheFullError):
         engine.add(large)
     for request in (fits, large):
         engine.abort(request)
     assert_idle(engine)
-    assert not guesser.open
+    assert not proposer.open
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_aborted_requests_leave_in_any_order(steps: int) -> None:
     """Running, waiting, half through its prompt, or one of several samples; twice does no harm."""
     engine = make_engine(tiny_decoder(), max_batch=3, prefill_chunk=64)
-    guesser = Tabs(TreeDrafter(oracle_trees(1.0)))
+    proposer = Tabs(TreeDrafter(oracle_trees(1.0)))
     options = SamplingParams(max_tokens=30, temperature=1.0, n=3, seed=2)
-    requests: list[Request] = [*samples(text(1, 100), options, guesser), *samples(text(2, 30), options, guesser)]
+    requests: list[Request] = [*samples(text(1, 100), options, proposer), *samples(text(2, 30), options, proposer)]
     for request in requests:
         engine.add(request)
     for _ in range(steps):
@@ -249,7 +249,7 @@ def test_aborted_requests_leave_in_any_order(steps: int) -> None:
     for request in [requests[i] for i in (4, 0, 5, 1, 3, 2, 0)]:
         engine.abort(request)
     assert_idle(engine)
-    assert not guesser.open
+    assert not proposer.open
 
 
 def consume(llm: LLM, options: SamplingParams) -> None:

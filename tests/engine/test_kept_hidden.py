@@ -10,16 +10,16 @@ from torch import Tensor
 
 from drafters.trees import TreeDrafter, oracle_trees, random_trees
 from engine.cases import ENDS, PROMPTS
-from models import make_engine, make_request, run, tiny_decoder
-from pronk.cache.budget import KVBudget
-from pronk.cache.layout import kv_bytes_per_token
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import Drafter, PromptLookup
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError, OptionError
-from pronk.model.decoder import Decoder
+from pronk.kv_cache.budget import KVBudget
+from pronk.kv_cache.layout import kv_bytes_per_token
+from pronk.models.decoder import Decoder
+from pronk.sampling.params import SamplingParams
 from pronk.train.features import compute_features
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 
 def dense(decoder: Decoder, tokens: Sequence[int], layer: int) -> Tensor:
@@ -31,13 +31,13 @@ def check(engine: Engine, plain: Decoder, requests: Sequence[Request], layers: S
     """Compare what is kept of the requests that run with what ``plain`` weights give; returns how many rows."""
     rows = 0
     for request in requests:
-        table, first = request.table, request.table.released * engine.cache.block_size
-        if table.length <= first:
+        block_table, first = request.block_table, request.block_table.released * engine.cache.block_size
+        if block_table.length <= first:
             continue
-        rows += table.length - first
+        rows += block_table.length - first
         for layer in layers:
-            want = dense(plain, request.tokens[: table.length], layer)[first:]
-            kept = engine.cache.read_hidden(layer, table, first, table.length)
+            want = dense(plain, request.tokens[: block_table.length], layer)[first:]
+            kept = engine.cache.read_hidden(layer, block_table, first, block_table.length)
             torch.testing.assert_close(kept, want, atol=3e-4, rtol=1e-3)
     return rows
 
@@ -47,19 +47,19 @@ def check(engine: Engine, plain: Decoder, requests: Sequence[Request], layers: S
 def test_rows_are_those_of_a_dense_pass(windows: tuple[int | None, ...], *, packed: bool) -> None:
     decoder, plain = tiny_decoder(windows=windows, packed=packed), tiny_decoder(windows=windows, packed=False)
     params = [SamplingParams(max_tokens=24, seed=i, temperature=0.0 if i % 2 else 0.9) for i in range(4)]
-    known = [make_request(PROMPTS[i], params[i], ends=ENDS) for i in range(4)]
+    known = [make_request(PROMPTS[i], params[i], stop_token_ids=ENDS) for i in range(4)]
     for request in known:
         run(make_engine(decoder), [request])
     texts = {(tuple(request.prompt), request.seed): request.tokens for request in known}
     drafters: list[Drafter] = [
-        TreeDrafter(oracle_trees(0.8), texts, ends=ENDS),
+        TreeDrafter(oracle_trees(0.8), texts, stop_token_ids=ENDS),
         TreeDrafter(random_trees),
         PromptLookup(),
     ]
     engine = make_engine(decoder, prefill_chunk=32)
     for layer in (1, 2):
         engine.target.keep_hidden(layer, engine)
-    requests = [make_request(PROMPTS[i], params[i], drafters[i % 3], ends=ENDS) for i in range(4)]
+    requests = [make_request(PROMPTS[i], params[i], drafters[i % 3], stop_token_ids=ENDS) for i in range(4)]
     for request in requests:
         engine.add(request)
     rows = 0
@@ -76,8 +76,8 @@ def test_rows_are_those_of_a_dense_pass(windows: tuple[int | None, ...], *, pack
 def test_a_further_sample_has_the_rows_of_the_first_ones_prompt() -> None:
     engine = make_engine(tiny_decoder())
     engine.target.keep_hidden(1, engine)
-    first = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=1), ends=())
-    second = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=2), ends=())
+    first = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=1), stop_token_ids=())
+    second = make_request(PROMPTS[2], SamplingParams(max_tokens=8, temperature=0.9, seed=2), stop_token_ids=())
     second.parent = first
     for request in (first, second):
         engine.add(request)
@@ -85,7 +85,7 @@ def test_a_further_sample_has_the_rows_of_the_first_ones_prompt() -> None:
     while not (first.ended and second.ended):
         engine.step()
         check(engine, tiny_decoder(packed=False), [each for each in (first, second) if not each.ended], (1,))
-        shared += bool(set(first.table.blocks) & set(second.table.blocks))
+        shared += bool(set(first.block_table.blocks) & set(second.block_table.blocks))
     assert shared
     assert first.output != second.output
 
@@ -104,8 +104,8 @@ def test_the_budget_counts_them() -> None:
     after = pool.allocator.num_blocks
     budget.keep_hidden(pool, 2, budget)
     assert pool.allocator.num_blocks == after
-    table = make_request(PROMPTS[0], SamplingParams()).table
-    pool.prepare(table, 20)
+    block_table = make_request(PROMPTS[0], SamplingParams()).block_table
+    pool.prepare(block_table, 20)
     with pytest.raises(OptionError, match="end them first"):
         budget.keep_hidden(pool, 1, budget)
     assert pool.hidden.keys() == {2}
@@ -116,10 +116,10 @@ def test_what_nobody_reads_any_more_is_not_kept() -> None:
     budget = KVBudget("1MB", 4, torch.device("cpu"))
     pool = budget.add(config, torch.float32)
 
-    class Reader:
+    class ModelReader:
         pass
 
-    first, second = Reader(), Reader()
+    first, second = ModelReader(), ModelReader()
     budget.keep_hidden(pool, 1, first)
     blocks = pool.allocator.num_blocks
     budget.keep_hidden(pool, 1, second)
@@ -127,7 +127,7 @@ def test_what_nobody_reads_any_more_is_not_kept() -> None:
     budget.keep_hidden(pool, 2, second)
     assert pool.hidden.keys() == {1, 2}
     del second
-    third = Reader()
+    third = ModelReader()
     budget.keep_hidden(pool, 2, third)
     budget.add(config, torch.float32)
     assert pool.hidden.keys() == {2}
@@ -139,14 +139,14 @@ def test_a_request_that_waits_for_memory_which_is_gone_ends_with_an_error() -> N
     budget = KVBudget("320kB", 4, torch.device("cpu"))
     pool = budget.add(decoder.config, torch.float32)
     engine = Engine(decoder, pool, kv_budget=budget, max_tree=16)
-    room = pool.allocator.num_blocks * pool.block_size
-    request = make_request(PROMPTS[0], SamplingParams(max_tokens=room - 40), ends=())
+    num_draft_slots = pool.allocator.num_blocks * pool.block_size
+    request = make_request(PROMPTS[0], SamplingParams(max_tokens=num_draft_slots - 40), stop_token_ids=())
     engine.add(request)
     engine.target.keep_hidden(2, engine)
     engine.step()
     assert isinstance(request.error, CacheFullError)
     engine.step()
-    small = make_request(PROMPTS[0], SamplingParams(max_tokens=4), ends=())
+    small = make_request(PROMPTS[0], SamplingParams(max_tokens=4), stop_token_ids=())
     engine.add(small)
     while not small.ended:
         engine.step()
@@ -160,12 +160,12 @@ def test_what_is_found_again_has_its_rows() -> None:
     for kept in ((), (1,), (1, 2)):
         for layer in kept:
             engine.target.keep_hidden(layer, engine)
-        for turn in range(2):
-            request = make_request(prompt, SamplingParams(max_tokens=20, temperature=0.9, seed=turn))
+        for scheduled in range(2):
+            request = make_request(prompt, SamplingParams(max_tokens=20, temperature=0.9, seed=scheduled))
             engine.add(request)
             rows = 0
             while not request.ended:
                 engine.step()
                 rows += check(engine, plain, [] if request.ended else [request], kept)
-            assert (request.stats.cached_tokens > 0) == bool(turn)
+            assert (request.stats.cached_tokens > 0) == bool(scheduled)
             assert rows > 0

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text, total, watch
-from models import make_engine, make_request, run, samples, tiny_decoder
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.noise import derive_seed
-from pronk.choosing.params import SamplingParams
 from pronk.engine.engine import Engine
 from pronk.errors import CacheFullError
-from pronk.passes.runner import Job, PassResult
+from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.kv_cache.blocks import BlockTable
+from pronk.sampling.noise import derive_seed
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, make_request, run, samples, tiny_decoder
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
@@ -44,9 +44,11 @@ def watch_runs(engine: Engine) -> list[bool]:
     """For each text that a pass from now on reads, whether its blocks are a run."""
     runs = list[bool]()
 
-    def note(jobs: Sequence[Job], _: PassResult) -> None:
-        tables = [job.segment.table for job in jobs]
-        runs.extend(table.in_run for table in tables if len(table.blocks) > 1)  # a single block is a run
+    def note(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
+        tables = [job.segment.block_table for job in jobs]
+        runs.extend(
+            block_table.in_run for block_table in tables if len(block_table.blocks) > 1
+        )  # a single block is a run
 
     watch(engine, note)
     return runs
@@ -56,9 +58,9 @@ def watch_reads(engine: Engine) -> list[bool]:
     """For each read of the cache by torch from now on, whether it was a gather."""
     gathered, where = list[bool](), engine.cache.where
 
-    def watched(table: BlockTable, start: int, stop: int) -> slice | torch.Tensor:
-        found = where(table, start, stop)
-        if len(table.blocks) > 1:  # a single block is a run
+    def watched(block_table: BlockTable, start: int, stop: int) -> slice | torch.Tensor:
+        found = where(block_table, start, stop)
+        if len(block_table.blocks) > 1:  # a single block is a run
             gathered.append(not isinstance(found, slice))
         return found
 
@@ -70,10 +72,10 @@ def scatter(engine: Engine) -> list[BlockTable]:
     """Take all blocks, each with a table of its own, and give every second one back."""
     allocator = engine.cache.allocator
     tables = [BlockTable() for _ in range(allocator.num_blocks)]
-    for table in tables:
-        engine.cache.prepare(table, allocator.block_size)
-    for table in tables[::2]:
-        engine.cache.release(table)
+    for block_table in tables:
+        engine.cache.prepare(block_table, allocator.block_size)
+    for block_table in tables[::2]:
+        engine.cache.release(block_table)
     return tables[1::2]
 
 
@@ -94,8 +96,8 @@ def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -
     assert total(got, "moved") > 0
     assert len(runs) > 40
     assert not any(runs)
-    for table in taken:
-        engine.cache.release(table)
+    for block_table in taken:
+        engine.cache.release(block_table)
     engine.abort(sentinel)
 
 
@@ -122,8 +124,8 @@ def test_torch_reads_runs_as_views_and_gathers_the_rest(*, scattered: bool) -> N
     assert [request.output for request in got] == [request.output for request in want]
     assert len(gathered) > 40
     assert set(gathered) == {scattered}
-    for table in taken:
-        engine.cache.release(table)
+    for block_table in taken:
+        engine.cache.release(block_table)
     engine.abort(sentinel)
 
 
@@ -165,10 +167,10 @@ def test_samples_share_their_prompt() -> None:
     engine.step()
     assert rows == [[40], [1, 1, 1]]  # only one of them reads the prompt
     step_until(engine, lambda: all(len(request.output) > 2 for request in group))
-    tables = [request.table.blocks for request in group]
+    tables = [request.block_table.blocks for request in group]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
     assert [engine.cache.allocator.references[block] for block in tables[0][:2]] == [3, 3]
-    own = [block for table in tables for block in table[2:]]
+    own = [block for block_table in tables for block in block_table[2:]]
     assert len(set(own)) == len(own)
     assert {engine.cache.allocator.references[block] for block in own} == {1}
     free = engine.cache.allocator.num_free

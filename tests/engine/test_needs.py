@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import VOCAB, make_engine, make_request, run, tiny_decoder
 from oracle import DenseAttend
-from pronk.cache.paged import PagedCache
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Guesser, Needs, Outcome
-from pronk.model.decoder import Decoder
-from pronk.tree import TokenTree
+from pronk.drafters import DraftContext, Needs, Outcome, Proposer
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB, make_engine, make_request, run, tiny_decoder
 
 LAYERS = (1, 2, 3)
 
 
 @dataclass(frozen=True, eq=False)
-class Reader(Guesser[list[int]]):
+class ModelReader(Proposer[list[int]]):
     """Guesses a fork of tokens and keeps everything it is shown; its state is the committed text."""
 
     name = "reader"
@@ -37,7 +37,7 @@ class Reader(Guesser[list[int]]):
         trees = []
         for context in contexts:
             assert list(context.tokens) == context.state
-            assert context.table.length == len(context.tokens) - 1
+            assert context.block_table.length == len(context.tokens) - 1
             root = context.tokens[-1]
             tokens = tuple((root + step) % VOCAB for step in (0, 1, 2, 3, 5))
             # The last node may not be accepted, and its outputs are wanted all the same.
@@ -63,7 +63,7 @@ def dense(decoder: Decoder, tokens: Sequence[int]) -> tuple[dict[int, Tensor], T
 @torch.inference_mode()
 def test_a_drafter_sees_what_it_needs_at_every_node() -> None:
     decoder = tiny_decoder(windows=(None, 7, None))
-    engine, reader = make_engine(decoder, prefill_chunk=16), Reader()
+    engine, reader = make_engine(decoder, prefill_chunk=16), ModelReader()
     plain = tiny_decoder(windows=(None, 7, None), packed=False)
     requests = [
         make_request(prompt, SamplingParams(max_tokens=6, seed=3, temperature=0.5), reader)
@@ -85,7 +85,7 @@ def test_a_drafter_sees_what_it_needs_at_every_node() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class CacheReader(Reader):
+class CacheReader(ModelReader):
     """Checks the target's keys and values while it proposes."""
 
     needs: ClassVar[Needs] = Needs()
@@ -94,8 +94,8 @@ class CacheReader(Reader):
 
     def propose(self, contexts: Sequence[DraftContext[list[int]]]) -> list[TokenTree]:
         for context in contexts:
-            held = list(context.tokens[: context.table.length])
-            kv = [self.cache[0].read(layer, context.table) for layer in range(2)]
+            held = list(context.tokens[: context.block_table.length])
+            kv = [self.cache[0].read(layer, context.block_table) for layer in range(2)]
             self.read.append((held, [(k.clone(), v.clone()) for k, v in kv]))
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 

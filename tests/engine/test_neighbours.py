@@ -14,8 +14,8 @@ import torch
 from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, total
 from engine.test_shared_pool import SHORT, TIGHT
 from engine.touchy import Fuse, PlantedError, TouchyText
-from models import make_engine, run, tiny_decoder
 from pronk.engine.request import Request
+from tiny_models import make_engine, run, tiny_decoder
 
 CLOSE = ("suffix", "kangaroo", "draft_model", "oracle")
 NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS]
@@ -26,10 +26,10 @@ NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) f
 def test_neighbours_that_leave_and_fail(name: str, options: str) -> None:
     want = plain(torch.bfloat16, options, SHORT)
     engine = make_engine(tiny_decoder(torch.bfloat16), share_prefixes=True, max_batch=2, **TIGHT)
-    guesser, dice = drafter(name, want).bind(engine.target), random.Random(3)
+    proposer, dice = drafter(name, want).bind(engine.target), random.Random(3)
 
     def again(index: int) -> Request:
-        return ask(want[index].prompt, params(options, index), guesser)
+        return ask(want[index].prompt, params(options, index), proposer)
 
     kept = [again(index) for index in range(len(want))]
     leaving, failing = [again(index) for index in (1, 3, 4)], [again(index) for index in (0, 2, 5)]

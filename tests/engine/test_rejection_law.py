@@ -20,28 +20,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from choosing.test_chooser import BAD_WORDS, ENDS, scores_of
-from drafters.trees import Growing, Guess, TreeDrafter, random_trees
+from drafters.trees import DraftToken, Growing, TreeDrafter, random_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
-from models import context_of, make_engine, make_request, run, tiny_decoder
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.noise import rejection_noise, rejection_uniform
-from pronk.choosing.params import SamplingParams
-from pronk.choosing.rules import Choose, choices
-from pronk.drafters import Drafter, Guesser, Lookahead, Merged, PromptLookup, Recycling, Suffix
+from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Proposer, Recycling, Suffix
+from pronk.engine.output_processor import OutputProcessor
 from pronk.engine.request import Request
-from pronk.engine.settling import Settling
-from pronk.model.decoder import Decoder
-from pronk.passes.attention import Segment
-from pronk.passes.runner import Job, PassResult
-from pronk.proof import chi_square
-from pronk.tree import TokenTree
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import ForwardJob, ForwardResult
+from pronk.kv_cache.blocks import BlockTable
+from pronk.models.decoder import Decoder
+from pronk.sampling.acceptance import Choose, choices
+from pronk.sampling.noise import rejection_noise, rejection_uniform
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.tree import TokenTree
+from pronk.verification import chi_square
+from sampling.test_sampler import BAD_WORDS, ENDS, scores_of
+from tiny_models import context_of, make_engine, make_request, run, tiny_decoder
 
 String = tuple[int, ...]
 
 
-def bushy(guess: Guess) -> TokenTree:
+def bushy(guess: DraftToken) -> TokenTree:
     """Nearly all there is, two levels deep: most of what is accepted is off the main chain.
 
     The order of siblings does not change from step to step; at random, defects that favour the first would cancel.
@@ -53,7 +53,7 @@ def bushy(guess: Guess) -> TokenTree:
     return tree.done()
 
 
-def guessers(vocab: int) -> dict[str, Drafter]:
+def proposers(vocab: int) -> dict[str, Drafter]:
     return {
         "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=8, num_chains=4),
         "random": TreeDrafter(random_trees, vocab=vocab),
@@ -66,9 +66,9 @@ def guessers(vocab: int) -> dict[str, Drafter]:
 @torch.inference_mode()
 def logits_of(decoder: Decoder, text: Sequence[int], prompt: int) -> Tensor:
     """``[len(text), vocab]`` of one plain pass."""
-    engine, table = make_engine(decoder), BlockTable()
-    engine.cache.prepare(table, len(text))
-    job = Job(Segment(table, TokenTree.chain(text)), range(len(text)), prompt)
+    engine, block_table = make_engine(decoder), BlockTable()
+    engine.cache.prepare(block_table, len(text))
+    job = ForwardJob(Segment(block_table, TokenTree.chain(text)), range(len(text)), prompt)
     return engine.runner.forward([job]).logits[0]
 
 
@@ -90,7 +90,7 @@ def law_of(name: str) -> Tensor:
     decoder = tiny_decoder(vocab=SMALL)
     joint = torch.ones((SMALL,) * 3, dtype=torch.float64)
     for output in ((), *product(range(SMALL)), *product(range(SMALL), repeat=2)):
-        made = Chooser(OPTIONS[name], 0, PROMPT, SMALL)
+        made = Sampler(OPTIONS[name], 0, PROMPT, SMALL)
         for token in output:
             made.advance(token)
         logits = logits_of(decoder, [*PROMPT, *output], len(PROMPT))[-1]
@@ -99,10 +99,10 @@ def law_of(name: str) -> Tensor:
     return joint
 
 
-def draw(guesser: str, options: str, samples: int = SAMPLES) -> list[Request]:
+def draw(proposer: str, options: str, samples: int = SAMPLES) -> list[Request]:
     given = OPTIONS[options]
     engine = make_engine(tiny_decoder(vocab=SMALL), max_batch=BATCH, num_blocks=16 * BATCH)
-    by = guessers(SMALL)[guesser].bind(engine.target)
+    by = proposers(SMALL)[proposer].bind(engine.target)
     asked = [make_request(PROMPT, replace(given, seed=seed), by, vocab=SMALL) for seed in range(samples)]
     run(engine, asked)
     return asked
@@ -123,7 +123,7 @@ def p_value(strings: Sequence[Request], law: Tensor) -> float:
 
 @pytest.mark.usefixtures("quickly_drawn")
 @pytest.mark.parametrize(
-    ("guesser", "options"),
+    ("proposer", "options"),
     [
         ("prompt_lookup", "shaped"),
         pytest.param("random", "temperature", marks=pytest.mark.slow),
@@ -133,8 +133,8 @@ def p_value(strings: Sequence[Request], law: Tensor) -> float:
         pytest.param("shared", "temperature", marks=pytest.mark.slow),
     ],
 )
-def test_strings_have_the_law_of_the_model(guesser: str, options: str) -> None:
-    strings = drawn(guesser, options)
+def test_strings_have_the_law_of_the_model(proposer: str, options: str) -> None:
+    strings = drawn(proposer, options)
     assert p_value(strings, law_of(options)) > 1e-4
     assert SAMPLES / 5 < total(strings, "accepted") < total(strings, "drafted") / 2
     assert total(strings, "moved") > 0
@@ -151,10 +151,10 @@ def test_the_law_is_not_that_of_other_options() -> None:
 def test_a_planted_defect_changes_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess compared with the logits after another token."""
 
-    def shifted(chooser: Chooser, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
-        return choices(chooser, tree, torch.cat((logits[:1], logits[:-1])), chosen)
+    def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
+        return choices(sampler, tree, torch.cat((logits[:1], logits[:-1])), chosen)
 
-    monkeypatch.setattr("pronk.engine.settling.choices", shifted)
+    monkeypatch.setattr("pronk.engine.output_processor.choices", shifted)
     strings = draw("bushy", "temperature")
     assert p_value(strings, law_of("temperature")) < 1e-5
 
@@ -176,24 +176,24 @@ REPLAYED: list[dict[str, Any]] = [
 ]
 
 
-def obvious(made: Chooser, logits: Tensor, guesses: Sequence[int]) -> int:
+def obvious(made: Sampler, logits: Tensor, draft_tokens: Sequence[int]) -> int:
     p = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
     place = len(made.context)
-    for trial, guess in enumerate(guesses):
+    for trial, guess in enumerate(draft_tokens):
         if rejection_uniform(made.trial_seed, place, trial) < p[guess] / p.sum():
             return guess
         p[guess] = 0.0
     return int((p.log() + rejection_noise(made.trial_seed, place, torch.arange(len(p)))).argmax())
 
 
-def request(text: String, options: SamplingParams, guesser: Guesser[Any] | None = None) -> Request:
+def request(text: String, options: SamplingParams, proposer: Proposer[Any] | None = None) -> Request:
     bad = BAD_WORDS if options.bad_words else ()
-    return make_request(text, options, guesser, ends=ENDS, bad_words=bad, vocab=VOCAB)
+    return make_request(text, options, proposer, stop_token_ids=ENDS, bad_words=bad, vocab=VOCAB)
 
 
 def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Decoder) -> int:
     """Make every choice again: the obvious rule on the logits of plain decoding. How many guesses does it accept?"""
-    made = request(tuple(done.prompt), done.params).chooser
+    made = request(tuple(done.prompt), done.params).sampler
     logits, text, accepted = logits_of(decoder, done.tokens, len(done.prompt)), done.tokens, 0
     logprobs = logits.log_softmax(-1)
     for length, tree in passes:
@@ -201,17 +201,17 @@ def replay(done: Request, passes: Sequence[tuple[int, TokenTree]], decoder: Deco
             continue  # a part of the prompt
         node = len(tree) - 1 if length < len(done.prompt) - 1 else 0
         while len(made.context) < len(text):
-            place, guesses = (
+            place, draft_tokens = (
                 len(made.context),
                 [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node],
             )
-            token = obvious(made, logits[place - 1], guesses)
+            token = obvious(made, logits[place - 1], draft_tokens)
             assert token == text[place]
             assert done.logprobs[place - len(done.prompt)][token] == pytest.approx(
                 float(logprobs[place - 1, token]), abs=1e-4
             )
             made.advance(token)
-            if token not in guesses:
+            if token not in draft_tokens:
                 break
             node = next(i for i, parent in enumerate(tree.parents) if parent == node and tree.tokens[i] == token)
             accepted += 1
@@ -227,22 +227,24 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
     decoder = tiny_decoder(vocab=VOCAB)
     engine, passes = make_engine(decoder), dict[int, list[tuple[int, TokenTree]]]()
 
-    def note(jobs: Sequence[Job], _: PassResult) -> None:
+    def note(jobs: Sequence[ForwardJob], _: ForwardResult) -> None:
         for job in jobs:
-            passes.setdefault(id(job.segment.table), []).append((job.segment.table.length, job.segment.tree))
+            passes.setdefault(id(job.segment.block_table), []).append(
+                (job.segment.block_table.length, job.segment.tree)
+            )
 
     watch(engine, note)
     base = SamplingParams(max_tokens=30, logprobs=1, **options)
-    bound = [each.bind(engine.target) for each in guessers(VOCAB).values()]
+    bound = [each.bind(engine.target) for each in proposers(VOCAB).values()]
     asked = [
-        request(text, replace(base, seed=index, rule=rule), guesser)
-        for index, (text, guesser) in enumerate(product(TEXTS, bound))
+        request(text, replace(base, seed=index, rule=rule), proposer)
+        for index, (text, proposer) in enumerate(product(TEXTS, bound))
         for rule in ("coupled", "rejection")
     ]
     run(engine, asked)
     coupled = [each for each in asked if not each.params.rejects]
     rejecting = [each for each in asked if each.params.rejects]
-    replayed = [replay(each, passes[id(each.table)], decoder) for each in rejecting]
+    replayed = [replay(each, passes[id(each.block_table)], decoder) for each in rejecting]
     alone = [request(tuple(each.prompt), each.params) for each in coupled]
     run(make_engine(decoder), alone)
     assert_same(coupled, alone)
@@ -255,11 +257,11 @@ def test_mixed_batches(options: dict[str, Any]) -> None:
 def test_rows_that_are_not_moved_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values of accepted guesses that stay where they were guessed: what follows is another text's."""
 
-    def unmoved(settling: Settling, request: Request, offsets: Sequence[int]) -> None:
+    def unmoved(output_processor: OutputProcessor, request: Request, offsets: Sequence[int]) -> None:
         request.stats.moved += sum(offset != place for place, offset in enumerate(offsets))
-        settling.cache.commit(request.table, range(len(offsets)))
+        output_processor.cache.commit(request.block_table, range(len(offsets)))
 
-    monkeypatch.setattr(Settling, "_commit_rows", unmoved)
+    monkeypatch.setattr(OutputProcessor, "_commit_rows", unmoved)
     with pytest.raises(AssertionError) as caught:
         test_mixed_batches(REPLAYED[0])
     assert caught.traceback[-1].name == "replay"

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from engine.cases import MIXED, PROMPTS, ask, assert_same, drafter, plain, text
-from models import make_engine, make_request, run, tiny_decoder
 from oracle import dense_logits
-from pronk.choosing.params import SamplingParams
 from pronk.engine.request import Request
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -44,8 +44,8 @@ def score(dtype: torch.dtype, texts: Sequence[list[int]], variant: dict[str, Any
 def test_generated_equals_scored(variant: str, dtype: torch.dtype) -> None:
     """Bit by bit, with the prompts whole or in chunks."""
     want = plain(dtype, "temperature", **VARIANTS[variant])
-    guessers = [drafter(name, want) for name in MIXED]
-    got = [ask(request.prompt, request.params, guesser) for request, guesser in zip(want, guessers, strict=True)]
+    proposers = [drafter(name, want) for name in MIXED]
+    got = [ask(request.prompt, request.params, proposer) for request, proposer in zip(want, proposers, strict=True)]
     run(make_engine(tiny_decoder(dtype, **VARIANTS[variant])), got)
     for settings in ({"prefill_chunk": 4096, "max_batch": 1}, {"prefill_chunk": 50}):
         for request, scored in zip(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pronk.cache.blocks import BlockAllocator, BlockTable
-from pronk.engine.scheduler import Scheduler, Turn
+from pronk.engine.scheduler import ScheduledRequest, Scheduler
 from pronk.engine.stats import Stats
 from pronk.errors import CacheFullError, DeadlineError
+from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 
 BLOCK = 4
 
@@ -35,9 +35,9 @@ class Fake:
     began: float = 0.0
     salt: bytes = b""
     reports_prompt: bool = False
-    guesses: bool = True
+    draft_tokens: bool = True
     stats: Stats = field(default_factory=Stats)
-    table: BlockTable = field(default_factory=BlockTable)
+    block_table: BlockTable = field(default_factory=BlockTable)
     digests: list[bytes] = field(default_factory=list)
     refused: object = None
     finish_reason: str | None = None
@@ -59,7 +59,7 @@ class Fake:
 
     @property
     def num_pending(self) -> int:
-        return self.tokens - self.table.length
+        return self.tokens - self.block_table.length
 
     @property
     def num_generated(self) -> int:
@@ -78,15 +78,15 @@ class FakeCache:
     def __init__(self, num_blocks: int) -> None:
         self.allocator = BlockAllocator(num_blocks, BLOCK)
 
-    def prepare(self, table: BlockTable, tokens: int) -> None:
-        self.allocator.grow(table, tokens)
-        first = table.length // BLOCK - table.released
-        for index in range(max(0, first), len(table.blocks)):
-            if self.allocator.shared(table.blocks[index]):
-                self.allocator.replace(table, index)
+    def prepare(self, block_table: BlockTable, tokens: int) -> None:
+        self.allocator.grow(block_table, tokens)
+        first = block_table.length // BLOCK - block_table.released
+        for index in range(max(0, first), len(block_table.blocks)):
+            if self.allocator.shared(block_table.blocks[index]):
+                self.allocator.replace(block_table, index)
 
-    def fork(self, table: BlockTable, tokens: int) -> BlockTable:
-        return self.allocator.fork(table, tokens)
+    def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
+        return self.allocator.fork(block_table, tokens)
 
     def match(self, tokens: object, salt: bytes, digests: object) -> None:
         return None
@@ -94,14 +94,14 @@ class FakeCache:
     def knows(self, digest: bytes) -> bool:
         return False
 
-    def release_before(self, table: BlockTable, token: int) -> None:
-        self.allocator.release_before(table, token)
+    def release_before(self, block_table: BlockTable, token: int) -> None:
+        self.allocator.release_before(block_table, token)
 
-    def trim(self, table: BlockTable, tokens: int) -> None:
-        self.allocator.trim(table, tokens)
+    def trim(self, block_table: BlockTable, tokens: int) -> None:
+        self.allocator.trim(block_table, tokens)
 
-    def release(self, table: BlockTable) -> None:
-        self.allocator.release(table)
+    def release(self, block_table: BlockTable) -> None:
+        self.allocator.release(block_table)
 
 
 def scheduler(
@@ -115,25 +115,27 @@ def add(plan: Scheduler, *requests: Fake) -> None:
         plan.add(request)  # type: ignore[arg-type]
 
 
-def advance(plan: Scheduler, turns: Sequence[Turn], dice: random.Random) -> None:
+def advance(plan: Scheduler, batch: Sequence[ScheduledRequest], dice: random.Random) -> None:
     """What a step does to its requests: it writes all that they have room for, and some tokens more are certain."""
     free = plan.cache.allocator.num_free
-    for turn in turns:
-        request: Any = turn.request
-        plan.cache.prepare(request.table, request.table.length + turn.count + turn.room)
+    for scheduled in batch:
+        request: Any = scheduled.request
+        plan.cache.prepare(
+            request.block_table, request.block_table.length + scheduled.count + scheduled.num_draft_slots
+        )
         assert plan.cache.allocator.num_free == free, "places are found in the schedule"
-    for turn in turns:
-        request, decodes = turn.request, turn.decodes
-        request.table.length += turn.count
+    for scheduled in batch:
+        request, decodes = scheduled.request, scheduled.decodes
+        request.block_table.length += scheduled.count
         if decodes:
             left = request.max_tokens - (request.tokens - request.length)
-            accepted = min(dice.randint(0, turn.room), left - 1)
+            accepted = min(dice.randint(0, scheduled.num_draft_slots), left - 1)
             request.tokens += accepted + 1
-            request.table.length += accepted
+            request.block_table.length += accepted
             if request.tokens - request.length >= request.max_tokens:
                 request.finish_reason = "length"
         if plan.window is not None:
-            plan.cache.allocator.release_before(request.table, request.table.length - plan.window + 1)
+            plan.cache.allocator.release_before(request.block_table, request.block_table.length - plan.window + 1)
 
 
 def leave(plan: Scheduler, *, dice: random.Random | None = None) -> None:
@@ -145,21 +147,21 @@ def leave(plan: Scheduler, *, dice: random.Random | None = None) -> None:
         assert plan.remove(dice.choice(everybody))
 
 
-def check(plan: Scheduler, turns: Sequence[Turn]) -> None:
+def check(plan: Scheduler, batch: Sequence[ScheduledRequest]) -> None:
     assert len(plan.running) <= plan.max_batch
-    assert len({id(turn.request) for turn in turns}) == len(turns)
-    pending = [turn.request.num_pending for turn in turns]
-    assert all(turn.count == 1 for turn, left in zip(turns, pending, strict=True) if left == 1)
-    prefill = sum(turn.count for turn, left in zip(turns, pending, strict=True) if left > 1)
+    assert len({id(scheduled.request) for scheduled in batch}) == len(batch)
+    pending = [scheduled.request.num_pending for scheduled in batch]
+    assert all(scheduled.count == 1 for scheduled, left in zip(batch, pending, strict=True) if left == 1)
+    prefill = sum(scheduled.count for scheduled, left in zip(batch, pending, strict=True) if left > 1)
     assert prefill <= plan.prefill_chunk
     decoding = [request for request in plan.running if request.num_pending == 1]
     live = {id(request) for request in decoding if not request.ended}
-    assert live <= {id(turn.request) for turn in turns}, "a decoding request stalls"
+    assert live <= {id(scheduled.request) for scheduled in batch}, "a decoding request stalls"
     order = [(-request.priority, request.start) for request in plan.running]
     assert order == sorted(order)  # type: ignore[type-var]
     counts = [0] * plan.cache.allocator.num_blocks
     for request in plan.running:
-        for block in request.table.blocks:
+        for block in request.block_table.blocks:
             counts[block] += 1
     assert counts == plan.cache.allocator.references
     assert plan.cache.allocator.num_free == counts.count(0)
@@ -184,17 +186,17 @@ def test_any_load(window: int | None) -> None:
                     assert BLOCK * plan.cache.allocator.num_blocks < request.length + request.max_tokens
                     continue
                 came.append(request)
-            turns = plan.schedule()
-            check(plan, turns)
+            batch = plan.schedule()
+            check(plan, batch)
             started += [each for each in plan.running if each not in started]
             most = max(most, len(plan.running))
-            advance(plan, turns, dice)
+            advance(plan, batch, dice)
             leave(plan, dice=dice)
         while plan.running or plan.waiting:
-            turns = plan.schedule()
-            check(plan, turns)
-            assert turns, "nobody is asked, and somebody waits"
-            advance(plan, turns, dice)
+            batch = plan.schedule()
+            check(plan, batch)
+            assert batch, "nobody is asked, and somebody waits"
+            advance(plan, batch, dice)
             leave(plan)
         assert 0 < most <= plan.max_batch
         order = [came.index(each) for each in started]
@@ -211,16 +213,16 @@ def test_prompts_are_read_in_chunks_beside_those_that_decode() -> None:
     plan, dice = scheduler(chunk=16), random.Random(0)
     first, long, later = Fake(3, 10), Fake(40, 5), Fake(20, 5)
     add(plan, first)
-    (turn,) = plan.schedule()
-    assert (turn.count, turn.decodes) == (3, True)
-    advance(plan, [turn], dice)
+    (scheduled,) = plan.schedule()
+    assert (scheduled.count, scheduled.decodes) == (3, True)
+    advance(plan, [scheduled], dice)
     add(plan, long, later)
     seen = []
     for _ in range(4):
-        turns = plan.schedule()
-        seen.append([(["first", "long", "later"][[first, long, later].index(t.request)], t.count) for t in turns])  # type: ignore[arg-type]
-        for each in turns:
-            each.request.table.length += each.count
+        batch = plan.schedule()
+        seen.append([(["first", "long", "later"][[first, long, later].index(t.request)], t.count) for t in batch])  # type: ignore[arg-type]
+        for each in batch:
+            each.request.block_table.length += each.count
             if each.request.num_pending == 0:
                 each.request.tokens += 1  # type: ignore[operator, assignment]
     assert seen[0] == [("first", 1), ("long", 15)]
@@ -233,7 +235,7 @@ def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
     plan = scheduler(num_blocks=16, max_batch=8, chunk=64)
     large, larger, small = Fake(30, 10), Fake(40, 20), Fake(2, 2)
     add(plan, large, larger, small)
-    assert [turn.request for turn in plan.schedule()] == [large]
+    assert [scheduled.request for scheduled in plan.schedule()] == [large]
     assert [*plan.waiting] == [larger, small]
     large.finish_reason = "stop"
     leave(plan)
@@ -252,7 +254,7 @@ def test_what_no_longer_fits_ends_with_an_error_when_its_turn_comes() -> None:
     request, small = Fake(50, 10), Fake(3, 3)
     add(plan, request, small)
     plan.cache.allocator = BlockAllocator(10, BLOCK)  # a draft model has taken its share
-    assert [turn.request for turn in plan.schedule()] == [small]
+    assert [scheduled.request for scheduled in plan.schedule()] == [small]
     assert isinstance(request.error, CacheFullError)
 
 
@@ -260,17 +262,17 @@ def test_guesses_give_way_before_requests_do() -> None:
     plan = scheduler(num_blocks=8, max_batch=2, tree=8)
     first, second = Fake(6, 20), Fake(6, 20)
     add(plan, first, second)
-    rooms = []
+    draft_slots = []
     for _ in range(8):  # the last one fills all blocks
-        turns = plan.schedule()
-        check(plan, turns)
-        rooms.append([turn.room for turn in turns])
-        for turn in turns:  # no guess is ever right
-            turn.request.table.length += turn.count
-            turn.request.tokens += 1  # type: ignore[operator, assignment]
-    assert all(len(pair) == 2 for pair in rooms), "both go on"
-    assert rooms[1] == [7, 7]
-    assert max(rooms[-1]) < 7
+        batch = plan.schedule()
+        check(plan, batch)
+        draft_slots.append([scheduled.num_draft_slots for scheduled in batch])
+        for scheduled in batch:  # no guess is ever right
+            scheduled.request.block_table.length += scheduled.count
+            scheduled.request.tokens += 1  # type: ignore[operator, assignment]
+    assert all(len(pair) == 2 for pair in draft_slots), "both go on"
+    assert draft_slots[1] == [7, 7]
+    assert max(draft_slots[-1]) < 7
     assert first.stats.preemptions == second.stats.preemptions == 0
 
 
@@ -290,13 +292,13 @@ class Remembers:
 def remembering(num_blocks: int, idle: int, **options: Any) -> tuple[Scheduler, Remembers]:
     """A schedule whose pool remembers something in its last blocks."""
     plan, memory = scheduler(num_blocks, **options), Remembers()
-    allocator, table, kept = plan.cache.allocator, BlockTable(), BlockTable()
-    allocator.grow(table, BLOCK * (num_blocks - idle))
+    allocator, block_table, kept = plan.cache.allocator, BlockTable(), BlockTable()
+    allocator.grow(block_table, BLOCK * (num_blocks - idle))
     allocator.grow(kept, BLOCK * idle)
     allocator.entrust(memory)
     allocator.release(kept)
-    memory.gone = [*table.blocks]
-    allocator.release(table)
+    memory.gone = [*block_table.blocks]
+    allocator.release(block_table)
     memory.gone.clear()
     assert len(allocator.idle) == idle
     return plan, memory
@@ -304,14 +306,14 @@ def remembering(num_blocks: int, idle: int, **options: Any) -> tuple[Scheduler, 
 
 def test_who_does_not_guess_gets_no_room() -> None:
     plan, memory = remembering(12, 8, tree=16, max_batch=2)
-    add(plan, Fake(6, 6, guesses=False), Fake(5, 3))
-    rooms = [turn.room for turn in plan.schedule()]
-    assert rooms == [0, 0], "their prompts are being read"
+    add(plan, Fake(6, 6, draft_tokens=False), Fake(5, 3))
+    draft_slots = [scheduled.num_draft_slots for scheduled in plan.schedule()]
+    assert draft_slots == [0, 0], "their prompts are being read"
     for request in plan.running:
-        request.table.length += request.num_pending
+        request.block_table.length += request.num_pending
         request.tokens += 1  # type: ignore[operator, assignment]
-    rooms = [turn.room for turn in plan.schedule()]
-    assert rooms == [0, 2]
+    draft_slots = [scheduled.num_draft_slots for scheduled in plan.schedule()]
+    assert draft_slots == [0, 2]
     assert not memory.gone
 
 
@@ -319,18 +321,18 @@ def test_guesses_take_what_is_empty_and_at_most_a_block_of_what_is_remembered() 
     plan, memory = remembering(12, 10, tree=16)
     request: Any = Fake(7, 8)
     add(plan, request)
-    rooms = []
+    draft_slots = []
     while not request.finish_reason:
-        held = len(request.table.blocks)
-        (turn,) = plan.schedule()
-        rooms.append(turn.room)
-        assert len(request.table.blocks) - held <= (1 if turn.room else 2)
-        request.table.length += turn.count
+        held = len(request.block_table.blocks)
+        (scheduled,) = plan.schedule()
+        draft_slots.append(scheduled.num_draft_slots)
+        assert len(request.block_table.blocks) - held <= (1 if scheduled.num_draft_slots else 2)
+        request.block_table.length += scheduled.count
         request.tokens += 1
         if request.num_generated == 8:
             request.finish_reason = "length"
     # From position 7 on: the rest of its block, and the next one as soon as that is less than a block.
-    assert rooms == [0, 4, 7, 6, 5, 4, 3, 2]
+    assert draft_slots == [0, 4, 7, 6, 5, 4, 3, 2]
     assert len(memory.gone) == 2, "the text has 15 tokens, in four blocks, of which two were empty"
 
 
@@ -339,20 +341,20 @@ def test_the_last_one_is_preempted_and_starts_again_in_its_place() -> None:
     first, second, third = Fake(8, 20), Fake(7, 20), Fake(4, 4)
     add(plan, first, second, third)
     while not second.stats.preemptions:
-        turns = plan.schedule()
-        check(plan, turns)
-        advance(plan, turns, dice)
+        batch = plan.schedule()
+        check(plan, batch)
+        advance(plan, batch, dice)
         leave(plan)
         assert not first.stats.preemptions
-    assert second.table.blocks == []
+    assert second.block_table.blocks == []
     assert plan.waiting[0] is second  # type: ignore[comparison-overlap]
     held = second.tokens
     while not first.ended:
         advance(plan, plan.schedule(), dice)
     assert second.tokens == held
     leave(plan)
-    (turn, *_) = plan.schedule()
-    assert (turn.request, turn.count) == (second, held)  # type: ignore[comparison-overlap]
+    (scheduled, *_) = plan.schedule()
+    assert (scheduled.request, scheduled.count) == (second, held)  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.parametrize(
@@ -373,15 +375,15 @@ def test_many_in_a_pool_for_few_are_seldom_preempted(
         add(plan, *requests)
         together = 0
         while plan.running or plan.waiting:
-            turns = plan.schedule()
-            check(plan, turns)
-            together = max(together, len(turns))
-            for turn in turns:  # no guess is ever right
-                turn.request.table.length += turn.count
-                if turn.request.num_pending == 0:
-                    turn.request.tokens += 1  # type: ignore[operator, assignment]
-                if turn.request.num_generated == turn.request.params.max_tokens:
-                    turn.request.finish_reason = "length"
+            batch = plan.schedule()
+            check(plan, batch)
+            together = max(together, len(batch))
+            for scheduled in batch:  # no guess is ever right
+                scheduled.request.block_table.length += scheduled.count
+                if scheduled.request.num_pending == 0:
+                    scheduled.request.tokens += 1  # type: ignore[operator, assignment]
+                if scheduled.request.num_generated == scheduled.request.params.max_tokens:
+                    scheduled.request.finish_reason = "length"
             leave(plan)
         assert together >= 4, "what may never be needed is not kept free"
         preempted += sum(each.stats.preemptions for each in requests)
@@ -392,25 +394,25 @@ def test_higher_priority_starts_first_and_takes_the_place_of_a_lower_one() -> No
     plan, dice = scheduler(max_batch=2), random.Random(0)
     low, middle, high = Fake(4, 30), Fake(4, 30, priority=1), Fake(4, 4, priority=2)
     add(plan, low, middle)
-    turns = plan.schedule()
-    assert [turn.request for turn in turns] == [middle, low]
-    advance(plan, turns, dice)
+    batch = plan.schedule()
+    assert [scheduled.request for scheduled in batch] == [middle, low]
+    advance(plan, batch, dice)
     add(plan, high)
-    turns = plan.schedule()
-    assert [turn.request for turn in turns] == [high, middle]
+    batch = plan.schedule()
+    assert [scheduled.request for scheduled in batch] == [high, middle]
     assert low.stats.preemptions == 1
-    advance(plan, turns, dice)
+    advance(plan, batch, dice)
     add(plan, Fake(4, 4, priority=1))
-    assert [turn.request for turn in plan.schedule()] == [high, middle], "an equal one waits"
+    assert [scheduled.request for scheduled in plan.schedule()] == [high, middle], "an equal one waits"
 
 
 def plain_step(plan: Scheduler) -> None:
     """A step in which no guess is right; those that have ended leave."""
-    turns = plan.schedule()
-    check(plan, turns)
-    for turn in turns:
-        request: Any = turn.request
-        request.table.length += turn.count
+    batch = plan.schedule()
+    check(plan, batch)
+    for scheduled in batch:
+        request: Any = scheduled.request
+        request.block_table.length += scheduled.count
         if not request.num_pending:
             request.tokens += 1
         if request.num_generated == request.max_tokens:
@@ -445,7 +447,7 @@ def test_tenants_that_both_wait_are_served_alike() -> None:
     largest = 40 + 2 * 40
     for _ in range(150):
         plain_step(plan)
-        served = plan.tenants.served
+        served = plan.fair_share.served
         assert abs(served["short"] - served["long"]) <= 4 * largest
     assert [each for each in plan.waiting if each.tenant == "short"]
     assert [each for each in plan.waiting if each.tenant == "long"]
@@ -472,7 +474,7 @@ def test_nobody_is_preempted_for_what_cannot_start() -> None:
     add(plan, equal, low)
     advance(plan, plan.schedule(), dice)
     add(plan, urgent)
-    assert [turn.request for turn in plan.schedule()] == [equal, low]
+    assert [scheduled.request for scheduled in plan.schedule()] == [equal, low]
     assert low.stats.preemptions == 0
 
 
@@ -485,10 +487,10 @@ def test_a_refusal_is_of_the_blocks_that_there_were() -> None:
     assert waits.refused is not None
     waits.refused = waits.refused._replace(found=[15])  # type: ignore[attr-defined]
     plan.cache.allocator, plan.cache.version = BlockAllocator(12, BLOCK), 1
-    large.table = BlockTable()
+    large.block_table = BlockTable()
     large.finish_reason = "abort"
     leave(plan)
-    assert [turn.request for turn in plan.schedule()] == [waits]
+    assert [scheduled.request for scheduled in plan.schedule()] == [waits]
 
 
 def test_deadlines() -> None:
@@ -499,7 +501,7 @@ def test_deadlines() -> None:
     add(plan, waits, other)
     plan.expire()
     leave(plan)
-    assert [turn.request for turn in plan.schedule()] == [other]
+    assert [scheduled.request for scheduled in plan.schedule()] == [other]
     for request in (late, waits):
         assert isinstance(request.error, DeadlineError)
         assert isinstance(request.error, TimeoutError)
@@ -510,21 +512,21 @@ def test_samples_wait_for_the_prompt_and_share_it() -> None:
     first = Fake(22, 6)
     second, third = Fake(22, 6, parent=first), Fake(22, 6, parent=first)
     add(plan, first, second, third)
-    turns = plan.schedule()
-    assert [(turn.request, turn.count) for turn in turns] == [(first, 16)]
-    advance(plan, turns, dice)
-    assert [turn.request for turn in plan.schedule()] == [first]
+    batch = plan.schedule()
+    assert [(scheduled.request, scheduled.count) for scheduled in batch] == [(first, 16)]
+    advance(plan, batch, dice)
+    assert [scheduled.request for scheduled in plan.schedule()] == [first]
     advance(plan, plan.schedule(), dice)
-    turns = plan.schedule()
-    assert [turn.request for turn in turns] == [first, second, third]
-    assert (second.table.length, second.num_pending) == (21, 1)
+    batch = plan.schedule()
+    assert [scheduled.request for scheduled in batch] == [first, second, third]
+    assert (second.block_table.length, second.num_pending) == (21, 1)
     whole = 21 // BLOCK
-    assert second.table.blocks[:whole] == first.table.blocks[:whole] == third.table.blocks[:whole]
-    assert second.table.blocks[whole] != first.table.blocks[whole], "they write behind the prompt"
-    check(plan, turns)
+    assert second.block_table.blocks[:whole] == first.block_table.blocks[:whole] == third.block_table.blocks[:whole]
+    assert second.block_table.blocks[whole] != first.block_table.blocks[whole], "they write behind the prompt"
+    check(plan, batch)
     first.finish_reason = "stop"
     leave(plan)
-    assert [turn.request for turn in plan.schedule()] == [second, third]
+    assert [scheduled.request for scheduled in plan.schedule()] == [second, third]
 
 
 @pytest.mark.parametrize("how", ["ended", "failed", "left"])
@@ -540,5 +542,5 @@ def test_samples_of_a_prompt_that_has_gone_read_it_themselves(how: str) -> None:
         first.error = ArithmeticError()
     assert plan.remove(first)  # type: ignore[arg-type]
     assert not plan.remove(first)  # type: ignore[arg-type]
-    (turn,) = plan.schedule()
-    assert (turn.request, turn.count) == (second, 10)  # type: ignore[comparison-overlap]
+    (scheduled,) = plan.schedule()
+    assert (scheduled.request, scheduled.count) == (second, 10)  # type: ignore[comparison-overlap]

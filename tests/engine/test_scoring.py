@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from checkpoints import MakeCheckpoint
-from models import assert_idle
-from pronk.choosing.params import SamplingParams
 from pronk.errors import CacheFullError, OptionError, PromptError
 from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
+from tiny_models import assert_idle
 
 PROMPT = "def add(a, b):\n    return a + b\n# This is "
 OPTIONS = [
@@ -27,7 +27,7 @@ def llm() -> LLM:
 
 def read(llm: LLM, prompt: str | list[int], options: Sequence[str]) -> list[float]:
     """What the model says of each text as the end of a prompt."""
-    before, sums = llm.intake.ids(prompt), list[float]()
+    before, sums = llm.request_factory.ids(prompt), list[float]()
     for option in options:
         own = llm.tokenizer.encode(option, add_special_tokens=False)
         whole = llm.tokenizer.encode(prompt + option) if isinstance(prompt, str) else [*before, *own]

@@ -11,13 +11,13 @@ import torch
 
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import DRAFTERS, ask, assert_same, drafter, params, plain, text, total
-from models import make_engine, make_request, run, tiny_decoder
-from pronk.cache.paged import PagedCache
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import Suffix
 from pronk.drafters.shared import side_cache
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.kv_cache.paged import PagedCache
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 # Nine blocks hold the longest of them to its end, and no two.
 SHORT = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 20, 33, 40, 60, 95)))
@@ -31,8 +31,8 @@ NAMES = [name if name in CLOSE else pytest.param(name, marks=pytest.mark.slow) f
 
 def serve(engine: Engine, name: str, options: str, want: Sequence[Request]) -> list[Request]:
     """All prompts at once, by one drafter."""
-    guesser = drafter(name, want).bind(engine.target)
-    got = [ask(request.prompt, params(options, index), guesser) for index, request in enumerate(want)]
+    proposer = drafter(name, want).bind(engine.target)
+    got = [ask(request.prompt, params(options, index), proposer) for index, request in enumerate(want)]
     run(engine, got)
     return got
 
@@ -75,9 +75,9 @@ def test_preempted_requests_hold_nothing_of_a_drafter(name: str, pools: type[Poo
     """Nor do they lose their guesses: what they gave away is read again with their text."""
     want = plain(torch.bfloat16, "all", SHORT)
     engine = make_engine(tiny_decoder(torch.bfloat16), **TIGHT)
-    guesser = drafter(name, want).bind(engine.target)
+    proposer = drafter(name, want).bind(engine.target)
     assert pools.opened
-    got = [ask(want[index].prompt, params("all", index), guesser) for index in (4, 5)]
+    got = [ask(want[index].prompt, params("all", index), proposer) for index in (4, 5)]
     request, urgent = got
     urgent.priority = 1
     engine.add(request)
@@ -88,7 +88,7 @@ def test_preempted_requests_hold_nothing_of_a_drafter(name: str, pools: type[Poo
     engine.add(urgent)
     engine.scheduler.schedule()
     assert engine.scheduler.preempted == [request]
-    engine.proposing.give_way([request])
+    engine.speculator.on_preempt([request])
     assert pools.held() == 0
     before = len(request.stats.steps)
     while not all(each.ended for each in got):
@@ -198,8 +198,8 @@ def test_rows_of_guesses_push_nothing_out(name: str) -> None:
     assert len(engine.cache.prefix) == len(engine.cache.allocator.idle) == 23
     known = make_request(text(99, 20), SamplingParams(max_tokens=20, seed=1))
     run(make_engine(tiny_decoder()), [known])
-    guesser = TreeDrafter(oracle_trees(0.7), texts={((*known.prompt,), known.seed): known.tokens})
-    request = make_request(known.prompt, known.params, guesser if name == "oracle" else None)
+    proposer = TreeDrafter(oracle_trees(0.7), texts={((*known.prompt,), known.seed): known.tokens})
+    request = make_request(known.prompt, known.params, proposer if name == "oracle" else None)
     run(engine, [request])
     assert request.output == known.output
     assert (request.stats.accepted > 0) == (name == "oracle")
@@ -256,13 +256,13 @@ def test_any_traffic(seed: int) -> None:
     """Requests that come, are given up and share beginnings, in a tight pool: nobody gets another's tokens."""
     dice, decoder = random.Random(seed), tiny_decoder()
     engine = make_engine(decoder, num_blocks=12, share_prefixes=bool(seed % 2), max_batch=4, max_tree=8)
-    guesser, beginnings = Suffix().bind(engine.target), [text(9, 40), text(8, 70)]
+    proposer, beginnings = Suffix().bind(engine.target), [text(9, 40), text(8, 70)]
     alive, done = list[Request](), list[Request]()
     for step in range(160):
         if step < 120 and dice.random() < 0.35:
             prompt = dice.choice(beginnings)[: dice.randint(1, 70)] + text(step, dice.randint(1, 20))
             options = SamplingParams(max_tokens=dice.randint(1, 60), seed=step, temperature=dice.choice([0.0, 0.9]))
-            request = make_request(prompt, options, dice.choice([None, guesser]))
+            request = make_request(prompt, options, dice.choice([None, proposer]))
             request.priority, request.tenant = dice.randint(0, 2), dice.choice("abc")
             engine.add(request)
             alive.append(request)
@@ -291,10 +291,10 @@ def test_a_block_that_is_written_again_is_forgotten() -> None:
     cache, tokens = engine.cache, text(3, 40)
     first = make_request(tokens, SamplingParams(max_tokens=20, seed=1))
     run(engine, [first])
-    table = cache.match(first.tokens)
-    assert table is not None
-    child = cache.fork(table, 39)  # two blocks are whole, the third is the parent's text beyond
-    cache.release(table)
+    block_table = cache.match(first.tokens)
+    assert block_table is not None
+    child = cache.fork(block_table, 39)  # two blocks are whole, the third is the parent's text beyond
+    cache.release(block_table)
     assert cache.prefix is not None
     assert cache.prefix.keeps(child.blocks[2])
     cache.prepare(child, 45)
@@ -332,8 +332,8 @@ def test_the_end_within_an_accepted_path() -> None:
         engine = make_engine(tiny_decoder(), share_prefixes=True)
         got = serve(engine, name, "all", want)
         known = [engine.cache.match([*request.tokens, 0]) for request in got]
-        found = [0 if table is None else table.length for table in known]
+        found = [0 if block_table is None else block_table.length for block_table in known]
         assert found == [(len(request.tokens) - 1) // 16 * 16 for request in got]
-        for table in known:
-            if table is not None:
-                engine.cache.release(table)
+        for block_table in known:
+            if block_table is not None:
+                engine.cache.release(block_table)

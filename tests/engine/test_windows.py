@@ -9,12 +9,12 @@ import pytest
 
 from drafters.trees import TreeDrafter, oracle_trees
 from engine.cases import text, total
-from models import make_engine, make_request, run, samples, tiny_decoder
 from oracle import dense_logits
-from pronk.choosing.params import SamplingParams
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CacheFullError
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, make_request, run, samples, tiny_decoder
 
 WINDOW, BLOCK, TREE, CHUNK = 50, 16, 9, 32
 PROMPTS = (text(1, 300), text(2, 7))
@@ -30,7 +30,7 @@ def counts_of_blocks(engine: Engine, requests: Sequence[Request]) -> list[list[i
         engine.step()
         for request, held in zip(requests, counts, strict=True):
             if request.finish_reason is None:
-                held.append(len(request.table.blocks))
+                held.append(len(request.block_table.blocks))
     return counts
 
 
@@ -43,8 +43,8 @@ def test_memory_is_bounded(windows: tuple[int, ...], *, guess: bool) -> None:
     run(make_engine(decoder, poison=None), want)
     texts = {(tuple(request.prompt), request.seed): request.tokens for request in want}
     engine = make_engine(decoder, block_size=BLOCK, max_tree=TREE, prefill_chunk=CHUNK)
-    guesser = TreeDrafter(oracle_trees(0.7), texts) if guess else None
-    requests = [make_request(prompt, PARAMS, guesser) for prompt in PROMPTS]
+    proposer = TreeDrafter(oracle_trees(0.7), texts) if guess else None
+    requests = [make_request(prompt, PARAMS, proposer) for prompt in PROMPTS]
     counts = counts_of_blocks(engine, requests)
     assert [request.tokens for request in requests] == [request.tokens for request in want]
     assert [request.logprobs for request in requests] == [request.logprobs for request in want]
@@ -64,9 +64,9 @@ def test_a_pool_as_large_as_the_bound_is_enough() -> None:
     blocks = -(-(WINDOW + CHUNK + TREE) // BLOCK) + 1
     texts = {(tuple(want.prompt), want.seed): want.tokens}
     for dice in range(3):
-        guesser = TreeDrafter(oracle_trees(0.5), texts, dice=dice)
+        proposer = TreeDrafter(oracle_trees(0.5), texts, dice=dice)
         engine = make_engine(decoder, num_blocks=blocks, block_size=BLOCK, max_tree=TREE, prefill_chunk=CHUNK)
-        got = make_request(PROMPTS[0], PARAMS, guesser)
+        got = make_request(PROMPTS[0], PARAMS, proposer)
         run(engine, [got])
         assert got.tokens == want.tokens
         assert len(got.tokens) > 4 * blocks * BLOCK
@@ -94,7 +94,7 @@ def test_nothing_is_given_back_while_some_layer_sees_everything() -> None:
     request = make_request(PROMPTS[0], PARAMS)
     (held,) = counts_of_blocks(engine, [request])
     assert min(held) >= 300 // BLOCK
-    assert request.table.released == 0
+    assert request.block_table.released == 0
 
 
 @pytest.mark.parametrize("windows", [(1, 1), (2, 9), (16, 16), (50, None), (511, 512), (513, 600)], ids=str)

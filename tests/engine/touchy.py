@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from engine.cases import params, text
-from models import NullText, assert_idle, make_engine, make_request, tiny_decoder
-from pronk.drafters import DraftContext, Guesser, Outcome
+from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.tree import TokenTree
+from pronk.speculation.tree import TokenTree
+from tiny_models import NullText, assert_idle, make_engine, make_request, tiny_decoder
 
 PROMPTS = tuple(tuple(text(50 + seed, length)) for seed, length in enumerate((1, 9, 16, 33, 64, 70, 5, 40)))
 
@@ -49,7 +49,7 @@ class Own:
 
 
 @dataclass(eq=False)
-class Touchy(Guesser[Own]):
+class Touchy(Proposer[Own]):
     """Knows most of the answers; raises in one verb, for one prompt or (``None``) whoever's turn it is."""
 
     texts: dict[tuple[int, ...], Sequence[int]]
@@ -70,7 +70,7 @@ class Touchy(Guesser[Own]):
         trees = []
         for context in contexts:
             # It borrows the chooser as drafters do, and leaves it where it stands when it raises.
-            with context.chooser.after(context.tokens[:1]):
+            with context.sampler.after(context.tokens[:1]):
                 self._burn("propose", context.state.prompt)
             answer = self.texts[context.state.prompt][len(context.tokens) :][: min(4, context.max_depth)]
             wrong = (answer[0] + 1) % 7 if answer and answer[0] != 6 else 0
@@ -156,8 +156,8 @@ def finish(engine: Engine, requests: Sequence[Request]) -> None:
     raise AssertionError("the requests do not end")
 
 
-def batch(guesser: Touchy) -> list[Request]:
-    return [make_request(prompt, options(index), guesser) for index, prompt in enumerate(PROMPTS)]
+def batch(proposer: Touchy) -> list[Request]:
+    return [make_request(prompt, options(index), proposer) for index, prompt in enumerate(PROMPTS)]
 
 
 def touchy(**given: Any) -> Touchy:
@@ -172,11 +172,11 @@ def assert_as_plain(requests: Sequence[Request], *, but: Sequence[int] = ()) -> 
             assert request.logprobs == want.logprobs
 
 
-def assert_heard(guesser: Touchy, requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:
+def assert_heard(proposer: Touchy, requests: Sequence[Request], *, but: Sequence[int] = ()) -> None:
     """Of every step of a neighbour its guesser has heard, and every state was given back once."""
-    heard = {state.prompt: state.heard for state in guesser.states}
+    heard = {state.prompt: state.heard for state in proposer.states}
     for index, request in enumerate(requests):
         if index not in but:
             assert heard[tuple(request.prompt)] == len(request.stats.steps)
-    counts = Counter(id(state) for state in guesser.stopped)
-    assert counts == Counter(id(state) for state in guesser.states)
+    counts = Counter(id(state) for state in proposer.stopped)
+    assert counts == Counter(id(state) for state in proposer.states)

@@ -22,13 +22,13 @@ import pronk.inflate.checkpoint as module
 from checkpoints import MakeCheckpoint, transformers_logits
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
-from pronk.commands import inflate as cli_inflate
+from pronk.cli import inflate as cli_inflate
 from pronk.errors import CheckpointError, ConfigError, OptionError, PronkError
 from pronk.files import shards
 from pronk.inflate.checkpoint import InflatedInfo, Shape, inflate
 from pronk.inflate.weights import count
-from pronk.model.checkpoint import Checkpoint
-from pronk.model.loader import load_decoder, read_config
+from pronk.models.checkpoint import Checkpoint
+from pronk.models.loader import load_decoder, read_config
 
 TOKENS = random.Random(7).sample(range(300), 40)  # all different: equal ones would attend alike whatever the scores
 BUNDLED = Path(module.__file__).parents[1] / "bundled" / "pronk-tiny"
@@ -420,5 +420,5 @@ def interrupt(_: Iterable[object]) -> bytes:
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys, pronk.commands.inflate; assert 'torch' not in sys.modules"
+    code = "import sys, pronk.cli.inflate; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

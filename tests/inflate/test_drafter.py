@@ -16,12 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from checkpoints import MakeCheckpoint, randomize
-from models import make_cache
 from oracle import DenseAttend
 from pronk import LLM, SamplingParams
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import apply_rope
-from pronk.commands import inflate as cli_inflate
+from pronk.cli import inflate as cli_inflate
 from pronk.drafters.from_target.modules.files import FORMAT, Trained
 from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
@@ -29,9 +28,10 @@ from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, Kangaro
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.errors import CheckpointError, OptionError, PronkError
 from pronk.inflate.checkpoint import Shape, add_drafters, inflate
-from pronk.model.decoder import Decoder
-from pronk.model.fingerprint import Fingerprint
-from pronk.model.loader import load_decoder, read_config
+from pronk.models.decoder import Decoder
+from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import load_decoder, read_config
+from tiny_models import make_cache
 
 TOKENS = torch.randperm(300, generator=torch.Generator().manual_seed(7))[:40]
 ROWS = len(TOKENS)
@@ -148,7 +148,7 @@ def rotations(decoder: Decoder) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def said(model: Path, folder: Path) -> Tensor:
-    """Logits ``[guesses, tokens, vocab]`` of the drafter of ``folder`` beside the target ``model``, without caches."""
+    """Logits ``[draft_tokens, tokens, vocab]`` of the drafter of ``folder`` beside the target ``model``, without caches."""
     decoder, trained = our_decoder(model), Trained.read(folder)
     plain = make_cache(decoder.config, torch.float32, num_blocks=1, packed=False)
     (shape_type,) = (each for each, (name, _) in _KIND.items() if name == trained.kind.replace("vanilla", "glide"))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pronk.choosing.noise import gumbel_noise, noise_key
 from pronk.kernels.library import Kernels, candidates
+from pronk.sampling.noise import gumbel_noise, noise_key
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 # Around the 16 lanes and the 256 tokens that are looked at together.

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from kernels.test_products import ROWS, same, some_rows
-from pronk.cache.blocks import BlockTable
 from pronk.kernels.library import Kernels, candidates
 from pronk.kernels.rounding import round_weights
-from pronk.model.linear import KernelLinear, Layout
-from pronk.model.program import Program, Rows
-from pronk.quantized.form import Bits, Quantized
-from pronk.tree import TokenTree
-from quantized.codes import CODED, coded_product, some_codes
+from pronk.kv_cache.blocks import BlockTable
+from pronk.models.linear import KernelLinear, WeightLayout
+from pronk.models.program import Program, ProgramRows
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
+from pronk.speculation.tree import TokenTree
+from quantization.formats.codes import CODED, coded_product, some_codes
 
 SETS = candidates()
 KINDS = pytest.mark.parametrize("kind", CODED, ids=lambda kind: f"{kind[0]} bits, minima {kind[1]}, order {kind[2]}")
@@ -25,8 +25,8 @@ KINDS = pytest.mark.parametrize("kind", CODED, ids=lambda kind: f"{kind[0]} bits
 SHAPES = [(5, 8, 8), (5, 25, 56), (17, 40, 16), (97, 100, 32), (33, 640, 64), (48, 1100, 128), (20, 576, 576)]
 
 
-def products(weight: Quantized, bias: Tensor | None = None) -> list[KernelLinear]:
-    return [KernelLinear(kernels, weight, bias, Layout()) for kernels in SETS]
+def products(weight: QuantizedMatrix, bias: Tensor | None = None) -> list[KernelLinear]:
+    return [KernelLinear(kernels, weight, bias, WeightLayout()) for kernels in SETS]
 
 
 @KINDS
@@ -62,7 +62,7 @@ def test_a_row_does_not_depend_on_the_others_or_the_set(kind: tuple[Bits, bool, 
 
 @pytest.mark.parametrize("kernels", SETS, ids=lambda kernels: kernels.name)
 def test_rows_that_overflow_harm_no_others(kernels: Kernels) -> None:
-    product = KernelLinear(kernels, some_codes((50, 70), 4, True, False, 32), None, Layout())
+    product = KernelLinear(kernels, some_codes((50, 70), 4, True, False, 32), None, WeightLayout())
     x = some_rows(30, 70)
     want = product.logits(x)
     x[3], x[17, 5], x[29] = float("inf"), float("nan"), float("-inf")
@@ -81,7 +81,7 @@ def test_rows_are_looked_up(kind: tuple[Bits, bool, bool]) -> None:
             program = Program(product.packed.kernels, 72, dtype)
             program.embed(SimpleNamespace(table=product, positions=None, embedding=torch.empty(0, 72)))
             rows, out = (
-                Rows().add([(BlockTable(), TokenTree.chain(tokens), 0)], tokens),
+                ProgramRows().add([(BlockTable(), TokenTree.chain(tokens), 0)], tokens),
                 torch.empty(5, 72, dtype=dtype),
             )
             program.run(rows, out)

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import models
+import tiny_models
 from checkpoints import MakeCheckpoint
 from pronk import LLM, OptionError, SamplingParams
 from pronk.kernels import library
 from pronk.kernels.library import INSTRUCTION_SETS, VERSION, Kernels, KernelsError, candidates
-from pronk.kernels.structures import STRUCTURES, Op, Pass, Weights
-from pronk.model import kernels as loading
-from pronk.model.kernels import check, load_kernels
+from pronk.kernels.structures import STRUCTURES, CForward, COp, CWeights
+from pronk.models import kernels as loading
+from pronk.models.kernels import check, load_kernels
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 OPTIONS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -80,10 +80,10 @@ def test_another_version(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_structures_of_another_size(changed: Any, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same version, from between two releases: nothing is passed to it that it would read otherwise."""
 
-    class Longer(changed):
+    class TokenView(changed):
         _fields_ = (("more", ctypes.c_int64),)
 
-    monkeypatch.setattr(library, "STRUCTURES", [Longer if each is changed else each for each in STRUCTURES])
+    monkeypatch.setattr(library, "STRUCTURES", [TokenView if each is changed else each for each in STRUCTURES])
     with pytest.raises(KernelsError) as caught:
         candidates(path=copy)
     one_line(caught, "expected structures of", "install pronk again")
@@ -128,7 +128,7 @@ def nudge(address: int | None) -> None:
     first_number(address)[1] ^= 1
 
 
-DEFECTS: dict[str, tuple[Callable[[Pass], bool], str]] = {
+DEFECTS: dict[str, tuple[Callable[[CForward], bool], str]] = {
     "many rows of a product": (
         lambda call: bool(call.logits) and call.rows > 16,
         "a product of .* rows is not that of",
@@ -147,7 +147,7 @@ def test_the_self_check_finds_what_is_wrong(defect: str) -> None:
     applies, said = DEFECTS[defect]
 
     class Wrong(Kernels):
-        def run(self, ops: Any, count: int, call: Pass) -> None:
+        def run(self, ops: Any, count: int, call: CForward) -> None:
             super().run(ops, count, call)
             if applies(call) and defect in ("a product", "a layer"):
                 rows = first_number(call.logits or call.stream)
@@ -204,7 +204,7 @@ def test_a_model_without_kernels_is_computed_by_torch(
     path = tmp_path / "lost.so"
     if damaged:
         path.write_text("not a library")
-    monkeypatch.setattr("pronk.model.kernels.load_kernels", lambda choice: load_kernels(choice, path))
+    monkeypatch.setattr("pronk.models.kernels.load_kernels", lambda choice: load_kernels(choice, path))
     fall_back(checkpoint("llama"), "lost.so", "install pronk again", kernels=choice)
 
 
@@ -212,7 +212,7 @@ def test_a_model_whose_kernels_fail_is_computed_by_torch(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "check", lambda _: "it is wrong")
-    monkeypatch.setattr("pronk.model.kernels.load_kernels", load_kernels.__wrapped__)
+    monkeypatch.setattr("pronk.models.kernels.load_kernels", load_kernels.__wrapped__)
     fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
 
 
@@ -224,7 +224,7 @@ def test_torch_may_be_asked_for(checkpoint: MakeCheckpoint) -> None:
     """Without a warning; and the tokens of a model in float32 are those of the kernels, all but surely."""
     by_torch, by_kernels = LLM(checkpoint("llama"), kernels="torch"), LLM(checkpoint("llama"))
     assert (by_torch.exact, by_kernels.exact) == (False, True)
-    assert (by_torch.kernels, by_kernels.kernels) == ("torch", models.kernels().name)
+    assert (by_torch.kernels, by_kernels.kernels) == ("torch", tiny_models.kernels().name)
     first, second = (each.generate("The quick brown fox", OPTIONS) for each in (by_torch, by_kernels))
     assert first.token_ids == second.token_ids
 
@@ -242,7 +242,7 @@ def test_what_the_library_holds_is_known() -> None:
     check(kernels)
     assert 0 < kernels.workspace < 1 << 26
     kernels.read(torch.zeros(1 << 16))
-    assert ctypes.sizeof(Op) % 8 == ctypes.sizeof(Weights) % 8 == 0
+    assert ctypes.sizeof(COp) % 8 == ctypes.sizeof(CWeights) % 8 == 0
 
 
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.5, 0.999])

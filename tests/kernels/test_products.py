@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pronk.kernels.library import Kernels, candidates
-from pronk.model.linear import KernelLinear, Layout
+from pronk.models.linear import KernelLinear, WeightLayout
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
 # Of weights, and of rows.
@@ -33,7 +33,7 @@ def linear(kernels: Kernels, name: str, shape: tuple[int, int], *, bias: bool = 
     dtype, _ = TYPES[name]
     weight = some_rows(*shape, dtype, 1)
     offset = some_rows(1, shape[0], dtype, 2)[0] if bias else None
-    return KernelLinear(kernels, weight, offset, Layout()), weight
+    return KernelLinear(kernels, weight, offset, WeightLayout()), weight
 
 
 def same(one: Tensor, other: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from pronk.kernels.library import TYPES, Kernels, candidates
 from pronk.kernels.rounding import default_group, round_weights
 from pronk.kernels.weights import pack
-from pronk.quantized.form import Bits
+from pronk.quantization.formats.matrix import Bits
 
 SETS = candidates()
 BITS = pytest.mark.parametrize("bits", [8, 4])

@@ -10,13 +10,13 @@ import pytest
 
 from pronk.kernels import library
 from pronk.kernels.library import open_library
-from pronk.kernels.suffixes import Sprouter, Suffixes
+from pronk.kernels.suffixes import CompiledSuffixes, CompiledTreeGrower
 
 LIBRARY: Any = open_library(library.installed())
 
 
-def grown(*texts: str, max_match: int = 4) -> Suffixes:
-    made = Suffixes(LIBRARY, max_match)
+def grown(*texts: str, max_match: int = 4) -> CompiledSuffixes:
+    made = CompiledSuffixes(LIBRARY, max_match)
     for text in texts:
         made.extend(text.encode())
         made.end_text()
@@ -36,7 +36,7 @@ def test_equal_texts_make_equal_ones() -> None:
 @pytest.mark.parametrize(("letters", "most"), [(1, 45), (2, 75), (8, 75), (4096, 200)])
 def test_memory_is_what_is_said(letters: int, most: int) -> None:
     dice = random.Random(letters)
-    made = Suffixes(LIBRARY, 16)
+    made = CompiledSuffixes(LIBRARY, 16)
     made.extend(dice.randrange(letters) for _ in range(8192))
     assert 20 < made.nbytes / made.num_tokens < most
     before = made.nbytes
@@ -60,7 +60,7 @@ def test_memory_is_given_back() -> None:
             freed.append(handle)
             LIBRARY.pronk_suffixes_free(handle)
 
-    handles = [Suffixes(Counting(), 4).handle for _ in range(3)]
+    handles = [CompiledSuffixes(Counting(), 4).handle for _ in range(3)]
     gc.collect()
     assert sorted(freed) == sorted(handle for handle in handles if handle is not None)
 
@@ -75,7 +75,7 @@ def test_what_a_prior_raises_is_raised() -> None:
             raise KeyboardInterrupt
         return 0.5
 
-    sprouter = Sprouter(LIBRARY, 4.0, prior)
+    sprouter = CompiledTreeGrower(LIBRARY, 4.0, prior)
     limits: dict[str, Any] = {"width": 3, "max_depth": 3, "min_match": 1, "depth_factor": 4.0, "least": 0.0}
     with pytest.raises(KeyboardInterrupt):
         sprouter.grow([made], b"abc", **limits)
@@ -90,7 +90,7 @@ def test_no_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
             return {"pronk_suffixes_new": lambda _: None}.get(name) or getattr(LIBRARY, name)
 
     with pytest.raises(MemoryError):
-        Suffixes(Poor(), 4)
+        CompiledSuffixes(Poor(), 4)
     made = grown("abc")
     monkeypatch.setattr(made, "_library", type("Full", (), {"pronk_suffixes_extend": lambda *_: -1})())
     with pytest.raises(MemoryError):

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from models import kernels, make_engine, make_request, tiny_decoder
-from pronk.choosing.params import SamplingParams
 from pronk.kernels import threads
 from pronk.kernels.library import Kernels
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import lend_threads, num_threads, return_threads
-from pronk.model.linear import KernelLinear, Layout
+from pronk.models.linear import KernelLinear, WeightLayout
+from pronk.sampling.params import SamplingParams
+from tiny_models import kernels, make_engine, make_request, tiny_decoder
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
@@ -99,8 +99,8 @@ def test_a_thread_that_begins_meanwhile_has_the_setting_too(monkeypatch: pytest.
 FORK = """
 import os, pathlib, signal, threading
 import torch
-from pronk.model.kernels import load_kernels
-from pronk.model.linear import KernelLinear, Layout
+from pronk.models.kernels import load_kernels
+from pronk.models.linear import KernelLinear, Layout
 torch.set_num_threads({threads})
 linear = KernelLinear(load_kernels({kernels!r}, pathlib.Path({path!r})), torch.randn(512, 512), None, Layout())
 rows, want, going = torch.randn(64, 512), None, True
@@ -134,5 +134,5 @@ def test_packing_does_not_depend_on_the_threads() -> None:
     packed = []
     for count in (1, 3):
         torch.set_num_threads(count)
-        packed.append(KernelLinear(kernels(), weight, None, Layout()).packed)
+        packed.append(KernelLinear(kernels(), weight, None, WeightLayout()).packed)
     assert torch.equal(packed[0].data, packed[1].data)

@@ -12,8 +12,8 @@ from pronk.kernels import weights
 from pronk.kernels.library import candidates
 from pronk.kernels.rounding import round_weights
 from pronk.kernels.weights import Packed, pack, pages
-from pronk.quantized.form import Bits, Quantized
-from quantized.codes import CODED, some_codes
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
+from quantization.formats.codes import CODED, some_codes
 
 KERNELS = candidates()[-1]  # packing is the same for all
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -106,7 +106,7 @@ def test_codes_are_packed_some_outputs_at_a_time(
     class Listening:
         shape = weight.shape
 
-        def rows(self, start: int, stop: int) -> Quantized:
+        def rows(self, start: int, stop: int) -> QuantizedMatrix:
             asked.append(stop - start)
             return weight.rows(start, stop)
 

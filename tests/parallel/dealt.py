@@ -13,19 +13,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from models import make_cache, make_engine
-from pronk.cache.paged import PagedCache
 from pronk.engine.engine import Engine
-from pronk.model.decoder import Decoder
-from pronk.parallel import dealing, runner
-from pronk.parallel.dealing import Share
-from pronk.parallel.member import Worker
-from pronk.parallel.mirrored import MirroredCache
-from pronk.parallel.peer import Kind, Peer, PeerError
+from pronk.execution.model_runner import ModelRunner
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder
+from pronk.parallel import runner, tree_partition
+from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection
+from pronk.parallel.mirrored_cache import MirroredCache
 from pronk.parallel.runner import TreeRunner
-from pronk.parallel.worker import Serving
-from pronk.passes.runner import Runner
-from pronk.tree import TokenTree
+from pronk.parallel.tree_partition import WorkerShare
+from pronk.parallel.worker import WorkerLoop
+from pronk.parallel.worker_handle import WorkerHandle
+from pronk.speculation.tree import TokenTree
+from tiny_models import make_cache, make_engine
 
 __all__ = ["deal_by_chance", "dealt"]
 
@@ -38,8 +38,8 @@ class Dealer:
 
     def __call__(
         self, trees: Sequence[TokenTree], costs: Sequence[Any], extra: Sequence[float] | None = None
-    ) -> list[Share]:
-        row = dealing._Row(trees)
+    ) -> list[WorkerShare]:
+        row = tree_partition._Row(trees)
         cuts = sorted(self.dice.randint(1, len(row)) for _ in range(len(costs) - 1))
         return [row.share(begin, end) for begin, end in pairwise([0, *cuts, len(row)])]
 
@@ -48,7 +48,7 @@ def deal_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who computes what is chance, and whether what a worker lacks is sent or computed again."""
     dealer = Dealer()
     monkeypatch.setattr(runner, "deal", dealer)
-    monkeypatch.setattr(Worker, "byte", property(lambda _: dealer.dice.choice((0.0, 1.0))))
+    monkeypatch.setattr(WorkerHandle, "byte", property(lambda _: dealer.dice.choice((0.0, 1.0))))
 
 
 @contextmanager
@@ -58,22 +58,22 @@ def dealt(decoder: Decoder, workers: int, *, kv_dtype: torch.dtype | None = None
     packed, dtype = decoder.kernels is not None, decoder.embedding.dtype
 
     def work(rank: int) -> None:
-        peer = Peer(store, rank, driver=False, patience=60.0)
+        peer = PeerConnection(store, rank, driver=False, patience=60.0)
         pool = make_cache(decoder.config, dtype, num_blocks=1, packed=packed, kv_dtype=kv_dtype)
-        with suppress(PeerError):
-            Serving(peer, Runner(decoder, pool)).run()
+        with suppress(ConnectionLostError):
+            WorkerLoop(peer, ModelRunner(decoder, pool)).run()
 
-    def made(decoder: Decoder, cache: PagedCache) -> Runner:
+    def made(decoder: Decoder, cache: PagedCache) -> ModelRunner:
         assert isinstance(cache, MirroredCache)
         return TreeRunner(decoder, cache, peers, lambda _: True, lambda _: None)
 
     with ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
-        peers = [Peer(store, rank, driver=True, patience=60.0) for rank in range(1, workers)]
+        peers = [PeerConnection(store, rank, driver=True, patience=60.0) for rank in range(1, workers)]
         try:
             yield make_engine(decoder, kind=MirroredCache, runner=made, kv_dtype=kv_dtype, **options)
         finally:
             for peer in peers:
-                peer.send(Kind.STOP)
+                peer.send(MessageKind.STOP)
         for other in others:
             other.result()

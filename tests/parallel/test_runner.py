@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain
-from models import run, samples, tiny_decoder
 from parallel.dealt import deal_by_chance, dealt
 from pronk import SamplingParams
-from pronk.cache.blocks import BlockTable
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.parallel import member, runner
-from pronk.parallel.member import Worker
+from pronk.execution.attention import Segment
+from pronk.execution.forward_job import ForwardJob
+from pronk.kv_cache.blocks import BlockTable
+from pronk.parallel import runner, worker_handle
 from pronk.parallel.runner import TreeRunner
-from pronk.parallel.work import Work
-from pronk.passes.attention import Segment
-from pronk.passes.stage import Job
-from pronk.tree import TokenTree
+from pronk.parallel.work_request import WorkRequest
+from pronk.parallel.worker_handle import WorkerHandle
+from pronk.speculation.tree import TokenTree
+from tiny_models import run, samples, tiny_decoder
 
 KIND = torch.float32
 
@@ -55,7 +55,7 @@ def test_layers_that_are_kept_from_the_middle_of_a_text_on(first: int, monkeypat
     want, owners, rides = plain(KIND, "temperature", PROMPTS, 30), list[Owner](), list[int]()
     work = TreeRunner._work
 
-    def watched(*given: object) -> tuple[Work, list[int]]:
+    def watched(*given: object) -> tuple[WorkRequest, list[int]]:
         share, ridden = work(*given)  # type: ignore[arg-type]
         rides.extend(ridden)
         return share, ridden
@@ -78,16 +78,16 @@ def test_layers_that_are_kept_from_the_middle_of_a_text_on(first: int, monkeypat
 def test_what_was_never_sent_is_not_taken_for_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that dies of its own share leaves the others of the engine as they are."""
     deal_by_chance(monkeypatch)
-    want, numbers, failures = plain(KIND, "temperature", PROMPTS, 30), Work.numbers, 0
+    want, numbers, failures = plain(KIND, "temperature", PROMPTS, 30), WorkRequest.numbers, 0
 
-    def failing(share: Work) -> torch.Tensor:
+    def failing(share: WorkRequest) -> torch.Tensor:
         nonlocal failures
         if failing_now and (share.moves or share.kept is not None):
             failures += 1
             raise MemoryError
         return numbers(share)
 
-    monkeypatch.setattr(Work, "numbers", failing)
+    monkeypatch.setattr(WorkRequest, "numbers", failing)
     with dealt(tiny_decoder(), 3) as engine:
         found, steps = added(engine, asked(want)), 0
         while not all(request.ended for request in found):
@@ -123,14 +123,14 @@ def star(rows: int) -> TokenTree:
     return TokenTree(tuple(range(rows)), (-1, *[0] * (rows - 1)))
 
 
-def job(engine: Engine, rows: int, length: int) -> Job:
+def job(engine: Engine, rows: int, length: int) -> ForwardJob:
     """Below a text of so many tokens, which this process has read."""
-    table, made = BlockTable(), made_by(engine)
-    engine.cache.prepare(table, length + rows)
-    made.forward([Job(Segment(table, TokenTree.chain([5] * length)), range(0), length)])
-    engine.cache.commit(table, range(length))
-    engine.cache.prepare(table, length + rows)
-    return Job(Segment(table, star(rows)), range(rows), length)
+    block_table, made = BlockTable(), made_by(engine)
+    engine.cache.prepare(block_table, length + rows)
+    made.forward([ForwardJob(Segment(block_table, TokenTree.chain([5] * length)), range(0), length)])
+    engine.cache.commit(block_table, range(length))
+    engine.cache.prepare(block_table, length + rows)
+    return ForwardJob(Segment(block_table, star(rows)), range(rows), length)
 
 
 def teach(made: TreeRunner, own: float, theirs: float) -> None:
@@ -162,7 +162,7 @@ def test_exchanges_that_cost_more_than_they_save_are_not_made() -> None:
         worker.exchanges.append(100.0)
         assert [share.rows for share in made._deal([task])] == [32, 0]
         # What was measured long ago is doubted, so that it is measured again.
-        worker.idle = 6 * member.DOUBT
+        worker.idle = 6 * worker_handle.DOUBT
         assert made._deal([task])[1].rows > 0
 
 
@@ -183,7 +183,7 @@ def test_bytes_that_are_dear_keep_a_text_here() -> None:
 def test_what_a_worker_lacks_is_sent_or_computed_again_as_is_cheaper(
     byte: float, sent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Worker, "byte", byte)
+    monkeypatch.setattr(WorkerHandle, "byte", byte)
     with dealt(tiny_decoder(), 2) as engine:
         made, task = made_by(engine), job(engine, 9, 40)
         teach(made, 1e-3, 1e-3)
@@ -216,13 +216,13 @@ def test_cold_exchanges_do_not_count_and_small_messages_do_not_price_bytes(monke
         assert worker.cold
         found = asked(want)
         run(engine, found)
-        assert made.shared > member.RECENT
+        assert made.shared > worker_handle.RECENT
         assert not worker.cold
         assert worker.idle >= 0
-        assert len(worker.exchanges) == member.RECENT
+        assert len(worker.exchanges) == worker_handle.RECENT
         assert made.waited > 0.0
         assert not worker.bytes_  # texts of this model are small
-        monkeypatch.setattr(member, "TELLING", 1)
+        monkeypatch.setattr(worker_handle, "TELLING", 1)
         found = asked(want)
         run(engine, found)
         assert worker.bytes_

@@ -21,26 +21,26 @@ from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
-from models import kernels, text_logits
 from parallel.test_trees import PROMPTS, said
 from pronk import LLM, OptionError, PronkError, SamplingParams
 from pronk.architecture.config import ModelConfig
-from pronk.cache.blocks import BlockTable
 from pronk.errors import CheckpointError
-from pronk.model.decoder import Decoder
-from pronk.model.loader import computed_in, load_decoder, parse_dtype, read_config
-from pronk.model.split import Split
-from pronk.parallel import peer as messages
+from pronk.execution.attention import Segment
+from pronk.execution.forward_job import ForwardJob, LayerRange
+from pronk.execution.model_runner import ModelRunner
+from pronk.kv_cache.blocks import BlockTable
+from pronk.models.decoder import Decoder
+from pronk.models.loader import computed_in, load_decoder, parse_dtype, read_config
+from pronk.models.split import TensorSplit
+from pronk.parallel import connection as messages
 from pronk.parallel import tensor
-from pronk.parallel.peer import Peer, PeerError
-from pronk.parallel.stages import Order, SplitCache
-from pronk.parallel.team import Started
-from pronk.parallel.tensor import Everybody, TensorPasses, serve_stages
-from pronk.passes.attention import Segment
-from pronk.passes.runner import Runner
-from pronk.passes.stage import Job, Stage
-from pronk.tree import TokenTree
+from pronk.parallel.connection import ConnectionLostError, PeerConnection
+from pronk.parallel.split_cache import LayerOrder, SplitCache
+from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_stages
+from pronk.parallel.worker_group import SpawnedProcesses
+from pronk.speculation.tree import TokenTree
 from quantized_formats import FORMATS, write_quantized
+from tiny_models import kernels, text_logits
 
 TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280, 9, 9, 31, 2, 77, 101, 18, 4]
 FURTHER = ("lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "multi_token", "auto")
@@ -49,10 +49,10 @@ FURTHER = ("lookahead(window=10, ngram=5)", "cape(draft_model)", "medusa", "mult
 ROUNDED = 0.1
 
 
-def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder, SplitCache, Split]:
+def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder, SplitCache, TensorSplit]:
     """A part of a model, with a pool for it."""
     config = read_config(folder)
-    dtype, split, by = parse_dtype("auto", config), Split(config, rank, workers), kernels()
+    dtype, split, by = parse_dtype("auto", config), TensorSplit(config, rank, workers), kernels()
     decoder = load_decoder(folder, config, dtype=dtype, device=torch.device("cpu"), kernels=by, split=split, **options)
     computed = computed_in(dtype, by)
     cache = SplitCache(split.share, num_blocks=8, block_size=16, dtype=computed, device=torch.device("cpu"), kernels=by)
@@ -60,24 +60,26 @@ def load(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Decoder
 
 
 @contextmanager
-def together(folder: Path, workers: int, **options: Any) -> Generator[Runner]:
+def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunner]:
     """A model in parts, whose processes are threads: what they tell each other is the same."""
     store, by = dist.HashStore(), kernels()
 
     def work(rank: int) -> None:
-        peer = Peer(store, rank, driver=False, patience=60.0)
-        everybody = Everybody(store, rank, workers, patience=60.0)
+        peer = PeerConnection(store, rank, driver=False, patience=60.0)
+        everybody = AllReduceGroup(store, rank, workers, patience=60.0)
         decoder, cache, split = load(folder, rank, workers, **options)
-        with suppress(PeerError):
-            serve_stages(peer, TensorPasses(by, decoder, cache, split, everybody))
+        with suppress(ConnectionLostError):
+            serve_stages(peer, TensorParallelExecutor(by, decoder, cache, split, everybody))
 
     with ThreadPoolExecutor(workers) as pool:
         others = [pool.submit(work, rank) for rank in range(1, workers)]
-        peers = [Peer(store, rank, driver=True, patience=60.0) for rank in range(1, workers)]
-        everybody = Everybody(store, 0, workers, patience=60.0)
+        peers = [PeerConnection(store, rank, driver=True, patience=60.0) for rank in range(1, workers)]
+        everybody = AllReduceGroup(store, 0, workers, patience=60.0)
         decoder, cache, split = load(folder, 0, workers, **options)
         try:
-            yield Runner(decoder, cache, passes=TensorPasses(by, decoder, cache, split, everybody, peers=peers))
+            yield ModelRunner(
+                decoder, cache, passes=TensorParallelExecutor(by, decoder, cache, split, everybody, peers=peers)
+            )
         finally:
             for peer in peers:
                 peer.send(messages.Kind.STOP)
@@ -85,14 +87,14 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[Runner]:
             other.result()
 
 
-def logits(runner: Runner, pieces: Sequence[int]) -> Tensor:
+def logits(runner: ModelRunner, pieces: Sequence[int]) -> Tensor:
     """Of a whole text, in passes of some rows each."""
-    table, found = BlockTable(), list[Tensor]()
+    block_table, found = BlockTable(), list[Tensor]()
     for begin, end in pairwise([0, *pieces]):
-        runner.cache.prepare(table, end)
-        job = Job(Segment(table, TokenTree.chain(TEXT[begin:end])), range(end - begin), len(TEXT))
+        runner.cache.prepare(block_table, end)
+        job = ForwardJob(Segment(block_table, TokenTree.chain(TEXT[begin:end])), range(end - begin), len(TEXT))
         found.append(runner.forward([job]).logits[0])
-        runner.cache.commit(table, range(end - begin))
+        runner.cache.commit(block_table, range(end - begin))
     return torch.cat(found)
 
 
@@ -178,30 +180,30 @@ def test_every_weight_is_somebodys_once(checkpoint: MakeCheckpoint) -> None:
         sizes = [config.qkv_sizes if sections == 3 else (config.intermediate_size,) * 2]
         shares = [
             part.split([*share.qkv_sizes] if sections == 3 else [share.intermediate_size] * 2)
-            for part, share in zip(split, (Split(config, rank, 3).share for rank in range(3)), strict=True)
+            for part, share in zip(split, (TensorSplit(config, rank, 3).share for rank in range(3)), strict=True)
         ]
         joined = torch.cat([torch.cat([each[section] for each in shares]) for section in range(sections)])
         assert len(joined) == sum(sizes[0])
         assert torch.equal(joined, getattr(whole.layers[1], name).packed.unpack())
     heads = [parts[0].head.packed.unpack(), *(part.head.packed.unpack() for part in parts[1:])]  # type: ignore[union-attr]
-    tokens = [Split(config, rank, 3).tokens(rank) for rank in range(3)]
+    tokens = [TensorSplit(config, rank, 3).tokens(rank) for rank in range(3)]
     assert [*tokens[0], *tokens[1], *tokens[2]] == [*range(config.vocab_size)]
     for rank in (1, 2):
         assert torch.equal(heads[rank], heads[0][tokens[rank].start : tokens[rank].stop])
 
 
 def test_orders_are_read_as_they_were_written() -> None:
-    table = BlockTable([3, 1], 0, 18)
+    block_table = BlockTable([3, 1], 0, 18)
     tree = TokenTree((7, 8, 9), (-1, 0, 0), verify=(True, False, False))
-    job = Job(Segment(table, tree, 1), range(1, 3), 11)
+    job = ForwardJob(Segment(block_table, tree, 1), range(1, 3), 11)
     moves = [(torch.arange(2).numpy(), torch.arange(2, 4).numpy())]
-    stage = Stage([(job, job.segment)], 1, 3, (), [0, 1])
-    found = Order.read(Order((4, 20), moves, stage, True).numbers())
+    layer_range = LayerRange([(job, job.segment)], 1, 3, (), [0, 1])
+    found = LayerOrder.read(LayerOrder((4, 20), moves, layer_range, True).numbers())
     assert (found.size, found.embedded) == ((4, 20), True)
     assert [[each.tolist() for each in batch] for batch in found.moves] == [[[0, 1], [2, 3]]]
-    ((_, segment),) = found.stage.jobs
-    assert (found.stage.start, found.stage.stop, found.stage.wanted) == (1, 3, [0, 1])
-    assert (segment.table.blocks, segment.table.length, segment.computed) == ([3, 1], 18, 1)
+    ((_, segment),) = found.layer_range.jobs
+    assert (found.layer_range.start, found.layer_range.stop, found.layer_range.wanted) == (1, 3, [0, 1])
+    assert (segment.block_table.blocks, segment.block_table.length, segment.computed) == ([3, 1], 18, 1)
     assert (segment.tree.tokens, segment.tree.parents) == (tree.tokens, tree.parents)
 
 
@@ -212,9 +214,9 @@ def several() -> Iterator[LLM]:
     passes(llm)._lost()
 
 
-def passes(llm: LLM) -> TensorPasses:
+def passes(llm: LLM) -> TensorParallelExecutor:
     found = llm.engine.runner._passes
-    assert isinstance(found, TensorPasses)
+    assert isinstance(found, TensorParallelExecutor)
     return found
 
 
@@ -294,7 +296,7 @@ def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: 
     monkeypatch.setattr(tensor, "_PATIENCE", 2.0)
     llm = LLM(workers=2, parallel="tensor", threads=1, budget="all")
     started: Any = passes(llm)._lost.__self__  # type: ignore[attr-defined]
-    assert isinstance(started, Started)
+    assert isinstance(started, SpawnedProcesses)
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=60, ignore_eos=True))
     next(stream)
     os.kill(started.processes[0].pid, way)
@@ -309,8 +311,8 @@ def test_a_worker_that_is_lost_ends_the_model(way: signal.Signals, monkeypatch: 
 
 
 def test_a_part_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), Order.numbers
-    monkeypatch.setattr(Order, "numbers", lambda order: numbers(order)[:-1])
+    llm, numbers = LLM(workers=2, parallel="tensor", threads=1, budget="all"), LayerOrder.numbers
+    monkeypatch.setattr(LayerOrder, "numbers", lambda order: numbers(order)[:-1])
     began = perf_counter()
     said = "worker 1 has failed: ValueError: expected a stage of a pass, found a part of one; .*load the model again"
     with pytest.raises(PronkError, match=said) as found:
@@ -338,7 +340,7 @@ def test_what_cannot_be() -> None:
     with pytest.raises(OptionError, match=r"parallel: expected .*tree.*tensor.*found 'pipeline'"):
         LLM(workers=2, parallel="pipeline")
     config: ModelConfig = read_config(Path(LLM().path))
-    assert Split(config, 1, 2).share.num_heads == config.num_heads // 2
+    assert TensorSplit(config, 1, 2).share.num_heads == config.num_heads // 2
 
 
 def test_a_drafter_that_reads_all_keys_is_refused(several: LLM) -> None:

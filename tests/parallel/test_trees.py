@@ -21,17 +21,17 @@ from checkpoints import MakeCheckpoint
 from engine.cases import PROMPTS as TEXTS
 from engine.cases import ask, drafter, plain
 from engine.cases import params as cased
-from models import run, tiny_decoder
 from parallel.dealt import deal_by_chance, dealt
 from pronk import LLM, AsyncLLM, OptionError, PronkError, SamplingParams
+from pronk.execution.model_runner import ModelRunner
 from pronk.outputs import Completion
-from pronk.parallel import peer, runner, team
+from pronk.parallel import connection, runner, worker_group
 from pronk.parallel.runner import TreeRunner
-from pronk.parallel.team import Started
-from pronk.parallel.work import Work
-from pronk.parallel.worker import Serving
-from pronk.passes.runner import Runner
+from pronk.parallel.work_request import WorkRequest
+from pronk.parallel.worker import WorkerLoop
+from pronk.parallel.worker_group import SpawnedProcesses
 from sockets import sockets
+from tiny_models import run, tiny_decoder
 
 LISTED = Path("/proc/net/tcp").exists()
 PROMPTS = ["def add(a, b):\n    return a + b\n\n\nclass Stack:\n", "for i in range(10):\n    print(i)\n\ndef", "x"]
@@ -142,14 +142,14 @@ def test_a_worker_that_is_lost_costs_nobody_a_token(
 ) -> None:
     """Whenever that is: the others go on, and the process is gone for good."""
     monkeypatch.setattr(runner, "_PATIENCE", 2.0)
-    monkeypatch.setattr(peer, "_TELLING", timedelta(seconds=2))
+    monkeypatch.setattr(connection, "_TELLING", timedelta(seconds=2))
     params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
     want = alone.generate(PROMPTS, params, drafter="recycling")
     llm = LLM(workers=3, threads=1, budget="all")
     made, steps = passes(llm), [0]
-    team: Any = made._lost.__self__  # type: ignore[attr-defined]
-    assert isinstance(team, Started)
-    victim = team.processes[1]
+    worker_group: Any = made._lost.__self__  # type: ignore[attr-defined]
+    assert isinstance(worker_group, SpawnedProcesses)
+    victim = worker_group.processes[1]
     forward: Callable[..., Any] = made.forward
 
     def striking(*args: Any) -> Any:
@@ -161,14 +161,14 @@ def test_a_worker_that_is_lost_costs_nobody_a_token(
     monkeypatch.setattr(made, "forward", striking)
     found = llm.generate(PROMPTS, params, drafter="recycling")
     assert said(found) == said(want)
-    assert [worker.peer.rank for worker in made.workers] == [1]
+    assert [worker.connection.rank for worker in made.workers] == [1]
     assert "worker 2 is gone" in caplog.text
     assert victim.poll() is not None
     before = made.shared
     assert said(llm.generate(PROMPTS, params, drafter="recycling")) == said(want)
     assert made.shared > before
     close(llm)
-    assert all(process.poll() is not None for process in team.processes)
+    assert all(process.poll() is not None for process in worker_group.processes)
 
 
 def test_a_worker_that_fails_says_why(
@@ -176,8 +176,8 @@ def test_a_worker_that_fails_says_why(
 ) -> None:
     llm = LLM(workers=2, threads=1, budget="all")
     made = passes(llm)
-    numbers = Work.numbers
-    monkeypatch.setattr(Work, "numbers", lambda work: numbers(work)[:-1])
+    numbers = WorkRequest.numbers
+    monkeypatch.setattr(WorkRequest, "numbers", lambda work: numbers(work)[:-1])
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     want, found = (each.generate(PROMPTS, params, drafter="suffix") for each in (alone, llm))
     assert said(found) == said(want)
@@ -188,15 +188,15 @@ def test_a_worker_that_fails_says_why(
 def test_a_pass_that_fails_here_is_heard_out(alone: LLM, several: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """What workers say of it is not taken for an answer to what they are asked next."""
     made, params = passes(several), SamplingParams(max_tokens=16, ignore_eos=True)
-    workers, forward, failures = [*made.workers], Runner.forward, [0]
+    workers, forward, failures = [*made.workers], ModelRunner.forward, [0]
 
-    def failing(own: Runner, *given: Any) -> Any:
+    def failing(own: ModelRunner, *given: Any) -> Any:
         if own is made and made._owing and not failures[0]:
             failures[0] += 1
             raise MemoryError
         return forward(own, *given)
 
-    monkeypatch.setattr(Runner, "forward", failing)
+    monkeypatch.setattr(ModelRunner, "forward", failing)
     with pytest.raises(MemoryError):
         several.generate(PROMPTS, params, drafter="recycling")
     assert failures[0]
@@ -207,15 +207,15 @@ def test_a_pass_that_fails_here_is_heard_out(alone: LLM, several: LLM, monkeypat
 
 def test_a_slow_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow is not gone; that it gets less, once its passes are known, is in ``test_dealing.py``."""
-    work, slowly = Serving._work, list[float]()
+    work, slowly = WorkerLoop._work, list[float]()
 
-    def slow(serving: Serving, given: Work) -> None:
+    def slow(serving: WorkerLoop, given: WorkRequest) -> None:
         if threading.current_thread().name.endswith("_0"):
             slowly.append(0.1 * len(slowly) % 0.5)
             sleep(slowly[-1])
         work(serving, given)
 
-    monkeypatch.setattr(Serving, "_work", slow)
+    monkeypatch.setattr(WorkerLoop, "_work", slow)
     want = plain(torch.float32, "temperature", TEXTS, 30)
     with dealt(tiny_decoder(), 3) as engine:
         found = [ask(p, cased("temperature", i, 30), drafter("oracle", want)) for i, p in enumerate(TEXTS)]
@@ -269,14 +269,14 @@ def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
 def test_a_worker_that_does_not_come(program: str, message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends is noticed, and one that takes long can be interrupted; neither leaves a process."""
     started = list[subprocess.Popen[bytes]]()
-    begin = team._start
+    begin = worker_group._start
 
     def starting(*given: Any) -> subprocess.Popen[bytes]:
         started.append(begin(*given))
         return started[-1]
 
-    monkeypatch.setattr(team, "_PROGRAM", program)
-    monkeypatch.setattr(team, "_start", starting)
+    monkeypatch.setattr(worker_group, "_PROGRAM", program)
+    monkeypatch.setattr(worker_group, "_start", starting)
     began = monotonic()
     if message is None:
         timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
@@ -295,15 +295,15 @@ def test_a_worker_that_does_not_come(program: str, message: str | None, monkeypa
 @pytest.mark.parametrize("parallel", ["tree", "tensor"])
 @pytest.mark.parametrize("what", ["version", "model", "config", "weights", "kernels", "dtype"])
 def test_a_worker_of_another_kind_is_refused(what: str, parallel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, started = team.identity, list[subprocess.Popen[bytes]]()
-    begin = team._start
+    own, started = worker_group.identity, list[subprocess.Popen[bytes]]()
+    begin = worker_group._start
 
     def starting(*given: Any) -> subprocess.Popen[bytes]:
         started.append(begin(*given))
         return started[-1]
 
-    monkeypatch.setattr(team, "_start", starting)
-    monkeypatch.setattr(team, "identity", lambda *given: own(*given) | {what: "another"})
+    monkeypatch.setattr(worker_group, "_start", starting)
+    monkeypatch.setattr(worker_group, "identity", lambda *given: own(*given) | {what: "another"})
     message = f"workers: expected the same {what} in all, another; found .* in worker 1"
     with pytest.raises(OptionError, match=message) as caught:
         LLM(workers=2, threads=1, parallel=parallel)
@@ -338,13 +338,13 @@ def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.
 
 
 def test_a_model_that_fails_behind_its_workers_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, begin = list[subprocess.Popen[bytes]](), team._start
+    started, begin = list[subprocess.Popen[bytes]](), worker_group._start
 
     def starting(*given: Any) -> subprocess.Popen[bytes]:
         started.append(begin(*given))
         return started[-1]
 
-    monkeypatch.setattr(team, "_start", starting)
+    monkeypatch.setattr(worker_group, "_start", starting)
     with pytest.raises(PronkError) as held:
         LLM(workers=2, threads=1, drafter="draft_model(model='/nonexistent')")
     assert held.value is not None

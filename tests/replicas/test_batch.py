@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pronk import LLM, SamplingParams
-from pronk.parallel.peer import PeerError
+from pronk.parallel.connection import ConnectionLostError
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # Ray takes half a minute to begin and to end
 
@@ -95,12 +95,12 @@ def test_what_the_service_lacks_is_no_answer(monkeypatch: pytest.MonkeyPatch) ->
     from pronk.replicas import batch
 
     async def lost(*_: Any) -> Any:
-        raise PeerError("worker 1 is gone")
+        raise ConnectionLostError("worker 1 is gone")
 
     def end(code: int) -> None:
         raise SystemExit(code)
 
-    made = batch.Answerer({"threads": 1}, "tiny", str(Path.cwd()))
+    made = batch.BatchReplica({"threads": 1}, "tiny", str(Path.cwd()))
     monkeypatch.setattr(batch, "answer_line", lost)
     monkeypatch.setattr(os, "_exit", end)
     rows = {"id": ["a"], "url": ["/v1/completions"], "body": [json.dumps({"prompt": "x"})]}

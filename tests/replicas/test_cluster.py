@@ -22,8 +22,8 @@ import pytest
 from pronk import LLM, SamplingParams
 from pronk.errors import OptionError, PronkError
 from pronk.outputs import Piece
-from pronk.replicas.front import Front, Reader
-from pronk.replicas.messages import Ask, Begun, Said
+from pronk.replicas.dispatcher import Dispatcher, ModelReader
+from pronk.replicas.messages import GenerateRequest, RequestAccepted, Said
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
@@ -53,12 +53,12 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def front(cluster: Any) -> Iterator[Front]:
-    from pronk.replicas.cluster import Plan, deploy
+def front(cluster: Any) -> Iterator[Dispatcher]:
+    from pronk.replicas.cluster import ReplicaPlan, deploy
 
     del cluster
-    with deploy(Plan(OPTIONS, 2, drain=5.0)) as deployed:
-        yield Front(Reader(LLM(threads=1).path, "recycling", deployed.about()), Seen(deployed))
+    with deploy(ReplicaPlan(OPTIONS, 2, drain=5.0)) as deployed:
+        yield Dispatcher(ModelReader(LLM(threads=1).path, "recycling", deployed.about()), Seen(deployed))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def llm() -> LLM:
     return LLM(threads=1)
 
 
-def seen(front: Front) -> Seen:
+def seen(front: Dispatcher) -> Seen:
     found = front._replicas
     assert isinstance(found, Seen)
     return found
@@ -76,7 +76,7 @@ def params(seed: int, count: int = 48) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=0.8, seed=seed, ignore_eos=True)
 
 
-async def collect(front: Front, prompt: str, own: SamplingParams) -> list[Piece]:
+async def collect(front: Dispatcher, prompt: str, own: SamplingParams) -> list[Piece]:
     return [piece async for pieces in front.steps([prompt], own) for piece in pieces]
 
 
@@ -84,13 +84,13 @@ class Seen:
     """Replicas, and those who have spoken."""
 
     def __init__(self, deployed: Any) -> None:
-        self.deployed, self.begun = deployed, dict[str, Begun]()
+        self.deployed, self.begun = deployed, dict[str, RequestAccepted]()
         self.heard: Callable[[list[str]], None] = lambda _: None
 
-    async def ask(self, ask: Ask) -> AsyncGenerator[Said]:
+    async def ask(self, ask: GenerateRequest) -> AsyncGenerator[Said]:
         async with aclosing(self.deployed.ask(ask)) as said:
             async for each in said:
-                if isinstance(each, Begun):
+                if isinstance(each, RequestAccepted):
                     self.begun[each.replica] = each
                     self.heard([each.replica])
                 yield each
@@ -115,7 +115,7 @@ def check(llm: LLM, found: Sequence[list[Piece]], prompts: Sequence[str], asked:
         assert pieces[-1].completion is not None
 
 
-def test_each_node_has_one_and_prompts_go_where_they_were_read(front: Front, llm: LLM) -> None:
+def test_each_node_has_one_and_prompts_go_where_they_were_read(front: Dispatcher, llm: LLM) -> None:
     asked = [params(seed, 12) for seed in range(8)]
     prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(8)]
 
@@ -130,7 +130,7 @@ def test_each_node_has_one_and_prompts_go_where_they_were_read(front: Front, llm
     assert all(each > 30 for each in cached[2:])
 
 
-def test_those_that_come_together_are_spread(front: Front, llm: LLM) -> None:
+def test_those_that_come_together_are_spread(front: Dispatcher, llm: LLM) -> None:
     """Each is counted where it is chosen, before any replica has heard of it."""
     asked = [params(seed, 24) for seed in range(24)]
     prompts = [f"{seed} is a prompt that nobody has read" for seed in range(24)]
@@ -148,7 +148,7 @@ def test_those_that_come_together_are_spread(front: Front, llm: LLM) -> None:
     assert max(counts.values()) <= 15
 
 
-def test_streams_go_on_when_a_replica_is_killed(front: Front, llm: LLM) -> None:
+def test_streams_go_on_when_a_replica_is_killed(front: Dispatcher, llm: LLM) -> None:
     asked, prompts = [params(seed, 200) for seed in range(12)], [BEGINNINGS[seed % 2] for seed in range(12)]
 
     async def main() -> list[list[Piece]]:
@@ -163,7 +163,7 @@ def test_streams_go_on_when_a_replica_is_killed(front: Front, llm: LLM) -> None:
     assert front.num_requests == 0
 
 
-def test_whoever_leaves_is_forgotten_there(front: Front) -> None:
+def test_whoever_leaves_is_forgotten_there(front: Dispatcher) -> None:
     """Their place is free as soon as they have left."""
     long = params(1, 1500)
 
@@ -185,7 +185,7 @@ def test_whoever_leaves_is_forgotten_there(front: Front) -> None:
 
 
 @pytest.mark.slow
-def test_a_replica_that_stands_still(front: Front, llm: LLM) -> None:
+def test_a_replica_that_stands_still(front: Dispatcher, llm: LLM) -> None:
     """It is found out, and replaced; its streams go on elsewhere."""
     asked, prompts = [params(seed, 200) for seed in range(8)], [BEGINNINGS[seed % 2] for seed in range(8)]
 
@@ -202,7 +202,7 @@ def test_a_replica_that_stands_still(front: Front, llm: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_two_hundred_streams_and_a_death_every_ten_seconds(front: Front, llm: LLM) -> None:
+def test_two_hundred_streams_and_a_death_every_ten_seconds(front: Dispatcher, llm: LLM) -> None:
     """No request is lost, none is doubled."""
     asked = [params(seed, 400) for seed in range(200)]
     prompts = [BEGINNINGS[seed % 2] + str(seed) for seed in range(200)]
@@ -232,18 +232,18 @@ def test_two_hundred_streams_and_a_death_every_ten_seconds(front: Front, llm: LL
 
 
 @pytest.mark.slow
-def test_there_are_more_when_many_come_and_fewer_when_it_is_quiet(front: Front, llm: LLM) -> None:
+def test_there_are_more_when_many_come_and_fewer_when_it_is_quiet(front: Dispatcher, llm: LLM) -> None:
     """Streams of the one that goes go on with the other."""
     from ray import serve
 
-    from pronk.replicas.cluster import Plan, deploy
+    from pronk.replicas.cluster import ReplicaPlan, deploy
 
     del front
     serve.shutdown()  # type: ignore[no-untyped-call]  # whose replicas have both cores
     prompts = [f"{seed} def f(" for seed in range(40)]
     many = [params(seed, 600) for seed in range(40)]
-    with deploy(Plan(OPTIONS, 2, least=1, drain=1.0, quiet=4.0)) as deployed:
-        made = Front(Reader(llm.path, "recycling", deployed.about()), Seen(deployed))
+    with deploy(ReplicaPlan(OPTIONS, 2, least=1, drain=1.0, quiet=4.0)) as deployed:
+        made = Dispatcher(ModelReader(llm.path, "recycling", deployed.about()), Seen(deployed))
 
         async def main() -> tuple[list[list[Piece]], list[list[Piece]]]:
             while len(seen(made).processes()) < 2:
@@ -261,11 +261,11 @@ def test_there_are_more_when_many_come_and_fewer_when_it_is_quiet(front: Front, 
 
 
 @pytest.mark.slow
-def test_an_application_for_a_cluster(front: Front, llm: LLM) -> None:
+def test_an_application_for_a_cluster(front: Dispatcher, llm: LLM) -> None:
     """The same server, behind Ray Serve's own proxy."""
     from ray import serve
 
-    from pronk.replicas.application import Args, app
+    from pronk.replicas.application import ApplicationArgs, app
 
     del front
     serve.shutdown()  # type: ignore[no-untyped-call]
@@ -275,8 +275,12 @@ def test_an_application_for_a_cluster(front: Front, llm: LLM) -> None:
     serve.start(proxy_location="HeadOnly", http_options={"port": port})
     options = {"threads": 1, "budget": "all"}
     with pytest.raises(OptionError, match="expected api_key_file=… for who may ask, found none"):
-        app(Args())
-    serve.run(app(Args(replicas=1, name="tiny", open_to_all=True, options=options)), name="other", route_prefix="/tiny")
+        app(ApplicationArgs())
+    serve.run(
+        app(ApplicationArgs(replicas=1, name="tiny", open_to_all=True, options=options)),
+        name="other",
+        route_prefix="/tiny",
+    )
     body = b'{"prompt": "def f(", "max_tokens": 8, "temperature": 0, "stream": false}'
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/tiny/v1/completions", body, {"Content-Type": "application/json"}
@@ -290,10 +294,10 @@ def test_an_application_for_a_cluster(front: Front, llm: LLM) -> None:
 
 @pytest.mark.slow
 def test_a_model_that_is_none_is_one_line(cluster: Any) -> None:
-    from pronk.replicas.cluster import Plan, deploy
+    from pronk.replicas.cluster import ReplicaPlan, deploy
 
     del cluster
-    plan = replace(Plan({**OPTIONS, "model": "/nowhere"}, 1), cpus=0.1)
+    plan = replace(ReplicaPlan({**OPTIONS, "model": "/nowhere"}, 1), cpus=0.1)
     said = r"replicas: expected 1 that load the model.*no such folder: '/nowhere'"
     with pytest.raises(PronkError, match=said) as found, deploy(plan):
         pass
@@ -313,13 +317,13 @@ def test_a_model_that_is_none_is_one_line(cluster: Any) -> None:
     ],
 )
 def test_a_cluster_without_room_is_one_line(
-    front: Front, replicas: int, cpus: float, message: str, monkeypatch: pytest.MonkeyPatch
+    front: Dispatcher, replicas: int, cpus: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pronk.replicas import cluster
 
     del front  # which has both cores
     monkeypatch.setattr(cluster, "_SETTLING", 1.0)
-    with pytest.raises(OptionError, match=message), cluster.deploy(cluster.Plan(OPTIONS, replicas, cpus=cpus)):
+    with pytest.raises(OptionError, match=message), cluster.deploy(cluster.ReplicaPlan(OPTIONS, replicas, cpus=cpus)):
         pass
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 
-from pronk.aio import AsyncLLM
+from pronk.async_llm import AsyncLLM
 from pronk.llm import LLM
 from pronk.server.run import Server
 from pronk.server.service import Service
-from pronk.server.settings import Limits, Settings
+from pronk.server.settings import RequestLimits, ServerSettings
 
 KEY = "a-key-for-tests"
 
@@ -66,9 +66,11 @@ class Running:
 
 
 @contextmanager
-def running(llm: LLM, *, limits: Limits | None = None, drain_seconds: float = 5.0, **options: Any) -> Iterator[Running]:
+def running(
+    llm: LLM, *, limits: RequestLimits | None = None, drain_seconds: float = 5.0, **options: Any
+) -> Iterator[Running]:
     """Serve a model in a thread."""
-    settings = Settings(**{"name": "tiny", "keys": (KEY,), "limits": limits or Limits(), **options})
+    settings = ServerSettings(**{"name": "tiny", "keys": (KEY,), "limits": limits or RequestLimits(), **options})
     service = Service(AsyncLLM(llm, max_requests=settings.limits.requests), settings)
     started, where = threading.Event(), list[tuple[str, int]]()
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pronk.aio import AsyncLLM
-from pronk.choosing.params import SamplingParams
+from pronk.async_llm import AsyncLLM
 from pronk.errors import OptionError, PronkError
 from pronk.llm import LLM
-from pronk.server.batch import Answers, read_batch, run_batch
+from pronk.sampling.params import SamplingParams
+from pronk.server.batch import BatchOutput, read_batch, run_batch
 from pronk.server.service import Service
-from pronk.server.settings import Settings
+from pronk.server.settings import ServerSettings
 
 
 def line(number: int, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def run(model: LLM, source: Path, target: Path, stop_after: int | None = None) -
 
     async def main() -> int:
         async with AsyncLLM(model) as engine:
-            service = Service(engine, Settings(name="tiny"))
+            service = Service(engine, ServerSettings(name="tiny"))
             try:
-                with Answers(target) as answers:
+                with BatchOutput(target) as answers:
                     return await run_batch(service, source, answers, at_a_time=4, progress=progress)
             finally:
                 service.close()
@@ -129,7 +129,7 @@ def test_files_of_somebody_elses_stay_as_they_are(tmp_path: Path, text: str) -> 
     path = tmp_path / "out.jsonl"
     path.write_text(text)
     with pytest.raises(OptionError, match="line 1: expected answers of a batch"):
-        Answers(path)
+        BatchOutput(path)
     assert path.read_text() == text
 
 
@@ -137,19 +137,19 @@ def test_a_file_of_something_else_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text('{"custom_id": "r1"}\n')
     with pytest.raises(OptionError, match="line 1: expected answers of a batch"):
-        Answers(path)
+        BatchOutput(path)
     assert path.read_text() == '{"custom_id": "r1"}\n'
     with pytest.raises(OptionError, match="expected a file to write to"):
-        Answers(tmp_path / "nowhere" / "out.jsonl")
+        BatchOutput(tmp_path / "nowhere" / "out.jsonl")
 
 
 def test_a_file_is_one_runs_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with Answers(path) as first:
+    with BatchOutput(path) as first:
         with pytest.raises(OptionError, match="found another run that writes to it"):
-            Answers(path)
+            BatchOutput(path)
         first.write("r1", 200, {})
-    with Answers(path) as second:
+    with BatchOutput(path) as second:
         assert second.done == {"r1"}
 
 
@@ -162,7 +162,7 @@ def test_pipes_are_not_read_twice(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is a file of Linux")
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
-    with Answers(tmp_path / "out.jsonl") as answers, Path("/dev/full").open("wb") as full:
+    with BatchOutput(tmp_path / "out.jsonl") as answers, Path("/dev/full").open("wb") as full:
         os.dup2(full.fileno(), answers._file.fileno())
         with pytest.raises(PronkError, match="expected room for an answer, found No space left"):
             answers.write("r1", 200, {})

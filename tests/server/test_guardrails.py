@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from pronk.choosing.params import SamplingParams
 from pronk.errors import OptionError
 from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
 from pronk.server.guardrails import MISTRAL_PROMPT, Reflection, guarded, knows_system
-from pronk.text.tokenizer import Tokenizer
+from pronk.tokenization.tokenizer import Tokenizer
 from server.serving import Running, running
 
 _LOOP = "{% for m in messages %}{% if m.role SYSTEM %}{{ m.content }}{% endif %}{% endfor %}"

@@ -13,10 +13,10 @@ import httpx
 import openai
 import pytest
 
-from pronk.choosing.guide import Guide
-from pronk.choosing.params import SamplingParams
 from pronk.llm import LLM
-from pronk.server.settings import Limits
+from pronk.sampling.guide import Guide
+from pronk.sampling.params import SamplingParams
+from pronk.server.settings import RequestLimits
 from server.serving import KEY, Running, running
 
 SCHEMA = {
@@ -150,7 +150,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.fixture(scope="module")
 def roomy(model: LLM) -> Iterator[Running]:
-    with running(model, limits=Limits(body=2**25)) as made:
+    with running(model, limits=RequestLimits(body=2**25)) as made:
         yield made
 
 

@@ -15,7 +15,7 @@ import pytest
 from pronk.drafters.registry import DRAFTERS, make_drafter
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.server.settings import Limits, Settings
+from pronk.server.settings import RequestLimits, ServerSettings
 from server.serving import KEY, Running, running
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -226,7 +226,7 @@ def test_hosts(model: LLM) -> None:
 
 
 def test_a_crowd(model: LLM) -> None:
-    with running(model, limits=Limits(requests=3, max_tokens=1500)) as made, made.client() as other:
+    with running(model, limits=RequestLimits(requests=3, max_tokens=1500)) as made, made.client() as other:
         error(other.post("/v1/completions", json=TEXT | {"n": 4}), 400, "invalid_value")
         busy = {"prompt": "Hi", "max_tokens": 1500, "n": 3, "ignore_eos": True, "stream": True}
         with other.stream("POST", "/v1/completions", json=busy), made.client() as late:
@@ -238,7 +238,7 @@ def test_a_crowd(model: LLM) -> None:
 
 
 def test_time(model: LLM) -> None:
-    with running(model, limits=Limits(seconds=0.3, max_tokens=1500)) as made, made.client() as other:
+    with running(model, limits=RequestLimits(seconds=0.3, max_tokens=1500)) as made, made.client() as other:
         long = {"prompt": "Hi", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.5, "drafter": "autoregressive"}
         answer = other.post("/v1/completions", json=long)
         error(answer, 408, "timeout")
@@ -247,7 +247,7 @@ def test_time(model: LLM) -> None:
 
 
 def test_connections(model: LLM) -> None:
-    with running(model, limits=Limits(connections=2)) as made:
+    with running(model, limits=RequestLimits(connections=2)) as made:
         clients = [made.client() for _ in range(3)]
         try:
             answers = [each.get("/health") for each in clients]
@@ -261,34 +261,34 @@ def test_connections(model: LLM) -> None:
 @pytest.mark.parametrize("key", ["short", "with space in it", "umläut-umläut", "a\nnewline-in"])
 def test_keys_that_cannot_be(key: str) -> None:
     with pytest.raises(OptionError, match="at least 8 printable ASCII characters"):
-        Settings(name="x", keys=(key,))
+        ServerSettings(name="x", keys=(key,))
 
 
 @pytest.mark.parametrize(("name", "value"), [("body", 0), ("n", 1.5), ("seconds", 0.0), ("receive_seconds", -1)])
 def test_limits_that_cannot_be(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=name):
-        Limits(**{name: value})
+        RequestLimits(**{name: value})
 
 
 def test_what_named_drafters_have_loaded_stays(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others come: loading again would keep a client waiting."""
     service = served.server.service
     held = service._allowed("draft_model")
-    assert held is served.llm.meet("draft_model")
-    monkeypatch.setattr(served.llm._guessers, "_kept", {})
+    assert held is served.llm.get_proposer("draft_model")
+    monkeypatch.setattr(served.llm._proposers, "_kept", {})
     assert service._allowed("draft_model") is held
 
 
 @pytest.fixture
 def held(model: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Prompts are read once this is set."""
-    event, read = threading.Event(), model.intake.ids
+    event, read = threading.Event(), model.request_factory.ids
 
     def slow(prompt: Any) -> list[int]:
         event.wait(30)
         return read(prompt)
 
-    monkeypatch.setattr(model.intake, "ids", slow)
+    monkeypatch.setattr(model.request_factory, "ids", slow)
     yield event
     event.set()
 
@@ -299,7 +299,7 @@ def _ask(made: Running) -> httpx.Response:
 
 
 def test_a_crowd_is_sent_away_before_its_prompts_are_read(model: LLM, held: threading.Event) -> None:
-    with running(model, limits=Limits(requests=2)) as made, ThreadPoolExecutor(2) as pool:
+    with running(model, limits=RequestLimits(requests=2)) as made, ThreadPoolExecutor(2) as pool:
         service = made.server.service
         first = [pool.submit(_ask, made) for _ in range(2)]
         try:
@@ -313,7 +313,7 @@ def test_a_crowd_is_sent_away_before_its_prompts_are_read(model: LLM, held: thre
 
 
 def test_who_waits_too_long_for_its_prompt_to_be_read_is_told(model: LLM, held: threading.Event) -> None:
-    with running(model, limits=Limits(seconds=0.2)) as made:
+    with running(model, limits=RequestLimits(seconds=0.2)) as made:
         try:
             assert _ask(made).status_code == 408
             assert not made.server.service.busy

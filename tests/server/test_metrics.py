@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pronk.llm import LLM
-from pronk.server.settings import Limits
+from pronk.server.settings import RequestLimits
 from server.serving import Running, running
 
 
@@ -54,7 +54,7 @@ def test_counts_are_those_of_the_usage(model: LLM) -> None:
 
 def test_failures_are_counted_by_why(model: LLM) -> None:
     body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 1.9}
-    with running(model, limits=Limits(seconds=0.2)) as made, made.client() as client:
+    with running(model, limits=RequestLimits(seconds=0.2)) as made, made.client() as client:
         assert client.post("/v1/completions", json=body).status_code == 408
         found = scraped(client)
         assert found["pronk:request_failure_total", "timeout"] == found["vllm:time_to_first_token_seconds_count",] == 1
@@ -62,7 +62,7 @@ def test_failures_are_counted_by_why(model: LLM) -> None:
 
 
 def test_who_does_not_get_to_the_model_is_counted(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(model, limits=Limits(seconds=0.2)) as made, made.client() as client:
+    with running(model, limits=RequestLimits(seconds=0.2)) as made, made.client() as client:
         assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 10**6}).status_code == 400
         monkeypatch.setattr(made.llm.tokenizer, "encode", lambda *_, **__: time.sleep(0.5))
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 408

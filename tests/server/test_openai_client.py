@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from pronk.choosing.params import SamplingParams
 from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
 from server.serving import KEY, Running, running
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return a +"

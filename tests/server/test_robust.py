@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from pronk.llm import LLM
-from pronk.server.settings import Limits
+from pronk.server.settings import RequestLimits
 from server.serving import KEY, Running, eventually, running
 
 LONG = {"prompt": "def f(x):", "max_tokens": 1800, "ignore_eos": True, "temperature": 1.0, "drafter": "autoregressive"}
@@ -234,7 +234,7 @@ def test_a_client_that_leaves_with_its_body_half_sent(served: Running) -> None:
 
 
 def test_slow_clients_are_cut_off(model: LLM) -> None:
-    limits = Limits(receive_seconds=0.3, send_seconds=0.3)
+    limits = RequestLimits(receive_seconds=0.3, send_seconds=0.3)
     with running(model, limits=limits) as made:
         with connected(made) as sock:  # says nothing
             assert sock.recv(1) == b""
@@ -323,7 +323,7 @@ def test_an_error_inside_says_nothing_of_it(
         msg = "SECRET PROMPT"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(served.llm.intake, "samples", fail)
+    monkeypatch.setattr(served.llm.request_factory, "samples", fail)
     with served.client() as other:
         answer = other.post("/v1/completions", json={"prompt": "x"})
         assert answer.status_code == 500
@@ -341,7 +341,7 @@ class Process:
     def __init__(self, *options: str, stderr: Any = subprocess.PIPE) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        start = "from pronk.commands.main import main; main()"
+        start = "from pronk.cli.main import main; main()"
         command = [sys.executable, "-c", start, "serve", "--port", str(self.port), "--threads", "1", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
         self.url = f"http://127.0.0.1:{self.port}"

@@ -19,10 +19,10 @@ from string import ascii_letters
 import pytest
 
 from checkpoints import MakeCheckpoint
-from pronk.aio import AsyncLLM
-from pronk.choosing.params import SamplingParams
+from pronk.async_llm import AsyncLLM
 from pronk.errors import DeadlineError
 from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
 
 BLOCKS = 9
 CLIENTS = 26

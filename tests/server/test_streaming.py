@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pronk.choosing.params import SamplingParams
 from pronk.llm import LLM
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.ask import Answer, Ask
-from pronk.server.protocol.chat import ChatAsk, Message
-from pronk.server.protocol.completions import CompletionAsk
-from pronk.server.protocol.responses import ResponseAsk
+from pronk.sampling.params import SamplingParams
+from pronk.server.protocol.chat import ChatMessage, ChatRequest
+from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.request import Reply, TextRequest
+from pronk.server.protocol.responses import ResponsesRequest
 
 FRAME = {"model": "tiny"}
 PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\ndef mean(values):\n"
@@ -54,19 +54,19 @@ def ends_of(chunks: Sequence[dict[str, Any]]) -> dict[int, Any]:
     return {choice["index"]: choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None}
 
 
-def ask_of(kind: str, options: dict[str, Any]) -> Ask:
+def ask_of(kind: str, options: dict[str, Any]) -> TextRequest:
     more: dict[str, Any] = {**options, "stream": True}
     tokens = more.pop("max_tokens")
     if kind == "completions":
-        return CompletionAsk(prompt=PROMPT, logprobs=2, max_tokens=tokens, leaps=True, **more)
+        return CompletionRequest(prompt=PROMPT, logprobs=2, max_tokens=tokens, leaps=True, **more)
     if kind == "chat":
-        message = Message(role="user", content=PROMPT)
-        return ChatAsk(messages=[message], logprobs=True, top_logprobs=2, max_tokens=tokens, leaps=True, **more)
-    return ResponseAsk(input=PROMPT, top_logprobs=2, max_output_tokens=tokens, **{**more, "n": 1})
+        message = ChatMessage(role="user", content=PROMPT)
+        return ChatRequest(messages=[message], logprobs=True, top_logprobs=2, max_tokens=tokens, leaps=True, **more)
+    return ResponsesRequest(input=PROMPT, top_logprobs=2, max_output_tokens=tokens, **{**more, "n": 1})
 
 
-def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Answer, SamplingParams]:
-    ids = model.intake.ids(PROMPT)
+def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
+    ids = model.request_factory.ids(PROMPT)
     if kind == "completions":
         work = ask.work([ids], model.tokenizer, FRAME)
     else:

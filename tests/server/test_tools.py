@@ -12,7 +12,7 @@ import jsonschema
 import openai
 import pytest
 
-from pronk.choosing.params import SamplingParams
+from pronk.sampling.params import SamplingParams
 from server.serving import KEY, Running, running
 from server.tool_models import tool_model
 
@@ -287,14 +287,14 @@ def test_why_an_answer_with_calls_has_ended() -> None:
     """A text to stop at may stand within a call; the beginning of one that must come is no content."""
     from pronk.engine.stats import Stats
     from pronk.outputs import Completion, Piece
-    from pronk.server.protocol.tools import CalledMessage
-    from pronk.text.chat.tools import ToolForm
+    from pronk.server.protocol.tools import ToolCallMessage
+    from pronk.tokenization.chat.tools import ToolForm
 
     form = ToolForm("llama", "parameters")
 
     def read(text: str, *, free: bool) -> tuple[dict[str, Any], str]:
         done = Completion(text, [1], "stop", None, 0, [1], None, None, Stats())
-        made = CalledMessage(form, ["add"], free=free)
+        made = ToolCallMessage(form, ["add"], free=free)
         made.read([Piece(1, text, completion=done)])
         return made.message(), made.finish_reason(done)
 

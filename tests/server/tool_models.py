@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pronk
 from pronk.llm import LLM
-from text.chat.tool_templates import TEMPLATES
+from tokenization.chat.tool_templates import TEMPLATES
 
 BUNDLED = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
 

@@ -115,12 +115,12 @@ def test_a_resumed_run_has_the_clock_that_it_had(new_run: Callable[[str], Path])
 def test_no_step_begins_that_would_end_too_late(new_run: Callable[[str], Path]) -> None:
     run = trainer(new_run("run"), told(10.0, 0.0), minutes=10.0)
     limit = 60 * (run.schedule.minutes or 0)
-    run.step, run.seconds, run.pace = 1, limit - 5, 4.0
+    run.step, run.seconds, run.length_tracker = 1, limit - 5, 4.0
     assert not run.finished
-    run.pace = 6.0
+    run.length_tracker = 6.0
     assert run.finished
     free = trainer(new_run("free"), Clock(None))
-    free.step, free.seconds, free.pace = 1, 1e9, 1e9
+    free.step, free.seconds, free.length_tracker = 1, 1e9, 1e9
     assert not free.finished
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pronk.commands.train.main import app
+from pronk.cli.train.main import app
 from pronk.errors import OptionError
 from pronk.train.clock import Clock
 from pronk.train.options import OnPolicyOptions

@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from pronk.commands.main import main
+from pronk.cli.main import main
 from pronk.errors import CheckpointError
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.draft import DraftStudent

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from pronk.commands.train.main import app
+from pronk.cli.train.main import app
 from pronk.errors import OptionError
 from pronk.train.checkpoint import load_checkpoint
-from pronk.train.distributed import Processes, join_processes, local_device
+from pronk.train.distributed import ProcessGroup, join_processes, local_device
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
 from pronk.train.teacher import Teacher
@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 import torch
 from torch import nn
-from pronk.commands.main import main
+from pronk.cli.main import main
 from pronk.train import run
 from pronk.train.distributed import join_processes, local_device
 
@@ -114,15 +114,15 @@ def test_two_processes_train_as_one(
 
 
 def test_passes_of_a_step_are_shared_evenly(new_run: Callable[[str], Path]) -> None:
-    assert [list(Processes(rank, 2).share(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
+    assert [list(ProcessGroup(rank, 2).share(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
     folder = new_run("run")
     message = r"batch: expected a multiple of micro times the processes, 128 × 3 tokens, found 256; change --batch or"
     with pytest.raises(OptionError, match=message):
-        Trainer(folder, TINY, LanguageModel(folder, TINY), Processes(0, 3))
+        Trainer(folder, TINY, LanguageModel(folder, TINY), ProcessGroup(0, 3))
 
 
 def test_process_that_nobody_else_has_joined_is_alone() -> None:
     with join_processes("cpu") as processes:
-        assert processes == Processes(0, 1)
+        assert processes == ProcessGroup(0, 1)
         assert processes.main
     assert local_device("cuda") == "cuda"

@@ -14,16 +14,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.commands.train.main import app
-from pronk.drafters.from_target.multi_token import MultiTokenGuesser
+from pronk.cli.train.main import app
+from pronk.drafters.from_target.multi_token import MultiTokenProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.errors import OptionError
-from pronk.model.fingerprint import Fingerprint
-from pronk.text.tokenizer import Tokenizer
+from pronk.models.fingerprint import Fingerprint
+from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.attention import DenseAttention, dense_logits
 from pronk.train.future import FutureModel, FutureTokens, future_shape
 from pronk.train.loop import Trainer
-from pronk.train.options import Shape, TrainOptions
+from pronk.train.options import ModelShape, TrainOptions
 from train.tiny import SHAPE, TINY, lm_trainer
 
 # Kind, order, unembeddings, layers of the model.
@@ -155,21 +155,21 @@ def test_exported_heads_guess_what_the_trained_ones_say(
     with torch.no_grad():
         assert torch.allclose(theirs(prompt).logits[0], dense_logits(model.decoder, prompt), rtol=1e-3, atol=1e-3)
     drafted: list[tuple[list[int], list[int]]] = []
-    chains = MultiTokenGuesser.chains
+    chains = MultiTokenProposer.chains
 
-    def watched(self: MultiTokenGuesser, contexts: Any, stop: Any = None) -> list[Chain]:
+    def watched(self: MultiTokenProposer, contexts: Any, stop: Any = None) -> list[Chain]:
         made = chains(self, contexts, stop)
         drafted.extend((list(each.context.tokens), each.tokens) for each in made)
         return made
 
-    monkeypatch.setattr(MultiTokenGuesser, "chains", watched)
+    monkeypatch.setattr(MultiTokenProposer, "chains", watched)
     llm = LLM(tmp_path / "export", drafter="multi_token", dtype="float32", budget="all")
     out = llm.generate(prompt[0].tolist(), SamplingParams(max_tokens=24, ignore_eos=True))
     text = [*prompt[0].tolist(), *out.token_ids]
     with torch.no_grad():
         hidden = naive_hidden(model, torch.tensor([text]))
     own = model.heads.unembeddings
-    guesses = [
+    draft_tokens = [
         (h @ (own[i].weight if own else model.decoder.embedding).T).argmax(-1).tolist()
         for i, h in enumerate(hidden[1:])
     ]
@@ -177,7 +177,7 @@ def test_exported_heads_guess_what_the_trained_ones_say(
     for tokens, chain in drafted:
         last = len(tokens) - 2  # the token whose hidden state the last one was chosen from
         assert tokens == text[: len(tokens)]
-        assert chain == [row[last] for row in guesses][: len(chain)]
+        assert chain == [row[last] for row in draft_tokens][: len(chain)]
     assert {len(chain) for _, chain in drafted} >= {2}
     assert (
         out.token_ids
@@ -231,7 +231,7 @@ def test_mistakes_are_named(arguments: tuple[int, str, str], message: str) -> No
 
 
 def test_short_sequences_are_refused(new_run: Callable[[str], Path]) -> None:
-    shape = Shape(hidden=32, layers=2, heads=4, kv_heads=2, mlp=48, vocab=320, context=64)
+    shape = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, mlp=48, vocab=320, context=64)
     many = replace(TINY, heads=future_shape(shape, 40, "transformer", "parallel", "shared"))
     with pytest.raises(OptionError, match="length: expected at least 40 for 39 heads, found 32"):
         FutureTokens(new_run("run"), many)
@@ -275,7 +275,7 @@ def test_peak_memory_is_that_of_one_head() -> None:
     """Predicting four tokens takes less than 1.3 times the memory of predicting one, and the naive way far more."""
     path = Path(__file__).parents[2] / "benchmarks" / "head_memory.py"
     measure = runpy.run_path(str(path))["measure"]
-    shape = Shape(hidden=32, layers=4, heads=2, kv_heads=1, mlp=64, vocab=8192, context=64)
+    shape = ModelShape(hidden=32, layers=4, heads=2, kv_heads=1, mlp=64, vocab=8192, context=64)
     peaks = {(name, count): size for name, count, size in measure(shape, 1024, 64)}
     assert peaks["head by head", 4] < 1.3 * peaks["head by head", 1]
     assert peaks["head by head", 4] < peaks["the language model", 1]

@@ -13,7 +13,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.commands.train.main import app
+from pronk.cli.train.main import app
 from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.train import student as module
 from pronk.train.features import Features, compute_features

@@ -12,7 +12,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.commands.train.main import app
+from pronk.cli.train.main import app
 from pronk.drafters.from_target.modules.heads import HeadsShape
 from pronk.errors import OptionError
 from pronk.train.attention import DenseAttention, dense_logits

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.commands.train.main import app
+from pronk.cli.train.main import app
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooShape
 from pronk.errors import OptionError
 from pronk.train.attention import DenseAttention, dense_logits

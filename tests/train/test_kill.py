@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from pronk.commands.train.main import app
+from pronk.cli.train.main import app
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.teacher import Teacher
 
@@ -48,7 +48,7 @@ def test_killed_run_ends_with_the_weights_of_an_undisturbed_one(
 ) -> None:
     moment = random.Random()
     line, wait = f"step {10 * moment.randint(1, 3)} ", moment.uniform(0, 0.1)
-    words = [sys.executable, "-c", "from pronk.commands.main import main; main()", "train", *command(tmp_path)]
+    words = [sys.executable, "-c", "from pronk.cli.main import main; main()", "train", *command(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any(each.startswith(line) for each in process.stdout), "the process ended too soon"

@@ -17,7 +17,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.commands.train.main import app
+from pronk.cli.train.main import app
 from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import OptionError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pronk import SamplingParams
-from pronk.choosing.noise import derive_seed
 from pronk.errors import OptionError
+from pronk.sampling.noise import derive_seed
 from pronk.train.clock import Clock
 from pronk.train.data import Collection, Pool
 from pronk.train.on_policy import continue_prompts, held_out_halves, held_out_prompts, write_prompts

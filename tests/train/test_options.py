@@ -7,7 +7,7 @@ import pytest
 
 from pronk.errors import OptionError
 from pronk.train.lm import two_phases
-from pronk.train.options import DataOptions, LoopOptions, OnPolicyOptions, Shape, TrainOptions, fit_lengths
+from pronk.train.options import DataOptions, LoopOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths
 from pronk.train.sources import parse_source
 from train.tiny import TINY, TINY_DRAFT
 
@@ -40,9 +40,9 @@ def test_options_out_of_range_are_named(change: dict[str, object], message: str)
 
 def test_shapes_and_mixtures_out_of_range_are_named() -> None:
     with pytest.raises(OptionError, match="found hidden 30, heads 4, kv-heads 2"):
-        Shape(hidden=30, heads=4, kv_heads=2)
+        ModelShape(hidden=30, heads=4, kv_heads=2)
     with pytest.raises(OptionError, match="layers: expected an integer of at least 1, found 0"):
-        Shape(layers=0)
+        ModelShape(layers=0)
     with pytest.raises(OptionError, match="expected at least one source"):
         DataOptions(())
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import equal
 from typer.testing import CliRunner
 
-from pronk.commands.train.main import app
+from pronk.cli.train.main import app
 from pronk.errors import PronkError
 from pronk.train.options import DataOptions
 from pronk.train.run import run

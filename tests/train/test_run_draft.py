@@ -16,8 +16,8 @@ from torch import equal
 from typer.testing import CliRunner
 
 from pronk import LLM, SamplingParams
-from pronk.commands.main import main
-from pronk.commands.train.main import app
+from pronk.cli.main import main
+from pronk.cli.train.main import app
 from pronk.errors import OptionError
 from pronk.train.clock import Clock
 from pronk.train.draft import DraftStudent

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from pronk import LLM, SamplingParams
-from pronk.choosing.noise import derive_seed
 from pronk.drafters import make_drafter
-from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.errors import PronkError
+from pronk.sampling.noise import derive_seed
 from pronk.train.export import export_model
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
@@ -71,10 +71,10 @@ def test_figures_are_those_of_the_engine(
 def test_a_drafter_that_raises_has_no_figures(
     teacher: Teacher, draft_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: ModelGuesser, contexts: object, stop: object = None) -> None:
+    def fail(self: ModelProposer, contexts: object, stop: object = None) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(ModelGuesser, "chains", fail)
+    monkeypatch.setattr(ModelProposer, "chains", fail)
     with pytest.raises(PronkError, match=r"to the end, found that it raised \(RuntimeError"):
         measure(teacher.llm, spec(teacher.folder, 3), held_out_prompts(draft_data)[:2], 8)
 

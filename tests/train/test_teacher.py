@@ -10,7 +10,7 @@ import torch
 from checkpoints import MakeCheckpoint
 from pronk.errors import OptionError
 from pronk.kernels.library import KernelsError
-from pronk.model.linear import KernelLinear
+from pronk.models.linear import KernelLinear
 from pronk.train.attention import dense_logits
 from pronk.train.teacher import Teacher
 
@@ -57,7 +57,7 @@ def test_without_kernels_the_weights_are_there_once(teacher: Teacher, monkeypatc
     def none(_: str) -> None:
         raise KernelsError("found no kernels")
 
-    monkeypatch.setattr("pronk.model.kernels.load_kernels", none)
+    monkeypatch.setattr("pronk.models.kernels.load_kernels", none)
     with pytest.warns(UserWarning, match="found no kernels; torch computes instead"):
         plain = Teacher(teacher.folder, threads=1)
     assert plain.decoder is plain.llm.engine.target.decoder

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
-from pronk.train.options import DraftOptions, OnPolicyOptions, Shape, TrainOptions
+from pronk.train.options import DraftOptions, ModelShape, OnPolicyOptions, TrainOptions
 
-SHAPE = Shape(hidden=32, layers=2, heads=4, kv_heads=2, mlp=48, vocab=320, context=64)
+SHAPE = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, mlp=48, vocab=320, context=64)
 TINY = TrainOptions(
     shape=SHAPE,
     steps=12,
@@ -31,7 +31,7 @@ TINY = TrainOptions(
 )
 
 TINY_DRAFT = DraftOptions(
-    shape=Shape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=24, vocab=320, context=64),
+    shape=ModelShape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=24, vocab=320, context=64),
     steps=12,
     batch=256,
     micro=128,

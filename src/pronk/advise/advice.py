@@ -18,12 +18,12 @@ from pronk.advise.training import KINDS, estimate
 from pronk.bench.machine import hardware
 from pronk.bench.prompts import Prompt, encode, fit
 from pronk.bench.records import PLAIN
-from pronk.cache.layout import kv_bytes_per_token
 from pronk.checks import check_number
-from pronk.choosing.params import SamplingParams
 from pronk.errors import PromptError
+from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
-from pronk.model.weights import count_parameters, pass_weights
+from pronk.models.weights import count_parameters, pass_weights
+from pronk.sampling.params import SamplingParams
 
 __all__ = ["Adviser", "Plan"]
 
@@ -95,7 +95,7 @@ class Adviser:
             msg = f"prompts: expected one that leaves room for a text in {llm.config.context} tokens, found none"
             raise PromptError(msg)
         for name in plan.drafters:
-            llm.meet(name)
+            llm.get_proposer(name)
         params = SamplingParams(max_tokens=plan.max_tokens, temperature=plan.temperature, seed=plan.seed)
         self._race = Race(llm, list(dict.fromkeys((PLAIN, AUTO, *plan.drafters, *_FOR_ALL, *_BUNDLED))), params)
         self._passes: Passes | None = None

@@ -58,7 +58,7 @@ class Trainable:
     Attributes:
         kind: word behind ``pronk train``.
         times: its speed over plain decoding's, if its guesses become as good as those of the bundled one of its kind.
-        guesses: of a step, at most as many as pay.
+        draft_tokens: of a step, at most as many as pay.
         tokens: to learn from.
         seconds: that learning would take on this machine, and that the target would write for.
         nbytes: of its weights.
@@ -68,7 +68,7 @@ class Trainable:
 
     kind: str
     times: Span
-    guesses: int
+    draft_tokens: int
     tokens: int
     seconds: float
     nbytes: int

@@ -18,10 +18,10 @@ from pronk.advise.facts import Passes, Rounded, ratios
 from pronk.bench.machine import BandwidthMeter
 from pronk.bench.passes import pass_times
 from pronk.bench.records import PLAIN
-from pronk.choosing.params import SamplingParams
 from pronk.errors import PronkError
 from pronk.llm import LLM
-from pronk.model.weights import pass_weights
+from pronk.models.weights import pass_weights
+from pronk.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ from pronk.advise.facts import Raced, Span, resampled
 from pronk.bench.metrics import repeated_ngrams
 from pronk.bench.records import PLAIN
 from pronk.bench.summary import DEGENERATE_ABOVE
-from pronk.choosing.noise import derive_seed
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import Guesser, make_drafter
+from pronk.drafters import Proposer, make_drafter
 from pronk.errors import PronkError
 from pronk.llm import LLM
+from pronk.sampling.noise import derive_seed
+from pronk.sampling.params import SamplingParams
 
 __all__ = ["AUTO", "Race"]
 
@@ -35,7 +35,7 @@ class _Runner:
     """A drafter, and what it took for each text: seconds a token, and tokens a step."""
 
     name: str
-    guesser: Guesser[Any]
+    proposer: Proposer[Any]
     seconds: list[float] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
 
@@ -65,7 +65,9 @@ class Race:
             params: of a text.
         """
         self._llm, self._params = llm, params
-        self._runners = [_Runner(name, guesser) for name in names if (guesser := _meet(llm, name)) is not None]
+        self._runners = [
+            _Runner(name, proposer) for name in names if (proposer := _get_proposer(llm, name)) is not None
+        ]
         self._prompts = 1
         self.texts: list[tuple[list[int], list[int]]] = []
 
@@ -83,7 +85,7 @@ class Race:
         while number < _LEAST or perf_counter() - began + took < seconds:
             if number and not number % len(prompts):  # nobody is measured on a text that it has written before
                 for runner in self._runners:
-                    runner.guesser = self._fresh(runner)
+                    runner.proposer = self._fresh(runner)
             started = perf_counter()
             params = replace(self._params, max_tokens=length, seed=derive_seed(self._params.seed or 0, number))
             shift = number % len(racing)
@@ -109,17 +111,17 @@ class Race:
         params, took = replace(self._params, max_tokens=_WARM_UP, ignore_eos=True), 1.0
         for runner in list(self._runners):
             tell(f"{runner.name} gets ready")
-            stats = self._llm.generate(prompt, params, drafter=runner.guesser).stats
+            stats = self._llm.generate(prompt, params, drafter=runner.proposer).stats
             if stats.draft_error is not None:
                 self._runners.remove(runner)
             elif runner.name == PLAIN:
                 took = (stats.total_seconds - stats.ttft) / (_WARM_UP - 1)
-            runner.guesser = self._fresh(runner)
+            runner.proposer = self._fresh(runner)
         fits = int(seconds / (_TEXTS * len(self._runners) * took))
         return min(self._params.max_tokens, max(_SHORTEST, fits))
 
     def _write(self, runner: _Runner, prompt: list[int], params: SamplingParams) -> None:
-        out = self._llm.generate(prompt, params, drafter=runner.guesser)
+        out = self._llm.generate(prompt, params, drafter=runner.proposer)
         stats = out.stats
         later = stats.generated_tokens - (stats.steps[0].tokens if stats.steps else 0)
         # A text that ends at once says nothing of anybody.
@@ -137,13 +139,13 @@ class Race:
         best = max(span.low for span in times.values())
         return [runner for runner in racing if runner.name in {PLAIN, AUTO} or times[runner.name].high >= best]
 
-    def _fresh(self, runner: _Runner) -> Guesser[Any]:
+    def _fresh(self, runner: _Runner) -> Proposer[Any]:
         """Somebody who remembers nothing."""
         return make_drafter(runner.name).bind(self._llm.target)
 
 
-def _meet(llm: LLM, name: str) -> Guesser[Any] | None:
+def _get_proposer(llm: LLM, name: str) -> Proposer[Any] | None:
     try:
-        return llm.meet(name)
+        return llm.get_proposer(name)
     except PronkError:
         return None

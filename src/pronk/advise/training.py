@@ -20,7 +20,7 @@ from typing import Any
 
 from pronk.advise.facts import Passes, Span, Trainable
 from pronk.architecture.config import ModelConfig
-from pronk.passes.costs import PassCosts, most_paying
+from pronk.speculation.cost_model import CostCurve, most_paying
 
 __all__ = ["KINDS", "Kind", "estimate"]
 
@@ -143,14 +143,14 @@ def _estimate(
     shares, independent = _shown(kind, temperature)
     each, once = kind.read(config)
     guess, step = (small + read * passes.plain / numbers if read else 0.0 for read in (each, once))
-    costs = PassCosts(tuple(passes.seconds), tuple(accumulate(passes.seconds.values(), max)))
+    costs = CostCurve(tuple(passes.seconds), tuple(accumulate(passes.seconds.values(), max)))
     speed = partial(_speed, shares, costs, guess, step, independent=independent)
-    middle, guesses = speed(0.0)
+    middle, draft_tokens = speed(0.0)
     below = next((w / 100 for w in range(-40, 100) if speed(-w / 100)[0] < 1.0), 1.0) - 0.01
     return Trainable(
         kind=name,
         times=Span(middle, speed(-_WITHIN)[0], speed(_WITHIN)[0]),
-        guesses=guesses,
+        draft_tokens=draft_tokens,
         tokens=kind.tokens,
         seconds=_seconds(kind, config, passes, costs, numbers),
         nbytes=round(_BYTES * kind.numbers(config)),
@@ -160,7 +160,7 @@ def _estimate(
 
 def _speed(
     shares: Sequence[Sequence[float]],
-    costs: PassCosts,
+    costs: CostCurve,
     guess: float,
     step: float,
     shift: float,
@@ -172,8 +172,8 @@ def _speed(
     gains = _tree(moved) if independent else list(accumulate((row[0] for row in moved), mul))
     plain = costs.at(1)
 
-    def seconds(guesses: int) -> float:
-        return costs.at(1 + guesses) + (step + guess * guesses if guesses else 0.0)
+    def seconds(draft_tokens: int) -> float:
+        return costs.at(1 + draft_tokens) + (step + guess * draft_tokens if draft_tokens else 0.0)
 
     count, expected = most_paying(gains, 1.0, seconds)
     if not count:  # it would be asked nevertheless, to be compared
@@ -220,7 +220,7 @@ def _later(figures: dict[str, float], name: str) -> float:
     return low
 
 
-def _seconds(kind: Kind, config: ModelConfig, passes: Passes, costs: PassCosts, numbers: int) -> float:
+def _seconds(kind: Kind, config: ModelConfig, passes: Passes, costs: CostCurve, numbers: int) -> float:
     """Of the target's writing and of learning."""
     writing = _WRITTEN * costs.at(_TOGETHER) / _TOGETHER
     return writing + kind.tokens * (2 * numbers / passes.teach + 6 * kind.learned(config) / passes.learn)

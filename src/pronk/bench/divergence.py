@@ -7,7 +7,7 @@ import math
 from pronk.bench.methods import Item
 from pronk.bench.records import DivergenceRecord, Sample
 from pronk.llm import LLM
-from pronk.proof.plain import rounding, score_next
+from pronk.verification.plain_decoding import rounding, score_next
 
 __all__ = ["find_divergence"]
 
@@ -16,7 +16,7 @@ def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> Diver
     """Compare two outputs for a prompt, their lengths included; ``None`` if they are equal or one failed.
 
     A near tie is one that the rounding of both engines can turn: each may move every logit by what
-    :func:`~pronk.proof.plain.rounding` allows.
+    :func:`~pronk.verification.plain_decoding.rounding` allows.
     """
     if plain.tokens == other.tokens or plain.error or other.error:
         return None

@@ -98,7 +98,7 @@ class Figures:
         steps: passes of the target of one repeat; ``S``: tokens per pass.
         alpha: acceptance at the first position; ``acceptance``: at each; ``ctar``: share of the steps whose first
             1, 2, 3, … guesses were all accepted.
-        trust: of guesses that were said to be about equally likely, given that their parent was right: what was said in
+        gain_stats: of guesses that were said to be about equally likely, given that their parent was right: what was said in
             the mean, the share that was right, and how many.
         rows_per_pass: mean rows of a pass after the first.
         cost_coefficient: time of drafting one position over the time of a plain pass.
@@ -134,7 +134,7 @@ class Figures:
     accepted: int | None = None
     acceptance: tuple[float | None, ...] = ()
     ctar: tuple[float, ...] = ()
-    trust: tuple[tuple[float, float, int], ...] = ()
+    gain_stats: tuple[tuple[float, float, int], ...] = ()
     rows_per_pass: float | None = None
     cost_coefficient: float | None = None
     expected_speedup: float | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from pronk.bench.document import Failure, Figures, Latency, Range, Split
 from pronk.bench.metrics import ctar_curve, expected_tokens, inter_token_latencies, repeated_ngrams, spread
 from pronk.bench.records import PLAIN, DivergenceRecord, Model, Sample
-from pronk.engine.stats import Stats, Step
+from pronk.engine.stats import Stats, StepStats
 
 __all__ = ["Yardstick", "figures_of"]
 
@@ -174,12 +174,16 @@ def _trust(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], ...]:
     """What was said of guesses, beside what came of them, where there were any."""
     tenths = [
         [sum(column) for column in zip(*same, strict=True)]
-        for same in zip(*(s.trust for s in samples if s.trust is not None), strict=True)
+        for same in zip(*(s.gain_stats for s in samples if s.gain_stats is not None), strict=True)
     ]
-    return tuple((said / guesses, right / guesses, int(guesses)) for guesses, said, right in tenths if guesses)
+    return tuple(
+        (said / draft_tokens, right / draft_tokens, int(draft_tokens))
+        for draft_tokens, said, right in tenths
+        if draft_tokens
+    )
 
 
-def _later(samples: Sequence[Sample]) -> Iterator[tuple[Step, Step]]:
+def _later(samples: Sequence[Sample]) -> Iterator[tuple[StepStats, StepStats]]:
     """The steps after a sample's first, which has the prompt in it, each with the one before."""
     for sample in samples:
         yield from pairwise(sample.steps or ())
@@ -223,7 +227,7 @@ def _costs(pairs: _Pairs, yardstick: Yardstick) -> dict[str, Any]:
     return values
 
 
-def _mean(steps: Sequence[tuple[Step, Step]], clock: Callable[[Step], float]) -> float:
+def _mean(steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[StepStats], float]) -> float:
     return sum(clock(step) - clock(before) for before, step in steps) / len(steps)
 
 

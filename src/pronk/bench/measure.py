@@ -17,11 +17,11 @@ from pronk.bench.machine import BandwidthMeter
 from pronk.bench.methods import Item, Method
 from pronk.bench.passes import pass_times
 from pronk.bench.prompts import Prompt, encode, fit
-from pronk.bench.records import PLAIN, Bandwidth, End, Sample, Skip, Trace
-from pronk.choosing.noise import derive_seed
-from pronk.choosing.params import SamplingParams
+from pronk.bench.records import PLAIN, Bandwidth, End, Sample, Skip, StepTrace
 from pronk.errors import PromptError, PronkError
 from pronk.llm import LLM
+from pronk.sampling.noise import derive_seed
+from pronk.sampling.params import SamplingParams
 
 __all__ = ["Bench", "Options", "Timer"]
 
@@ -97,7 +97,7 @@ class Bench:
         options: Options,
         *,
         bandwidth: BandwidthMeter,
-        trace: Trace,
+        trace: StepTrace,
         timer: Timer,
     ) -> None:
         self._llm = llm

@@ -11,10 +11,10 @@ from typing import Any
 from pronk.bench.machine import PeakMemory
 from pronk.bench.peers import Peer, PeerError, PeerRequest, PeerSpec
 from pronk.bench.records import Sample
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import Guesser, make_drafter
-from pronk.engine.intake import end_ids
+from pronk.drafters import Proposer, make_drafter
+from pronk.engine.request_factory import end_ids
 from pronk.llm import LLM
+from pronk.sampling.params import SamplingParams
 
 __all__ = ["Drafting", "Item", "Method", "Missing", "PeerMethod"]
 
@@ -55,7 +55,7 @@ class Drafting(Method):
         self.name = drafter
         self._llm = llm
         self._peak = peak
-        self._guessers: dict[tuple[float, int], Guesser[Any]] = {}
+        self._proposers: dict[tuple[float, int], Proposer[Any]] = {}
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
         """Time the whole call; a batch's time is shared by its prompts.
@@ -64,18 +64,18 @@ class Drafting(Method):
             PronkError: the drafter has raised for one of them, which cost all of them time.
         """
         memory = (items[0].sample.temperature, items[0].sample.repeat)
-        if memory not in self._guessers:
-            self._guessers[memory] = make_drafter(self.name).bind(self._llm.target)
+        if memory not in self._proposers:
+            self._proposers[memory] = make_drafter(self.name).bind(self._llm.target)
         prompts, params = [item.ids for item in items], [item.params for item in items]
         self._peak.reset()
         runner = self._llm.engine.runner
         began, waited = perf_counter(), runner.waited
-        completions = self._llm.generate(prompts, params, drafter=self._guessers[memory])
+        completions = self._llm.generate(prompts, params, drafter=self._proposers[memory])
         seconds = (perf_counter() - began) / len(items)
         waited = (runner.waited - waited) / len(items)
         peak = self._peak.read()
         for out in completions:
-            out.stats.check_guesser()
+            out.stats.check_proposer()
         return [
             replace(
                 item.sample,
@@ -85,7 +85,7 @@ class Drafting(Method):
                 tokens=tuple(out.token_ids),
                 ttft=out.stats.ttft,
                 steps=tuple(out.stats.steps),
-                trust=tuple(out.stats.trust),
+                gain_stats=tuple(out.stats.gain_stats),
                 peak_memory=peak,
                 batch=len(items),
                 waited=waited if self._llm.workers > 1 else None,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pronk.bench.records import PassTime
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Guesser, Outcome
+from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.llm import LLM
-from pronk.tree import TokenTree
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["ROWS", "pass_times"]
 
@@ -20,7 +20,7 @@ _ROUNDS, _STEPS = 3, 6
 
 
 @dataclass(frozen=True)
-class _Star(Guesser[None]):
+class _Star(Proposer[None]):
     """Guesses ``rows - 1`` different next tokens, whatever the text: a pass of so many rows."""
 
     name = "star"

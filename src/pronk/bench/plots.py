@@ -192,12 +192,12 @@ def _draw_ctar(figures: Sequence[Figures], styles: dict[Key, Style], _model: Mod
 
 
 def _draw_trust(figures: Sequence[Figures], styles: dict[Key, Style], _model: ModelResult) -> _Drawn:
-    curves = [(style, f.trust) for style, f in _over_all(figures, styles) if f.trust]
+    curves = [(style, f.gain_stats) for style, f in _over_all(figures, styles) if f.gain_stats]
     if not curves:
         return None
     figure, axes = make_axes(SQUARE)
     axes.plot([0, 100], [0, 100], color=MUTED, dashes=(4, 3))
-    most = max(guesses for _, tenths in curves for _, _, guesses in tenths)
+    most = max(draft_tokens for _, tenths in curves for _, _, draft_tokens in tenths)
     for style, tenths in curves:
         x, y = ([100 * each[i] for each in tenths] for i in (0, 1))
         axes.plot(x, y, color=style.color, linewidth=1.5, alpha=0.6, clip_on=False)
@@ -211,8 +211,8 @@ def _draw_trust(figures: Sequence[Figures], styles: dict[Key, Style], _model: Mo
 
 def _off(tenths: Sequence[tuple[float, float, int]]) -> float:
     """How far what was said is from what came, in the mean of the guesses."""
-    guesses = sum(each[2] for each in tenths)
-    return sum(abs(said - right) * count for said, right, count in tenths) / guesses
+    draft_tokens = sum(each[2] for each in tenths)
+    return sum(abs(said - right) * count for said, right, count in tenths) / draft_tokens
 
 
 def _draw_rows(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:

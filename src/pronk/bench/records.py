@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pronk.bench.document import FORMAT, PLAIN
-from pronk.engine.stats import Step, Trust
+from pronk.engine.stats import GainStats, StepStats
 from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
 
@@ -29,7 +29,7 @@ __all__ = [
     "Sample",
     "Skip",
     "Start",
-    "Trace",
+    "StepTrace",
     "read_trace",
 ]
 
@@ -114,7 +114,7 @@ class Sample:
         tokens: the output.
         ttft: seconds to the first token, if known.
         steps: the target's passes, if known.
-        trust: how likely guesses were said to be, and how often they were right, if known; see
+        gain_stats: how likely guesses were said to be, and how often they were right, if known; see
             :class:`~pronk.engine.stats.Stats`.
         peak_memory: bytes of the process, if known.
         batch: prompts that shared its passes, itself among them.
@@ -134,8 +134,8 @@ class Sample:
     prompt_tokens: int = 0
     tokens: tuple[int, ...] = ()
     ttft: float | None = None
-    steps: tuple[Step, ...] | None = None
-    trust: tuple[Trust, ...] | None = None
+    steps: tuple[StepStats, ...] | None = None
+    gain_stats: tuple[GainStats, ...] | None = None
     peak_memory: int | None = None
     batch: int = 1
     waited: float | None = None
@@ -189,7 +189,7 @@ _NAMES = {cls: name for name, cls in _KINDS.items()}
 
 
 @dataclass
-class Trace:
+class StepTrace:
     """The records so far, and the file they go to as well."""
 
     records: list[Record] = field(default_factory=list)
@@ -246,9 +246,9 @@ def _parse(row: dict[str, Any], where: str) -> Record:
         raise OptionError(msg)
     try:
         if row.get("steps") is not None:
-            row["steps"] = tuple(Step(*step) for step in row["steps"])
+            row["steps"] = tuple(StepStats(*step) for step in row["steps"])
         if row.get("trust") is not None:
-            row["trust"] = tuple(Trust(*each) for each in row["trust"])
+            row["trust"] = tuple(GainStats(*each) for each in row["trust"])
         for name in {"tokens", "methods"} & set(row):
             row[name] = tuple(row[name])
         record: Record = cls(**row)

@@ -18,15 +18,15 @@ from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
-from pronk.bench.records import PLAIN, Model, PeerRecord, Start, Trace
-from pronk.cache.layout import kv_bytes_per_token
+from pronk.bench.records import PLAIN, Model, PeerRecord, Start, StepTrace
 from pronk.drafters import make_drafter
 from pronk.errors import OptionError
-from pronk.gguf.checkpoint import is_gguf
+from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
-from pronk.model.checkpoint import read_json
-from pronk.model.loader import read_config
-from pronk.model.weights import count_parameters, pass_weights
+from pronk.models.checkpoint import read_json
+from pronk.models.loader import read_config
+from pronk.models.weights import count_parameters, pass_weights
+from pronk.quantization.gguf.checkpoint import is_gguf
 
 __all__ = ["PeerOptions", "Plan", "Progress", "check", "peer_source", "run"]
 
@@ -107,7 +107,7 @@ def _check_peers(peers: PeerOptions) -> None:
 def run(
     loaders: Mapping[str, Callable[[Callable[[int, int], None] | None], LLM]],
     plan: Plan,
-    trace: Trace,
+    trace: StepTrace,
     arguments: dict[str, Any],
     progress: Progress | None = None,
 ) -> None:
@@ -140,7 +140,7 @@ def run(
             trace.add(timer.end(interrupted=not finished))
 
 
-def _measure(name: str, llm: LLM, plan: Plan, trace: Trace, timer: Timer, progress: Progress | None) -> None:
+def _measure(name: str, llm: LLM, plan: Plan, trace: StepTrace, timer: Timer, progress: Progress | None) -> None:
     with ExitStack() as stack:
         with timer.preparing():
             trace.add(_model(name, llm, plan))
@@ -202,7 +202,7 @@ def peer_source(spec: PeerSpec, llm: LLM, source: Path | None) -> Path:
     return source
 
 
-def _start_peer(spec: PeerSpec, source: Path, llm: LLM, options: PeerOptions, trace: Trace) -> Method:
+def _start_peer(spec: PeerSpec, source: Path, llm: LLM, options: PeerOptions, trace: StepTrace) -> Method:
     dtype = str(llm.dtype).removeprefix("torch.")
     peer = Peer(
         spec,

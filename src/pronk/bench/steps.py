@@ -15,7 +15,7 @@ from pronk.bench.styles import OWN
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from pronk.engine.journal import Entry
+    from pronk.engine.decision_trace import Decision
 
 __all__ = ["draw_steps"]
 
@@ -26,7 +26,7 @@ _STYLE = (
 )
 
 
-def draw_steps(steps: Sequence[Entry]) -> str:
+def draw_steps(steps: Sequence[Decision]) -> str:
     """An SVG file: above, the tokens of each step by who guessed them, with those expected; below, the gain in time.
 
     Args:
@@ -49,7 +49,7 @@ def draw_steps(steps: Sequence[Entry]) -> str:
     ).replace(">", f">{_STYLE}", 1)
 
 
-def _draw_tokens(axes: Axes, steps: Sequence[Entry]) -> None:
+def _draw_tokens(axes: Axes, steps: Sequence[Decision]) -> None:
     sources = list(dict.fromkeys(name for step in steps for name in _sources(step)))
     places, bottoms = range(1, len(steps) + 1), [0] * len(steps)
     for number, source in enumerate(sources):
@@ -64,7 +64,7 @@ def _draw_tokens(axes: Axes, steps: Sequence[Entry]) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(-0.14, 1.08), ncols=2, frameon=False, labelcolor=INK, fontsize=12)
 
 
-def _draw_gain(axes: Axes, above: Axes, steps: Sequence[Entry]) -> None:
+def _draw_gain(axes: Axes, above: Axes, steps: Sequence[Decision]) -> None:
     gained = list(accumulate(_gained(step) for step in steps))
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)
@@ -75,12 +75,12 @@ def _draw_gain(axes: Axes, above: Axes, steps: Sequence[Entry]) -> None:
     name_axes(axes, "step", "plain steps gained")
 
 
-def _sources(step: Entry) -> list[str]:
+def _sources(step: Decision) -> list[str]:
     origin = step.kept.origin
     return [] if origin is None else [origin[node][0] for node in step.path]
 
 
-def _gained(step: Entry) -> float:
+def _gained(step: Decision) -> float:
     """Plain steps: the tokens of a step, less what it took."""
     if step.plain is None or step.expected is None:
         return 0.0

@@ -26,12 +26,6 @@ from pronk.drafters.registry import REGISTRY, class_names, make_drafter
 
 if TYPE_CHECKING:
     from pronk.drafters.autoregressive import Autoregressive as Autoregressive
-    from pronk.drafters.base import DraftContext as DraftContext
-    from pronk.drafters.base import Drafter as Drafter
-    from pronk.drafters.base import Guesser as Guesser
-    from pronk.drafters.base import Needs as Needs
-    from pronk.drafters.base import Outcome as Outcome
-    from pronk.drafters.combined.auto import Auto as Auto
     from pronk.drafters.combined.first_of import FirstOf as FirstOf
     from pronk.drafters.combined.merged import Merged as Merged
     from pronk.drafters.from_draft.beam import Beam as Beam
@@ -51,21 +45,27 @@ if TYPE_CHECKING:
     from pronk.drafters.from_text.prompt_lookup import PromptLookup as PromptLookup
     from pronk.drafters.from_text.retrieval import Retrieval as Retrieval
     from pronk.drafters.from_text.suffix import Suffix as Suffix
-    from pronk.drafters.target import Target as Target
+    from pronk.speculation.auto import Auto as Auto
+    from pronk.speculation.proposer import DraftContext as DraftContext
+    from pronk.speculation.proposer import Drafter as Drafter
+    from pronk.speculation.proposer import Needs as Needs
+    from pronk.speculation.proposer import Outcome as Outcome
+    from pronk.speculation.proposer import Proposer as Proposer
+    from pronk.speculation.target import Target as Target
 
 _CONTRACT = {
-    "DraftContext": "base",
-    "Drafter": "base",
-    "Guesser": "base",
-    "Needs": "base",
-    "Outcome": "base",
+    "DraftContext": "proposer",
+    "Drafter": "proposer",
+    "Proposer": "proposer",
+    "Needs": "proposer",
+    "Outcome": "proposer",
     "Target": "target",
 }
 __all__ = [*_CONTRACT, "REGISTRY", "make_drafter", *class_names()]  # noqa: PLE0604 - names, all of them
 
 
 def __getattr__(name: str) -> Any:
-    module = f"pronk.drafters.{_CONTRACT[name]}" if name in _CONTRACT else class_names().get(name)
+    module = f"pronk.speculation.{_CONTRACT[name]}" if name in _CONTRACT else class_names().get(name)
     if module is None:
         msg = f"module 'pronk.drafters' has no attribute {name!r}"
         raise AttributeError(msg)

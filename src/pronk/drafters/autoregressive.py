@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pronk.drafters.base import DraftContext, Guesser, Outcome
-from pronk.tree import TokenTree
+from pronk.speculation.proposer import DraftContext, Outcome, Proposer
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["Autoregressive"]
 
 
 @dataclass(frozen=True)
-class Autoregressive(Guesser[None]):
+class Autoregressive(Proposer[None]):
     """Plain decoding."""
 
     name = "autoregressive"

@@ -15,39 +15,39 @@ from typing import TYPE_CHECKING, Any
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
-    from pronk.drafters.base import Drafter
+    from pronk.speculation.proposer import Drafter
 
 __all__ = ["DRAFTERS", "REGISTRY", "class_names", "make_drafter"]
 
 DRAFTERS: dict[str, str] = {
-    "autoregressive": "autoregressive:Autoregressive",
-    "jacobi": "from_outputs.jacobi:Jacobi",
-    "gauss_seidel": "from_outputs.gauss_seidel:GaussSeidel",
-    "lookahead": "from_outputs.lookahead:Lookahead",
-    "prompt_lookup": "from_text.prompt_lookup:PromptLookup",
-    "suffix": "from_text.suffix:Suffix",
-    "retrieval": "from_text.retrieval:Retrieval",
-    "recycling": "from_outputs.recycling:Recycling",
-    "draft_model": "from_draft.draft_model:DraftModel",
-    "kangaroo": "from_target.kangaroo:Kangaroo",
-    "medusa": "from_target.medusa:Medusa",
-    "multi_token": "from_target.multi_token:MultiToken",
-    "threshold": "from_draft.threshold:Threshold",
-    "staged": "from_draft.staged:Staged",
-    "cape": "from_draft.cape:Cape",
-    "beam": "from_draft.beam:Beam",
-    "glide": "from_target.glide:Glide",
-    "vanilla": "from_target.glide:Vanilla",
-    "first_of": "combined.first_of:FirstOf",
-    "merged": "combined.merged:Merged",
-    "auto": "combined.auto:Auto",
-    "grammar": "combined.grammar:Grammar",
+    "autoregressive": "drafters.autoregressive:Autoregressive",
+    "jacobi": "drafters.from_outputs.jacobi:Jacobi",
+    "gauss_seidel": "drafters.from_outputs.gauss_seidel:GaussSeidel",
+    "lookahead": "drafters.from_outputs.lookahead:Lookahead",
+    "prompt_lookup": "drafters.from_text.prompt_lookup:PromptLookup",
+    "suffix": "drafters.from_text.suffix:Suffix",
+    "retrieval": "drafters.from_text.retrieval:Retrieval",
+    "recycling": "drafters.from_outputs.recycling:Recycling",
+    "draft_model": "drafters.from_draft.draft_model:DraftModel",
+    "kangaroo": "drafters.from_target.kangaroo:Kangaroo",
+    "medusa": "drafters.from_target.medusa:Medusa",
+    "multi_token": "drafters.from_target.multi_token:MultiToken",
+    "threshold": "drafters.from_draft.threshold:Threshold",
+    "staged": "drafters.from_draft.staged:Staged",
+    "cape": "drafters.from_draft.cape:Cape",
+    "beam": "drafters.from_draft.beam:Beam",
+    "glide": "drafters.from_target.glide:Glide",
+    "vanilla": "drafters.from_target.glide:Vanilla",
+    "first_of": "drafters.combined.first_of:FirstOf",
+    "merged": "drafters.combined.merged:Merged",
+    "auto": "speculation.auto:Auto",
+    "grammar": "drafters.combined.grammar:Grammar",
 }
 
 
 def _home(name: str) -> tuple[str, str]:
     module, _, cls = DRAFTERS[name].partition(":")
-    return f"pronk.drafters.{module}", cls
+    return f"pronk.{module}", cls
 
 
 def class_names() -> dict[str, str]:
@@ -89,7 +89,7 @@ def make_drafter(spec: str | Drafter) -> Drafter:
 
 
 def _known(spec: Any) -> Drafter:
-    from pronk.drafters.base import Drafter  # noqa: PLC0415 - it needs torch, and names do not
+    from pronk.speculation.proposer import Drafter  # noqa: PLC0415 - it needs torch, and names do not
 
     if not isinstance(spec, Drafter):
         found = f"the class {spec.__name__}" if isinstance(spec, type) else " ".join(repr(spec).split())[:60]

@@ -13,20 +13,20 @@ from threading import RLock
 from time import perf_counter
 from traceback import clear_frames
 
-from pronk.cache.budget import KVBudget
-from pronk.cache.paged import PagedCache
-from pronk.drafters.target import Target
-from pronk.engine.proposing import Proposing
+from pronk.engine.output_processor import OutputProcessor, StepPlan
 from pronk.engine.request import Request, Token
 from pronk.engine.scheduler import Scheduler
-from pronk.engine.settling import Plan, Settling
 from pronk.errors import PronkError
+from pronk.execution.model_runner import ForwardResult, ModelRunner
 from pronk.interrupts import interruptible, uninterrupted
 from pronk.kernels.threads import lend_threads, return_threads
-from pronk.model.decoder import Decoder
-from pronk.passes.odds import Odds
-from pronk.passes.runner import PassResult, Runner
-from pronk.text.tokenizer import Tokenizer
+from pronk.kv_cache.budget import KVBudget
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder
+from pronk.speculation.acceptance_stats import AcceptanceStats
+from pronk.speculation.speculator import Speculator
+from pronk.speculation.target import Target
+from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
 
@@ -46,8 +46,8 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         kv_budget: KVBudget | None = None,
         folder: Path | None = None,
-        odds: Odds | None = None,
-        runner: Runner | None = None,
+        acceptance_stats: AcceptanceStats | None = None,
+        runner: ModelRunner | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Bring a model and its cache together.
@@ -58,19 +58,19 @@ class Engine:
             max_batch: most requests in a pass.
             prefill_chunk: most prompt tokens in a pass.
             max_tree: most rows of a request in a pass that decodes.
-            budget: drop guesses that do not pay for their rows (see :mod:`pronk.engine.budget`).
+            budget: drop guesses that do not pay for their rows (see :mod:`pronk.speculation.node_selection`).
             tokenizer: of the model, for drafters to which it matters what ids mean.
             kv_budget: what ``cache`` belongs to, for drafters that need a cache of their own.
             folder: of the checkpoint, for drafters that were trained on it.
-            odds: how often guesses were right, where requests may know of others'.
+            acceptance_stats: how often guesses were right, where requests may know of others'.
             runner: makes its passes, if not one of this process alone.
             clock: gives seconds, which what is guessed follows from; deadlines are by ``perf_counter`` all the same.
         """
-        self.runner = runner or Runner(decoder, cache, clock=clock)
+        self.runner = runner or ModelRunner(decoder, cache, clock=clock)
         self.cache = cache
         self.scheduler = Scheduler(cache, decoder.config.window, max_batch, prefill_chunk, max_tree)
-        self.proposing = Proposing(self.runner, budget=budget)
-        self.settling = Settling(cache, clock)
+        self.speculator = Speculator(self.runner, budget=budget)
+        self.output_processor = OutputProcessor(cache, clock)
         self.lock = RLock()
         times = self.runner.times
         self.target = Target(
@@ -81,7 +81,7 @@ class Engine:
             folder,
             self.lock,
             times=times,
-            odds=odds,
+            acceptance_stats=acceptance_stats,
             runner=self.runner,
             clock=clock,
         )
@@ -191,27 +191,27 @@ class Engine:
         began = self.runner.clock()
         self.scheduler.expire()
         self._dismiss()  # so that others can start in their places
-        turns = self.scheduler.schedule()
-        self.proposing.give_way(self.scheduler.preempted)
-        self.proposing.start(turns)
-        if not turns:
+        batch = self.scheduler.schedule()
+        self.speculator.on_preempt(self.scheduler.preempted)
+        self.speculator.start(batch)
+        if not batch:
             return
-        drafts = self.proposing.propose(turns)
-        plans = [self.settling.plan(turn, drafts.get(turn.request)) for turn in turns]
+        drafts = self.speculator.propose(batch)
+        plans = [self.output_processor.plan(scheduled, drafts.get(scheduled.request)) for scheduled in batch]
         result = self._forward(plans)
         outcomes = {}
         for number, plan in enumerate(plans):
             hidden = {layer: rows[number] for layer, rows in result.hidden.items()}
             chosen = result.chosen[number] if result.chosen else None
-            outcome = self.settling.settle(plan, result.logits[number], hidden, chosen)
+            outcome = self.output_processor.settle(plan, result.logits[number], hidden, chosen)
             if outcome is not None:
                 outcomes[plan.request] = outcome
-        self.proposing.observe(outcomes)
-        seconds = self.runner.clock() - began - self.proposing.seconds
+        self.speculator.observe(outcomes)
+        seconds = self.runner.clock() - began - self.speculator.seconds
         self.runner.learn([plan.job for plan in plans], result.context, seconds)
-        self.proposing.settle(plans, outcomes, seconds)
+        self.speculator.settle(plans, outcomes, seconds)
 
-    def _forward(self, plans: Sequence[Plan]) -> PassResult:
+    def _forward(self, plans: Sequence[StepPlan]) -> ForwardResult:
         layers = frozenset(layer for plan in plans for layer in plan.request.needs.hidden)
         with interruptible():
             result = self.runner.forward([plan.job for plan in plans], layers)
@@ -228,7 +228,7 @@ class Engine:
     def _leave(self, request: Request) -> None:
         if self.scheduler.remove(request):
             request.stats.total_seconds = self.runner.clock() - request.began
-            self.proposing.stop(request)
+            self.speculator.stop(request)
             _forget_frames(request.error)
 
     def _abort(self, requests: Sequence[Request]) -> None:

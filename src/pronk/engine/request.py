@@ -7,21 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import Guesser, Needs
-from pronk.engine.journal import Journal
-from pronk.engine.ledger import Ledger
+from pronk.engine.decision_trace import DecisionTrace
 from pronk.engine.stats import Stats
+from pronk.kv_cache.blocks import BlockTable
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.proposer import Needs, Proposer
+from pronk.speculation.request_budget import RequestBudget
 
-__all__ = ["FinishReason", "Refused", "Request", "TextOutput", "Token"]
+__all__ = ["AdmissionRefusal", "FinishReason", "Request", "TextOutput", "Token"]
 
 FinishReason = Literal["stop", "length"]
 
 
 class TextOutput(Protocol):
-    """Turns token ids into text; see :class:`pronk.text.stream.TextStream`."""
+    """Turns token ids into text; see :class:`pronk.tokenization.stream.TextStream`."""
 
     def push(self, token: int) -> tuple[str, str | None]:
         """The text that has become final, and the stop string that was completed, if any."""
@@ -51,7 +51,7 @@ class Token:
     logprobs: dict[int, float] | None
 
 
-class Refused(NamedTuple):
+class AdmissionRefusal(NamedTuple):
     """What the cache had of a request's text when there was no room for the rest of it.
 
     Attributes:
@@ -67,9 +67,9 @@ class Refused(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """A prompt being continued; :class:`~pronk.engine.intake.Intake` makes them.
+    """A prompt being continued; :class:`~pronk.engine.request_factory.RequestFactory` makes them.
 
-    ``tokens`` is all that is certain: the prompt, then the output. Its first ``table.length`` tokens are in the
+    ``tokens`` is all that is certain: the prompt, then the output. Its first ``block_table.length`` tokens are in the
     cache, the rest is *pending*: a chunk of the prompt, or the one token that the next pass starts from. The list is
     the only copy of the text: the chooser and the guesser look at it and do not change it.
 
@@ -78,10 +78,10 @@ class Request:
         tokens: ids of the prompt and of the output so far.
         params: what was asked for.
         seed: of its choices.
-        guesser: who guesses; ``None`` once it has raised.
-        chooser: who chooses its tokens, after ``tokens``.
+        proposer: who guesses; ``None`` once it has raised.
+        sampler: who chooses its tokens, after ``tokens``.
         text: what its tokens are read by.
-        ends: token ids that end it.
+        stop_token_ids: token ids that end it.
         parent: an earlier request of the same prompt, whose cache it may start from.
         priority: those with a higher one go first.
         deadline: when it ends with an error if it has not ended by then, by ``perf_counter``; ``None`` is never.
@@ -90,8 +90,8 @@ class Request:
         arrival: its number among those that were added.
         start: its number among those that have started; ``None`` before it has.
         accounted: so many of its generated tokens are in its tenant's account.
-        table: where its keys and values are.
-        digests: of its text's blocks, as far as somebody has asked for them (:mod:`pronk.cache.prefix`).
+        block_table: where its keys and values are.
+        digests: of its text's blocks, as far as somebody has asked for them (:mod:`pronk.kv_cache.prefix`).
         refused: why it has not started yet; ``None`` if it has not tried.
         draft_state: what the guesser has started for it, if it is ``drafting``.
         guessed: of each generated token, whether it was an accepted guess.
@@ -103,8 +103,8 @@ class Request:
         stop_reason: the token or text that ended it.
         error: why it ended badly, if it did.
         aborted: whether nobody wants it any longer.
-        ledger: what guessing has cost it and brought it; ``None`` before it was guessed for.
-        journal: what was decided for it, if anybody wants to know.
+        request_budget: what guessing has cost it and brought it; ``None`` before it was guessed for.
+        decision_trace: what was decided for it, if anybody wants to know.
         stats: what it has cost.
         began: when it was added, by the engine's clock.
     """
@@ -113,10 +113,10 @@ class Request:
     tokens: list[int]
     params: SamplingParams
     seed: int
-    guesser: Guesser[Any] | None
-    chooser: Chooser
+    proposer: Proposer[Any] | None
+    sampler: Sampler
     text: TextOutput
-    ends: frozenset[int]
+    stop_token_ids: frozenset[int]
     parent: Request | None = None
     priority: int = 0
     deadline: float | None = None
@@ -125,9 +125,9 @@ class Request:
     arrival: int = field(default=0, init=False)
     start: int | None = field(default=None, init=False)
     accounted: int = field(default=0, init=False)
-    table: BlockTable = field(default_factory=BlockTable, init=False)
+    block_table: BlockTable = field(default_factory=BlockTable, init=False)
     digests: list[bytes] = field(default_factory=list, init=False)
-    refused: Refused | None = field(default=None, init=False)
+    refused: AdmissionRefusal | None = field(default=None, init=False)
     draft_state: Any = field(default=None, init=False)
     drafting: bool = field(default=False, init=False)
     guessed: list[bool] = field(default_factory=list, init=False)
@@ -139,8 +139,8 @@ class Request:
     stop_reason: str | int | None = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     aborted: bool = field(default=False, init=False)
-    ledger: Ledger | None = field(default=None, init=False)
-    journal: Journal | None = field(default=None, init=False)
+    request_budget: RequestBudget | None = field(default=None, init=False)
+    decision_trace: DecisionTrace | None = field(default=None, init=False)
     stats: Stats = field(default_factory=Stats, init=False)
     began: float = field(default=0.0, init=False)
 
@@ -155,12 +155,12 @@ class Request:
     @property
     def needs(self) -> Needs:
         """What its guesser reads of the passes."""
-        return Needs() if self.guesser is None else self.guesser.needs
+        return Needs() if self.proposer is None else self.proposer.needs
 
     @property
-    def guesses(self) -> bool:
+    def draft_tokens(self) -> bool:
         """Whether a guess may be of use: somebody makes some, and more than one token may still come."""
-        return self.guesser is not None and self.guesser.proposes and self.remaining > 1
+        return self.proposer is not None and self.proposer.proposes and self.remaining > 1
 
     @property
     def ended(self) -> bool:
@@ -170,7 +170,7 @@ class Request:
     @property
     def num_pending(self) -> int:
         """Certain tokens that the cache does not hold yet; at least 1."""
-        return len(self.tokens) - self.table.length
+        return len(self.tokens) - self.block_table.length
 
     @property
     def num_generated(self) -> int:
@@ -200,8 +200,8 @@ class Request:
         self.stats.generated_tokens += 1
         if logprobs is not None:
             self.logprobs.append(logprobs)
-        text, stop = ("", None) if token in self.ends else self.text.push(token)
-        if token in self.ends:
+        text, stop = ("", None) if token in self.stop_token_ids else self.text.push(token)
+        if token in self.stop_token_ids:
             self._finish("stop", token)
         elif self.remaining <= 0:
             self._finish("length", None)
@@ -221,9 +221,9 @@ class Request:
             tokens: each with who guessed it, and what was reported of it.
         """
         for token, source, logprobs in tokens:
-            self.chooser.advance(token)
+            self.sampler.advance(token)
             self.append(token, source=source, logprobs=logprobs)
-            self.chooser.settle(1)
+            self.sampler.settle(1)
         self.pieces.clear()
 
     def fail(self, error: Exception) -> None:

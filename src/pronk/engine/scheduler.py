@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 
-from pronk.cache.paged import PagedCache
-from pronk.engine.request import Refused, Request
-from pronk.engine.tenants import Tenants
+from pronk.engine.fair_share import FairShare
+from pronk.engine.request import AdmissionRefusal, Request
 from pronk.errors import CacheFullError, DeadlineError
+from pronk.kv_cache.paged import PagedCache
 
-__all__ = ["Scheduler", "Turn"]
+__all__ = ["ScheduledRequest", "Scheduler"]
 
 # The share of what running requests may still say that is kept free for them: more after each preemption for lack of
 # blocks, and a little less with every step.
@@ -34,18 +34,18 @@ _MORE, _FADE = 1 / 8, 0.99
 
 
 @dataclass(frozen=True)
-class Turn:
+class ScheduledRequest:
     """A request's part of the next pass.
 
     Attributes:
         request: whose.
         count: so many of its pending tokens go through.
-        room: places that the cache has for guesses behind them.
+        num_draft_slots: places that the cache has for guesses behind them.
     """
 
     request: Request
     count: int
-    room: int = 0
+    num_draft_slots: int = 0
 
     @property
     def decodes(self) -> bool:
@@ -67,7 +67,7 @@ class Scheduler:
         waiting: in the order in which they came.
         running: in the order in which they are served.
         preempted: those that had to give way in the last schedule.
-        tenants: what they have been served.
+        fair_share: what they have been served.
     """
 
     cache: PagedCache
@@ -78,7 +78,7 @@ class Scheduler:
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    tenants: Tenants = field(default_factory=Tenants)
+    fair_share: FairShare = field(default_factory=FairShare)
     _arrivals: Iterator[int] = field(default_factory=count)
     _starts: Iterator[int] = field(default_factory=count)
     _share: float = 0.0
@@ -92,10 +92,10 @@ class Scheduler:
         if self._most(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._too_small(request))
         request.arrival = next(self._arrivals)
-        self.tenants.join(request.tenant)
+        self.fair_share.join(request.tenant)
         bisect.insort(self.waiting, request, key=_came)
 
-    def schedule(self) -> list[Turn]:
+    def schedule(self) -> list[ScheduledRequest]:
         """The next pass: every running request that decodes, prompts by chunks, and room for guesses."""
         self._share *= _FADE
         self.preempted.clear()
@@ -111,8 +111,10 @@ class Scheduler:
             if not request.ended and tokens and self._hold(request, tokens, counts):
                 counts[request] = tokens
                 left -= tokens if pending > 1 else 0
-        rooms = self._guesses([request for request in counts if request.num_pending == 1 and request.guesses])
-        return [Turn(request, tokens, rooms.get(request, 0)) for request, tokens in counts.items()]
+        draft_slots = self._draft_tokens(
+            [request for request in counts if request.num_pending == 1 and request.draft_tokens]
+        )
+        return [ScheduledRequest(request, tokens, draft_slots.get(request, 0)) for request, tokens in counts.items()]
 
     def remove(self, request: Request) -> bool:
         """The request leaves, wherever it is, and its blocks are free. Returns whether it was here at all."""
@@ -120,9 +122,9 @@ class Scheduler:
         if queue is None:
             return False
         queue.remove(request)
-        self.cache.release(request.table)
+        self.cache.release(request.block_table)
         self._account(request)
-        self.tenants.leave(request.tenant)
+        self.fair_share.leave(request.tenant)
         if not self.running and not self.waiting:
             # An interruption may strike between taking a block and writing it down.
             self.cache.allocator.reset()
@@ -138,7 +140,7 @@ class Scheduler:
 
     def _account(self, request: Request) -> None:
         """Count what its tenant was served since the last time."""
-        self.tenants.serve(request.tenant, said=request.num_generated - request.accounted)
+        self.fair_share.serve(request.tenant, said=request.num_generated - request.accounted)
         request.accounted = request.num_generated
 
     def _admit(self) -> None:
@@ -152,18 +154,22 @@ class Scheduler:
                 request.fail(CacheFullError(self._too_small(request)))
                 continue
             parent = request.parent
-            if parent in self.running and parent.table.length < len(request.prompt) - 1 and not request.num_generated:
+            if (
+                parent in self.running
+                and parent.block_table.length < len(request.prompt) - 1
+                and not request.num_generated
+            ):
                 continue  # what it will start from is being computed
             if not self._begin(request):
                 return
             if request.start is None:
                 request.start = next(self._starts)
-                self.tenants.serve(request.tenant, read=request.num_pending)
+                self.fair_share.serve(request.tenant, read=request.num_pending)
             self.waiting.remove(request)
             bisect.insort(self.running, request, key=_started)
 
     def _turn(self, request: Request) -> tuple[int, int, int]:
-        return -request.priority, self.tenants.served[request.tenant], request.arrival
+        return -request.priority, self.fair_share.served[request.tenant], request.arrival
 
     def _begin(self, request: Request) -> bool:
         """Let a request start from what the cache has of its text, if there is a place for it and for the rest."""
@@ -175,10 +181,10 @@ class Scheduler:
             return False
         self._find(request)
         if not alone and self._wanted(request) > self._room(lower):
-            found = request.table.blocks
+            found = request.block_table.blocks
             following = next(iter(request.digests[len(found) :]), b"")
-            request.refused = Refused(found, following, self.cache.version)
-            self.cache.release(request.table)
+            request.refused = AdmissionRefusal(found, following, self.cache.version)
+            self.cache.release(request.block_table)
             return False
         request.refused = None
         allocator = self.cache.allocator
@@ -186,7 +192,7 @@ class Scheduler:
             self._give_back({})
         while lower and (len(self.running) >= self.max_batch or self._wanted(request) > allocator.num_free):
             self._preempt(lower.pop())
-        request.stats.cached_tokens += request.table.length
+        request.stats.cached_tokens += request.block_table.length
         self._look_ahead(request)
         return True
 
@@ -203,27 +209,29 @@ class Scheduler:
     def _find(self, request: Request) -> None:
         """What the cache has of a text, but for its last token: of the same prompt's first sample, or of any text."""
         parent, of_prompt = request.parent, len(request.prompt) - 1
-        alive = parent is not None and not parent.ended and parent.table.blocks and not parent.table.released
-        if parent is not None and alive and parent.table.length >= of_prompt:
-            request.table = self.cache.fork(parent.table, of_prompt)
+        alive = (
+            parent is not None and not parent.ended and parent.block_table.blocks and not parent.block_table.released
+        )
+        if parent is not None and alive and parent.block_table.length >= of_prompt:
+            request.block_table = self.cache.fork(parent.block_table, of_prompt)
         elif not request.reports_prompt:
-            request.table = self.cache.match(request.tokens, request.salt, request.digests) or request.table
+            request.block_table = self.cache.match(request.tokens, request.salt, request.digests) or request.block_table
         if self.window is not None:
-            self.cache.release_before(request.table, request.table.length - self.window + 1)
+            self.cache.release_before(request.block_table, request.block_table.length - self.window + 1)
 
     def _look_ahead(self, request: Request) -> None:
         """While there is plenty, take all that a request will need at once, so that its blocks lie in a run."""
         allocator, length = self.cache.allocator, len(request.prompt) + request.params.max_tokens + self.max_tree
         if (
             self.window is None
-            and allocator.missing(request.table, length) <= (allocator.num_free - len(allocator.idle)) // 2
+            and allocator.missing(request.block_table, length) <= (allocator.num_free - len(allocator.idle)) // 2
         ):
-            self.cache.prepare(request.table, length)
+            self.cache.prepare(request.block_table, length)
 
     def _room(self, lower: Sequence[Request] = ()) -> int:
         """Blocks for one that would start, if ``lower`` gave theirs and the others get what they want."""
         allocator = self.cache.allocator
-        given = sum(allocator.references[block] == 1 for each in lower for block in each.table.blocks)
+        given = sum(allocator.references[block] == 1 for each in lower for block in each.block_table.blocks)
         wanted = sum(max(self._missing(each) + 1, self._wanted(each)) for each in self.running if each not in lower)
         return allocator.num_free + given - wanted
 
@@ -233,64 +241,67 @@ class Scheduler:
         Nobody knows when that is. Whoever starts where there is too little for all is soon preempted, or another one
         is, and read again; who waits for what nobody takes keeps the passes small. So the share follows what happens.
         """
-        end = self.cache.allocator.blocks_for(request.table.length + request.num_pending) - request.table.released
+        end = (
+            self.cache.allocator.blocks_for(request.block_table.length + request.num_pending)
+            - request.block_table.released
+        )
         return self._missing(request) + int(self._share * max(0, self._most(request) - end))
 
     def _missing(self, request: Request) -> int:
         """Free blocks that a request's text and its next token need; below 0 if it has places for more."""
-        allocator, table = self.cache.allocator, request.table
+        allocator, block_table = self.cache.allocator, request.block_table
         length = request.num_pending + 1
         if self.window is not None:
             length = min(length, self.window + self.prefill_chunk + 1)
-        held, needed = table.released + len(table.blocks), allocator.blocks_for(table.length + length)
-        return allocator.missing(table, table.length + length) - max(0, held - needed)
+        held, needed = block_table.released + len(block_table.blocks), allocator.blocks_for(block_table.length + length)
+        return allocator.missing(block_table, block_table.length + length) - max(0, held - needed)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
         self.preempted.append(request)
-        request.digests = max(request.digests, request.table.digests, key=len)
-        self.cache.release(request.table)
+        request.digests = max(request.digests, request.block_table.digests, key=len)
+        self.cache.release(request.block_table)
         request.stats.preemptions += 1
         bisect.insort(self.waiting, request, key=_came)
 
     def _give_back(self, counts: Mapping[Request, int]) -> None:
         """Places for guesses, and for what is still far away, give way first; those that the pass needs stay."""
         for request in self.running:
-            self.cache.trim(request.table, request.table.length + counts.get(request, 0))
+            self.cache.trim(request.block_table, request.block_table.length + counts.get(request, 0))
 
     def _hold(self, request: Request, tokens: int, counts: Mapping[Request, int]) -> bool:
         """Take places for some tokens; those that come last give theirs, up to the request itself."""
         if request not in self.running:
             return False
-        allocator, length = self.cache.allocator, request.table.length + tokens
-        if allocator.missing(request.table, length) > allocator.num_free:
+        allocator, length = self.cache.allocator, request.block_table.length + tokens
+        if allocator.missing(request.block_table, length) > allocator.num_free:
             self._give_back(counts)
-        while allocator.missing(request.table, length) > allocator.num_free:
+        while allocator.missing(request.block_table, length) > allocator.num_free:
             last = self.running[-1]
             self._share = min(1.0, self._share + _MORE)
             self._preempt(last)
             if last is request:
                 return False
-        self.cache.prepare(request.table, length)
+        self.cache.prepare(request.block_table, length)
         return True
 
-    def _guesses(self, requests: Sequence[Request]) -> dict[Request, int]:
+    def _draft_tokens(self, requests: Sequence[Request]) -> dict[Request, int]:
         """Places for guesses behind the one pending token of each: as many as there may be, or a fair share.
 
         They are those of empty blocks. What is remembered gives way only to a block that a text will reach, where the
         rest of its last one is less than a block: the text will take it soon, and guesses have so much room at least.
         """
-        allocator, size, rooms = self.cache.allocator, self.cache.block_size, dict[Request, int]()
+        allocator, size, draft_slots = self.cache.allocator, self.cache.block_size, dict[Request, int]()
         for number, request in enumerate(requests):
-            table = request.table
-            held = table.released + len(table.blocks)
+            block_table = request.block_table
+            held = block_table.released + len(block_table.blocks)
             empty = (allocator.num_free - len(allocator.idle)) // (len(requests) - number)
             end = allocator.blocks_for(len(request.prompt) + request.params.max_tokens)
-            if not empty and allocator.num_free and held * size - table.length <= size and held < end:
+            if not empty and allocator.num_free and held * size - block_table.length <= size and held < end:
                 empty = 1
-            rooms[request] = max(0, min(self.max_tree, (held + empty) * size - table.length) - 1)
-            self.cache.prepare(table, table.length + 1 + rooms[request])
-        return rooms
+            draft_slots[request] = max(0, min(self.max_tree, (held + empty) * size - block_table.length) - 1)
+            self.cache.prepare(block_table, block_table.length + 1 + draft_slots[request])
+        return draft_slots
 
     def _most(self, request: Request) -> int:
         """Blocks that a request needs at least at its end, or at any time if there is a window."""

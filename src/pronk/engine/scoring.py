@@ -21,27 +21,29 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from pronk.choosing.chooser import Chooser, NotFiniteError, is_finite
-from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import DraftContext, Guesser, Needs, Outcome
 from pronk.drafters.shared.trie import Trie
 from pronk.engine.engine import Engine
-from pronk.engine.intake import Intake
 from pronk.engine.request import Request
+from pronk.engine.request_factory import RequestFactory
 from pronk.errors import CacheFullError, OptionError, PromptError, PronkError
-from pronk.tree import TokenTree
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import NotFiniteError, Sampler, is_finite
+from pronk.speculation.proposer import DraftContext, Needs, Outcome, Proposer
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["score"]
 
 Tokens = tuple[int, ...]
 
 
-def score(engine: Engine, intake: Intake, prompt: Sequence[int], alternatives: Sequence[Sequence[int]]) -> list[float]:
+def score(
+    engine: Engine, request_factory: RequestFactory, prompt: Sequence[int], alternatives: Sequence[Sequence[int]]
+) -> list[float]:
     """Sums of log-probabilities of each alternative's tokens after a prompt.
 
     Args:
         engine: which computes.
-        intake: of its model.
+        request_factory: of its model.
         prompt: token ids, at least two.
         alternatives: token ids, at least one in each.
 
@@ -61,7 +63,7 @@ def score(engine: Engine, intake: Intake, prompt: Sequence[int], alternatives: S
     found: dict[Tokens, float] = {}
     while missing := [each for each in wanted if each not in found]:
         scorers = [_Scorer(part) for part in _parts(missing, most)]
-        engine.run(_requests(intake, prompt, scorers))
+        engine.run(_requests(request_factory, prompt, scorers))
         heard = {key: value for scorer in scorers for key, value in scorer.scores().items()}
         if not heard.keys() - found.keys() and not (engine.scheduler.running or engine.scheduler.waiting):
             msg = "choose: the cache has no room for the alternatives behind the prompt; give it more kv_memory"
@@ -70,7 +72,7 @@ def score(engine: Engine, intake: Intake, prompt: Sequence[int], alternatives: S
     return [found[tuple(each)] for each in alternatives]
 
 
-class _Told(Chooser):
+class _ScriptedSampler(Sampler):
     """Chooses what it is told to: the prompt's last token, and then an end."""
 
     told: tuple[int, int]
@@ -80,7 +82,7 @@ class _Told(Chooser):
         return self.told[min(self.context.num_chosen, 1)]
 
 
-def _requests(intake: Intake, prompt: Sequence[int], scorers: Sequence[_Scorer]) -> list[Request]:
+def _requests(request_factory: RequestFactory, prompt: Sequence[int], scorers: Sequence[_Scorer]) -> list[Request]:
     last = prompt[-1]
     end = 0 if last else 1
     depth = max(scorer.depth for scorer in scorers)
@@ -89,13 +91,15 @@ def _requests(intake: Intake, prompt: Sequence[int], scorers: Sequence[_Scorer])
         requests: list[Request] = []
         for scorer in scorers:
             parent = requests[0] if requests else None
-            requests.append(intake.request(prompt[:-1], params, scorer, parent=parent, chooser=_Told))
+            requests.append(
+                request_factory.request(prompt[:-1], params, scorer, parent=parent, sampler=_ScriptedSampler)
+            )
     except OptionError as error:
         msg = f"choose: expected room for {depth + 1} tokens behind the prompt of {len(prompt)}, found less"
         raise PromptError(msg) from error
     for request in requests:
-        assert isinstance(request.chooser, _Told)
-        request.chooser.told = (last, end)
+        assert isinstance(request.sampler, _ScriptedSampler)
+        request.sampler.told = (last, end)
     return requests
 
 
@@ -116,7 +120,7 @@ def _parts(alternatives: Sequence[Tokens], most: int) -> list[list[Tokens]]:
 
 
 @dataclass(eq=False)
-class _Scorer(Guesser[list[int]]):
+class _Scorer(Proposer[list[int]]):
     """Guesses the trie of some alternatives, and hears what the target says of its nodes.
 
     Attributes:
@@ -126,7 +130,7 @@ class _Scorer(Guesser[list[int]]):
 
     name = "choose"
     needs = Needs(logits=True)
-    insists = True
+    bypass_budget = True
 
     alternatives: Sequence[Tokens]
     rows: dict[Tokens, Tensor] = field(default_factory=dict)

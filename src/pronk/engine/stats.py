@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from pronk.errors import PronkError
 
-__all__ = ["Source", "Stats", "Step", "Trust"]
+__all__ = ["GainStats", "SourceStats", "Stats", "StepStats"]
 
 _TENTHS = 10
 
 
-class Step(NamedTuple):
+class StepStats(NamedTuple):
     """One pass of the target that chose tokens for a request, and the request's clocks when it was through.
 
     The clocks run from the request's start, so that the difference of two neighbours is what a step took. The first
@@ -41,17 +41,17 @@ class Step(NamedTuple):
     clock: float
 
 
-class Source(NamedTuple):
+class SourceStats(NamedTuple):
     """One drafter's guesses: how many were computed, and how many were accepted."""
 
     drafted: int
     accepted: int
 
 
-class Trust(NamedTuple):
+class GainStats(NamedTuple):
     """Guesses of which about the same was said: how many, the sum of what was said, and how many were right."""
 
-    guesses: int
+    draft_tokens: int
     said: float
     right: int
 
@@ -74,7 +74,7 @@ class Stats:
         steps: the passes of the target that chose tokens; the last pass over the prompt is the first of them, so
             that plain decoding has exactly one token per step.
         sources: drafter's name to what became of its guesses.
-        trust: how likely guesses were said to be right, given that their parent was, and how often they were: by the
+        gain_stats: how likely guesses were said to be right, given that their parent was, and how often they were: by the
             tenth of what was said, guesses, the sum of what was said, and those that were right.
         draft_error: what the drafter raised, if the request had to go on without it.
     """
@@ -89,25 +89,25 @@ class Stats:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     total_seconds: float = 0.0
-    steps: list[Step] = field(default_factory=list, repr=False)
-    sources: dict[str, Source] = field(default_factory=dict)
-    trust: list[Trust] = field(default_factory=lambda: [Trust(0, 0.0, 0)] * _TENTHS, repr=False)
+    steps: list[StepStats] = field(default_factory=list, repr=False)
+    sources: dict[str, SourceStats] = field(default_factory=dict)
+    gain_stats: list[GainStats] = field(default_factory=lambda: [GainStats(0, 0.0, 0)] * _TENTHS, repr=False)
     draft_error: str | None = None
 
-    def count_sources(self, guesses: Iterable[tuple[str, bool]]) -> None:
+    def count_sources(self, draft_tokens: Iterable[tuple[str, bool]]) -> None:
         """Whose guesses a verified tree had, and whether each was accepted."""
-        for name, accepted in guesses:
-            drafted, taken = self.sources.get(name, Source(0, 0))
-            self.sources[name] = Source(drafted + 1, taken + accepted)
+        for name, accepted in draft_tokens:
+            drafted, taken = self.sources.get(name, SourceStats(0, 0))
+            self.sources[name] = SourceStats(drafted + 1, taken + accepted)
 
-    def count_trust(self, guesses: Iterable[tuple[float, bool]]) -> None:
+    def count_gains(self, draft_tokens: Iterable[tuple[float, bool]]) -> None:
         """How likely each guess was said to be, and whether it was right."""
-        for said, right in guesses:
+        for said, right in draft_tokens:
             tenth = min(int(_TENTHS * said), _TENTHS - 1)
-            count, sum_said, sum_right = self.trust[tenth]
-            self.trust[tenth] = Trust(count + 1, sum_said + said, sum_right + right)
+            count, sum_said, sum_right = self.gain_stats[tenth]
+            self.gain_stats[tenth] = GainStats(count + 1, sum_said + said, sum_right + right)
 
-    def check_guesser(self) -> None:
+    def check_proposer(self) -> None:
         """For whoever measures guesses: those of a request that went on without them say nothing of the drafter.
 
         Raises:

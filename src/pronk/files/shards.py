@@ -17,10 +17,10 @@ from torch import Tensor
 
 from pronk.errors import OptionError
 from pronk.files.atomic import write_json
-from pronk.model.checkpoint import INDEX, SINGLE
-from pronk.model.families import Piece
+from pronk.models.checkpoint import INDEX, SINGLE
+from pronk.models.families import CheckpointTensor
 
-__all__ = ["Entry", "Progress", "check_target", "write_weights"]
+__all__ = ["Progress", "ShardEntry", "check_target", "write_weights"]
 
 Progress = Callable[[int, int], None]
 
@@ -33,10 +33,10 @@ _SAFETENSORS = {
 }
 
 
-class Entry(NamedTuple):
+class ShardEntry(NamedTuple):
     """A tensor to write: what it is made of, its name in the file, its dtype."""
 
-    piece: Piece
+    piece: CheckpointTensor
     name: str
     dtype: torch.dtype
 
@@ -47,10 +47,10 @@ class Entry(NamedTuple):
 
 
 def write_weights(
-    folder: Path, entries: list[Entry], build: Callable[[Piece], Tensor], limit: int, progress: Progress
+    folder: Path, entries: list[ShardEntry], build: Callable[[CheckpointTensor], Tensor], limit: int, progress: Progress
 ) -> None:
     """Build and write every entry, in files of at most ``limit`` bytes unless one tensor is larger."""
-    shards: list[list[Entry]] = [[]]
+    shards: list[list[ShardEntry]] = [[]]
     for entry in entries:
         if shards[-1] and sum(e.size for e in shards[-1]) + entry.size > limit:
             shards.append([])
@@ -71,7 +71,7 @@ def write_weights(
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
 
 
-def _header(shard: Iterable[Entry]) -> bytes:
+def _header(shard: Iterable[ShardEntry]) -> bytes:
     """Of a safetensors file: its length, then JSON, padded to eight bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0

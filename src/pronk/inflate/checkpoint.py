@@ -33,13 +33,13 @@ from pronk.errors import ConfigError, OptionError
 from pronk.files.atomic import new_folder, write_json, writing
 from pronk.files.companions import copy_companions
 from pronk.files.shards import Progress, check_target, write_weights
-from pronk.gguf.checkpoint import is_gguf
 from pronk.inflate.drafter import DrafterInfo, large_drafters
 from pronk.inflate.padding import real_layers
 from pronk.inflate.weights import LargeWeights, count, pieces
-from pronk.model.checkpoint import Checkpoint, read_json
-from pronk.model.fingerprint import Fingerprint
-from pronk.model.loader import parse_dtype, read_config
+from pronk.models.checkpoint import Checkpoint, read_json
+from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import parse_dtype, read_config
+from pronk.quantization.gguf.checkpoint import is_gguf
 
 __all__ = ["InflatedInfo", "Shape", "add_drafters", "inflate", "is_inflated"]
 

@@ -32,7 +32,7 @@ from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, Kangaro
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.errors import OptionError
 from pronk.files.atomic import write_json
-from pronk.files.shards import Entry, write_weights
+from pronk.files.shards import ShardEntry, write_weights
 from pronk.inflate.padding import (
     Axis,
     blank,
@@ -44,8 +44,8 @@ from pronk.inflate.padding import (
     real_layers,
     same,
 )
-from pronk.model.families import Piece
-from pronk.model.fingerprint import Fingerprint
+from pronk.models.families import CheckpointTensor
+from pronk.models.fingerprint import Fingerprint
 
 __all__ = ["DrafterInfo", "LargeDrafter", "large_drafters"]
 
@@ -190,7 +190,7 @@ class LargeDrafter:
         factors = [query_key_factor(self.gain, dtype) for dtype in matrices] if self.normed else []
         return " ".join(words + [_EPSILON.format((self.gain / f) ** 2) for f in factors if f != self.gain])
 
-    def tensor(self, piece: Piece) -> Tensor:
+    def tensor(self, piece: CheckpointTensor) -> Tensor:
         """A tensor of the large drafter, in the shape and dtype of its entry."""
         source, role = self.checkpoint.tensor(piece.name), self._role(piece.name)
         if role is None:
@@ -206,8 +206,8 @@ class LargeDrafter:
         put(made, source.to(dtype), self.axes[role.rows], self.axes[columns])
         return made
 
-    def _entry(self, name: str, tensor: Tensor) -> Entry:
-        return Entry(Piece(name, tuple(tensor.shape)), name, self._dtype(name))
+    def _entry(self, name: str, tensor: Tensor) -> ShardEntry:
+        return ShardEntry(CheckpointTensor(name, tuple(tensor.shape)), name, self._dtype(name))
 
     def _dtype(self, name: str) -> torch.dtype:
         """That of the file, but gains that would lose by rounding are float32."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import CheckpointError, OptionError
-from pronk.files.shards import Entry
+from pronk.files.shards import ShardEntry
 from pronk.inflate.padding import (
     Axis,
     blank,
@@ -23,9 +23,9 @@ from pronk.inflate.padding import (
     query_key_factor,
     real_layers,
 )
-from pronk.model.checkpoint import Checkpoint
-from pronk.model.families import FAMILY_NAMES, Piece, plan_tensors
-from pronk.model.loader import parse_dtype
+from pronk.models.checkpoint import Checkpoint
+from pronk.models.families import FAMILY_NAMES, CheckpointTensor, plan_tensors
+from pronk.models.loader import parse_dtype
 
 __all__ = ["LargeWeights", "count", "pieces"]
 
@@ -47,7 +47,7 @@ _GAINS = ("norm", "input_layernorm", "post_attention_layernorm")
 _ROLES |= dict.fromkeys(_GAINS, ("hidden", "", 1.0))
 
 
-def pieces(config: ModelConfig) -> Iterator[Piece]:
+def pieces(config: ModelConfig) -> Iterator[CheckpointTensor]:
     """The tensors of a checkpoint."""
     return (piece for part in plan_tensors(config) for piece in part.pieces)
 
@@ -87,13 +87,13 @@ class LargeWeights:
                 raise CheckpointError(msg)
             checkpoint.check_dtype(name)
 
-    def entry(self, piece: Piece) -> Entry:
+    def entry(self, piece: CheckpointTensor) -> ShardEntry:
         """Its name and dtype in the file: gains that would lose by rounding stay in float32."""
         prefix = "" if piece.name.startswith(self.names.head) else self.names.prefix
         rounds = _module(piece.name)[1] in _GAINS and is_rounded(self.shrink)
-        return Entry(piece, prefix + piece.name, torch.float32 if rounds else self.matrix_dtype)
+        return ShardEntry(piece, prefix + piece.name, torch.float32 if rounds else self.matrix_dtype)
 
-    def tensor(self, piece: Piece) -> Tensor:
+    def tensor(self, piece: CheckpointTensor) -> Tensor:
         """A tensor of the large model, in the shape and dtype of its :meth:`entry`."""
         filling = _ROLES[_module(piece.name)[1]][2]
         made = blank(piece.shape, self.entry(piece).dtype, filling, f"{self.seed} {piece.name}")
@@ -115,7 +115,7 @@ class LargeWeights:
             checkpoint.release()
         return True
 
-    def _real(self, piece: Piece) -> tuple[Tensor, Axis, Axis] | None:
+    def _real(self, piece: CheckpointTensor) -> tuple[Tensor, Axis, Axis] | None:
         """The source's tensor and the places of its rows and columns; ``None`` for a tensor of an added layer."""
         layer, module = _module(piece.name)
         index, real = (0, True) if layer is None else self.layers[layer]

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SOURCES", "BuildError", "Target", "build", "find_compiler", "library_name"]
+__all__ = ["SOURCES", "BuildError", "BuildTarget", "build", "find_compiler", "library_name"]
 
 SOURCES = Path(__file__).parent / "csrc"
 
@@ -48,7 +48,7 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class BuildTarget:
     """What the library is for.
 
     Attributes:
@@ -60,7 +60,7 @@ class Target:
     system: str
 
     @classmethod
-    def here(cls) -> Target:
+    def here(cls) -> BuildTarget:
         """This machine."""
         machine = platform.machine().lower()
         return cls({"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), sys.platform)
@@ -84,7 +84,7 @@ def find_compiler() -> list[str] | None:
 
 
 def build(
-    out: Path, compiler: Sequence[str] | None = None, target: Target | None = None, extra: Sequence[str] = ()
+    out: Path, compiler: Sequence[str] | None = None, target: BuildTarget | None = None, extra: Sequence[str] = ()
 ) -> None:
     """Compile and link the library at ``out``, whole or not at all.
 
@@ -97,7 +97,7 @@ def build(
     Raises:
         BuildError: no compiler, or it fails; with the first line that says why.
     """
-    target = target or Target.here()
+    target = target or BuildTarget.here()
     compiler = list(compiler or find_compiler() or ())
     if not compiler:
         msg = "expected a C++ compiler (c++, g++ or clang++, or CXX=…), found none"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pronk.errors import OptionError
 from pronk.kernels.build import library_name
-from pronk.kernels.structures import STRUCTURES, Growth, Pass, Sprouts, Weights
+from pronk.kernels.structures import STRUCTURES, CDraftChain, CDraftTree, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
 __all__ = [
@@ -77,7 +77,7 @@ class Kernels:
         """Whether attention with heads of this size is among the kernels."""
         return head_dim % 2 == 0 and head_dim <= _MOST_HEAD_DIM
 
-    def run(self, ops: Any, count: int, call: Pass) -> None:
+    def run(self, ops: Any, count: int, call: CForward) -> None:
         """Execute ``count`` operations over a pass.
 
         Raises:
@@ -85,7 +85,7 @@ class Kernels:
         """
         _succeed(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
-    def grow(self, ops: Any, count: int, call: Pass, growth: Growth) -> int:
+    def grow(self, ops: Any, count: int, call: CForward, growth: CDraftChain) -> int:
         """Execute a program again and again, each time for the token that was guessed from the time before.
 
         Returns:
@@ -102,7 +102,7 @@ class Kernels:
         Args:
             logits: float32 ``[vocab]``, contiguous.
             temperature: 0 or more.
-            key: what the noise is a hash of, beside the token, in [0, 2**64); see :mod:`pronk.choosing.params`.
+            key: what the noise is a hash of, beside the token, in [0, 2**64); see :mod:`pronk.sampling.params`.
 
         Returns:
             The token; -1 if a number is not finite.
@@ -134,7 +134,7 @@ class Kernels:
         return int(self.library.pronk_workspace())
 
 
-def _succeed(code: int, call: Pass) -> int:
+def _succeed(code: int, call: CForward) -> int:
     if code < 0:
         reason = "memory" if code == -1 else "unsupported shape, or rows without a place"
         msg = f"kernels: pass of {call.rows} rows failed ({reason})"
@@ -143,13 +143,13 @@ def _succeed(code: int, call: Pass) -> int:
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "run": (c_int32, (c_void_p, c_int64, POINTER(Pass))),
-    "grow": (c_int32, (c_void_p, c_int64, POINTER(Pass), POINTER(Growth))),
-    "pack": (None, (POINTER(Weights), c_void_p, c_int64, c_void_p, c_int32)),
-    "pack_codes": (None, (POINTER(Weights), *[c_void_p] * 4, c_int32)),
-    "packed_size": (c_int64, (POINTER(Weights),)),
+    "run": (c_int32, (c_void_p, c_int64, POINTER(CForward))),
+    "grow": (c_int32, (c_void_p, c_int64, POINTER(CForward), POINTER(CDraftChain))),
+    "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
+    "pack_codes": (None, (POINTER(CWeights), *[c_void_p] * 4, c_int32)),
+    "packed_size": (c_int64, (POINTER(CWeights),)),
     "round": (c_int32, (c_void_p, c_int32, *[c_int64] * 3, c_int32, c_int64, c_int32, *[c_void_p] * 2, *[c_int32] * 2)),
-    "unpack": (None, (POINTER(Weights), c_int64, c_void_p)),
+    "unpack": (None, (POINTER(CWeights), c_int64, c_void_p)),
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
     "choose": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
     "guess": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 3, c_int32)),
@@ -160,7 +160,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "suffixes_tokens": (c_int64, (c_void_p,)),
     "suffixes_equal": (c_int32, (c_void_p, c_void_p)),
     "suffixes_bytes": (c_int64, (c_void_p,)),
-    "suffixes_grow": (c_int32, (POINTER(Sprouts),)),
+    "suffixes_grow": (c_int32, (POINTER(CDraftTree),)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),
     "workspace": (c_int64, ()),
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 from pronk.kernels.library import TYPES, Kernels
 from pronk.kernels.threads import num_threads
 from pronk.kernels.weights import pages
-from pronk.quantized.form import Bits, Quantized
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
 
@@ -40,7 +40,7 @@ def default_group(bits: Bits, inputs: int) -> int:
     return min((min(group, ceil(inputs / 32) * 32) for group in (128, 64, 32) if group <= most), key=nbytes)
 
 
-def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | None = None) -> Quantized:
+def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | None = None) -> QuantizedMatrix:
     """Round a matrix to the nearest codes, without minima; the same on every instruction set.
 
     Args:
@@ -66,4 +66,4 @@ def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | Non
     if status:
         msg = f"kernels: rounding a matrix of {outputs} by {inputs} failed (memory)"
         raise MemoryError(msg)
-    return Quantized(codes, scale, None, bits, group)
+    return QuantizedMatrix(codes, scale, None, bits, group)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
-__all__ = ["STRUCTURES", "Growth", "Hear", "Op", "Pass", "Prior", "Segment", "Sprouts", "Weights"]
+__all__ = ["STRUCTURES", "CDraftChain", "CDraftTree", "CForward", "COp", "CSegment", "CWeights", "Hear", "Prior"]
 
 
-class Weights(Structure):
+class CWeights(Structure):
     """``pronk_weights``: a packed matrix."""
 
     _fields_ = [
@@ -27,7 +27,7 @@ class Weights(Structure):
     ]
 
 
-class Op(Structure):
+class COp(Structure):
     """``pronk_op``: one operation of a program."""
 
     _fields_ = [
@@ -41,7 +41,7 @@ class Op(Structure):
         ("eps", c_float),
         ("norm_weight", c_void_p),
         ("norm_bias", c_void_p),
-        ("w", POINTER(Weights)),
+        ("w", POINTER(CWeights)),
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
@@ -63,7 +63,7 @@ class Op(Structure):
     ]
 
 
-class Segment(Structure):
+class CSegment(Structure):
     """``pronk_segment``: one request's rows."""
 
     _fields_ = [
@@ -77,7 +77,7 @@ class Segment(Structure):
     ]
 
 
-class Pass(Structure):
+class CForward(Structure):
     """``pronk_pass``: the rows of a pass, and where its results go."""
 
     _fields_ = [
@@ -89,8 +89,8 @@ class Pass(Structure):
         ("isa", c_int32),
         ("threads", c_int32),
         ("tokens", c_void_p),
-        ("segment", POINTER(Segment)),
-        ("beside", POINTER(Segment)),
+        ("segment", POINTER(CSegment)),
+        ("beside", POINTER(CSegment)),
         ("stream", c_void_p),
         ("rope", c_void_p * 2),
         ("rope_by_row", c_int32 * 2),
@@ -104,7 +104,7 @@ class Pass(Structure):
 Hear = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
-class Growth(Structure):
+class CDraftChain(Structure):
     """``pronk_chain``: how a draft model goes on by itself."""
 
     _fields_ = [
@@ -121,7 +121,7 @@ class Growth(Structure):
 Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
 
 
-class Sprouts(Structure):
+class CDraftTree(Structure):
     """``pronk_sprouts``: a tree of what followed the ends of a text."""
 
     _fields_ = [
@@ -147,4 +147,4 @@ class Sprouts(Structure):
 
 
 # In the order in which the library says their sizes.
-STRUCTURES: tuple[type[Structure], ...] = (Weights, Op, Segment, Pass, Growth, Sprouts)
+STRUCTURES: tuple[type[Structure], ...] = (CWeights, COp, CSegment, CForward, CDraftChain, CDraftTree)

@@ -7,9 +7,9 @@ from ctypes import c_double, c_int32, c_void_p, memset, sizeof
 from typing import Any, NamedTuple
 from weakref import finalize
 
-from pronk.kernels.structures import Prior, Sprouts
+from pronk.kernels.structures import CDraftTree, Prior
 
-__all__ = ["NUM_WAYS", "Sprouter", "SuffixArrays", "Suffixes"]
+__all__ = ["NUM_WAYS", "CompiledSuffixes", "CompiledTreeGrower", "GrownTree"]
 
 # Kinds of guesses, and classes of depths that make a difference to how often they are right.
 NUM_WAYS, _DEPTHS = 32, 4
@@ -17,7 +17,7 @@ NUM_WAYS, _DEPTHS = 32, 4
 _UNKNOWN: list[c_double | float] = [float("nan")] * (NUM_WAYS * _DEPTHS)
 
 
-class Suffixes:
+class CompiledSuffixes:
     """The strings of some texts, their counts and what follows them.
 
     Attributes:
@@ -39,7 +39,7 @@ class Suffixes:
 
     def __eq__(self, other: object) -> bool:
         """Whether it was made from the same texts."""
-        if not isinstance(other, Suffixes):
+        if not isinstance(other, CompiledSuffixes):
             return NotImplemented
         return bool(self._library.pronk_suffixes_equal(self.handle, other.handle))
 
@@ -77,7 +77,7 @@ class Suffixes:
         return int(self._library.pronk_suffixes_bytes(self.handle))
 
 
-class SuffixArrays(NamedTuple):
+class GrownTree(NamedTuple):
     """A tree as plain lists, the root first and parents before their children."""
 
     tokens: list[int]
@@ -86,7 +86,7 @@ class SuffixArrays(NamedTuple):
     ways: list[int]
 
 
-class Sprouter:
+class CompiledTreeGrower:
     """Grows trees for one request.
 
     A guess of a way is right with a probability of ``(taken + prior * weight) / (offered + weight)``.
@@ -104,7 +104,7 @@ class Sprouter:
         self._library = library
         self._offered, self._taken = (c_double * NUM_WAYS)(), (c_double * NUM_WAYS)()
         self._priors = (c_double * len(_UNKNOWN))(*_UNKNOWN)
-        self._call = Sprouts(offered=self._offered, taken=self._taken, priors=self._priors, weight=weight)
+        self._call = CDraftTree(offered=self._offered, taken=self._taken, priors=self._priors, weight=weight)
         self._raised: list[BaseException] = []
         raised = self._raised
 
@@ -131,7 +131,7 @@ class Sprouter:
 
     def grow(
         self,
-        sources: Sequence[Suffixes],
+        sources: Sequence[CompiledSuffixes],
         tail: Sequence[int],
         *,
         width: int,
@@ -139,7 +139,7 @@ class Sprouter:
         min_match: int,
         depth_factor: float,
         least: float,
-    ) -> SuffixArrays:
+    ) -> GrownTree:
         """What followed the longest ends of a text, likeliest first.
 
         Args:
@@ -166,7 +166,7 @@ class Sprouter:
             raise self._raised.pop()
         if nodes < 0:
             raise MemoryError
-        return SuffixArrays(call.tokens[:nodes], call.parents[:nodes], call.gains[:nodes], call.ways[:nodes])
+        return GrownTree(call.tokens[:nodes], call.parents[:nodes], call.gains[:nodes], call.ways[:nodes])
 
     def _make_room(self, nodes: int) -> None:
         if nodes > self._room:

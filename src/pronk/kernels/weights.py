@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pronk.kernels.library import CODED_TYPES, TYPES, Kernels
-from pronk.kernels.structures import Weights
+from pronk.kernels.structures import CWeights
 from pronk.kernels.threads import num_threads
-from pronk.quantized.form import Quantized
+from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["CodedRows", "Packed", "pack", "pages"]
 
@@ -47,7 +47,7 @@ class CodedRows(Protocol):
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
 
-    def rows(self, start: int, stop: int) -> Quantized:
+    def rows(self, start: int, stop: int) -> QuantizedMatrix:
         """Some outputs of it."""
 
 
@@ -60,11 +60,11 @@ class Packed:
         struct: what they are told of it.
         data: the elements, or lines of scales, minima and codes, in blocks of 16 outputs.
         bias: float32 ``[blocks * 16]`` in the order of the blocks, or ``None``.
-        order: of quantized weights, int32 ``[inputs]`` or ``None``; see :class:`~pronk.quantized.form.Quantized`.
+        order: of quantized weights, int32 ``[inputs]`` or ``None``; see :class:`~pronk.quantization.formats.matrix.QuantizedMatrix`.
     """
 
     kernels: Kernels = field(repr=False)
-    struct: Weights
+    struct: CWeights
     data: Tensor = field(repr=False)
     bias: Tensor | None = field(repr=False)
     order: Tensor | None = field(repr=False)
@@ -79,7 +79,7 @@ class Packed:
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
         assert self.struct.unit == self.struct.n, "expected outputs of one unit, found several"
         assert not start % 16, f"expected the beginning of a block, found {start}"
-        struct = Weights.from_buffer_copy(self.struct)
+        struct = CWeights.from_buffer_copy(self.struct)
         struct.n = struct.unit = stop - start
         struct.blocks = ceil(struct.n / 16)
         struct.data += start // 16 * (self.data.nbytes // self.struct.blocks)
@@ -116,7 +116,7 @@ def pack(
     n = rows // 2 if gated else rows
     unit = unit or n
     blocks = rows // unit * ceil(unit / 16) if not gated else 2 * ceil(n / 16)
-    struct = Weights(gated=int(gated), n=n, k=k, unit=unit, blocks=blocks)
+    struct = CWeights(gated=int(gated), n=n, k=k, unit=unit, blocks=blocks)
     order = None
     if isinstance(weight, Tensor):
         data = _pack_numbers(kernels, struct, weight)
@@ -129,7 +129,7 @@ def pack(
     return Packed(kernels, struct, data, placed, order)
 
 
-def _pack_numbers(kernels: Kernels, struct: Weights, weight: Tensor) -> Tensor:
+def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
     struct.type, struct.kp = TYPES[weight.dtype], ceil(struct.k / 32) * 32
     source = weight.detach().contiguous()
     per_output = struct.kp if weight.dtype == torch.bfloat16 else struct.k
@@ -139,7 +139,7 @@ def _pack_numbers(kernels: Kernels, struct: Weights, weight: Tensor) -> Tensor:
     return data
 
 
-def _pack_codes(kernels: Kernels, struct: Weights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
+def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
     """Some outputs at a time, so that whatever makes the codes makes no more of them than that."""
     halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)
     one_unit = struct.gated or struct.unit == struct.n
@@ -154,7 +154,7 @@ def _pack_codes(kernels: Kernels, struct: Weights, weight: CodedRows) -> tuple[T
             struct.kp = slab.shape[1]
             data = pages((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
             struct.data = data.data_ptr()
-        own = Weights.from_buffer_copy(struct)
+        own = CWeights.from_buffer_copy(struct)
         own.n, own.unit = stop - start, stop - start if one_unit else struct.unit
         own.blocks = halves * ceil(own.n / 16) if one_unit else own.n // struct.unit * blocks_of_unit
         before = halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
@@ -171,7 +171,7 @@ def _pack_codes(kernels: Kernels, struct: Weights, weight: CodedRows) -> tuple[T
     return data, order
 
 
-def _filled_up(parts: list[Quantized]) -> Quantized:
+def _filled_up(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
     """On top of each other, with columns up to whole groups; what follows the last input is multiplied with zeros."""
     one, inputs = parts[0], parts[0].shape[1]
     missing = -inputs % one.group

@@ -22,19 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pronk.execution.forward_job import LayerRange
+from pronk.execution.kernel_executor import KernelExecutor
 from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
 from pronk.kernels.weights import Packed
-from pronk.model.decoder import Decoder
-from pronk.model.linear import KernelLinear
-from pronk.model.program import Program
-from pronk.model.split import Split
-from pronk.parallel.peer import Kind, Peer, PeerError, open_group
-from pronk.parallel.stages import Order, SplitCache
-from pronk.passes.by_kernels import KernelPasses
-from pronk.passes.stage import Stage
+from pronk.models.decoder import Decoder
+from pronk.models.linear import KernelLinear
+from pronk.models.program import Program
+from pronk.models.split import TensorSplit
+from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, open_group
+from pronk.parallel.split_cache import LayerOrder, SplitCache
 
-__all__ = ["Everybody", "TensorPasses", "serve_stages"]
+__all__ = ["AllReduceGroup", "TensorParallelExecutor", "serve_stages"]
 
 # Seconds that one may wait for another within a stage.
 _PATIENCE = 20.0
@@ -42,7 +42,7 @@ _PATIENCE = 20.0
 _LAST_WORDS = 0.5
 
 
-class Everybody:
+class AllReduceGroup:
     """All processes of a model, who add up what each of them has.
 
     Attributes:
@@ -55,7 +55,7 @@ class Everybody:
         """Meet them.
 
         Raises:
-            PeerError: one does not come within ``patience`` seconds.
+            ConnectionLostError: one does not come within ``patience`` seconds.
         """
         self.rank, self.workers, self.waited = rank, workers, 0.0
         try:
@@ -67,7 +67,7 @@ class Everybody:
         """The parts of all, added up in the order of their ranks, float32.
 
         Raises:
-            PeerError: one is gone, or does not answer.
+            ConnectionLostError: one is gone, or does not answer.
         """
         parts = [torch.empty_like(part) for _ in range(self.workers)]
         self._wait(lambda: self._group.allgather([parts], [part]))
@@ -97,12 +97,12 @@ class Everybody:
             raise _lost(error) from error
 
 
-def _lost(error: Exception) -> PeerError:
+def _lost(error: Exception) -> ConnectionLostError:
     cause = str(error).splitlines()[0][-160:]
-    return PeerError(f"one of the processes of the model is gone, or does not answer: {cause}")
+    return ConnectionLostError(f"one of the processes of the model is gone, or does not answer: {cause}")
 
 
-class TensorPasses(KernelPasses):
+class TensorParallelExecutor(KernelExecutor):
     """Stages of which this process computes its part.
 
     Args:
@@ -120,41 +120,41 @@ class TensorPasses(KernelPasses):
         kernels: Kernels,
         decoder: Decoder,
         cache: SplitCache,
-        split: Split,
-        everybody: Everybody,
+        split: TensorSplit,
+        everybody: AllReduceGroup,
         *,
-        peers: Sequence[Peer] = (),
+        peers: Sequence[PeerConnection] = (),
         lost: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(kernels, decoder, cache, None)
         self.split_cache, self.split, self.everybody = cache, split, everybody
         self._peers, self._lost = peers, lost
-        self._error: PeerError | None = None
+        self._error: ConnectionLostError | None = None
 
     @property
     def usable(self) -> bool:  # type: ignore[override]
         """Whether all processes are there."""
         return self._error is None
 
-    def run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+    def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings.
 
         Raises:
-            PeerError: one of the processes is gone; then nothing more can be computed.
+            ConnectionLostError: one of the processes is gone; then nothing more can be computed.
         """
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
             with uninterrupted():  # a stage that others are told of has to be gone through
                 began, before = perf_counter(), self.everybody.waited
-                self._tell(stage, rows)
+                self._tell(layer_range, rows)
                 self.waited += perf_counter() - began
-                result = self._run(stage, rows)
+                result = self._run(layer_range, rows)
                 self.waited += self.everybody.waited - before
                 return result
         except Exception as error:
             cause = "; ".join([*self._causes(), str(error)])
-            self._error = PeerError(f"{cause}; load the model again")
+            self._error = ConnectionLostError(f"{cause}; load the model again")
             self._lost()
             raise self._error from error
 
@@ -162,41 +162,41 @@ class TensorPasses(KernelPasses):
         """What has failed elsewhere, as far as anybody says so."""
         found = list[str]()
         for peer in self._peers:
-            with suppress(PeerError):
+            with suppress(ConnectionLostError):
                 message = peer.receive(_LAST_WORDS)
-                if message.kind == Kind.FAILED:
+                if message.kind == MessageKind.FAILED:
                     found.append(f"worker {peer.rank} has failed: {message.text}")
         return found
 
-    def _tell(self, stage: Stage, rows: Tensor | None) -> None:
+    def _tell(self, layer_range: LayerRange, rows: Tensor | None) -> None:
         """What the others are to do; what they keep is moved as it was moved here."""
         if not self._peers:
             return
         cache = self.split_cache
         moves, cache.moves = cache.moves, []
-        numbers = Order((cache.sizes, cache.allocator.num_blocks), moves, stage, rows is not None).numbers()
+        numbers = LayerOrder((cache.sizes, cache.allocator.num_blocks), moves, layer_range, rows is not None).numbers()
         data = torch.empty(0, dtype=torch.uint8) if rows is None else rows.contiguous().view(-1).view(torch.uint8)
         for peer in self._peers:
-            peer.send(Kind.WORK, numbers, data)
+            peer.send(MessageKind.WORK, numbers, data)
 
-    def _run(self, stage: Stage, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        packed, size = self._pack(stage, embedded=rows is not None), self.decoder.config.hidden_size
+    def _run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+        packed, size = self._pack(layer_range, embedded=rows is not None), self.decoder.config.hidden_size
         x = torch.empty(packed.count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
         if rows is None:
             self._known(("embed",), self._embed).run(packed, x)
         collected = dict[int, Tensor]()
-        for index in range(stage.start, stage.stop):
+        for index in range(layer_range.start, layer_range.stop):
             for number, half in enumerate((self._attention, self._mlp)):
                 part = torch.empty(packed.count, size)
                 self._known((number, index), partial(half, index)).run(packed, x, part)
                 x.copy_(self.everybody.sum(part).add_(x))
             if index + 1 in self.cache.hidden:
                 self._known(("keep", index), partial(self._keep, index + 1)).run(packed, x)
-            if index + 1 in stage.collect:
+            if index + 1 in layer_range.collect:
                 collected[index + 1] = x.clone()
-        if stage.wanted is None:
+        if layer_range.wanted is None:
             return x, collected, None
-        own = torch.empty(packed.want(stage.wanted), len(self.split.tokens(self.split.rank)))
+        own = torch.empty(packed.want(layer_range.wanted), len(self.split.tokens(self.split.rank)))
         if len(own):
             self._known(("head",), self._head).run(packed, x, own)
         return x, collected, self._together(own)
@@ -253,16 +253,16 @@ class TensorPasses(KernelPasses):
         return head.packed.part(tokens.start, tokens.stop) if whole else head.packed
 
 
-def serve_stages(peer: Peer, passes: TensorPasses) -> None:
+def serve_stages(peer: PeerConnection, passes: TensorParallelExecutor) -> None:
     """Compute stages until the first process is gone, or says so, or until something fails.
 
     Raises:
-        PeerError: it is gone, or another one is.
+        ConnectionLostError: it is gone, or another one is.
     """
     cache, number = passes.split_cache, 0
     try:
-        while (message := peer.receive()).kind == Kind.WORK:
-            order = Order.read(message.numbers)
+        while (message := peer.receive()).kind == MessageKind.WORK:
+            order = LayerOrder.read(message.numbers)
             if order.size[0] != number:
                 number, blocks = order.size
                 cache.resize(blocks)
@@ -270,9 +270,9 @@ def serve_stages(peer: Peer, passes: TensorPasses) -> None:
                 cache.move(source, target)
             cache.moves.clear()
             size = passes.decoder.config.hidden_size
-            passes.run(order.stage, message.data.view(cache.dtype).view(-1, size) if order.embedded else None)
-    except PeerError:
+            passes.run(order.layer_range, message.data.view(cache.dtype).view(-1, size) if order.embedded else None)
+    except ConnectionLostError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the first process has to hear of it
         passes.everybody.leave()  # whoever waits there for this process
-        peer.send(Kind.FAILED, data=f"{type(error).__name__}: {error}".encode())
+        peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {error}".encode())

@@ -17,24 +17,24 @@ import torch
 from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
-from pronk.cache.budget import BLOCK_SIZE
-from pronk.cache.paged import PagedCache
+from pronk.execution.model_runner import ModelRunner
 from pronk.kernels.threads import lend_threads
-from pronk.model.decoder import Decoder
-from pronk.model.fingerprint import Fingerprint
-from pronk.model.kernels import choose_kernels
-from pronk.model.loader import computed_in, load_decoder, read_config
-from pronk.model.split import Split
-from pronk.parallel.peer import Kind, Message, Peer, PeerError, open_store
-from pronk.parallel.stages import SplitCache
-from pronk.parallel.tensor import Everybody, TensorPasses, serve_stages
-from pronk.parallel.work import Rows, Work
-from pronk.passes.runner import Runner
+from pronk.kv_cache.budget import BLOCK_SIZE
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder
+from pronk.models.fingerprint import Fingerprint
+from pronk.models.kernels import choose_kernels
+from pronk.models.loader import computed_in, load_decoder, read_config
+from pronk.models.split import TensorSplit
+from pronk.parallel.connection import ConnectionLostError, MessageKind, PeerConnection, PeerMessage, open_store
+from pronk.parallel.split_cache import SplitCache
+from pronk.parallel.tensor import AllReduceGroup, TensorParallelExecutor, serve_stages
+from pronk.parallel.work_request import WorkRequest, WorkRows
 
-__all__ = ["Serving", "Setting", "identity", "loaded_key", "serve"]
+__all__ = ["WorkerLoop", "WorkerSettings", "identity", "loaded_key", "serve"]
 
 
-class Setting(dict[str, Any]):
+class WorkerSettings(dict[str, Any]):
     """What a worker is to load, as JSON.
 
     ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``; ``parallel``: ``"tree"`` or ``"tensor"``;
@@ -47,15 +47,15 @@ class Setting(dict[str, Any]):
         found: torch.dtype = getattr(torch, self["dtype"])
         return found
 
-    def split(self, rank: int, config: ModelConfig) -> Split | None:
+    def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
         """The part of a worker, if not every one has the whole model.
 
         Raises:
-            OptionError: see :class:`~pronk.model.split.Split`.
+            OptionError: see :class:`~pronk.models.split.TensorSplit`.
         """
-        return Split(config, rank, self["workers"]) if self["parallel"] == "tensor" else None
+        return TensorSplit(config, rank, self["workers"]) if self["parallel"] == "tensor" else None
 
-    def load(self, rank: int) -> Loaded:
+    def load(self, rank: int) -> WorkerModel:
         """The model, with a pool of one block until the other process says how large it is.
 
         Raises:
@@ -77,10 +77,10 @@ class Setting(dict[str, Any]):
             device=device,
             kernels=kernels,
         )
-        return Loaded(decoder, cache, split)
+        return WorkerModel(decoder, cache, split)
 
 
-class Loaded(NamedTuple):
+class WorkerModel(NamedTuple):
     """A worker's model.
 
     Attributes:
@@ -91,17 +91,17 @@ class Loaded(NamedTuple):
 
     decoder: Decoder
     cache: PagedCache
-    split: Split | None
+    split: TensorSplit | None
 
 
 class _Owner:
     """Of a layer's outputs that are kept."""
 
 
-class Serving:
+class WorkerLoop:
     """The loop of a worker."""
 
-    def __init__(self, peer: Peer, runner: Runner) -> None:
+    def __init__(self, peer: PeerConnection, runner: ModelRunner) -> None:
         """``runner`` has the whole model; ``peer`` gives the work."""
         self.peer, self.runner, self.cache = peer, runner, runner.cache
         self._owners: dict[int, _Owner] = {}
@@ -111,31 +111,31 @@ class Serving:
         """Until the other process says so, or is gone."""
         while True:
             message = self.peer.receive()
-            if message.kind == Kind.STOP:
+            if message.kind == MessageKind.STOP:
                 return
             try:
                 self._answer(message)
-            except PeerError:
+            except ConnectionLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, the other process has to hear of it
-                self.peer.send(Kind.FAILED, data=f"{type(error).__name__}: {error}".encode())
+                self.peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {error}".encode())
 
-    def _answer(self, message: Message) -> None:
-        if message.kind == Kind.WORK:
-            self._work(Work.read(message.numbers, message.data))
-        elif message.kind == Kind.ROWS:
+    def _answer(self, message: PeerMessage) -> None:
+        if message.kind == MessageKind.WORK:
+            self._work(WorkRequest.read(message.numbers, message.data))
+        elif message.kind == MessageKind.ROWS:
             turn, *slots = message.numbers.tolist()
-            self.peer.send(Kind.ROWS, [turn], self.cache.take(np.array(slots, np.int64)).flatten())
-        elif message.kind == Kind.LOGITS:
+            self.peer.send(MessageKind.ROWS, [turn], self.cache.take(np.array(slots, np.int64)).flatten())
+        elif message.kind == MessageKind.LOGITS:
             turn, of, piece, *places = message.numbers.tolist()
             if of != self._turn:
                 msg = f"expected to be asked for logits of pass {self._turn}, found {of}"
                 raise ValueError(msg)
-            self.peer.send(Kind.LOGITS, [turn], _bytes(self._logits[piece][places].float()))
-        elif message.kind == Kind.POOL:
+            self.peer.send(MessageKind.LOGITS, [turn], _bytes(self._logits[piece][places].float()))
+        elif message.kind == MessageKind.POOL:
             turn, blocks, *layers = message.numbers.tolist()
             self._resize(blocks, layers)
-            self.peer.send(Kind.DONE, [turn])
+            self.peer.send(MessageKind.DONE, [turn])
         else:
             msg = f"expected work, found {message.kind.name}"
             raise ValueError(msg)
@@ -148,7 +148,7 @@ class Serving:
         self.cache.forget_hidden()
         self.cache.resize(blocks)
 
-    def _work(self, work: Work) -> None:
+    def _work(self, work: WorkRequest) -> None:
         if work.moves:
             source, target = np.array(work.moves, np.int64).T
             self.cache.move(source, target)
@@ -163,23 +163,23 @@ class Serving:
             parts += [made[number][rows.own :] for number, rows in enumerate(work.rows)]
         chosen = [t for rows, logits in zip(work.rows, self._logits, strict=True) for t in self._choose(rows, logits)]
         said = [work.turn, round(1e9 * result.seconds), result.context, *chosen]
-        self.peer.send(Kind.DONE, said, torch.cat([_bytes(part) for part in parts]) if parts else b"")
+        self.peer.send(MessageKind.DONE, said, torch.cat([_bytes(part) for part in parts]) if parts else b"")
 
-    def _choose(self, rows: Rows, logits: Tensor) -> list[int]:
+    def _choose(self, rows: WorkRows, logits: Tensor) -> list[int]:
         """The tokens after a request's wanted nodes, where they can be chosen here."""
         job, kernels = rows.job, self.runner.decoder.kernels
-        if job.choosing is None or kernels is None:
+        if job.stateless_sampler is None or kernels is None:
             return []
-        first, depths = job.segment.table.length + 1, job.segment.tree.depths
+        first, depths = job.segment.block_table.length + 1, job.segment.tree.depths
         places = [first + depths[node] for node in job.wanted]
-        return [job.choosing.choose(kernels, row, place) for row, place in zip(logits, places, strict=True)]
+        return [job.stateless_sampler.choose(kernels, row, place) for row, place in zip(logits, places, strict=True)]
 
 
 def _bytes(part: Tensor) -> Tensor:
     return part.contiguous().view(-1).view(torch.uint8)
 
 
-def serve(store: Any, rank: int, setting: Setting, patience: float) -> None:
+def serve(store: Any, rank: int, setting: WorkerSettings, patience: float) -> None:
     """Load the model, say who one is, and compute, until the other process is gone, or says so.
 
     Args:
@@ -189,7 +189,7 @@ def serve(store: Any, rank: int, setting: Setting, patience: float) -> None:
         patience: seconds to wait for the other process.
 
     Raises:
-        PeerError: the other process does not come.
+        ConnectionLostError: the other process does not come.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the other process
     torch.set_num_threads(setting["threads"])
@@ -200,13 +200,13 @@ def serve(store: Any, rank: int, setting: Setting, patience: float) -> None:
         said = str(error).strip().splitlines()
         cause = (said[0] if said else type(error).__name__).encode()
     store.set(loaded_key(rank), b"")
-    peer = Peer(store, rank, driver=False, patience=patience)
+    peer = PeerConnection(store, rank, driver=False, patience=patience)
     if cause:
-        peer.send(Kind.FAILED, data=cause)
+        peer.send(MessageKind.FAILED, data=cause)
         return
     mine = identity(loaded.decoder, loaded.cache, setting)
-    with suppress(PeerError):
-        peer.send(Kind.HELLO, data=json.dumps(mine).encode())
+    with suppress(ConnectionLostError):
+        peer.send(MessageKind.HELLO, data=json.dumps(mine).encode())
         _compute(peer, loaded, store, patience)
 
 
@@ -215,21 +215,21 @@ def loaded_key(rank: int) -> str:
     return f"pronk/loaded/{rank}"
 
 
-def _compute(peer: Peer, loaded: Loaded, store: Any, patience: float) -> None:
+def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, patience: float) -> None:
     """What is asked for, until the other process is gone."""
     decoder, cache, split = loaded
     if split is None:
         lend_threads()
-        Serving(peer, Runner(decoder, cache)).run()
+        WorkerLoop(peer, ModelRunner(decoder, cache)).run()
         return
     assert decoder.kernels is not None, "expected kernels, found none"
     assert isinstance(cache, SplitCache), "expected a pool of some heads, found another"
-    everybody = Everybody(store, split.rank, split.workers, patience=patience)
+    everybody = AllReduceGroup(store, split.rank, split.workers, patience=patience)
     lend_threads()
-    serve_stages(peer, TensorPasses(decoder.kernels, decoder, cache, split, everybody))
+    serve_stages(peer, TensorParallelExecutor(decoder.kernels, decoder, cache, split, everybody))
 
 
-def identity(decoder: Decoder, cache: PagedCache, setting: Setting) -> dict[str, str]:
+def identity(decoder: Decoder, cache: PagedCache, setting: WorkerSettings) -> dict[str, str]:
     """What has to be the same in all workers."""
     from pronk import __version__  # noqa: PLC0415 - the package is above its rooms
 
@@ -257,8 +257,8 @@ def main() -> None:
     threading.Thread(target=watch, daemon=True).start()
     try:
         store = open_store(host, int(port), int(world), master=False, patience=float(patience))
-        serve(store, int(rank), Setting(json.loads(store.get("pronk/setting"))), float(patience))
-    except (PeerError, RuntimeError) as error:
+        serve(store, int(rank), WorkerSettings(json.loads(store.get("pronk/setting"))), float(patience))
+    except (ConnectionLostError, RuntimeError) as error:
         sys.exit(f"pronk: {error}")
 
 

@@ -24,16 +24,16 @@ from ray.serve.exceptions import RayServeException
 
 from pronk.errors import OptionError, PronkError
 from pronk.llm import bundled_model
-from pronk.model.loader import resolve_model
-from pronk.replicas.cluster import Plan, deployed, model_deployment
-from pronk.replicas.front import Front, Reader
+from pronk.models.loader import resolve_model
+from pronk.replicas.cluster import ReplicaPlan, deployed, model_deployment
+from pronk.replicas.dispatcher import Dispatcher, ModelReader
 from pronk.server.app import make_app
 from pronk.server.errors import ApiError
 from pronk.server.guard import Guard
 from pronk.server.service import Service
-from pronk.server.settings import Limits, Settings, read_keys
+from pronk.server.settings import RequestLimits, ServerSettings, read_keys
 
-__all__ = ["Args", "app"]
+__all__ = ["ApplicationArgs", "app"]
 
 Message = MutableMapping[str, Any]
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _ANSWER = 60.0  # seconds in which a replica says what it is
 
 
-class Args(BaseModel):
+class ApplicationArgs(BaseModel):
     """Of the application; what is not here has the defaults of ``pronk serve``.
 
     Attributes:
@@ -75,7 +75,7 @@ class Args(BaseModel):
     options: dict[str, Any] = {}
 
 
-def app(args: Args) -> Any:
+def app(args: ApplicationArgs) -> Any:
     """The application, as Ray Serve builds it.
 
     Raises:
@@ -85,12 +85,12 @@ def app(args: Args) -> Any:
         msg = "expected api_key_file=… for who may ask, found none; or say open_to_all=true"
         raise OptionError(msg)
     options = {"prefix_cache": True, "max_batch": 32, "threads": args.cpus, "model": args.model, **args.options}
-    limits = Limits(requests=args.max_requests)
+    limits = RequestLimits(requests=args.max_requests)
     many = (args.replicas, args.least)
-    plan = Plan(options, *many, (), limits.requests, args.drain, args.cpus, resources=args.resources)
+    plan = ReplicaPlan(options, *many, (), limits.requests, args.drain, args.cpus, resources=args.resources)
     keys = read_keys(Path(args.api_key_file)) if args.api_key_file else ()
     name = args.name or resolve_model(args.model or bundled_model()).name
-    settings = Settings(name, keys, limits=limits)
+    settings = ServerSettings(name, keys, limits=limits)
     asked = _Application(settings, args.model, options.get("drafter", "auto"))
     server = serve.deployment(name="server", num_replicas=args.servers, ray_actor_options={"num_cpus": 0})(
         serve.ingress(asked)(_Server)
@@ -108,7 +108,7 @@ class _Server:
 class _Application:
     """The same as ``pronk serve`` has, made when the first request comes: only then are the replicas there."""
 
-    def __init__(self, settings: Settings, model: str | None, drafter: str) -> None:
+    def __init__(self, settings: ServerSettings, model: str | None, drafter: str) -> None:
         self.settings, self.model, self.drafter = settings, model, drafter
         self._guard: Guard | None = None
         self._making: asyncio.Future[Guard] | None = None
@@ -140,8 +140,8 @@ class _Application:
         replicas = deployed(serve.get_replica_context().app_name)
         path = await asyncio.to_thread(resolve_model, self.model or bundled_model())
         about = await asyncio.wait_for(replicas.tell(), _ANSWER)
-        reader = await asyncio.to_thread(Reader, path, self.drafter, about)
-        front = Front(reader, replicas, max_requests=self.settings.limits.requests)
+        reader = await asyncio.to_thread(ModelReader, path, self.drafter, about)
+        front = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)
         return Guard(make_app(Service(front, self.settings)), self.settings)
 
 

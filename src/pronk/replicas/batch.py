@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
-from pronk.aio import AsyncLLM
+from pronk.async_llm import AsyncLLM
 from pronk.errors import ClosedError, PronkError
 from pronk.llm import LLM
-from pronk.parallel.peer import PeerError
-from pronk.replicas.cluster import Plan, cause_of, check_cores
+from pronk.parallel.connection import ConnectionLostError
+from pronk.replicas.cluster import ReplicaPlan, cause_of, check_cores
 from pronk.replicas.replica import enter
-from pronk.server.batch import Answers, Line, answer_line
+from pronk.server.batch import BatchLine, BatchOutput, answer_line
 from pronk.server.service import Service
-from pronk.server.settings import Limits, Settings
+from pronk.server.settings import RequestLimits, ServerSettings
 
 __all__ = ["run_on_replicas"]
 
@@ -42,7 +42,7 @@ _PART = 2**14
 _RESTARTS = 100
 
 
-class Answerer:
+class BatchReplica:
     """One replica."""
 
     def __init__(self, options: Mapping[str, Any], name: str, folder: str) -> None:
@@ -54,13 +54,14 @@ class Answerer:
             folder: that paths in the options start from.
         """
         enter(folder)
-        llm, limits = LLM(**options), Limits(requests=2**20, n=1024, seconds=1e6)
-        self._service = Service(AsyncLLM(llm, max_requests=limits.requests), Settings(name=name, limits=limits))
+        llm, limits = LLM(**options), RequestLimits(requests=2**20, n=1024, seconds=1e6)
+        self._service = Service(AsyncLLM(llm, max_requests=limits.requests), ServerSettings(name=name, limits=limits))
 
     def __call__(self, rows: Rows) -> Rows:
         """Answer some requests, side by side with those of other threads."""
         lines = [
-            Line(*each[:2], json.loads(each[2])) for each in zip(rows["id"], rows["url"], rows["body"], strict=True)
+            BatchLine(*each[:2], json.loads(each[2]))
+            for each in zip(rows["id"], rows["url"], rows["body"], strict=True)
         ]
 
         async def main() -> list[tuple[int, dict[str, Any]]]:
@@ -68,7 +69,7 @@ class Answerer:
 
         try:
             said = asyncio.run(main())
-        except (ClosedError, PeerError):
+        except (ClosedError, ConnectionLostError):
             os._exit(1)  # of no more use: Ray begins another one, which is asked again
         return {
             "id": np.array([line.custom_id for line in lines], object),
@@ -78,7 +79,11 @@ class Answerer:
 
 
 def run_on_replicas(
-    plan: Plan, name: str, lines: Iterable[Line], answers: Answers, progress: Callable[[], None] = lambda: None
+    plan: ReplicaPlan,
+    name: str,
+    lines: Iterable[BatchLine],
+    answers: BatchOutput,
+    progress: Callable[[], None] = lambda: None,
 ) -> int:
     """Answer what has no answer yet, by replicas of which some may die, and write the answers as they come.
 
@@ -116,13 +121,13 @@ def run_on_replicas(
     return refused
 
 
-def _answered(plan: Plan, name: str, waiting: list[dict[str, Any]]) -> Any:
+def _answered(plan: ReplicaPlan, name: str, waiting: list[dict[str, Any]]) -> Any:
     """The answers, as they will be."""
     portion = max(1, min(int(plan.options.get("max_batch", 16)) // 2, ceil(len(waiting) / plan.replicas)))
     with catch_warnings():
         simplefilter("ignore", DeprecationWarning)  # of how restarts are limited, for which there is no other way yet
         return ray.data.from_items(waiting, override_num_blocks=ceil(len(waiting) / portion)).map_batches(
-            Answerer,
+            BatchReplica,
             fn_constructor_args=(dict(plan.options), name, plan.folder),
             batch_size=portion,
             compute=ActorPoolStrategy(

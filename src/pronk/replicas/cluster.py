@@ -20,12 +20,22 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from pronk.errors import OptionError, PronkError
-from pronk.replicas.front import LostError
-from pronk.replicas.messages import About, Ask, Said
-from pronk.replicas.private import is_private
+from pronk.replicas.dispatcher import ReplicaLostError
+from pronk.replicas.messages import GenerateRequest, ReplicaInfo, Said
+from pronk.replicas.ray_security import is_private
 from pronk.replicas.replica import Replica
 
-__all__ = ["Deployed", "Plan", "cause_of", "check_cores", "connect", "deploy", "deployed", "leave", "model_deployment"]
+__all__ = [
+    "Deployed",
+    "ReplicaPlan",
+    "cause_of",
+    "check_cores",
+    "connect",
+    "deploy",
+    "deployed",
+    "leave",
+    "model_deployment",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +56,7 @@ _WANTED, _CROWDED = 8.0, 5.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplicaPlan:
     """What replicas there are to be.
 
     Attributes:
@@ -121,7 +131,7 @@ def _knock(address: str) -> None:
         channel.close()
 
 
-def model_deployment(plan: Plan) -> Any:
+def model_deployment(plan: ReplicaPlan) -> Any:
     """The replicas as Ray Serve deploys them."""
     many: dict[str, Any] = {"num_replicas": plan.replicas}
     if plan.least is not None and plan.least < plan.replicas:
@@ -148,7 +158,7 @@ def deployed(app: str) -> Deployed:
 
 
 @contextmanager
-def deploy(plan: Plan) -> Generator[Deployed]:
+def deploy(plan: ReplicaPlan) -> Generator[Deployed]:
     """Start replicas, wait until they serve, and end them in the end, after what they run.
 
     Raises:
@@ -168,7 +178,7 @@ def deploy(plan: Plan) -> Generator[Deployed]:
             _log.warning("the replicas could not be ended: %s", cause_of(error))
 
 
-def check_cores(plan: Plan) -> None:
+def check_cores(plan: ReplicaPlan) -> None:
     """See whether a cluster has the cores that the fewest of the replicas need.
 
     Raises:
@@ -204,7 +214,7 @@ def _delete(app: str, patience: float) -> None:
         sleep(_LOOK)
 
 
-def _run(plan: Plan, app: str) -> Deployed:
+def _run(plan: ReplicaPlan, app: str) -> Deployed:
     quiet = LoggingConfig(log_level="ERROR", enable_access_log=False)
     try:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -246,24 +256,24 @@ class Deployed:
         """``handle`` is the deployment's, ``ray.serve.handle.DeploymentHandle``."""
         self.handle = handle
 
-    def about(self) -> About:
+    def about(self) -> ReplicaInfo:
         """What a replica is; not from within an event loop."""
-        found: About = self.handle.about.remote().result(timeout_s=60.0)
+        found: ReplicaInfo = self.handle.about.remote().result(timeout_s=60.0)
         return found
 
-    async def tell(self) -> About:
+    async def tell(self) -> ReplicaInfo:
         """The same from within one."""
-        found: About = await self.handle.about.remote()
+        found: ReplicaInfo = await self.handle.about.remote()
         return found
 
-    async def ask(self, ask: Ask) -> AsyncGenerator[Said]:
-        """See :class:`~pronk.replicas.front.Replicas`."""
+    async def ask(self, ask: GenerateRequest) -> AsyncGenerator[Said]:
+        """See :class:`~pronk.replicas.dispatcher.Replicas`."""
         response = self.handle.options(stream=True, method_name="steps").remote(ask)
         try:
             async for said in response:
                 yield said
         except (RayError, RayServeException) as error:
-            raise LostError(cause_of(error)) from error
+            raise ReplicaLostError(cause_of(error)) from error
         finally:
             # Of one that is gone, or that was never chosen, there is nothing to be cancelled.
             with suppress(RayError, RayServeException, RuntimeError):

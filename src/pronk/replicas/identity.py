@@ -15,8 +15,8 @@ from pronk.architecture.config import ModelConfig
 from pronk.errors import OptionError
 from pronk.kernels.library import installed
 from pronk.llm import LLM
-from pronk.model.fingerprint import Fingerprint
-from pronk.text.tokenizer import Tokenizer
+from pronk.models.fingerprint import Fingerprint
+from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["check_model", "identity"]
 

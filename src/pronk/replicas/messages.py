@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pronk.aio import Load
-from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import Drafter
+from pronk.async_llm import EngineLoad
 from pronk.outputs import Piece
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.proposer import Drafter
 
-__all__ = ["About", "Ask", "Begun", "Failed", "Said", "Step"]
+__all__ = ["GenerateRequest", "ReplicaInfo", "RequestAccepted", "RequestFailed", "Said", "StepReply"]
 
 
 @dataclass(frozen=True)
-class About:
+class ReplicaInfo:
     """What a replica is.
 
     Attributes:
@@ -32,18 +32,18 @@ class About:
 
 
 @dataclass(frozen=True)
-class Ask:
+class GenerateRequest:
     """Prompts to be continued side by side.
 
     Attributes:
         prompts: token ids.
         params: with a seed.
         prefix: digests of the first prompt's blocks, by which it finds a replica that has read them before.
-        model: that they are for, as :class:`About` says it.
+        model: that they are for, as :class:`ReplicaInfo` says it.
         identity: of the replica that has given pieces out; another one must not go on.
         avoid: names of replicas that cannot go on, if there are others.
         given: these pieces, by the sample's index.
-        drafter, priority, deadline, salt, tenant: see :meth:`pronk.aio.AsyncLLM.steps`.
+        drafter, priority, deadline, salt, tenant: see :meth:`pronk.async_llm.AsyncLLM.steps`.
     """
 
     prompts: Sequence[list[int]]
@@ -61,12 +61,12 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Begun:
+class RequestAccepted:
     """A replica has taken a request in.
 
     Attributes:
         replica: its name.
-        identity: see :class:`About`.
+        identity: see :class:`ReplicaInfo`.
         exact: whether a text's bits depend on itself alone; otherwise nobody else can go on with it.
         node: of the cluster, by Ray's name.
         process: its number there.
@@ -80,7 +80,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepReply:
     """What a step has brought.
 
     Attributes:
@@ -89,14 +89,14 @@ class Step:
     """
 
     pieces: list[Piece]
-    load: Load
+    load: EngineLoad
 
 
 @dataclass(frozen=True)
-class Failed:
+class RequestFailed:
     """The request has ended with an error of its own, which it would have anywhere."""
 
     error: Exception
 
 
-Said = Begun | Step | Failed
+Said = RequestAccepted | StepReply | RequestFailed

@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
-from pronk.aio import AsyncLLM
+from pronk.async_llm import AsyncLLM
 from pronk.errors import ClosedError, PronkError
 from pronk.llm import LLM
-from pronk.parallel.peer import PeerError
+from pronk.parallel.connection import ConnectionLostError
 from pronk.replicas.identity import identity
-from pronk.replicas.messages import About, Ask, Begun, Failed, Said, Step
+from pronk.replicas.messages import GenerateRequest, ReplicaInfo, RequestAccepted, RequestFailed, Said, StepReply
 
 __all__ = ["Replica", "enter"]
 
@@ -42,15 +42,15 @@ class Replica:
 
         enter(folder)
         self._llm = LLM(**options)
-        self._met = [self._llm.meet(spec) for spec in also]  # their models stay
+        self._met = [self._llm.get_proposer(spec) for spec in also]  # their models stay
         self._engine = AsyncLLM(self._llm, max_requests=_ROOM)
         self._identity, self._model = identity(self._llm, options)
         name, node = serve.get_replica_context().replica_id.unique_id, get_runtime_context().get_node_id()
-        self._begun = Begun(name, self._identity, self._llm.exact, node, os.getpid())
+        self._begun = RequestAccepted(name, self._identity, self._llm.exact, node, os.getpid())
 
-    def about(self) -> About:
+    def about(self) -> ReplicaInfo:
         """What it is."""
-        return About(self._identity, self._model, self._llm.kernels, self._llm.meet().name)
+        return ReplicaInfo(self._identity, self._model, self._llm.kernels, self._llm.get_proposer().name)
 
     def check_health(self) -> None:
         """Ray asks; a replica that raises is replaced.
@@ -62,11 +62,11 @@ class Replica:
             msg = "expected a model that computes, found one that has ended"
             raise ClosedError(msg)
 
-    async def steps(self, ask: Ask) -> AsyncGenerator[Said]:
+    async def steps(self, ask: GenerateRequest) -> AsyncGenerator[Said]:
         """Continue prompts; errors of the request are said, and not raised."""
         yield self._begun
         if ask.model not in ("", self._model):
-            yield Failed(PronkError(f"expected a replica of {ask.model}, found one of {self._model}"))
+            yield RequestFailed(PronkError(f"expected a replica of {ask.model}, found one of {self._model}"))
             return
         if ask.identity not in (None, self._identity):
             return  # it goes on with no text of another model's, as who asks has heard by now
@@ -83,16 +83,16 @@ class Replica:
         try:
             async with aclosing(steps):
                 async for pieces in steps:
-                    yield Step(pieces, self._engine.load)
-        except (ClosedError, PeerError):
+                    yield StepReply(pieces, self._engine.load)
+        except (ClosedError, ConnectionLostError):
             raise  # of the replica: another one goes on
         except PronkError as error:
-            yield Failed(type(error)(str(error)))  # without what it holds on to
+            yield RequestFailed(type(error)(str(error)))  # without what it holds on to
         except Exception as error:
             if not self._engine.alive:
                 raise
             _log.exception("a request has failed")
-            yield Failed(RuntimeError(f"{type(error).__name__} in a replica, whose log has the cause"))
+            yield RequestFailed(RuntimeError(f"{type(error).__name__} in a replica, whose log has the cause"))
 
     async def __del__(self) -> None:
         """Ray lets it go."""

@@ -7,19 +7,19 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from pronk.replicas.messages import Ask
-from pronk.replicas.prefixes import Busy, Routes
+from pronk.replicas.messages import GenerateRequest
+from pronk.replicas.prefix_routes import InFlight, PrefixRoutes
 
 __all__ = ["PrefixRouter"]
 
 
 class PrefixRouter(RequestRouter):
-    """Sends requests where their beginnings have been read; see :mod:`pronk.replicas.prefixes`."""
+    """Sends requests where their beginnings have been read; see :mod:`pronk.replicas.prefix_routes`."""
 
     def initialize_state(self, **options: Any) -> None:
         """Nothing is known yet."""
         del options
-        self.routes, self.busy = Routes(), Busy[ReplicaID]()
+        self.routes, self.busy = PrefixRoutes(), InFlight[ReplicaID]()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -62,9 +62,9 @@ def _id_of(pending: PendingRequest) -> str:
     return found
 
 
-def _ask_of(pending: PendingRequest | None) -> Ask | None:
+def _ask_of(pending: PendingRequest | None) -> GenerateRequest | None:
     ask = pending.args[0] if pending is not None and pending.args else None
-    return ask if isinstance(ask, Ask) else None
+    return ask if isinstance(ask, GenerateRequest) else None
 
 
 def _prefix(pending: PendingRequest | None) -> Sequence[bytes]:

@@ -23,11 +23,11 @@ from pronk import __version__
 from pronk.errors import PronkError
 from pronk.server.errors import ApiError, of_exception, of_validation
 from pronk.server.guard import SCRIPTS, tenant_of
-from pronk.server.protocol.ask import Ask
-from pronk.server.protocol.chat import ChatAsk
-from pronk.server.protocol.completions import CompletionAsk
-from pronk.server.protocol.others import DetokenizeAsk, ModerationAsk, TokenizeAsk
-from pronk.server.protocol.responses import ResponseAsk
+from pronk.server.protocol.chat import ChatRequest
+from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.request import TextRequest
+from pronk.server.protocol.responses import ResponsesRequest
+from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest
 from pronk.server.service import Service
 
 __all__ = ["make_app"]
@@ -130,36 +130,36 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 def _add_texts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", response_model=None)
-    async def completions(request: Request, ask: CompletionAsk) -> Response:
+    async def completions(request: Request, ask: CompletionRequest) -> Response:
         """Continue texts."""
         return await _reply(service, request, ask)
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat(request: Request, ask: ChatAsk) -> Response:
+    async def chat(request: Request, ask: ChatRequest) -> Response:
         """Answer a conversation."""
         return await _reply(service, request, ask)
 
     @app.post("/v1/responses", response_model=None)
-    async def responses(request: Request, ask: ResponseAsk) -> Response:
+    async def responses(request: Request, ask: ResponsesRequest) -> Response:
         """Answer a conversation, in OpenAI's newer form."""
         return await _reply(service, request, ask, named=True)
 
 
 def _add_others(app: FastAPI, service: Service) -> None:
     @app.post("/v1/moderations")
-    async def moderations(request: Request, ask: ModerationAsk) -> dict[str, Any]:
+    async def moderations(request: Request, ask: ModerationRequest) -> dict[str, Any]:
         """Say to which category texts belong, by the model's own judgement."""
         _check_open(service)
         return await service.moderate(ask, tenant_of(request.scope))
 
     @app.post("/tokenize", response_model=None)
-    async def tokenize(ask: TokenizeAsk) -> Response:
+    async def tokenize(ask: TokenizeRequest) -> Response:
         """Token ids of a text or a conversation."""
         _check_open(service)
         return await asyncio.to_thread(JSONResponse, await service.tokenize(ask))
 
     @app.post("/detokenize", response_model=None)
-    async def detokenize(ask: DetokenizeAsk) -> Response:
+    async def detokenize(ask: DetokenizeRequest) -> Response:
         """The text of token ids."""
         _check_open(service)
         return await asyncio.to_thread(JSONResponse, await service.detokenize(ask))
@@ -180,12 +180,12 @@ def _model(service: Service) -> dict[str, Any]:
         "created": 0,
         "owned_by": "pronk",
         "max_model_len": llm.config.context,
-        "drafter": llm.meet().name,
+        "drafter": llm.get_proposer().name,
         "drafters": [*service.settings.drafters],  # with files of their own, which requests may ask for
     }
 
 
-async def _reply(service: Service, request: Request, ask: Ask, *, named: bool = False) -> Response:
+async def _reply(service: Service, request: Request, ask: TextRequest, *, named: bool = False) -> Response:
     """One body, or a stream of events; ``named`` events say their type in a line of their own."""
     _check_open(service)
     tenant = tenant_of(request.scope)

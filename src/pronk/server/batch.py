@@ -18,11 +18,11 @@ from pydantic import ValidationError
 from pronk.errors import OptionError, PronkError
 from pronk.files.json_lines import read_json_lines
 from pronk.server.errors import ApiError, of_exception, of_validation
-from pronk.server.protocol.ask import Ask
-from pronk.server.protocol.chat import ChatAsk
-from pronk.server.protocol.completions import CompletionAsk
-from pronk.server.protocol.others import ModerationAsk
-from pronk.server.protocol.responses import ResponseAsk
+from pronk.server.protocol.chat import ChatRequest
+from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.request import TextRequest
+from pronk.server.protocol.responses import ResponsesRequest
+from pronk.server.protocol.small_routes import ModerationRequest
 from pronk.server.service import Service
 
 try:
@@ -30,18 +30,18 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment, unused-ignore]
 
-__all__ = ["Answers", "Line", "answer_line", "read_batch", "run_batch"]
+__all__ = ["BatchLine", "BatchOutput", "answer_line", "read_batch", "run_batch"]
 
-_TEXTS: Mapping[str, type[Ask]] = {
-    "/v1/completions": CompletionAsk,
-    "/v1/chat/completions": ChatAsk,
-    "/v1/responses": ResponseAsk,
+_TEXTS: Mapping[str, type[TextRequest]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
 }
 _ROUTES = (*_TEXTS, "/v1/moderations")
 _BEGINNING = b'{"id": "batch_req_'  # of every answer
 
 
-class Line(NamedTuple):
+class BatchLine(NamedTuple):
     """One request of a batch.
 
     Attributes:
@@ -55,7 +55,7 @@ class Line(NamedTuple):
     body: dict[str, Any]
 
 
-def read_batch(path: Path) -> Iterator[Line]:
+def read_batch(path: Path) -> Iterator[BatchLine]:
     """The requests of a file.
 
     Raises:
@@ -75,7 +75,7 @@ def read_batch(path: Path) -> Iterator[Line]:
         yield line
 
 
-def _line(row: Mapping[str, Any], where: str) -> Line:
+def _line(row: Mapping[str, Any], where: str) -> BatchLine:
     for name, fine, wanted in (
         ("custom_id", lambda value: isinstance(value, str) and value and _encodable(value), "a text that is not empty"),
         ("method", lambda value: value == "POST", "'POST'"),
@@ -85,7 +85,7 @@ def _line(row: Mapping[str, Any], where: str) -> Line:
         if not fine(row.get(name)):
             msg = f"{where}: {name}: expected {wanted}, found {row.get(name)!r:.60}"
             raise OptionError(msg)
-    return Line(row["custom_id"], row["url"], row["body"])
+    return BatchLine(row["custom_id"], row["url"], row["body"])
 
 
 def _encodable(text: str) -> bool:
@@ -93,7 +93,7 @@ def _encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-class Answers:
+class BatchOutput:
     """A file of answers, which is this run's alone until it is closed.
 
     Attributes:
@@ -191,7 +191,7 @@ def _answered(line: bytes, where: str) -> str:
 async def run_batch(
     service: Service,
     source: Path,
-    answers: Answers,
+    answers: BatchOutput,
     *,
     at_a_time: int,
     progress: Callable[[], None] = lambda: None,
@@ -238,7 +238,7 @@ async def _all(works: list[Awaitable[None]]) -> None:
                 await task
 
 
-async def answer_line(service: Service, line: Line) -> tuple[int, dict[str, Any]]:
+async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:
     """One answer: its status, and its body.
 
     Raises:
@@ -253,10 +253,10 @@ async def answer_line(service: Service, line: Line) -> tuple[int, dict[str, Any]
         return found.status, found.body()
 
 
-async def _reply(service: Service, line: Line) -> dict[str, Any]:
+async def _reply(service: Service, line: BatchLine) -> dict[str, Any]:
     try:
         if line.url not in _TEXTS:
-            return await service.moderate(ModerationAsk.model_validate(line.body))
+            return await service.moderate(ModerationRequest.model_validate(line.body))
         ask = _TEXTS[line.url].model_validate(line.body)
     except ValidationError as error:
         raise of_validation(error.errors(include_url=False), line.body) from error

@@ -18,7 +18,7 @@ from pronk.errors import (
     ResumeError,
     TokenizerError,
 )
-from pronk.parallel.peer import PeerError
+from pronk.parallel.connection import ConnectionLostError
 
 __all__ = ["ApiError", "of_exception", "of_validation"]
 
@@ -59,7 +59,7 @@ class ApiError(Exception):
 _KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (ClosedError, HTTPStatus.SERVICE_UNAVAILABLE, "closed"),
     (ResumeError, HTTPStatus.SERVICE_UNAVAILABLE, "not_resumed"),
-    (PeerError, HTTPStatus.SERVICE_UNAVAILABLE, "worker_lost"),
+    (ConnectionLostError, HTTPStatus.SERVICE_UNAVAILABLE, "worker_lost"),
     (OverloadedError, HTTPStatus.TOO_MANY_REQUESTS, "overloaded"),
     (DeadlineError, HTTPStatus.REQUEST_TIMEOUT, "timeout"),
     (CacheFullError, HTTPStatus.BAD_REQUEST, "cache_too_small"),

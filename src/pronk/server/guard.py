@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from pronk.server.errors import ApiError
-from pronk.server.settings import Settings
+from pronk.server.settings import ServerSettings
 
 __all__ = ["OPEN", "SCRIPTS", "Guard", "tenant_of"]
 
@@ -41,7 +41,7 @@ class Guard:
     def __init__(
         self,
         app: App,
-        settings: Settings,
+        settings: ServerSettings,
         *,
         connections: Callable[[], int] = lambda: 0,
         answered: Callable[[Scope, int], None] = lambda _scope, _status: None,

@@ -16,7 +16,7 @@ from typing import Any
 
 from pronk.errors import OptionError, PromptError, TokenizerError
 from pronk.outputs import Choice
-from pronk.text.tokenizer import Tokenizer
+from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["MISTRAL_PROMPT", "REFLECTION", "Reflection", "guarded", "knows_system"]
 

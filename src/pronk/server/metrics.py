@@ -10,11 +10,11 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pronk.choosing.params import SamplingParams
 from pronk.engine.stats import Stats
 from pronk.outputs import Piece
-from pronk.server.engine import Engine
+from pronk.sampling.params import SamplingParams
 from pronk.server.errors import of_exception
+from pronk.server.served_engine import ServedEngine
 
 __all__ = ["Metrics"]
 
@@ -26,7 +26,7 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
 class Metrics:
     """Counters, gauges and histograms of one server, in a registry of their own."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    def __init__(self, engine: ServedEngine, model: str) -> None:
         self._engine, self._model = engine, model
         self.registry = CollectorRegistry()
         self._gauges()

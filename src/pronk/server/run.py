@@ -23,7 +23,7 @@ from pronk.server.app import make_app
 from pronk.server.errors import ApiError
 from pronk.server.guard import Guard, Scope
 from pronk.server.service import Service
-from pronk.server.settings import Limits
+from pronk.server.settings import RequestLimits
 
 __all__ = ["Server", "check_free"]
 
@@ -182,7 +182,7 @@ def _listen(host: str, port: int) -> list[socket]:
 class _Patient(H11Protocol):
     """uvicorn's, with clients cut off that do not send the head of a request, or do not take what they are sent."""
 
-    limits: ClassVar[Limits]
+    limits: ClassVar[RequestLimits]
     refused: ClassVar[Callable[[str, str, int], None]]  # told the method, the route, and the status
 
     def connection_made(self, transport: Any) -> None:

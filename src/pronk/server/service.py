@@ -16,23 +16,23 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from pronk import __version__
-from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import Drafter
 from pronk.drafters.registry import make_drafter
 from pronk.errors import DeadlineError, OptionError, OverloadedError, PromptError, PronkError
 from pronk.outputs import Completion, Piece
-from pronk.server.engine import Engine
+from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError
 from pronk.server.guardrails import Reflection, guarded, knows_system
 from pronk.server.metrics import Metrics
-from pronk.server.protocol.ask import Ask, Work, refuse, unsupported
-from pronk.server.protocol.chat import ChatAsk, plain_messages
-from pronk.server.protocol.completions import CompletionAsk
-from pronk.server.protocol.guides import FormAsk
-from pronk.server.protocol.others import DetokenizeAsk, ModerationAsk, TokenizeAsk, moderation
-from pronk.server.protocol.responses import ResponseAsk
-from pronk.server.settings import Settings
-from pronk.text.chat.tools import ToolForm, find_form
+from pronk.server.protocol.chat import ChatRequest, plain_messages
+from pronk.server.protocol.completions import CompletionRequest
+from pronk.server.protocol.guides import FormattedRequest
+from pronk.server.protocol.request import GenerationWork, TextRequest, refuse, unsupported
+from pronk.server.protocol.responses import ResponsesRequest
+from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
+from pronk.server.served_engine import ServedEngine
+from pronk.server.settings import ServerSettings
+from pronk.speculation.proposer import Drafter
+from pronk.tokenization.chat.tools import ToolForm, find_form
 
 __all__ = ["Service"]
 
@@ -57,12 +57,12 @@ class Service:
         draining: whether it is on its way out, and takes nothing more in.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, *, reflection: Reflection | None = None) -> None:
+    def __init__(self, engine: ServedEngine, settings: ServerSettings, *, reflection: Reflection | None = None) -> None:
         self.engine = engine
         self.settings = settings
         self.metrics = Metrics(engine, settings.name)
         # Those whom whoever started the server has named: a mistake in one shows now, and what they load stays.
-        self._named = {make_drafter(spec): engine.llm.meet(spec) for spec in settings.drafters}
+        self._named = {make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.drafters}
         self.reflection = reflection or Reflection(engine.llm.tokenizer)
         self.draining = False
         # Templates and long prompts take a while; a few threads, so that they cannot take all of the machine.
@@ -80,7 +80,7 @@ class Service:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
-    async def work(self, ask: Ask) -> Work:
+    async def work(self, ask: TextRequest) -> GenerationWork:
         """Read what is asked.
 
         Raises:
@@ -93,7 +93,7 @@ class Service:
             self._drafter(ask.drafter)
         return await self._read(self._work, ask)
 
-    async def whole(self, ask: Ask, tenant: str = "") -> dict[str, Any]:
+    async def whole(self, ask: TextRequest, tenant: str = "") -> dict[str, Any]:
         """The reply, all at once.
 
         Args:
@@ -112,7 +112,7 @@ class Service:
                     done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
             return await asyncio.to_thread(work.answer.body, [done[index] for index in sorted(done)])
 
-    async def chunks(self, ask: Ask, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
+    async def chunks(self, ask: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
         """The same as it comes, step by step.
 
         Nothing is given out before the model has begun, so that whatever is wrong with the request is raised first.
@@ -128,7 +128,7 @@ class Service:
                     yield [*first, *work.answer.step(pieces)]
         yield work.answer.end([done[index] for index in sorted(done)])
 
-    async def moderate(self, ask: ModerationAsk, tenant: str = "") -> dict[str, Any]:
+    async def moderate(self, ask: ModerationRequest, tenant: str = "") -> dict[str, Any]:
         """What the model thinks of texts; see :mod:`pronk.server.guardrails`."""
         found: dict[int, dict[int, float]] = {}
         with self.metrics.request() as arrived:
@@ -139,13 +139,13 @@ class Service:
             prompts = await self._read(lambda: [self._chat_ids(self.reflection.messages(text, kind)) for text in texts])
             letters = tuple(self.reflection.letters().values())
             params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letters, ignore_eos=True)
-            async with aclosing(self._steps(prompts, params, Ask.model_validate({}), tenant, arrived)) as steps:
+            async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, arrived)) as steps:
                 async for pieces in steps:
                     found.update((piece.index, piece.logprobs or {}) for piece in pieces)
         scores, flagged = zip(*(self.reflection.scores(found[index]) for index in sorted(found)), strict=True)
         return moderation(f"modr-{uuid4().hex}", self.settings.name, list(scores), list(flagged))
 
-    async def tokenize(self, ask: TokenizeAsk) -> dict[str, Any]:
+    async def tokenize(self, ask: TokenizeRequest) -> dict[str, Any]:
         """Token ids of a text or of a conversation."""
         self._check_model(ask.model)
         if (ask.prompt is None) == (ask.messages is None):
@@ -153,7 +153,7 @@ class Service:
         ids = await self._read(self._tokenize, ask)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.llm.config.context}
 
-    async def detokenize(self, ask: DetokenizeAsk) -> dict[str, Any]:
+    async def detokenize(self, ask: DetokenizeRequest) -> dict[str, Any]:
         """The text of token ids."""
         self._check_model(ask.model)
         most = self.engine.llm.config.vocab_size
@@ -163,7 +163,7 @@ class Service:
         return {"prompt": await self._read(lambda: decode(ask.tokens, skip_special_tokens=False))}
 
     async def _steps(
-        self, prompts: Sequence[list[int]], params: SamplingParams, ask: Ask, tenant: str, arrived: float
+        self, prompts: Sequence[list[int]], params: SamplingParams, ask: TextRequest, tenant: str, arrived: float
     ) -> AsyncGenerator[list[Piece]]:
         observe = self.metrics.observer(prompts, params, arrived)
         steps = self.engine.steps(
@@ -181,24 +181,24 @@ class Service:
                     observe(pieces)
                     yield pieces
         except PronkError as error:
-            named = ask.named(error) if isinstance(ask, FormAsk) else None
+            named = ask.named(error) if isinstance(ask, FormattedRequest) else None
             if named is None:
                 raise
             raise named from error
 
-    def _work(self, ask: Ask) -> Work:
+    def _work(self, ask: TextRequest) -> GenerationWork:
         llm = self.engine.llm
         frame = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
-        if isinstance(ask, CompletionAsk):
+        if isinstance(ask, CompletionRequest):
             self._check_length(*ask.texts())
-            prompts = [llm.intake.ids(text) for text in ask.texts()]
+            prompts = [llm.request_factory.ids(text) for text in ask.texts()]
             self._max_tokens(ask.max_tokens, 0)
             return ask.work(prompts, llm.tokenizer, frame)
-        assert isinstance(ask, (ChatAsk, ResponseAsk))
-        messages = plain_messages(ask.messages) if isinstance(ask, ChatAsk) else ask.messages()
-        tools = ask.plain_tools() if isinstance(ask, ChatAsk) else None
+        assert isinstance(ask, (ChatRequest, ResponsesRequest))
+        messages = plain_messages(ask.messages) if isinstance(ask, ChatRequest) else ask.messages()
+        tools = ask.plain_tools() if isinstance(ask, ChatRequest) else None
         given = guarded(messages, self.settings.guardrails, system=self._knows_system)
-        if isinstance(ask, ChatAsk) and tools is not None:
+        if isinstance(ask, ChatRequest) and tools is not None:
             form = self._tool_form  # without one nothing is rendered
             prompt = self._chat_ids(given, tools)
             return ask.work(prompt, self._max_tokens(ask.wanted, len(prompt)), llm.tokenizer, frame, form)
@@ -211,9 +211,9 @@ class Service:
         self._check_length(*(each["text"] for part in parts if isinstance(part, list) for each in part), *parts, *calls)
         self._check_length(*(tool["function"].get("description") for tool in tools or ()))
         ids = self.engine.llm.tokenizer.chat_ids(messages, trusted=False, tools=tools)
-        return self.engine.llm.intake.ids(ids)
+        return self.engine.llm.request_factory.ids(ids)
 
-    def _tokenize(self, ask: TokenizeAsk) -> list[int]:
+    def _tokenize(self, ask: TokenizeRequest) -> list[int]:
         tokenizer = self.engine.llm.tokenizer
         self._check_length(ask.prompt)
         if ask.prompt is not None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from pronk.checks import check_integer, check_number
 from pronk.errors import OptionError
 
-__all__ = ["Limits", "Settings", "read_keys", "read_text"]
+__all__ = ["RequestLimits", "ServerSettings", "read_keys", "read_text"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """How much one client may ask for. What is more is refused with an answer in the range of 400.
 
     Attributes:
@@ -58,7 +58,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """How a server presents itself.
 
     Attributes:
@@ -75,7 +75,7 @@ class Settings:
     name: str
     keys: Collection[str] = field(default=(), repr=False)
     hosts: Collection[str] | None = None
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
     drafters: Collection[str] = ()
     guardrails: str | None = None
     page: bool = True

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pronk.model.decoder import Attend, Decoder
+from pronk.models.decoder import Attend, Decoder
 
 __all__ = ["DenseAttention", "dense_hidden", "dense_logits", "dense_states"]
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-__all__ = ["Processes", "join_processes", "local_device"]
+__all__ = ["ProcessGroup", "join_processes", "local_device"]
 
 # The others wait for the first while the target writes its text; a process that dies takes all with it in any case.
 _PATIENCE = timedelta(days=7)
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessGroup:
     """This process, number ``rank`` of ``count``; by default it is alone, and nothing here costs anything."""
 
     rank: int = 0
@@ -99,20 +99,20 @@ def local_device(name: str) -> str:
 
 
 @contextmanager
-def join_processes(device: str) -> Iterator[Processes]:
+def join_processes(device: str) -> Iterator[ProcessGroup]:
     """The processes that ``torchrun`` has started, or this one alone.
 
     Args:
         device: where it is trained; gradients on a GPU are summed by NCCL, everything else by Gloo.
     """
     if not (dist.is_available() and dist.is_torchelastic_launched()):
-        yield Processes()
+        yield ProcessGroup()
         return
     gpu = torch.device(local_device(device))
     if gpu.type == "cuda":
         torch.cuda.set_device(gpu)
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpu.type == "cuda" else "gloo", timeout=_PATIENCE)
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size())
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pronk.model.decoder import Decoder
+from pronk.models.decoder import Decoder
 from pronk.train.attention import dense_hidden
 from pronk.train.export import export_model
 from pronk.train.features import Features

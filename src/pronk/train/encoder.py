@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tokenizers
 
 from pronk.architecture.config import ModelConfig
-from pronk.text.tokenizer import Tokenizer
+from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.chat import dialogue_ids, parse_dialogue, special_ids
 
 __all__ = ["Encoder", "Turns"]

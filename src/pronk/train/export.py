@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
 from pronk.files.atomic import replace_folder, write_json, writing
-from pronk.model.decoder import Decoder
+from pronk.models.decoder import Decoder
 
 __all__ = ["export_drafter", "export_model", "hugging_face_config", "hugging_face_tensors"]
 

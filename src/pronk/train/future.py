@@ -33,15 +33,15 @@ from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.heads import KINDS, ORDERS, UNEMBEDDINGS, HeadsShape, MultiTokenHeads
 from pronk.errors import OptionError
 from pronk.llm import LLM
-from pronk.model.decoder import Decoder
-from pronk.model.fingerprint import Fingerprint
+from pronk.models.decoder import Decoder
+from pronk.models.fingerprint import Fingerprint
 from pronk.train.attention import DenseAttention
 from pronk.train.card import heads_card
 from pronk.train.export import export_drafter
 from pronk.train.heads import Stage, ahead, check_lengths, describe, head_by_head, head_stages
 from pronk.train.lm import TextModel
 from pronk.train.loop import Passed
-from pronk.train.options import Shape
+from pronk.train.options import ModelShape
 from pronk.train.served import SERVED_TOKENS, beginnings, is_served, measure
 from pronk.train.text_loss import text_loss
 
@@ -49,7 +49,7 @@ __all__ = ["FutureModel", "FutureTokens", "future_shape"]
 
 
 def future_shape(
-    model: Shape, tokens: int, kind: str, order: str, unembeddings: str, mlp: int | None = None
+    model: ModelShape, tokens: int, kind: str, order: str, unembeddings: str, mlp: int | None = None
 ) -> HeadsShape | None:
     """The extra heads of a model that predicts ``tokens`` tokens at a time; ``None`` for one token.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter as Adapter
-from pronk.model.decoder import Decoder
+from pronk.models.decoder import Decoder
 from pronk.train.attention import DenseAttention
 from pronk.train.features import Features
 from pronk.train.student import Branch, Student

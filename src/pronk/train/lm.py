@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig, llama_config
-from pronk.model.decoder import Decoder
+from pronk.models.decoder import Decoder
 from pronk.train.attention import dense_logits
 from pronk.train.batches import Batches, Sequences, token_dtype
 from pronk.train.chat import special_ids
 from pronk.train.clock import within
 from pronk.train.export import export_model
 from pronk.train.loop import Passed, find_device
-from pronk.train.options import LoopOptions, Shape, TrainOptions
+from pronk.train.options import LoopOptions, ModelShape, TrainOptions
 from pronk.train.tokenizer import load_tokenizer
 
 __all__ = ["LM_IDENTITY", "LanguageModel", "TextModel", "held_out_sets", "model_config", "two_phases"]
@@ -159,6 +159,6 @@ def held_out_sets(data: Path, length: int, vocab_size: int) -> Iterator[tuple[st
         yield file.stem.removeprefix("valid-"), Sequences(file, min(length, size - 1), seed=0, dtype=dtype)
 
 
-def model_config(shape: Shape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:
+def model_config(shape: ModelShape, bos_id: int | None, eos_ids: tuple[int, ...]) -> ModelConfig:
     """The configuration of a decoder of this shape."""
     return llama_config(**asdict(shape), bos_id=bos_id, eos_ids=eos_ids)

@@ -30,7 +30,7 @@ from pronk.errors import OptionError, PronkError
 from pronk.train.batches import Batches
 from pronk.train.checkpoint import load_checkpoint, save_checkpoint
 from pronk.train.clock import EVALUATION, TRAINED_BY, Clock
-from pronk.train.distributed import Processes, local_device
+from pronk.train.distributed import ProcessGroup, local_device
 from pronk.train.optim import Optimizers, clip_gradients
 from pronk.train.options import LoopOptions
 from pronk.train.resume import check_run
@@ -127,17 +127,17 @@ class Trainer(Generic[Trained]):
         folder: Path,
         options: LoopOptions,
         objective: Trained,
-        processes: Processes | None = None,
+        processes: ProcessGroup | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.folder, self.options, self.objective = folder, options, objective
-        self.processes, self.clock = processes or Processes(), clock or Clock(options.minutes)
+        self.processes, self.clock = processes or ProcessGroup(), clock or Clock(options.minutes)
         _check_shares(options, self.processes.count)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         self.optimizers = Optimizers(objective.module, options.optimizer, options.weight_decay)
         self.seconds = 0.0  # of training, on the first process's clock, over all parts of the run
-        self.step, self.pace = 0, 0.0  # seconds of the last step
+        self.step, self.length_tracker = 0, 0.0  # seconds of the last step
         self.done = [0, 0]  # steps made in each phase
         self.passed: list[tuple[float, ...]] = []  # of each step since the last report: its loss, then ``same``
         self.history: list[dict[str, Any]] = []
@@ -169,7 +169,7 @@ class Trainer(Generic[Trained]):
     @property
     def finished(self) -> bool:
         """Whether the schedule has ended, or has no time for another step, or early stopping has ended it."""
-        return self.schedule.progress(self.step, self.seconds + self.pace) >= 1.0 or self.stopped_early
+        return self.schedule.progress(self.step, self.seconds + self.length_tracker) >= 1.0 or self.stopped_early
 
     @property
     def stopped_early(self) -> bool:
@@ -196,7 +196,7 @@ class Trainer(Generic[Trained]):
         self.optimizers.load_state_dict(state["optimizers"])
         torch.set_rng_state(state["rng"])
         self.step, self.done = state["step"], list(state["done"])
-        self.pace = state.get("pace", 0.0)
+        self.length_tracker = state.get("pace", 0.0)
         self.seconds = state["seconds"]
         self.clock.resume(self.seconds + state.get("before", 0.0))
         self.passed, self.history = list(state.get("passed", [])), list(state["history"])
@@ -217,7 +217,7 @@ class Trainer(Generic[Trained]):
                 "optimizers": self.optimizers.state_dict(),
                 "rng": torch.get_rng_state(),
                 "step": self.step,
-                "pace": self.pace,
+                "pace": self.length_tracker,
                 "done": self.done,
                 "seconds": self.seconds,
                 "before": self.before,
@@ -251,7 +251,7 @@ class Trainer(Generic[Trained]):
             end = time.monotonic()
             durations.append(end - begin)
             # Evaluations and the time a process was suspended count too: the time limit is a promise.
-            self.seconds, self.pace = self.processes.agree((self.seconds + end - last, end - begin))
+            self.seconds, self.length_tracker = self.processes.agree((self.seconds + end - last, end - begin))
             last = end
             # Where time is short, the finished model is measured, and not twice.
             evaluate = self.step % self.options.evaluate_every == 0 or (self.finished and not self.clock.limited)

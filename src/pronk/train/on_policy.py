@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from pronk.choosing.noise import derive_seed
-from pronk.choosing.params import SamplingParams
 from pronk.errors import OptionError
 from pronk.files.atomic import write_json, write_tokens, writing
+from pronk.sampling.noise import derive_seed
+from pronk.sampling.params import SamplingParams
 from pronk.train.batches import token_dtype
 from pronk.train.chat import parse_dialogue
 from pronk.train.clock import TEXT_BY, TRAINED_BY, Clock
@@ -154,19 +154,19 @@ def continue_prompts(
     Raises:
         OptionError: the folder's text was made with other options; or the tokens asked for take too long.
     """
-    pace = _Pace(options, clock or Clock(None), least)
+    length_tracker = _Pace(options, clock or Clock(None), least)
     prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
     check_unchanged(folder.parent, prompts["recipe"], _recipe(options))
     if prompts["held_out"] and not (folder / "valid-on-policy.bin").exists():
-        _write_held_out(teacher, folder, prompts, options, pace)
+        _write_held_out(teacher, folder, prompts, options, length_tracker)
     state = _restore(folder, teacher)
-    while prompts["train"] and not pace.enough(state):
+    while prompts["train"] and not length_tracker.enough(state):
         if stop():
             return False
         missing = -(-(options.tokens - state["tokens"]) // options.length)
-        numbers = range(state["prompts"], state["prompts"] + pace.together(min(options.batch, missing)))
+        numbers = range(state["prompts"], state["prompts"] + length_tracker.together(min(options.batch, missing)))
         rounds = [prompts["train"][number % len(prompts["train"])] for number in numbers]
-        texts = pace.written(_continue(teacher, rounds, options, 1 + numbers[0]))
+        texts = length_tracker.written(_continue(teacher, rounds, options, 1 + numbers[0]))
         text = folder / "on-policy.bin"
         with writing(text, "what the target says"), text.open("ab") as file:
             file.write(_pack(iter(texts), teacher.encoder).tobytes())
@@ -174,11 +174,11 @@ def continue_prompts(
         state["tokens"] += sum(len(text) for _, text in texts)
         state["bytes"] = text.stat().st_size
         # Whoever goes on with more time, or without a limit, goes on with the same text.
-        state["whole"] = pace.enough(state)
+        state["whole"] = length_tracker.enough(state)
         write_json(folder / "on-policy.json", state)
-        pace.clock.save(folder)
+        length_tracker.clock.save(folder)
         progress(state["tokens"])
-        pace.check(state["tokens"])
+        length_tracker.check(state["tokens"])
     return True
 
 
@@ -243,14 +243,14 @@ class _Pace:
 
 
 def _write_held_out(
-    teacher: Teacher, folder: Path, prompts: dict[str, Any], options: OnPolicyOptions, pace: _Pace
+    teacher: Teacher, folder: Path, prompts: dict[str, Any], options: OnPolicyOptions, length_tracker: _Pace
 ) -> None:
     """Continue the held-out prompts, or as many as there is time for: the others are none any more."""
     given, texts = prompts["held_out"], list[tuple[list[int], list[int]]]()
-    while len(texts) < len(given) and not (texts and pace.late()):
+    while len(texts) < len(given) and not (texts and length_tracker.late()):
         first = len(texts)
-        some = given[first : first + pace.together(len(given) - first)]
-        texts += pace.written(_continue(teacher, some, options, first))
+        some = given[first : first + length_tracker.together(len(given) - first)]
+        texts += length_tracker.written(_continue(teacher, some, options, first))
     if len(texts) < len(given):
         write_json(folder / "prompts.json", prompts | {"held_out": given[: len(texts)]})
     write_tokens(folder / "valid-on-policy.bin", _pack(iter(texts), teacher.encoder))

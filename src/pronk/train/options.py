@@ -17,8 +17,8 @@ __all__ = [
     "DataOptions",
     "DraftOptions",
     "LoopOptions",
+    "ModelShape",
     "OnPolicyOptions",
-    "Shape",
     "StudentOptions",
     "TrainOptions",
     "fit_lengths",
@@ -29,7 +29,7 @@ OPTIMIZERS = ("muon", "adamw")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A Llama-architecture model with tied embeddings; ``mlp`` is the width of its gated layers.
 
     Raises:
@@ -203,7 +203,7 @@ class TrainOptions(LoopOptions):
     ``heads`` (``HeadsShape``) are trained with it to predict the tokens after the next.
     """
 
-    shape: Shape = field(default_factory=Shape)
+    shape: ModelShape = field(default_factory=ModelShape)
     heads: Any = None
 
     def _longest(self) -> int | None:
@@ -241,7 +241,7 @@ class StudentOptions(LoopOptions):
 class DraftOptions(StudentOptions):
     """The loop's settings for a draft model of ``shape``."""
 
-    shape: Shape = field(default_factory=Shape)
+    shape: ModelShape = field(default_factory=ModelShape)
 
     def _longest(self) -> int | None:
         return min(self.shape.context, self.context)  # the target reads the same sequences

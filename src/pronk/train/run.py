@@ -19,7 +19,7 @@ from pronk.train.checkpoint import load_checkpoint
 from pronk.train.clock import EVALUATION, TEXT_BY, TOKENS_BY, TRAINED_BY, Clock
 from pronk.train.data import Collection, prepare
 from pronk.train.display import PLAIN, TrainingDisplay, WritingDisplay, figure_lines
-from pronk.train.distributed import Processes, join_processes
+from pronk.train.distributed import ProcessGroup, join_processes
 from pronk.train.future import FutureTokens
 from pronk.train.lm import LM_IDENTITY, LanguageModel, TextModel
 from pronk.train.loop import Trainer
@@ -183,7 +183,7 @@ def _write_text(  # noqa: PLR0917 - as it is called in another process's stead
 
 
 @contextmanager
-def _together(options: LoopOptions, console: Console) -> Iterator[Processes]:
+def _together(options: LoopOptions, console: Console) -> Iterator[ProcessGroup]:
     """The processes that share the run; only the first one's ``console`` shows anything."""
     with join_processes(options.device) as processes:
         console.quiet = console.quiet or not processes.main

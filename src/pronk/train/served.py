@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from pronk.bench.metrics import ctar_curve
-from pronk.choosing.noise import derive_seed
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import make_drafter
 from pronk.engine.stats import Stats
 from pronk.llm import LLM
+from pronk.sampling.noise import derive_seed
+from pronk.sampling.params import SamplingParams
 from pronk.train.batches import token_dtype
 from pronk.train.clock import within
 
@@ -60,7 +60,7 @@ def measure(
             for each in llm.generate(list(prompts[start : start + size]), params[start : start + size], drafter=drafter)
         ]
         for each in stats:
-            each.check_guesser()
+            each.check_proposer()
         all_ = Stats(
             generated_tokens=sum(each.generated_tokens for each in stats),
             steps=[step for each in stats for step in each.steps],

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from pronk.errors import OptionError
-from pronk.gguf.checkpoint import is_gguf
 from pronk.llm import LLM
-from pronk.model.decoder import Decoder
-from pronk.model.fingerprint import Fingerprint
-from pronk.model.loader import load_decoder, parse_dtype
+from pronk.models.decoder import Decoder
+from pronk.models.fingerprint import Fingerprint
+from pronk.models.loader import load_decoder, parse_dtype
+from pronk.quantization.gguf.checkpoint import is_gguf
 from pronk.train.encoder import Encoder
 from pronk.train.loop import find_device
 

@@ -26,7 +26,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(main: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.ModelRunner(loop_factory=VirtualLoop) as runner:
         runner.run(main)
 
 

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models import tiny_decoder
-from pronk.model.decoder import Decoder
+from pronk.models.decoder import Decoder
+from tiny_models import tiny_decoder
 
 _PLACE = TemporaryDirectory()
 atexit.register(_PLACE.cleanup)

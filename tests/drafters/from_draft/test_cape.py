@@ -15,13 +15,13 @@ from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context as plain_context
 from drafters.helpers import hear, met, within
 from drafters.scripted import Scripted, guess
-from models import VOCAB
-from pronk.choosing.noise import gumbel_noise
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import make_drafter
 from pronk.drafters.from_draft.cape import Cape
-from pronk.drafters.from_draft.draft_model import DraftModel, ModelGuesser
-from pronk.tree import TokenTree
+from pronk.drafters.from_draft.draft_model import DraftModel, ModelProposer
+from pronk.sampling.noise import gumbel_noise
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB
 
 FAIR = 0.03
 MODEL = f"draft_model(model={draft_folder(FAIR)!r}, num_tokens=4)"
@@ -116,7 +116,7 @@ def test_the_mask_of_random_expansions() -> None:
 
 def test_no_more_than_32_tokens_are_verified_the_chain_s_first() -> None:
     tree = expanded([0.1] * 9)
-    assert tree.num_guesses == 32
+    assert tree.num_draft_tokens == 32
     assert tree.tokens[:10] == tuple(range(10))
     assert [sum(parent == depth for parent in tree.parents) - 1 for depth in range(9)] == [7, 7, 7, 2, 0, 0, 0, 0, 0]
     assert expanded([0.1] * 9, max_nodes=5).tokens == (0, 1, 2, 3, 4, 5)
@@ -168,13 +168,13 @@ def test_siblings_cost_no_pass_of_the_draft(rule: Any) -> None:
     passes, trees = [], []
     for spec in (MODEL, f"cape({MODEL})", f"cape(threshold({MODEL}, threshold=0.05))"):
         drafter = bound(spec)
-        (inner,) = within(drafter, ModelGuesser)
+        (inner,) = within(drafter, ModelProposer)
         seen = watch_draft(inner.draft)
         trees += drafter.propose([context(drafter, [1, 2, 3], params=params, depth=4)])
         passes.append([each.texts for each in seen])
     assert passes[0] == passes[1]
     assert trees[1].tokens[:5] == trees[0].tokens
-    assert trees[1].num_guesses > trees[0].num_guesses == 4
+    assert trees[1].num_draft_tokens > trees[0].num_draft_tokens == 4
     assert len(passes[2]) == sum(origin.startswith("draft_model") for origin, _ in trees[2].origin)
 
 

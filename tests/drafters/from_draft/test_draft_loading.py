@@ -13,15 +13,15 @@ from checkpoints import MakeCheckpoint
 from drafters.drafting import decode
 from drafters.from_draft.drafts import draft_folder, write_checkpoint
 from drafters.helpers import within
-from models import make_engine, tiny_decoder
-from pronk.cache.paged import PagedCache
-from pronk.choosing.params import SamplingParams
-from pronk.commands.main import main
-from pronk.drafters import Guesser, make_drafter
-from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.cli.main import main
+from pronk.drafters import Proposer, make_drafter
+from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.errors import CheckpointError, OptionError
+from pronk.kv_cache.paged import PagedCache
 from pronk.llm import LLM
-from pronk.model.linear import KernelLinear
+from pronk.models.linear import KernelLinear
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, tiny_decoder
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 PROMPT = "for i in range(10):"
@@ -38,8 +38,8 @@ def draft(checkpoint: MakeCheckpoint) -> str:
     return f"draft_model(model={str(checkpoint('llama', num_hidden_layers=1, seed=5))!r})"
 
 
-def pool_of(drafter: Guesser[Any]) -> PagedCache:
-    assert isinstance(drafter, ModelGuesser)
+def pool_of(drafter: Proposer[Any]) -> PagedCache:
+    assert isinstance(drafter, ModelProposer)
     return drafter.draft.runner.cache
 
 
@@ -54,7 +54,7 @@ def test_drafters_share_a_model_as_long_as_one_of_them_is_there() -> None:
     one = make_drafter(f"draft_model(model={folder!r})").bind(engine.target)
     other = make_drafter(f"cape(threshold(draft_model(model={folder!r}, num_tokens=9)))").bind(engine.target)
     third = make_drafter(f"draft_model(model={folder!r}, dtype='bfloat16')").bind(engine.target)
-    (inner,) = within(other, ModelGuesser)
+    (inner,) = within(other, ModelProposer)
     assert inner.draft is one.draft
     assert third.draft is not one.draft
     assert len(engine.target.drafts) == 2
@@ -82,7 +82,7 @@ def test_one_drafter_may_guess_for_two_targets() -> None:
 def test_both_caches_stay_within_the_memory(model: str, draft: str) -> None:
     alone = LLM(model, drafter="autoregressive", kv_memory="2MB", threads=1)
     llm = LLM(model, drafter=draft, kv_memory="2MB", threads=1, budget="all")
-    (pool,) = [pool_of(each) for each in [llm.meet(None)]]
+    (pool,) = [pool_of(each) for each in [llm.get_proposer(None)]]
     for cache in (llm.engine.cache, pool):
         assert cache.values[0].shape[1] == cache.num_slots
         assert cache.keys[0].numel() == cache.values[0].numel()
@@ -204,10 +204,10 @@ def test_dtype_of_the_draft(model: str, draft: str) -> None:
     """By default the checkpoint's, whatever the target has been told."""
     spec = draft.removesuffix(")")
     llm = LLM(model, drafter=spec + ", dtype='bfloat16')", threads=1)
-    assert pool_of(llm.meet(None)).dtype == torch.bfloat16
+    assert pool_of(llm.get_proposer(None)).dtype == torch.bfloat16
     assert llm.engine.cache.dtype == torch.float32
     low = LLM(model, dtype="bfloat16", drafter=draft, threads=1)
-    assert pool_of(low.meet(None)).dtype == torch.float32
+    assert pool_of(low.get_proposer(None)).dtype == torch.float32
 
 
 def test_weights_of_a_byte() -> None:
@@ -216,7 +216,7 @@ def test_weights_of_a_byte() -> None:
     for weights in ("plain", "int8"):
         engine = make_engine(tiny_decoder())
         drafter = make_drafter(f"draft_model(model={draft_folder(0.0)!r}, weights={weights!r})").bind(engine.target)
-        assert isinstance(drafter, ModelGuesser)
+        assert isinstance(drafter, ModelProposer)
         out = drafter.draft.runner.decoder.layers[0].out
         assert isinstance(out, KernelLinear)
         size[weights], values[weights] = out.packed.data.nbytes, out.packed.unpack()

@@ -26,12 +26,12 @@ from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import within
 from drafters.kernel_calls import burning
 from drafters.trees import TreeDrafter, off_chain
-from models import VOCAB, assert_idle, context_of, make_engine, make_request, run, tiny_decoder
-from pronk.choosing.params import SamplingParams
-from pronk.choosing.processors import Penalties
 from pronk.drafters.combined.merged import Merged
-from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.drafters.shared.draft import Draft, DraftLane
+from pronk.sampling.logits_processors import Penalties
+from pronk.sampling.params import SamplingParams
+from tiny_models import VOCAB, assert_idle, context_of, make_engine, make_request, run, tiny_decoder
 
 # All, a part and next to none of the guesses of these drafts are right.
 RIGHT, FAIR, WRONG = 0.0, 0.03, 0.25
@@ -63,10 +63,10 @@ def test_the_chain_is_what_a_slow_loop_writes(noise: float, options: str) -> Non
     for request in decode(engine, drafter, PROMPTS[:3], max_tokens=12, **OPTIONS[options]):
         for asked in drafter.of(request):
             tokens = list(asked.tokens)
-            chooser = chooser_at(request, tokens)
+            sampler = chooser_at(request, tokens)
             for _ in range(min(7, asked.depth, asked.nodes)):
-                tokens.append(chooser.choose(oracle(tokens)))
-                chooser.advance(tokens[-1])
+                tokens.append(sampler.choose(oracle(tokens)))
+                sampler.advance(tokens[-1])
             assert asked.tree.tokens == tuple(tokens[len(asked.tokens) - 1 :])
             assert asked.tree.parents == tuple(range(-1, len(asked.tree) - 1))
             accepted += len(asked.path)
@@ -85,10 +85,10 @@ def test_no_token_is_run_twice(noise: float) -> None:
     kinds = set[bool]()
     before = None
     for asked in drafter.of(request):
-        count = asked.tree.num_guesses
+        count = asked.tree.num_draft_tokens
         if not count:
             continue
-        full = before is not None and len(before.path) == before.tree.num_guesses
+        full = before is not None and len(before.path) == before.tree.num_draft_tokens
         first = len(asked.tokens) if before is None else 2 if full else 1
         assert rows[:count] == [[first]] + [[1]] * (count - 1)
         assert all(tuple(asked.tokens) in each.texts[0][-1:] for each in passes[:1])
@@ -123,16 +123,16 @@ def test_requests_share_passes() -> None:
     assert len(passes[0].rows) == 3
     assert len(passes[0].rows) + len(passes[1].rows) + len(passes[2].rows) == 9
     assert sum(len(each.rows) for each in passes) == sum(
-        note.tree.num_guesses for request in requests for note in drafter.of(request)
+        note.tree.num_draft_tokens for request in requests for note in drafter.of(request)
     )
 
 
 def assert_fresh(draft: Draft, lane: DraftLane, oracle: Dense, held: Sequence[int]) -> None:
     """A lane has the tokens, and the same bits, of one that has just read them."""
     assert lane.tokens == list(held)
-    assert lane.table.length == len(held)
+    assert lane.block_table.length == len(held)
     assert lane.tree is None
-    for got, want in zip(kept_rows(draft.runner, lane.table), oracle.rows(held), strict=True):
+    for got, want in zip(kept_rows(draft.runner, lane.block_table), oracle.rows(held), strict=True):
         assert torch.equal(got, want)
 
 
@@ -146,13 +146,13 @@ def test_the_cache_is_that_of_a_fresh_replay(noise: float) -> None:
     state = drafter.start(tokens)
     for number in range(25):
         (tree,) = drafter.propose([context(drafter, tokens, state=state)])
-        assert tree.num_guesses == 4
+        assert tree.num_draft_tokens == 4
         assert_fresh(draft, state.lane, dense(noise), [*tokens, *tree.tokens[1:-1]])
         # What was accepted, then others' guesses and the bonus token.
         new = [*tree.tokens[1 : 1 + dice.randint(0, 4)], *(dice.randrange(VOCAB) for _ in range(dice.randint(1, 3)))]
         if number % 2:
-            guesses = [*new[:2], dice.randrange(VOCAB)]
-            drafter.propose([context(drafter, [*tokens, *guesses], state=state, guessed=len(guesses))])
+            draft_tokens = [*new[:2], dice.randrange(VOCAB)]
+            drafter.propose([context(drafter, [*tokens, *draft_tokens], state=state, guessed=len(draft_tokens))])
         tokens = [*tokens, *new]
     drafter.stop(state)
     assert_no_blocks(draft)
@@ -185,7 +185,7 @@ def test_chains_end_at_the_limits(limit: str) -> None:
     limits = {"depth": 3 if limit == "max_depth" else 70, "nodes": 3 if limit == "max_nodes" else 70}
     passes = watch_draft(drafter.draft)
     (tree,) = drafter.propose([context(drafter, [1, 2, 3], **limits)])
-    assert tree.num_guesses == len(passes) == 3
+    assert tree.num_draft_tokens == len(passes) == 3
 
 
 def test_a_chain_ends_at_the_first_token_that_the_draft_is_not_sure_of() -> None:
@@ -231,8 +231,8 @@ def test_a_pool_without_room_for_the_draft() -> None:
         watch_draft(drafter.inner.draft)
         one, other = decode(engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)
         assert bool(one.stats.drafted) == (blocks == 13)
-        assert drafter.of(other)[0].tree.num_guesses == 0
-        assert drafter.of(one)[0].tree.num_guesses == (7 if blocks == 13 else 0)
+        assert drafter.of(other)[0].tree.num_draft_tokens == 0
+        assert drafter.of(one)[0].tree.num_draft_tokens == (7 if blocks == 13 else 0)
         assert_no_blocks(drafter.inner.draft)
 
 
@@ -247,7 +247,7 @@ KINDS = {
 
 
 def models_of(drafter: Any) -> list[Draft]:
-    return [guesser.draft for guesser in within(drafter, ModelGuesser)]
+    return [proposer.draft for proposer in within(drafter, ModelProposer)]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -285,14 +285,14 @@ def test_the_chooser_is_told_of_nothing_that_stays(kind: str) -> None:
     params = SamplingParams(temperature=0.8, frequency_penalty=0.6)
     for at in (99, 0, 2):
         asked = context(drafter, [1, 2, 3], params=params)
-        pool, (penalties,) = models_of(drafter)[0].runner.cache, asked.chooser.processors
+        pool, (penalties,) = models_of(drafter)[0].runner.cache, asked.sampler.processors
         assert isinstance(penalties, Penalties)
         with burning(pool, at):
             try:
                 drafter.propose([asked])
             except KeyboardInterrupt:
                 assert at < 99
-        assert context_of(asked.chooser) == [1, 2, 3]
+        assert context_of(asked.sampler) == [1, 2, 3]
         assert not penalties.counts.any()
         drafter.stop(asked.state)
 

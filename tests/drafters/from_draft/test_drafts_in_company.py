@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-import pronk.choosing.chooser
+import pronk.sampling.sampler
 from drafters.drafting import bound, watch_draft
 from drafters.from_draft.drafts import draft_folder
 from engine.cases import text
-from models import make_engine, make_request, run, tiny_decoder
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.noise import trial_seed
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import PromptLookup, make_drafter
 from pronk.engine.request import Request
 from pronk.errors import OptionError
+from pronk.sampling.noise import trial_seed
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 RIGHT, FAIR, WRONG = 0.03, 0.25, 3.0
 
@@ -43,13 +43,13 @@ def test_numbers_that_a_draft_has_drawn_with_are_used_in_one_step(
     monkeypatch: pytest.MonkeyPatch, spec: str, rule: Any
 ) -> None:
     """And none at all by a draft that guesses for another one."""
-    steps, now, draw = defaultdict[tuple[int, ...], set[int]](set), [0], pronk.choosing.chooser.draft_noise
+    steps, now, draw = defaultdict[tuple[int, ...], set[int]](set), [0], pronk.sampling.sampler.draft_noise
 
     def spy(seed: int, root: int, position: int, ids: Any) -> Any:
         steps[seed, root, position].add(now[0])
         return draw(seed, root, position, ids)
 
-    monkeypatch.setattr(pronk.choosing.chooser, "draft_noise", spy)
+    monkeypatch.setattr(pronk.sampling.sampler, "draft_noise", spy)
     engine = make_engine(tiny_decoder())
     drafter = bound(spec, engine)
     params = SamplingParams(max_tokens=60, temperature=1.0, seed=5, rule=rule)
@@ -68,9 +68,9 @@ def test_prompts_with_one_seed_do_not_share_what_guesses_are_tried_with() -> Non
     assert len({trial_seed(seed, prompt) for seed in (0, 7) for prompt in ((1, 2, 3), (1, 2), (3, 2, 1))}) == 6
     assert all(0 <= trial_seed(2**63 - 1, [token]) < 2**63 for token in range(50))
     by_chance = SamplingParams(temperature=1.0, rule="rejection")
-    assert Chooser(by_chance, 7, [1, 2], 9).trial_seed != Chooser(by_chance, 7, [2, 1], 9).trial_seed
+    assert Sampler(by_chance, 7, [1, 2], 9).trial_seed != Sampler(by_chance, 7, [2, 1], 9).trial_seed
     coupled = SamplingParams(temperature=1.0)
-    assert Chooser(coupled, 7, [1, 2], 9).seed == Chooser(coupled, 7, [2, 1], 9).seed == 7
+    assert Sampler(coupled, 7, [1, 2], 9).seed == Sampler(coupled, 7, [2, 1], 9).seed == 7
 
 
 def test_a_draft_does_not_learn_from_another_one_s_guesses() -> None:
@@ -89,8 +89,8 @@ def test_a_draft_does_not_learn_from_another_one_s_guesses() -> None:
         run(engine, [request])
     ((wrong, right),) = states
     assert wrong.calibration.bias < 0
-    assert wrong.pace.offered > 0
-    assert (right.calibration.bias, right.pace.offered) == (0.0, 0.0)
+    assert wrong.length_tracker.offered > 0
+    assert (right.calibration.bias, right.length_tracker.offered) == (0.0, 0.0)
     assert len(request.stats.sources) == 1
 
 
@@ -140,15 +140,15 @@ class Burn(list[int]):
         """Into the request's chooser, for as long as the drafter proposes."""
         propose = drafter.propose
 
-        def proposing(drafter: Any, contexts: Any) -> Any:
+        def speculator(drafter: Any, contexts: Any) -> Any:
             self.armed = True
             try:
                 return propose(drafter, contexts)
             finally:
                 self.armed = False
 
-        patch.setattr(request.chooser.context, "ahead", self)
-        patch.setattr(drafter, "propose", proposing)
+        patch.setattr(request.sampler.context, "ahead", self)
+        patch.setattr(drafter, "propose", speculator)
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ from drafters.from_draft.test_draft_model import FAIR, RIGHT, WRONG
 from drafters.from_draft.test_draft_model import spec as model
 from drafters.from_target.test_glide import model_of
 from drafters.from_target.trained_glide import PROMPTS, glide_folder
-from models import context_of, make_request, run
-from pronk.choosing.chooser import Guess
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.draft import Draft
 from pronk.engine.engine import Engine
-from pronk.passes.runner import Runner
-from pronk.tree import TokenTree
+from pronk.execution.model_runner import ModelRunner
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import DraftToken
+from pronk.speculation.tree import TokenTree
+from tiny_models import context_of, make_request, run
 
 SPECS = {
     "right": model(RIGHT, num_tokens=6),
@@ -41,13 +41,13 @@ OPTIONS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.
 def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many passes each call made."""
     counts: list[int] = []
-    grow = Runner.grow
+    grow = ModelRunner.grow
 
     def counted(*arguments: Any) -> int:
         counts.append(grow(*arguments))
         return counts[-1]
 
-    monkeypatch.setattr(Runner, "grow", counted)
+    monkeypatch.setattr(ModelRunner, "grow", counted)
     return counts
 
 
@@ -120,7 +120,7 @@ def fail(patch: pytest.MonkeyPatch) -> None:
     """The second guess of every chain fails when it has been taken."""
     take = Chain.take
 
-    def failing(chain: Chain, guess: Guess) -> None:
+    def failing(chain: Chain, guess: DraftToken) -> None:
         take(chain, guess)
         if len(chain) == 2:
             raise ZeroDivisionError
@@ -142,7 +142,7 @@ def test_what_fails_within_is_heard_of_and_leaves_no_trace(monkeypatch: pytest.M
                 with pytest.raises(ZeroDivisionError):
                     propose(contexts)
             failed += 1
-        assert context_of(contexts[0].chooser) == contexts[0].tokens
+        assert context_of(contexts[0].sampler) == contexts[0].tokens
         return propose(contexts)
 
     drafter.inner.propose = twice
@@ -169,7 +169,7 @@ def test_what_fails_within_costs_the_guesses_alone(
         engine.step()
     assert request.stats.draft_error == "ZeroDivisionError: "
     caplog.clear()
-    assert context_of(request.chooser) == request.tokens
+    assert context_of(request.sampler) == request.tokens
     finish(engine)
     assert request.output == plain_output(request.prompt, request.params)
     assert request.stats.drafted == drafted

@@ -19,7 +19,7 @@ import pronk
 from checkpoints import MakeCheckpoint
 from drafters.helpers import context
 from pronk import LLM, OptionError, SamplingParams
-from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.drafters.from_draft.draft_model import ModelProposer
 
 BUNDLED = Path(pronk.__file__).parent / "bundled"
 DRAFT = BUNDLED / "pronk-tiny-draft"
@@ -116,15 +116,15 @@ def test_a_text_in_other_tokens_is_found_again(llm: LLM, tmp_path: Path) -> None
             assert [step[1:5] for step in got.stats.steps] == [step[1:5] for step in want.stats.steps]
             assert got.stats.accepted > 0
     assert got.stats.cached_tokens > 100
-    guesser = remembering.meet(spec)
-    assert isinstance(guesser, ModelGuesser)
-    lane, (state,) = guesser.draft.lane(), [guesser.start([])]
-    ids = remembering.intake.ids(prompts[-1])
-    (pending,) = guesser.draft.level([lane], [context(state, ids)])
+    proposer = remembering.get_proposer(spec)
+    assert isinstance(proposer, ModelProposer)
+    lane, (state,) = proposer.draft.lane(), [proposer.start([])]
+    ids = remembering.request_factory.ids(prompts[-1])
+    (pending,) = proposer.draft.level([lane], [context(state, ids)])
     assert pending is not None
     assert len(lane.tokens) > 100
     assert len(pending) < 64
-    guesser.draft.release(lane)
+    proposer.draft.release(lane)
 
 
 def test_padding_makes_no_difference(llm: LLM, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from drafters.drafting import (
     watched,
 )
 from drafters.from_draft.drafts import draft_folder
-from models import VOCAB
-from pronk.choosing.noise import gumbel_noise
-from pronk.choosing.params import SamplingParams
+from pronk.sampling.noise import gumbel_noise
+from pronk.sampling.params import SamplingParams
+from tiny_models import VOCAB
 
 RIGHT, FAIR, POOR = 0.0, 0.03, 0.1
 MODEL = f"draft_model(model={draft_folder(FAIR)!r})"
@@ -232,7 +232,7 @@ def test_rows_that_were_moved_are_those_of_a_fresh_lane() -> None:
         assert lane.tokens + pending == tokens
         assert 1 <= len(pending) <= 3
         for layer in range(2):
-            got = draft.runner.cache.read(layer, lane.table)
+            got = draft.runner.cache.read(layer, lane.block_table)
             want = dense(FAIR).rows(lane.tokens)[2 * layer : 2 * layer + 2]
             for one, other in zip(got, want, strict=True):
                 assert torch.equal(one, other)
@@ -269,7 +269,7 @@ def test_beams_end_at_the_limits() -> None:
     (tree,) = drafter.propose([context(drafter, [1, 2, 3], depth=2)])
     assert paths(tree) == beam_search(shares_after([1, 2, 3], SamplingParams(), 3), 3, 2)
     (small,) = drafter.propose([context(drafter, [1, 2, 3], nodes=4)])
-    assert small.num_guesses == 4
+    assert small.num_draft_tokens == 4
     assert paths(small) < beam_search(shares_after([1, 2, 3], SamplingParams(), 3), 3, 6)
 
 

@@ -15,11 +15,11 @@ from drafters.drafting import Asked, decode, dense, watched
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context, hear, met
 from drafters.scripted import Scripted, guess
-from models import VOCAB
-from pronk.choosing.noise import gumbel_noise
 from pronk.drafters import FirstOf, Threshold, make_drafter
 from pronk.drafters.combined.merged import Merged
 from pronk.engine.request import Request
+from pronk.sampling.noise import gumbel_noise
+from tiny_models import VOCAB
 
 FAIR = 0.03
 TOKENS = (1, 2, 3, 4, 5, 6)
@@ -74,7 +74,7 @@ def test_the_threshold_moves_towards_the_last_accepted_token(accepted: int, thre
     drafter = met(Threshold((Scripted(script),), boost=0.05, toward="accepted"))
     state, tokens = drafter.start([0]), [0]
     (tree,) = drafter.propose([context(state, tokens)])
-    assert tree.num_guesses == 3
+    assert tree.num_draft_tokens == 3
     hear(drafter, state, tree, tokens, lambda text: len(text) if len(text) <= accepted else OTHER)
     assert state.own.threshold == pytest.approx(threshold)
 
@@ -94,7 +94,7 @@ def test_a_product_at_the_threshold_is_not_below_it() -> None:
     for threshold, count in ((0.5, 2), (0.25, 3), (math.nextafter(0.25, 1), 2), (0.125, 4)):
         drafter = met(Threshold((Scripted(halves),), threshold=threshold))
         (tree,) = drafter.propose([context(drafter.start([0]), [0])])
-        assert tree.num_guesses == count
+        assert tree.num_draft_tokens == count
 
 
 def test_the_threshold_stays_within_its_bounds() -> None:
@@ -117,8 +117,8 @@ def test_requests_have_thresholds_of_their_own() -> None:
     for _ in range(5):
         trees = drafter.propose([context(state, text[-1:]) for state, text in zip(states, texts, strict=True)])
         for state, tree, model, loop in zip(states, trees, models, loops, strict=True):
-            assert tree.num_guesses == min(len(TOKENS), loop.draft([0.8] * 16))
-            loop.cumulative = loop.cumulative[: tree.num_guesses]
+            assert tree.num_draft_tokens == min(len(TOKENS), loop.draft([0.8] * 16))
+            loop.cumulative = loop.cumulative[: tree.num_draft_tokens]
             path = hear(drafter, state, tree, [0], model)
             loop.hear(len(path))
             assert state.own.threshold == pytest.approx(loop.threshold)

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from drafters.helpers import VOCAB, Model, context, looping, markov, scrambled, step
-from pronk.drafters import GaussSeidel, Guesser, Jacobi
-from pronk.drafters.from_outputs.jacobi import Iterate
+from pronk.drafters import GaussSeidel, Jacobi, Proposer
+from pronk.drafters.from_outputs.jacobi import JacobiState
 
 
 def plain(prompt: list[int], length: int, model: Model) -> list[int]:
@@ -50,10 +50,10 @@ def test_outputs_are_the_next_iterate() -> None:
     drafter, tokens = Jacobi(num_tokens=4), [1, 2, 3]
     state = drafter.start(tokens)
     first = step(drafter, state, tokens, scrambled)
-    guesses = first.tokens[1:]
-    assert len(guesses) == 4
-    assert set(guesses) <= {1, 2, 3}  # unknowns begin as tokens of the prompt
-    outputs = [scrambled([1, 2, 3, *guesses[:i]]) for i in range(5)]
+    draft_tokens = first.tokens[1:]
+    assert len(draft_tokens) == 4
+    assert set(draft_tokens) <= {1, 2, 3}  # unknowns begin as tokens of the prompt
+    outputs = [scrambled([1, 2, 3, *draft_tokens[:i]]) for i in range(5)]
     assert tokens[3] == outputs[0]
     assert len(tokens) == 4
     (second,) = drafter.propose([context(state, tokens)])
@@ -63,30 +63,30 @@ def test_outputs_are_the_next_iterate() -> None:
 @pytest.mark.parametrize(
     ("drafter", "lengths"), [(Jacobi(num_tokens=4), [4, 3, 2, 1, 4]), (GaussSeidel(num_tokens=4), [4] * 5)]
 )
-def test_the_system_ends_or_slides(drafter: Guesser[Iterate], lengths: list[int]) -> None:
+def test_the_system_ends_or_slides(drafter: Proposer[JacobiState], lengths: list[int]) -> None:
     """With a model that takes one token at a time: the chain gets shorter until the next system begins, or does not."""
     tokens, counter = [1], iter(range(10**6))
     state = drafter.start(tokens)
     never: Model = lambda _: 5 + next(counter) % 6  # noqa: E731 - never what it was before
-    found = [step(drafter, state, tokens, never).num_guesses for _ in lengths]
+    found = [step(drafter, state, tokens, never).num_draft_tokens for _ in lengths]
     assert len(tokens) == 1 + len(lengths)
     assert found == lengths
 
 
 def slow(prompt: list[int], steps: int, size: int, model: Model, *, slides: bool) -> list[int]:
     """Lengths of the text after each pass of a Jacobi iteration: by absolute positions, asking once per position."""
-    tokens, guesses, end, lengths = list(prompt), dict[int, int](), 0, []
+    tokens, draft_tokens, end, lengths = list(prompt), dict[int, int](), 0, []
     for _ in range(steps):
         first = len(tokens)
         if slides or first >= end:
             end = first + size
-        iterate = [guesses.get(place, prompt[place * 7919 % len(prompt)]) for place in range(first, end)]
+        iterate = [draft_tokens.get(place, prompt[place * 7919 % len(prompt)]) for place in range(first, end)]
         outputs = [model([*tokens, *iterate[:i]]) for i in range(len(iterate) + 1)]
         right = 0
         while right < len(iterate) and iterate[right] == outputs[right]:
             right += 1
         tokens += outputs[: right + 1]
-        guesses = {first + i: output for i, output in enumerate(outputs)}
+        draft_tokens = {first + i: output for i, output in enumerate(outputs)}
         lengths.append(len(tokens))
     return lengths
 

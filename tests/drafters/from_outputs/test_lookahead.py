@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from drafters.helpers import VOCAB, Model, context, hear, looping, met, scrambled, step
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import Lookahead, Outcome
-from pronk.drafters.from_outputs._window import LADDER, NO_WINDOW, Experience, NgramPool, Window, WindowShape
+from pronk.drafters.from_outputs._window import LADDER, NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.from_outputs.lookahead import LookaheadState
-from pronk.drafters.shared.rates import Rates
 from pronk.errors import OptionError
-from pronk.passes.costs import PassCosts
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.cost_model import CostCurve
 
 
-def rates() -> Rates:
-    return Rates("lookahead", dict.fromkeys(range(6), 0.5))
+def rates() -> AcceptanceRates:
+    return AcceptanceRates("lookahead", dict.fromkeys(range(6), 0.5))
 
 
 def after(pool: NgramPool, token: int) -> list[tuple[int, ...]]:
@@ -63,10 +63,10 @@ def explore(prompt: list[int], steps: Sequence[int], model: Model, width: int, s
 
 @pytest.mark.parametrize("model", [scrambled, looping])
 @pytest.mark.parametrize(
-    ("width", "size", "guesses"), [(1, 2, 1), (5, 4, 2), (3, 2, 3), (2, 5, 2), (4, 3, 0), (1, 4, 2)]
+    ("width", "size", "draft_tokens"), [(1, 2, 1), (5, 4, 2), (3, 2, 3), (2, 5, 2), (4, 3, 0), (1, 4, 2)]
 )
-def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size: int, guesses: int) -> None:
-    drafter = met(Lookahead(window=width, ngram=size, guesses=guesses, use_prompt=False))
+def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size: int, draft_tokens: int) -> None:
+    drafter = met(Lookahead(window=width, ngram=size, draft_tokens=draft_tokens, use_prompt=False))
     tokens, found = [3, 1, 4], list[list[int]]()
     state = drafter.start(tokens)
     record = state.pool.add
@@ -81,7 +81,7 @@ def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size
     while len(plain) < len(tokens):
         plain.append(model(plain))
     assert tokens == plain
-    if guesses and model is looping:
+    if draft_tokens and model is looping:
         assert len(tokens) > 3 + 30 * 1.5
 
 
@@ -93,7 +93,7 @@ def test_figure_2b() -> None:
     pool.add((0, 51, 52, 53))
     # It was left one token ago, with the outputs as a fourth row; the oldest goes, and these three are left.
     state = LookaheadState((1,), pool, rates(), Window(8, ((7, 7, 7, 7, 7), orange, green, red)))
-    drafter = met(Lookahead(window=5, ngram=4, guesses=2, use_prompt=False))
+    drafter = met(Lookahead(window=5, ngram=4, draft_tokens=2, use_prompt=False))
     (tree,) = drafter.propose([context(state, [*range(1, 10), 0])])
     names = dict(enumerate(tree.tokens))
     sees = {
@@ -121,7 +121,7 @@ def test_figure_2b() -> None:
 
 def test_worked_example_of_collecting() -> None:
     """W = 2, N = 3: the outputs close the columns' 3-grams, and become the newest row."""
-    drafter = met(Lookahead(window=2, ngram=3, guesses=1, use_prompt=False))
+    drafter = met(Lookahead(window=2, ngram=3, draft_tokens=1, use_prompt=False))
     state = drafter.start([1, 2])
     state.window = Window(1, ((2, 6), (7, 8)))
     tree = drafter.propose([context(state, [1, 2, 3])])[0]
@@ -161,7 +161,7 @@ def test_the_prompt_is_a_reference_or_not() -> None:
 
 
 def test_no_room_means_no_window() -> None:
-    drafter = met(Lookahead(window=5, ngram=4, guesses=2))
+    drafter = met(Lookahead(window=5, ngram=4, draft_tokens=2))
     dice = random.Random(0)
     tokens = [dice.randrange(3) for _ in range(40)]
     state = drafter.start(tokens)
@@ -202,12 +202,12 @@ def test_a_window_of_another_size_keeps_what_it_can(old: WindowShape, new: Windo
     assert known > 1 or step == 9 or old.window <= 2 or new.window == 1
 
 
-CHEAP = PassCosts((1, 128), (1.0, 1.1))
-DEAR = PassCosts((1, 4, 8, 128), (1.0, 1.05, 1.5, 13.0))
+CHEAP = CostCurve((1, 128), (1.0, 1.1))
+DEAR = CostCurve((1, 4, 8, 128), (1.0, 1.05, 1.5, 13.0))
 
 
 def live(
-    experience: Experience, costs: PassCosts, harvest: Callable[[WindowShape, int], int], steps: int, requests: int = 1
+    experience: WindowTuner, costs: CostCurve, harvest: Callable[[WindowShape, int], int], steps: int, requests: int = 1
 ) -> list[WindowShape]:
     shapes = []
     for number in range(steps):
@@ -218,32 +218,32 @@ def live(
 
 
 def test_automatic_window_grows_where_rows_are_cheap() -> None:
-    shapes = live(Experience(), CHEAP, lambda shape, _: int(shape.window > 0), 200)
+    shapes = live(WindowTuner(), CHEAP, lambda shape, _: int(shape.window > 0), 200)
     assert shapes[0] == NO_WINDOW
     assert shapes[-1] == LADDER[-1]
 
 
 def test_automatic_window_goes_where_it_brings_nothing_and_costs_next_to_nothing() -> None:
-    shapes = live(Experience(), DEAR, lambda _, __: 0, 3000)
+    shapes = live(WindowTuner(), DEAR, lambda _, __: 0, 3000)
     assert shapes[-1] == NO_WINDOW
     assert 0 < sum(shape != NO_WINDOW for shape in shapes) < 0.03 * len(shapes)
     assert max(shape.explored for shape in shapes) == LADDER[1].explored
 
 
 def test_automatic_window_stays_where_it_pays_for_itself_and_no_more() -> None:
-    shapes = live(Experience(), DEAR, lambda shape, step: int(shape.window > 0 and step % 2 == 0), 300)
+    shapes = live(WindowTuner(), DEAR, lambda shape, step: int(shape.window > 0 and step % 2 == 0), 300)
     assert set(shapes[1:]) == {LADDER[1]}
 
 
 def test_automatic_window_pays_for_the_rows_of_the_whole_batch() -> None:
     """What is free for one request is not for sixteen."""
     good: Callable[[WindowShape, int], int] = lambda shape, step: int(shape.window > 0 and step % 4 == 0)  # noqa: E731
-    assert live(Experience(), DEAR, good, 300)[-1] == LADDER[1]
-    assert set(live(Experience(), DEAR, good, 300, requests=16)) == {NO_WINDOW}
+    assert live(WindowTuner(), DEAR, good, 300)[-1] == LADDER[1]
+    assert set(live(WindowTuner(), DEAR, good, 300, requests=16)) == {NO_WINDOW}
 
 
 def test_no_window_where_costs_are_unknown_or_no_row_is_free() -> None:
-    assert set(live(Experience(), PassCosts((1, 2), (1.0, 2.0)), lambda _, __: 1, 50)) == {NO_WINDOW}
+    assert set(live(WindowTuner(), CostCurve((1, 2), (1.0, 2.0)), lambda _, __: 1, 50)) == {NO_WINDOW}
     drafter = met(Lookahead())
     tokens = [1, 2, 3, 1, 2]
     (tree,) = drafter.propose([context(drafter.start(tokens), tokens)])

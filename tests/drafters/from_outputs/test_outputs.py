@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest, unknown
-from pronk.tree import TokenTree
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
 
 
 def outcome(logits: torch.Tensor, **params: object) -> Outcome[None]:

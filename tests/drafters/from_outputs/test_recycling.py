@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import save_file
 
 from drafters.helpers import VOCAB, context, hear, markov, met, step
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import Outcome, Recycling
 from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
-from pronk.drafters.from_outputs.recycling import Recycled, RecyclingGuesser
+from pronk.drafters.from_outputs.recycling import RecyclingProposer, RecyclingState
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
 
 THE, CAT, DOG, SUN, SAT, RAN, WAS, ON, AT, IN = range(10)
 
 
-def tabled(drafter: RecyclingGuesser, rows: dict[int, tuple[int, ...]]) -> Recycled:
+def tabled(drafter: RecyclingProposer, rows: dict[int, tuple[int, ...]]) -> RecyclingState:
     state = drafter.start([THE])
     for token, successors in rows.items():
         state.successors.put(token, successors)

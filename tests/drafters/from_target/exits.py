@@ -15,17 +15,17 @@ from torch import Tensor
 from drafters.drafting import Watched, chooser_at
 from drafters.from_target.trained_kangaroo import adapter_folder
 from drafters.helpers import within
-from models import VOCAB, make_engine, make_request, run
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import Guesser, make_drafter
-from pronk.drafters.from_target.kangaroo import KangarooGuesser
+from pronk.drafters import Proposer, make_drafter
+from pronk.drafters.from_target.kangaroo import KangarooProposer
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.model.decoder import Decoder
-from pronk.passes.costs import PassCosts
+from pronk.models.decoder import Decoder
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.cost_model import CostCurve
 from pronk.train.features import compute_features
 from pronk.train.kangaroo import dense_adapter
+from tiny_models import VOCAB, make_engine, make_request, run
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7], list(range(40)), [9]]
 WINDOWS = (24, 24, 24, 24)
@@ -56,9 +56,9 @@ def watched(decoder: Decoder, made: str, **options: Any) -> tuple[Engine, Watche
     return engine, Watched(make_drafter(made).bind(engine.target))
 
 
-def kangaroo_of(drafter: Any) -> KangarooGuesser:
+def kangaroo_of(drafter: Any) -> KangarooProposer:
     """The first one within."""
-    return within(drafter, KangarooGuesser)[0]
+    return within(drafter, KangarooProposer)[0]
 
 
 def assert_no_blocks(drafter: Any) -> None:
@@ -70,7 +70,7 @@ def assert_no_blocks(drafter: Any) -> None:
 
 
 def decode(
-    decoder: Decoder, engine: Engine, drafter: Guesser[Any], prompts: Sequence[Sequence[int]], **options: Any
+    decoder: Decoder, engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any
 ) -> list[Request]:
     """The prompts in one batch, the outputs of which are those of plain decoding."""
     params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
@@ -99,9 +99,9 @@ def total(requests: Sequence[Request], count: str) -> int:
     return sum(getattr(request.stats, count) for request in requests)
 
 
-def flat(seconds: float) -> PassCosts:
+def flat(seconds: float) -> CostCurve:
     """Of passes whose rows cost nothing."""
-    return PassCosts((1, 128), (seconds, 1.0001 * seconds))
+    return CostCurve((1, 128), (seconds, 1.0001 * seconds))
 
 
 class Slow:
@@ -129,13 +129,13 @@ class Slow:
 
 def slow_chain(slow: Slow, request: Request, tokens: Sequence[int], most: int, eta: float) -> list[int]:
     """The guesses below ``tokens``: up to the first one of no more than this confidence."""
-    chooser, drafted = chooser_at(request, tokens), list[int]()
+    sampler, drafted = chooser_at(request, tokens), list[int]()
     while len(drafted) < most:
         logits = slow([*tokens, *drafted])
-        guess = chooser.guess(logits, 0)
+        guess = sampler.guess(logits, 0)
         assert guess is not None
-        drafted.append(chooser.choose(logits))
-        chooser.advance(drafted[-1])
+        drafted.append(sampler.choose(logits))
+        sampler.advance(drafted[-1])
         if guess.confidence <= eta:
             break
     return drafted

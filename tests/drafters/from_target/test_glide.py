@@ -14,20 +14,20 @@ from torch import Tensor
 from drafters.drafting import assert_no_blocks, bound, context, decode, watch_draft, watched
 from drafters.from_target.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
 from drafters.helpers import within
-from models import VOCAB, make_engine, make_request, run, samples, tiny_decoder
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Guesser, make_drafter
-from pronk.drafters.from_draft.draft_model import ModelGuesser
+from pronk.drafters import DraftContext, Proposer, make_drafter
+from pronk.drafters.from_draft.draft_model import ModelProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.draft import Draft, DraftLane
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import CheckpointError, OptionError
-from pronk.passes.attention import Segment
-from pronk.passes.costs import PassCosts
-from pronk.passes.runner import Job
-from pronk.tree import TokenTree
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import ForwardJob
+from pronk.kv_cache.blocks import BlockTable
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB, make_engine, make_request, run, samples, tiny_decoder
 
 KINDS = {
     "glide": spec(),
@@ -47,7 +47,7 @@ LONG = [random.Random(seed).choices(range(VOCAB), k=length) for seed, length in 
 
 
 def model_of(drafter: Any) -> Draft:
-    return within(drafter, ModelGuesser)[0].draft
+    return within(drafter, ModelProposer)[0].draft
 
 
 @dataclass
@@ -86,7 +86,7 @@ def listen(draft: Draft) -> list[Said]:
         assert chain.context.params.greedy, "with noise the scores are not the logits"
         text = list(chain.context.tokens)
         grow(lane, chain, ends)
-        for number, guess in enumerate(chain.guesses):
+        for number, guess in enumerate(chain.draft_tokens):
             note(lane, text + chain.tokens[:number], torch.from_numpy(guess.scores))
 
     draft.feed, draft.branch, draft.grow = fed, branched, grown  # type: ignore[method-assign]
@@ -99,7 +99,7 @@ def assert_right(notes: Sequence[Said], dense: DenseGlide) -> None:
         assert torch.allclose(each.logits, want, rtol=1e-4, atol=1e-4)
 
 
-def serve(engine: Engine, drafter: Guesser[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
+def serve(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
     """The prompts in one batch, with and without guesses, on any target."""
     params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
     made = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
@@ -214,12 +214,12 @@ def bits(pool: Tensor) -> Tensor:
     return pool.view(torch.int32)
 
 
-class Guarded(Guesser[Any]):
+class Guarded(Proposer[Any]):
     """Checks that a proposal leaves the target's cache as it was."""
 
     name = "guarded"
 
-    def __init__(self, inner: Guesser[Any], engine: Engine) -> None:
+    def __init__(self, inner: Proposer[Any], engine: Engine) -> None:
         self.inner, self.pools, self.asked = inner, [*engine.cache.keys, *engine.cache.values], 0
         self.needs = inner.needs
         self.start, self.observe, self.stop = inner.start, inner.observe, inner.stop  # type: ignore[method-assign]
@@ -230,11 +230,11 @@ class Guarded(Guesser[Any]):
 
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         before = [bits(pool).clone() for pool in self.pools]
-        lengths = [(each.table.length, list(each.table.blocks)) for each in contexts]
+        lengths = [(each.block_table.length, list(each.block_table.blocks)) for each in contexts]
         trees = self.inner.propose(contexts)
         assert all(torch.equal(one, bits(other)) for one, other in zip(before, self.pools, strict=True))
-        assert lengths == [(each.table.length, list(each.table.blocks)) for each in contexts]
-        self.asked += sum(tree.num_guesses for tree in trees)
+        assert lengths == [(each.block_table.length, list(each.block_table.blocks)) for each in contexts]
+        self.asked += sum(tree.num_draft_tokens for tree in trees)
         return trees
 
 
@@ -251,13 +251,13 @@ def propose(engine: Engine, drafter: Any, tokens: Sequence[int], guessed: int = 
 
     The target has computed the text, but for its last token.
     """
-    table, held = BlockTable(), len(tokens) - guessed - 1
-    engine.cache.prepare(table, len(tokens) + 64)
-    engine.runner.forward([Job(Segment(table, TokenTree.chain(tokens[:held])), range(0), held)])
-    table.length = held
+    block_table, held = BlockTable(), len(tokens) - guessed - 1
+    engine.cache.prepare(block_table, len(tokens) + 64)
+    engine.runner.forward([ForwardJob(Segment(block_table, TokenTree.chain(tokens[:held])), range(0), held)])
+    block_table.length = held
     asked = context(drafter, tokens, state=state, guessed=guessed)
-    (tree,) = drafter.propose([replace(asked, table=table)])
-    engine.cache.release(table)
+    (tree,) = drafter.propose([replace(asked, block_table=block_table)])
+    engine.cache.release(block_table)
     if state is None:
         drafter.stop(asked.state)
     return tree
@@ -282,8 +282,8 @@ def test_guesses_depend_on_the_text_and_not_on_guesses_before(kind: str, layers:
         chain = [tree.tokens[node] for node in tree.first_chain(0)]
         new = [*chain[: dice.randint(0, len(chain))], *(dice.randrange(VOCAB) for _ in range(dice.randint(1, 2)))]
         if number % 2:
-            guesses = [*new[:1], dice.randrange(VOCAB), 5]
-            propose(engine, drafter, [*tokens, *guesses], len(guesses), state)
+            draft_tokens = [*new[:1], dice.randrange(VOCAB), 5]
+            propose(engine, drafter, [*tokens, *draft_tokens], len(draft_tokens), state)
         tokens = [*tokens, *new]
     drafter.stop(state)
     assert_no_blocks(model_of(drafter))
@@ -303,7 +303,7 @@ def test_only_several_layers_run_accepted_guesses_again() -> None:
 
 
 def test_thrifty_requests_know_what_its_passes_cost() -> None:
-    engine = make_engine(tiny_decoder(), costs=PassCosts((1, 64), (1.0, 1.0)))
+    engine = make_engine(tiny_decoder(), costs=CostCurve((1, 64), (1.0, 1.0)))
     drafter = bound(KINDS["glide"], engine)
     requests = [make_request(prompt, SamplingParams(max_tokens=20), drafter) for prompt in PROMPTS]
     run(engine, requests)

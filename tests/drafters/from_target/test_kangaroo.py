@@ -28,15 +28,15 @@ from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder, 
 from drafters.kernel_calls import Calls
 from drafters.trees import TreeDrafter, off_chain
 from engine.cases import watch
-from models import GivenTimes, make_engine, make_request, run, tiny_decoder
-from pronk.cache.blocks import Started
-from pronk.choosing.chooser import Chooser, Guess
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Guesser, Outcome, make_drafter
+from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.errors import CheckpointError, OptionError
-from pronk.passes.attention import Segment
-from pronk.tree import TokenTree
+from pronk.execution.attention import Segment
+from pronk.kv_cache.blocks import StartedRows
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import DraftToken, Sampler
+from pronk.speculation.tree import TokenTree
+from tiny_models import GivenTimes, make_engine, make_request, run, tiny_decoder
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -64,8 +64,8 @@ def test_the_chain_is_what_a_slow_loop_writes(
             assert list(asked.tree.tokens[1:]) == slow_chain(slow, request, asked.tokens, most, eta)
             assert asked.tree.parents == tuple(range(-1, len(asked.tree) - 1))
             # All that was guessed from has been computed; the last guess has not.
-            assert asked.started == (Started(2, asked.tree.tokens[:-1]) if most else None)
-            lengths.add(asked.tree.num_guesses if most == 5 else 5)
+            assert asked.started == (StartedRows(2, asked.tree.tokens[:-1]) if most else None)
+            lengths.add(asked.tree.num_draft_tokens if most == 5 else 5)
         assert request.stats.accepted > 0
     assert lengths == {5} if eta == 0 else len(lengths) > 1
 
@@ -88,11 +88,11 @@ def test_nothing_is_computed_twice(calm: float, eta: float, monkeypatch: pytest.
         if not drafter.of(request):
             continue
         if request.finish_reason is None:
-            slots = engine.cache.slots(request.table, 0, 100).tolist()
-            own_slots = beside.cache.slots(request.draft_state.lane.table, 0, 100).tolist()
+            slots = engine.cache.slots(request.block_table, 0, 100).tolist()
+            own_slots = beside.cache.slots(request.draft_state.lane.block_table, 0, 100).tolist()
         # k passes of one row through the first two layers; then the last guess, and from layer 2 on all of them.
         # Nobody is asked where the next token is the last one.
-        drafted = sum(asked.tree.num_guesses for asked in drafter.of(request)[proposals:])
+        drafted = sum(asked.tree.num_draft_tokens for asked in drafter.of(request)[proposals:])
         step = [(layer, len(where)) for layer, where in rows.calls[before:]]
         assert step == drafted * [(0, 1), (1, 1)] + [(0, 1), (1, 1), (2, 1 + drafted), (3, 1 + drafted)]
     texts = {tuple(request.tokens[:length]) for length in range(1, len(request.tokens))}
@@ -135,7 +135,7 @@ def test_requests_share_passes() -> None:
     steps = max(len(drafter.of(request)) for request in requests)
     assert len(passes) <= 3 * steps
     assert passes[:3] == [3, 3, 3]
-    assert sum(passes) == sum(note.tree.num_guesses for request in requests for note in drafter.of(request))
+    assert sum(passes) == sum(note.tree.num_draft_tokens for request in requests for note in drafter.of(request))
 
 
 def test_accepted_guesses_of_others_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_accepted_guesses_of_others_are_not_computed_again(monkeypatch: pytest.M
     # that the other one's guesses have.
     mine = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) <= 1]
     others = [each for each in rows.calls[4:] if each[0] == 0 and len(each[1]) > 1]
-    assert len(mine) == sum(asked.tree.num_guesses + 1 for asked in inner.of(request))
+    assert len(mine) == sum(asked.tree.num_draft_tokens + 1 for asked in inner.of(request))
     assert len(others) == len(request.stats.steps) - len(inner.of(request)) - 1
     slow = Slow(calm_decoder(packed=False), inner)
     for asked in inner.of(request):
@@ -163,13 +163,13 @@ def test_accepted_guesses_of_others_are_not_computed_again(monkeypatch: pytest.M
 
 
 @dataclass(frozen=True, eq=False)
-class Turns(Guesser[Any]):
+class Turns(Proposer[Any]):
     """Two drafters in turn; both hear of every step."""
 
     name = "turns"
 
-    one: Guesser[Any]
-    other: Guesser[Any]
+    one: Proposer[Any]
+    other: Proposer[Any]
 
     def start(self, prompt: Sequence[int]) -> Any:
         return [0, self.one.start(prompt), self.other.start(prompt)]
@@ -207,10 +207,10 @@ def test_the_chain_ends_where_a_wrapper_says() -> None:
     strict = named(decoder, 3, eta=1.0, num_tokens=2)
     engine, alone = watched(decoder, strict)
     (request,) = decode(decoder, engine, alone, [[1, 2, 3]])
-    assert {asked.tree.num_guesses for asked in alone.of(request)} <= {0, 1}
+    assert {asked.tree.num_draft_tokens for asked in alone.of(request)} <= {0, 1}
     engine, within = watched(decoder, f"threshold({strict}, max_tokens=7)")
     (request,) = decode(decoder, engine, within, [[1, 2, 3]])
-    assert max(asked.tree.num_guesses for asked in within.of(request)) > 2
+    assert max(asked.tree.num_draft_tokens for asked in within.of(request)) > 2
 
 
 def test_a_pool_without_room_for_the_adapter() -> None:
@@ -222,7 +222,7 @@ def test_a_pool_without_room_for_the_adapter() -> None:
         beside.cache.resize(blocks)
         one, other = decode(decoder, engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)
         assert bool(one.stats.drafted) == (blocks == 3)
-        assert drafter.of(other)[0].tree.num_guesses == 0
+        assert drafter.of(other)[0].tree.num_draft_tokens == 0
         assert_no_blocks(drafter)
 
 
@@ -232,16 +232,16 @@ def test_where_nothing_can_be_chosen_there_is_no_guess() -> None:
     engine, drafter = watched(decoder, named(decoder, eta=0))
     segments = list[Segment]()
     watch(engine, lambda jobs, _: segments.extend(job.segment for job in jobs))
-    guess, said = Chooser.guess, list[bool]()
+    guess, said = Sampler.guess, list[bool]()
 
-    def sometimes(self: Chooser, *args: Any, **more: Any) -> Guess | None:
+    def sometimes(self: Sampler, *args: Any, **more: Any) -> DraftToken | None:
         said.append(len(said) % 3 != 2)
         return guess(self, *args, **more) if said[-1] else None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Chooser, "guess", sometimes)
+        patch.setattr(Sampler, "guess", sometimes)
         (request,) = decode(decoder, engine, drafter, [[1, 2, 3]])
-    assert any(asked.started == Started(2, asked.tree.tokens) for asked in drafter.of(request))
+    assert any(asked.started == StartedRows(2, asked.tree.tokens) for asked in drafter.of(request))
     assert any(each.early == (2, len(each.tree)) for each in segments)
 
 
@@ -251,7 +251,7 @@ def test_a_request_that_saves_decodes_plainly_where_guessing_does_not_pay() -> N
         engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), costs=flat(1.0))
         kangaroo_of(drafter).exit._times = GivenTimes(flat(100.0 if dear else 0.001))
         (request,) = decode(decoder, engine, drafter, [[1, 2, 3]], max_tokens=40)
-        guessed = [asked.tree.num_guesses for asked in drafter.of(request)]
+        guessed = [asked.tree.num_draft_tokens for asked in drafter.of(request)]
         assert guessed.count(0) > len(guessed) / 2 if dear else guessed.count(0) <= 1
         assert any(guessed)
 
@@ -263,12 +263,12 @@ def test_prices_are_those_of_its_passes(adapter: str) -> None:
     engine = make_engine(decoder)
     drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
     exit_ = kangaroo_of(drafter).exit
-    assert exit_.prices(flat(1.0), 0, 2) is None
+    assert exit_.step_cost(flat(1.0), 0, 2) is None
     decode(decoder, engine, drafter, PROMPTS[:2])
-    prices = exit_.prices(flat(1.0), 0, 2)
-    assert prices is not None
-    assert prices.requests == 2
-    assert prices.draft.at(2) > 0
+    step_cost = exit_.step_cost(flat(1.0), 0, 2)
+    assert step_cost is not None
+    assert step_cost.requests == 2
+    assert step_cost.draft.at(2) > 0
     if adapter != "mlp":
         assert_no_blocks(drafter)
 

@@ -26,22 +26,22 @@ from drafters.from_target.exits import (
 from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.kernel_calls import burning
 from engine.cases import watch
-from models import VOCAB, assert_idle, context_of, make_engine, make_request, run, samples
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Guesser, Needs, Outcome, make_drafter
+from pronk.drafters import DraftContext, Needs, Outcome, Proposer, make_drafter
 from pronk.engine.engine import Engine
-from pronk.model.decoder import Decoder
-from pronk.passes.attention import Early
-from pronk.tree import TokenTree
+from pronk.execution.attention import Early
+from pronk.models.decoder import Decoder
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB, assert_idle, context_of, make_engine, make_request, run, samples
 
 
 @dataclass(frozen=True, eq=False)
-class Spoiled(Guesser[Any]):
+class Spoiled(Proposer[Any]):
     """What a drafter proposes, with something done to it."""
 
     name = "spoiled"
 
-    inner: Guesser[Any]
+    inner: Proposer[Any]
     how: str
 
     def start(self, prompt: Sequence[int]) -> Any:
@@ -61,7 +61,7 @@ class Spoiled(Guesser[Any]):
         if self.how == "replaced" and dice.random() < 0.5:
             return TokenTree.chain([tree.tokens[0], *(dice.randrange(VOCAB) for _ in range(3))])
         if dice.random() < 0.5:
-            context.table.started = None
+            context.block_table.started = None
         return tree
 
     def observe(self, outcome: Outcome[Any]) -> None:
@@ -179,11 +179,11 @@ def test_where_guesses_are_drawn_early_rows_change_nothing(rule: Any, made: str)
 class Forgetful(Spoiled):
     """Proposes the same trees, and says nothing of what has been computed."""
 
-    def __init__(self, inner: Guesser[Any]) -> None:
+    def __init__(self, inner: Proposer[Any]) -> None:
         super().__init__(inner, "forgotten")
 
     def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        context.table.started = None
+        context.block_table.started = None
         return tree
 
 
@@ -222,17 +222,17 @@ def test_the_chooser_is_told_of_nothing_that_stays() -> None:
     engine.add(request)
     while request.finish_reason is None:
         engine.step()
-        assert context_of(request.chooser) == request.tokens
+        assert context_of(request.sampler) == request.tokens
     assert request.stats.drafted > 0
 
 
-class Reader(Spoiled):
+class ModelReader(Spoiled):
     """Reads outputs of all layers at every node, beside a drafter that computes some of them early."""
 
     needs = Needs(hidden=(1, 2, 3, 4))
 
     def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        assert context.table.started is not None or not tree.num_guesses
+        assert context.block_table.started is not None or not tree.num_draft_tokens
         return tree
 
     def observe(self, outcome: Outcome[Any]) -> None:
@@ -244,6 +244,6 @@ def test_another_part_may_read_what_is_computed_early() -> None:
     decoder = calm_decoder()
     engine = make_engine(decoder)
     early = early_of(engine)
-    requests = decode(decoder, engine, Reader(make_drafter(named(decoder)).bind(engine.target), "read"), PROMPTS)
+    requests = decode(decoder, engine, ModelReader(make_drafter(named(decoder)).bind(engine.target), "read"), PROMPTS)
     assert total(requests, "accepted") > 20
     assert not any(early)

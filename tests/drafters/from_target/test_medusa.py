@@ -18,19 +18,19 @@ from drafters.from_target.trained_medusa import SHAPE, TREE, medusa_folder, plai
 from drafters.helpers import context
 from engine.cases import total
 from engine.test_rejection_law import DRAW, PROMPT, SMALL, law_of, p_value
-from models import VOCAB, context_of, make_engine, make_request, run, samples, tiny_config, tiny_decoder
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.noise import gumbel_noise
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import DraftContext, Medusa, Outcome, make_drafter
-from pronk.drafters.from_target.medusa import MedusaGuesser, MedusaState
+from pronk.drafters.from_target.medusa import MedusaProposer, MedusaState
 from pronk.drafters.from_target.modules.medusa import MedusaHeads
 from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import CheckpointError, OptionError
-from pronk.model.fingerprint import Fingerprint
+from pronk.models.fingerprint import Fingerprint
+from pronk.sampling.noise import gumbel_noise
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.tree import TokenTree
 from pronk.train.attention import dense_hidden
 from pronk.train.export import export_drafter
-from pronk.tree import TokenTree
+from tiny_models import VOCAB, context_of, make_engine, make_request, run, samples, tiny_config, tiny_decoder
 
 PROMPTS = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
 # Few tokens are likely, so that a tree of nine finds some of them.
@@ -70,7 +70,7 @@ def test_nodes_are_the_tokens_of_their_ranks(options: dict[str, Any]) -> None:
     requests = decode(engine, drafter, PROMPTS, **options)
     for request in requests:
         asked = drafter.of(request)
-        assert asked[0].tree.num_guesses > 0
+        assert asked[0].tree.num_draft_tokens > 0
         for each in asked:
             order = [ranking(each.tokens, request.params, depth) for depth in (1, 2, 3)]
             kept = [path for path in (*TREE[:1], *TREE[2:3], *TREE[6:7], *TREE) if len(path) <= each.depth]
@@ -140,7 +140,7 @@ def test_guesses_are_point_masses_and_know_nothing_of_the_draws(rule: Any) -> No
 
 
 def heard(
-    drafter: MedusaGuesser, tokens: list[int], tree: TokenTree | None = None, path: tuple[int, ...] = ()
+    drafter: MedusaProposer, tokens: list[int], tree: TokenTree | None = None, path: tuple[int, ...] = ()
 ) -> MedusaState:
     """The state after a pass over ``tree``, which hangs below the text ``tokens``."""
     state, tree = drafter.start(tokens[:1]), tree or TokenTree.chain(tokens[-1:])
@@ -151,15 +151,15 @@ def heard(
 
 
 def seen(
-    drafter: MedusaGuesser, state: MedusaState, tokens: list[int], params: SamplingParams, **limits: int
+    drafter: MedusaProposer, state: MedusaState, tokens: list[int], params: SamplingParams, **limits: int
 ) -> TokenTree:
-    chooser = Chooser(params, params.seed or 0, tokens, VOCAB)
-    (tree,) = drafter.propose([replace(context(state, tokens, params=params, **limits), chooser=chooser)])
-    assert context_of(chooser) == tokens
+    sampler = Sampler(params, params.seed or 0, tokens, VOCAB)
+    (tree,) = drafter.propose([replace(context(state, tokens, params=params, **limits), sampler=sampler)])
+    assert context_of(sampler) == tokens
     return tree
 
 
-def proposal(drafter: MedusaGuesser, params: SamplingParams | None = None, **limits: int) -> TokenTree:
+def proposal(drafter: MedusaProposer, params: SamplingParams | None = None, **limits: int) -> TokenTree:
     return seen(drafter, heard(drafter, [4]), [4, 6], params or SamplingParams(), **limits)
 
 
@@ -172,7 +172,7 @@ def test_the_state_is_that_of_the_last_accepted_node() -> None:
         assert state.hidden.tolist() == [float(row)] * tiny_config().hidden_size
         assert state.position == position
         text = [1, 2, *(tree.tokens[i] for i in path), 9]
-        assert seen(drafter, state, text, SamplingParams()).num_guesses == len(TREE)
+        assert seen(drafter, state, text, SamplingParams()).num_draft_tokens == len(TREE)
         # The target took back what was provisional, or wrote on without a word.
         for other in (text[:-1], [*text, 3]):
             assert seen(drafter, state, other, SamplingParams()).tokens == (other[-1],)
@@ -207,7 +207,7 @@ def test_it_rests_where_the_engine_keeps_nothing() -> None:
 
     def offers(*, thrifty: bool) -> bool:
         (tree,) = drafter.propose([replace(context(state, text), thrifty=thrifty)])
-        return tree.num_guesses > 0
+        return tree.num_draft_tokens > 0
 
     def hear(tree: TokenTree, *path: int) -> None:
         hidden = {2: torch.ones(len(tree), tiny_config().hidden_size)}
@@ -239,7 +239,7 @@ def test_limits() -> None:
     drafter = bound(spec())
     whole = proposal(drafter)
     assert proposal(drafter, depth=1).parents == (-1, 0, 0, 0, 0)
-    assert proposal(drafter, depth=0).num_guesses == proposal(drafter, nodes=0).num_guesses == 0
+    assert proposal(drafter, depth=0).num_draft_tokens == proposal(drafter, nodes=0).num_draft_tokens == 0
     for nodes in range(1, len(TREE)):
         assert proposal(drafter, nodes=nodes).tokens == whole.tokens[: nodes + 1]
     assert max(proposal(bound(with_heads(num_tokens=2))).depths) == 2

@@ -13,17 +13,17 @@ import torch
 from drafters.from_draft.drafts import draft_folder
 from drafters.from_target.trained_multi_token import SHAPE, dense_heads, heads_folder
 from drafters.test_conformance import Stage
-from models import VOCAB, make_engine, make_request, run, samples, tiny_decoder
-from pronk.choosing.params import SamplingParams
-from pronk.drafters import DraftContext, Guesser, Outcome, make_drafter
+from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
 from pronk.drafters.from_target.modules.heads import HeadsShape
-from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenGuesser
+from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenProposer
 from pronk.drafters.shared.chain import Chain
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.errors import OptionError
-from pronk.model.decoder import Decoder
-from pronk.tree import TokenTree
+from pronk.models.decoder import Decoder
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB, make_engine, make_request, run, samples, tiny_decoder
 
 BIAS = {3: 100.0, 5: 100.0}
 VARIANTS = [
@@ -55,23 +55,23 @@ def dense_guesses(
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Every proposal that is made: the text, and the guesses."""
     found: Seen = []
-    chains = MultiTokenGuesser.chains
+    chains = MultiTokenProposer.chains
 
-    def watched(self: MultiTokenGuesser, contexts: Any, stop: Any = None) -> list[Chain]:
+    def watched(self: MultiTokenProposer, contexts: Any, stop: Any = None) -> list[Chain]:
         made = chains(self, contexts, stop)
         found.extend((list(each.context.tokens), each.tokens) for each in made)
         return made
 
-    monkeypatch.setattr(MultiTokenGuesser, "chains", watched)
+    monkeypatch.setattr(MultiTokenProposer, "chains", watched)
     return found
 
 
-class Beside(Guesser[Any]):
+class CrossAttentionSource(Proposer[Any]):
     """Asks heads, and guesses otherwise: below the root a wrong token, and beside it up to three right ones."""
 
     name = "beside"
 
-    def __init__(self, heads: MultiTokenGuesser, text: Sequence[int]) -> None:
+    def __init__(self, heads: MultiTokenProposer, text: Sequence[int]) -> None:
         self.heads, self.text, self.needs = heads, text, heads.needs
 
     def start(self, prompt: Sequence[int]) -> Any:
@@ -107,10 +107,10 @@ def decode(
 def check(seen: Seen, shape: HeadsShape, **target: Any) -> None:
     """Greedy guesses are those of a pass over the whole text; ``target`` says which tiny one it is."""
     decoder, classic = tiny_decoder(**target, packed=False), target.get("classic", False)
-    for text, guesses in seen:
-        if guesses:
+    for text, draft_tokens in seen:
+        if draft_tokens:
             rows = dense_guesses(decoder, shape, text, classic=classic)
-            assert guesses == [row[len(text) - 2] for row in rows][: len(guesses)]
+            assert draft_tokens == [row[len(text) - 2] for row in rows][: len(draft_tokens)]
 
 
 @pytest.mark.parametrize("shape", VARIANTS, ids=lambda s: f"{s.kind}-{s.order}-{s.unembeddings}-{s.layer}")
@@ -120,8 +120,8 @@ def test_guesses_are_those_of_a_pass_over_the_whole_text(shape: HeadsShape, seen
     plain = decode(make_engine(decoder), None, params)
     assert [each.output for each in requests] == [each.output for each in plain]
     check(seen, shape)
-    assert sum(len(guesses) == 3 for *_, guesses in seen) > 20
-    assert sum(len(set(guesses)) > 1 for *_, guesses in seen) > 10
+    assert sum(len(draft_tokens) == 3 for *_, draft_tokens in seen) > 20
+    assert sum(len(set(draft_tokens)) > 1 for *_, draft_tokens in seen) > 10
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -149,10 +149,10 @@ def test_below_others_guesses_there_is_nothing_to_guess_from() -> None:
     stage, text = Stage("multi_token"), [1, 2, 3, 4, 5, 6]
     state = stage.start(text)
     (before,) = stage.drafter.propose([stage.context(state, text)])
-    assert before.num_guesses == 3
+    assert before.num_draft_tokens == 3
     for guessed in (1, 2):
         (below,) = stage.drafter.propose([stage.context(state, [*text, 7, 8][: 6 + guessed], guessed)])
-        assert below.num_guesses == 0
+        assert below.num_draft_tokens == 0
     (after,) = stage.drafter.propose([stage.context(state, text)])
     assert after == before
     stage.stop(state)
@@ -164,7 +164,7 @@ def test_as_the_smaller_drafter_of_a_draft_model(seen: Seen) -> None:
     requests = decode(make_engine(decoder), spec, params)
     assert [each.output for each in requests] == [each.output for each in decode(make_engine(decoder), None, params)]
     check(seen, SHAPE)
-    assert {bool(guesses) for _, guesses in seen} == {True, False}
+    assert {bool(draft_tokens) for _, draft_tokens in seen} == {True, False}
 
 
 def test_greedy_guesses_below_what_was_moved(seen: Seen) -> None:
@@ -172,12 +172,12 @@ def test_greedy_guesses_below_what_was_moved(seen: Seen) -> None:
     # What the target will say, beside another token that comes first: accepted, and moved onto the main chain.
     (plain,) = decode(make_engine(decoder), None, SamplingParams(max_tokens=40), [text])
     engine = make_engine(decoder)
-    drafter = Beside(MultiToken(heads_folder()).bind(engine.target), [*text, *plain.output])
+    drafter = CrossAttentionSource(MultiToken(heads_folder()).bind(engine.target), [*text, *plain.output])
     request = make_request(text, SamplingParams(max_tokens=40), drafter)
     run(engine, [request])
     assert request.output == plain.output
     assert request.stats.moved > 10
-    assert sum(bool(guesses) for _, guesses in seen) > 5
+    assert sum(bool(draft_tokens) for _, draft_tokens in seen) > 5
     check(seen, SHAPE)
 
 
@@ -222,7 +222,7 @@ def test_so_many_heads_guess_as_are_asked_for(count: int | None, seen: Seen) -> 
         spec = f"multi_token(model={heads_folder(shape)!r}, num_tokens={count})"
         decode(make_engine(decoder), spec, SamplingParams(max_tokens=12), PROMPTS[1:3])
         check(seen, shape)
-        assert max(len(guesses) for *_, guesses in seen) == (count or 3)
+        assert max(len(draft_tokens) for *_, draft_tokens in seen) == (count or 3)
 
 
 def test_more_heads_than_there_are_is_an_error() -> None:
@@ -247,12 +247,12 @@ def test_nothing_is_drafted_where_there_is_no_room(seen: Seen) -> None:
     decoder = tiny_decoder()
     engine = make_engine(decoder)
     drafter = make_drafter(f"multi_token(model={heads_folder()!r})").bind(engine.target)
-    assert isinstance(drafter, MultiTokenGuesser)
+    assert isinstance(drafter, MultiTokenProposer)
     drafter.loaded.beside.cache.resize(2)  # 32 tokens
     requests = [make_request(list(prompt), SamplingParams(max_tokens=12), drafter) for prompt in PROMPTS]
     run(engine, requests)
     plain = decode(make_engine(decoder), None, SamplingParams(max_tokens=12))
     assert [each.output for each in requests] == [each.output for each in plain]
-    assert not any(guesses for text, guesses in seen if len(text) > 40)
-    assert any(guesses for *_, guesses in seen)
+    assert not any(draft_tokens for text, draft_tokens in seen if len(text) > 40)
+    assert any(draft_tokens for *_, draft_tokens in seen)
     assert not drafter.loaded.beside.cache.in_use

@@ -15,13 +15,13 @@ from drafters.drafting import Asked, bound, decode, paths, watched
 from drafters.from_target.trained_multi_token import SHAPE, dense_heads, spec
 from drafters.test_conformance import Stage, outcome
 from engine.cases import total
-from models import VOCAB, context_of, make_engine, make_request, run, tiny_decoder
-from pronk.choosing.chooser import Chooser
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenGuesser
+from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenProposer
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB, context_of, make_engine, make_request, run, tiny_decoder
 
 PROMPTS = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
 TREE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0))
@@ -39,10 +39,10 @@ def last_rows(text: list[int]) -> list[Tensor]:
     return [rows[len(text) - 2] for rows in dense_heads(tiny_decoder(packed=False), SHAPE, text)]
 
 
-def with_tree(stage: Stage, tree: Any) -> MultiTokenGuesser:
+def with_tree(stage: Stage, tree: Any) -> MultiTokenProposer:
     """The stage's drafter with the same heads, and a tree."""
-    assert isinstance(stage.drafter, MultiTokenGuesser)
-    return MultiTokenGuesser(replace(stage.drafter.options, tree=tree), stage.drafter.loaded)
+    assert isinstance(stage.drafter, MultiTokenProposer)
+    return MultiTokenProposer(replace(stage.drafter.options, tree=tree), stage.drafter.loaded)
 
 
 @pytest.mark.parametrize("tree", [12, TREE])
@@ -54,7 +54,7 @@ def test_output_is_that_of_plain_decoding(tree: Any, temperature: float) -> None
     assert off_the_chain(asked) > 10
     assert total(requests, "moved") > 0
     for each in asked:
-        assert each.tree.num_guesses <= min(len(TREE) if tree == TREE else 12, each.nodes)
+        assert each.tree.num_draft_tokens <= min(len(TREE) if tree == TREE else 12, each.nodes)
         assert max(each.tree.depths) <= min(3, each.depth)
 
 
@@ -79,13 +79,13 @@ def test_guesses_know_nothing_of_the_draws(rule: Any) -> None:
     for seed in range(6):
         params = SamplingParams(temperature=2.0, seed=seed, rule=rule, repetition_penalty=2.0)
         state = stage.start(text)
-        chooser = Chooser(params, seed, text, VOCAB)
-        asked = replace(stage.context(state, text), params=params, chooser=chooser)
+        sampler = Sampler(params, seed, text, VOCAB)
+        asked = replace(stage.context(state, text), params=params, sampler=sampler)
         seen.add(drafter.propose([asked])[0])
-        assert context_of(chooser) == text
+        assert context_of(sampler) == text
         stage.stop(state)
     assert len(seen) == 1
-    assert seen.pop().num_guesses == 12
+    assert seen.pop().num_draft_tokens == 12
 
 
 def test_nodes_are_the_tokens_of_their_ranks() -> None:
@@ -108,7 +108,7 @@ def test_a_number_of_nodes_is_the_tree_that_is_likeliest_to_be_reached(size: int
         shares = [(row + bias).softmax(0).topk(8).values.tolist() for row in last_rows(first.tokens)]
         shares = [[min(max(round(1000 * share), 1), 999) / 1000 for share in row] for row in shares]
         every = [prod(path) for depth in (1, 2, 3) for path in product(*shares[:depth])]
-        assert first.tree.num_guesses == size
+        assert first.tree.num_draft_tokens == size
         assert first.tree.gain is not None
         assert sum(first.tree.gain[1:]) == pytest.approx(sum(sorted(every)[-size:]), abs=1e-9)
 
@@ -132,9 +132,9 @@ def test_limits() -> None:
         for depth, nodes in ((0, 9), (9, 0), (1, 9), (2, 4), (9, 9)):
             state = stage.start(text)
             (made,) = drafter.propose([stage.context(state, text, 0, depth, nodes)])
-            assert made.num_guesses <= nodes
+            assert made.num_draft_tokens <= nodes
             assert max(made.depths) <= min(depth, 3)
-            assert (made.num_guesses > 0) == (min(depth, nodes) > 0)
+            assert (made.num_draft_tokens > 0) == (min(depth, nodes) > 0)
             stage.stop(state)
     assert max(proposal_depths(num_tokens=2, tree=40)) == 2
 
@@ -151,10 +151,10 @@ def test_it_rests_only_where_it_could_have_guessed() -> None:
     drafter, bare = stage.drafter, TokenTree.chain(text[-1:])
     state = stage.start(text)
     able = replace(stage.context(state, text), thrifty=True)
-    unable = replace(able, table=type(able.table)())  # the target's cache has nothing of the text
+    unable = replace(able, block_table=type(able.block_table)())  # the target's cache has nothing of the text
     for context, steps in ((unable, 0), (able, 2)):
         (tree,) = drafter.propose([context])
-        assert (tree.num_guesses > 0) == (context is able)
+        assert (tree.num_draft_tokens > 0) == (context is able)
         drafter.observe(outcome(drafter, state, text, bare, (), [7]))
         assert state.rest.steps == steps
     stage.stop(state)

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from drafters.drafting import bound
 from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
-from pronk.commands.train.main import app
+from pronk.cli.train.main import app
 from pronk.drafters import REGISTRY
 from pronk.drafters.from_target.modules import files as trained
 from pronk.errors import CheckpointError

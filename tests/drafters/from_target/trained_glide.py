@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models import tiny_decoder
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
-from pronk.model.decoder import Decoder
+from pronk.models.decoder import Decoder
 from pronk.train.attention import dense_hidden, dense_logits
 from pronk.train.export import export_drafter
 from pronk.train.features import compute_features
 from pronk.train.glide import DelayedAttention, block_mask
+from tiny_models import tiny_decoder
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5, 6, 7), tuple(range(30)), (9,))
 FREE: tuple[int | None, ...] = (None, None)

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from models import CPU, kernels, tiny_decoder
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
-from pronk.model.decoder import Decoder, pack_linears
-from pronk.model.linear import choose_linear
+from pronk.models.decoder import Decoder, pack_linears
+from pronk.models.linear import choose_linear
 from pronk.train.export import export_drafter
+from tiny_models import CPU, kernels, tiny_decoder
 
 _PLACE = TemporaryDirectory()
 atexit.register(_PLACE.cleanup)

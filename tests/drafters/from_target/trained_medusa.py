@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 import torch
 from safetensors.torch import load_file
 
-from models import tiny_config
 from pronk.architecture.config import ModelConfig
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
-from pronk.model.fingerprint import Fingerprint
+from pronk.models.fingerprint import Fingerprint
 from pronk.train.export import export_drafter
+from tiny_models import tiny_config
 
 _PLACE = TemporaryDirectory()
 atexit.register(_PLACE.cleanup)

@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from models import tiny_config
 from pronk.architecture.config import ModelConfig
 from pronk.drafters.from_target.modules.files import FORMAT
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.model.decoder import Decoder
+from pronk.models.decoder import Decoder
 from pronk.train.attention import DenseAttention
 from pronk.train.export import export_drafter
+from tiny_models import tiny_config
 
 _PLACE = TemporaryDirectory()
 atexit.register(_PLACE.cleanup)

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import Outcome
 from pronk.drafters.from_text._automaton import SuffixAutomaton
-from pronk.drafters.from_text._growth import PRIORS, CompiledGrowth, Growth, Limits, Strings, TreeGrowth
-from pronk.drafters.shared.known import Known
-from pronk.drafters.shared.rates import Rates
+from pronk.drafters.from_text._growth import PRIORS, CompiledGrowth, SuffixIndex, TreeGrower, TreeGrowth, TreeLimits
 from pronk.kernels import library
 from pronk.kernels.library import open_library
-from pronk.kernels.suffixes import Suffixes
-from pronk.passes.odds import Odds
-from pronk.tree import TokenTree
+from pronk.kernels.suffixes import CompiledSuffixes
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.acceptance_stats import AcceptanceStats
+from pronk.speculation.proposer import Outcome
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.tree import TokenTree
 
 LIBRARY = open_library(library.installed())
 
@@ -27,17 +27,17 @@ LIBRARY = open_library(library.installed())
 class Side:
     """One of the two ways: some strings, those of the text first, and what grows."""
 
-    sources: Sequence[Strings]
-    rates: Rates
-    growth: Growth
+    sources: Sequence[SuffixIndex]
+    rates: AcceptanceRates
+    growth: TreeGrower
 
 
 def sides(max_match: int, sources: int) -> tuple[Side, Side]:
-    plain, compiled = (Rates("suffix", PRIORS, Known(Odds())) for _ in range(2))
+    plain, compiled = (AcceptanceRates("suffix", PRIORS, SharedAcceptance(AcceptanceStats())) for _ in range(2))
     return (
         Side([SuffixAutomaton(max_match) for _ in range(sources)], plain, TreeGrowth(plain, "suffix")),
         Side(
-            [Suffixes(LIBRARY, max_match) for _ in range(sources)],
+            [CompiledSuffixes(LIBRARY, max_match) for _ in range(sources)],
             compiled,
             CompiledGrowth(LIBRARY, compiled, "suffix"),
         ),
@@ -62,7 +62,7 @@ def test_both_grow_the_same_trees(letters: int) -> None:
             guessed = piece(dice, text, letters) if dice.random() < 0.2 else []
             trees = [look(side, new, others, [*text, *guessed], limits) for side in both]
             assert trees[0] == trees[1]
-            grown += trees[0].num_guesses
+            grown += trees[0].num_draft_tokens
             path = a_path(dice, trees[0])
             for side in both:
                 side.rates.learn(Outcome(None, trees[0], path, (0,) * (len(path) + 1), 0, params))
@@ -73,7 +73,7 @@ def test_both_grow_the_same_trees(letters: int) -> None:
 
 
 def look(
-    side: Side, new: Sequence[int], others: Sequence[Sequence[int]], text: Sequence[int], limits: Limits
+    side: Side, new: Sequence[int], others: Sequence[Sequence[int]], text: Sequence[int], limits: TreeLimits
 ) -> TokenTree:
     """The text and what is beside it have gone on; what may follow?"""
     side.sources[0].extend(new)
@@ -93,8 +93,8 @@ def piece(dice: random.Random, text: Sequence[int], letters: int) -> list[int]:
     return [*text[begin : begin + size]]
 
 
-def a_limit(dice: random.Random) -> Limits:
-    return Limits(
+def a_limit(dice: random.Random) -> TreeLimits:
+    return TreeLimits(
         dice.choice((1, 3, 15, 128)),
         dice.choice((0, 1, 4, 60)),
         dice.choice((1, 1, 3)),
@@ -118,7 +118,7 @@ def test_many_continuations() -> None:
             for token in range(1, 301):
                 side.sources[0].extend((first, token + 1000))
             side.sources[0].extend((first, 1005, first))
-        trees = [side.growth.grow(side.sources, (first,), Limits(128, 1, 1, 1.0, 0.0)) for side in both]
+        trees = [side.growth.grow(side.sources, (first,), TreeLimits(128, 1, 1, 1.0, 0.0)) for side in both]
         assert trees[0] == trees[1]
         assert set(trees[0].tokens[1:]) == set(range(1001, 1129))
         assert trees[0].tokens[1] == 1005
@@ -126,17 +126,17 @@ def test_many_continuations() -> None:
 
 def test_what_is_believed_is_asked_again_once_the_temperature_is_known() -> None:
     """Others have shown how often guesses are right, which differs by temperature."""
-    odds = Odds()
+    acceptance_stats = AcceptanceStats()
     for way in PRIORS:
         for _ in range(99):
-            odds.learn("suffix", way, 1, 0.0, right=True)
-            odds.learn("suffix", way, 1, 1.0, right=False)
+            acceptance_stats.learn("suffix", way, 1, 0.0, right=True)
+            acceptance_stats.learn("suffix", way, 1, 1.0, right=False)
     both, gains = sides(4, 1), set[float]()
     for side in both:
         side.sources[0].extend((1, 2, 3, 1))
-        side.rates.known.odds = odds
+        side.rates.known.acceptance_stats = acceptance_stats
     for temperature in (None, 0.0):
-        trees = [side.growth.grow(side.sources, (1,), Limits(1, 1, 1, 1.0, 0.0)) for side in both]
+        trees = [side.growth.grow(side.sources, (1,), TreeLimits(1, 1, 1, 1.0, 0.0)) for side in both]
         assert trees[0] == trees[1]
         assert trees[0].gain is not None
         gains.add(trees[0].gain[1])

@@ -62,7 +62,7 @@ def test_budget(budget: int, nodes: int, want: int) -> None:
     drafter = PromptLookup(min_ngram=1, num_tokens=budget)
     text = [1, 2, 1, 2, 1]
     (tree,) = drafter.propose([context(drafter.start(text), text, depth=200, nodes=nodes)])
-    assert tree.num_guesses == want
+    assert tree.num_draft_tokens == want
 
 
 def test_longer_matches_are_believed_more_and_experience_counts() -> None:

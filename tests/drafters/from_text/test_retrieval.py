@@ -11,15 +11,15 @@ import pytest
 
 from drafters.from_text.stores import VOCABULARY, followers, random_documents, write
 from drafters.helpers import context, met
-from models import make_engine, make_request, run, tiny_decoder
 from pronk import LLM
-from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import Guesser, Outcome
 from pronk.drafters.from_text.datastore.layout import SUFFIXES, Header
-from pronk.drafters.from_text.retrieval import _PRIORS, _WAYS, BUNDLED, Retrieval, RetrievalGuesser, _way
-from pronk.drafters.shared.rates import Rates
+from pronk.drafters.from_text.retrieval import _PRIORS, _WAYS, BUNDLED, Retrieval, RetrievalProposer, _way
 from pronk.errors import CheckpointError, OptionError
-from pronk.tree import TokenTree
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.proposer import Outcome, Proposer
+from pronk.speculation.tree import TokenTree
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 RETURN, SELF, DOT, COMMA, NAME, VALUE, END = range(20, 27)
 DOCUMENTS = [
@@ -29,11 +29,11 @@ DOCUMENTS = [
 ]
 
 
-def bound(folder: Path, **options: Any) -> RetrievalGuesser:
+def bound(folder: Path, **options: Any) -> RetrievalProposer:
     return met(Retrieval(datastore=str(folder), **options), VOCABULARY, 4096)
 
 
-def propose(drafter: RetrievalGuesser, tokens: Sequence[int], **limits: int) -> TokenTree:
+def propose(drafter: RetrievalProposer, tokens: Sequence[int], **limits: int) -> TokenTree:
     (tree,) = drafter.propose([context(drafter.start(tokens), tokens, **limits)])
     return tree
 
@@ -144,7 +144,7 @@ def test_it_learns_what_was_accepted(folder: Path) -> None:
     (after,) = drafter.propose([context(rates, [RETURN, SELF])])
     assert before.tokens == (SELF, DOT, NAME, END, VALUE, COMMA)
     assert after.tokens == (SELF, DOT, VALUE, NAME, END, COMMA)
-    assert drafter.start([RETURN, SELF]) == Rates("retrieval", rates.priors)
+    assert drafter.start([RETURN, SELF]) == AcceptanceRates("retrieval", rates.priors)
 
 
 def test_proposing_leaves_no_trace(folder: Path) -> None:
@@ -226,7 +226,7 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
 
 def test_options_are_the_same_before_and_after(folder: Path) -> None:
     drafter = Retrieval(datastore=str(folder))
-    assert not isinstance(drafter, Guesser)
+    assert not isinstance(drafter, Proposer)
     assert drafter == Retrieval(datastore=str(folder)) == bound(folder).options
     assert hash(drafter) == hash(bound(folder).options)
 
@@ -249,6 +249,6 @@ def test_the_bundled_datastore_is_the_bundled_models() -> None:
     guessed, plain = (llm.generate(prompts, params, drafter=name) for name in (None, "autoregressive"))
     assert [done.token_ids for done in guessed] == [done.token_ids for done in plain]
     assert all(done.stats.accepted > 0 for done in guessed)
-    guesser = llm.meet()
-    assert isinstance(guesser, RetrievalGuesser)
-    guesser.store.verify()
+    proposer = llm.get_proposer()
+    assert isinstance(proposer, RetrievalProposer)
+    proposer.store.verify()

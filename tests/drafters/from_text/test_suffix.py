@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from drafters.helpers import context, met
-from models import VOCAB
-from pronk.choosing.params import SamplingParams
-from pronk.drafters.base import Outcome
 from pronk.drafters.from_text import _growth
-from pronk.drafters.from_text._growth import PRIORS, Limits, Strings, growth
+from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeLimits, growth
 from pronk.drafters.from_text._suffix_store import SuffixStore
-from pronk.drafters.from_text.suffix import Suffix, SuffixGuesser, SuffixState
-from pronk.drafters.shared.rates import Rates
+from pronk.drafters.from_text.suffix import Suffix, SuffixProposer, SuffixState
 from pronk.errors import OptionError
-from pronk.passes.costs import PassCosts
-from pronk.tree import TokenTree
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.proposer import Outcome
+from pronk.speculation.tree import TokenTree
+from tiny_models import VOCAB
 
 HEADER = '{"format": "pronk-suffix-store/1", "vocabulary": "v"}\n'
 
@@ -38,7 +38,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def bound(vocabulary: str = "v", **options: Any) -> SuffixGuesser:
+def bound(vocabulary: str = "v", **options: Any) -> SuffixProposer:
     """By these options, beside a model of this vocabulary."""
     return met(Suffix(**options), vocabulary, VOCAB)
 
@@ -47,9 +47,9 @@ def codes(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def guess(drafter: SuffixGuesser, prompt: str, guesses: str = "", **limits: int) -> TokenTree:
+def guess(drafter: SuffixProposer, prompt: str, draft_tokens: str = "", **limits: int) -> TokenTree:
     state = drafter.start(codes(prompt))
-    (tree,) = drafter.propose([context(state, codes(prompt + guesses), **limits)])
+    (tree,) = drafter.propose([context(state, codes(prompt + draft_tokens), **limits)])
     return tree
 
 
@@ -59,24 +59,24 @@ def branches(tree: TokenTree) -> set[str]:
     return {"".join(chr(tree.tokens[i]) for i in tree.path(node)) for node in range(1, len(tree)) if node not in inner}
 
 
-def observe(drafter: SuffixGuesser, state: SuffixState, text: list[int], new: Sequence[int]) -> None:
+def observe(drafter: SuffixProposer, state: SuffixState, text: list[int], new: Sequence[int]) -> None:
     """``new`` becomes certain without guesses; ``text`` grows."""
     root = TokenTree.chain(text[-1:])
     drafter.observe(Outcome(state, root, (), tuple(new), len(text) - 1, SamplingParams()))
     text.extend(new)
 
 
-def answer(drafter: SuffixGuesser, prompt: str, output: str) -> None:
+def answer(drafter: SuffixProposer, prompt: str, output: str) -> None:
     """A whole request."""
     state = drafter.start(codes(prompt))
     observe(drafter, state, codes(prompt), codes(output))
     drafter.stop(state)
 
 
-def known(strings: Strings, token: int) -> bool:
+def known(strings: SuffixIndex, token: int) -> bool:
     """Whether something followed this token."""
-    found = growth(Rates("suffix", PRIORS), "suffix").grow([strings], [token], Limits(1, 1, 1, 1.0, 0.0))
-    return found.num_guesses > 0
+    found = growth(AcceptanceRates("suffix", PRIORS), "suffix").grow([strings], [token], TreeLimits(1, 1, 1, 1.0, 0.0))
+    return found.num_draft_tokens > 0
 
 
 def test_what_followed_the_longest_match_comes_first() -> None:
@@ -140,9 +140,9 @@ def test_limits() -> None:
     drafter = bound(num_nodes=20)
     for depth, nodes in ((0, 9), (9, 0), (1, 9), (2, 9), (9, 3), (99, 99)):
         tree = guess(drafter, "abcabdabcabeabcab", depth=depth, nodes=nodes)
-        assert tree.num_guesses <= min(nodes, 20)
+        assert tree.num_draft_tokens <= min(nodes, 20)
         assert max(tree.depths) <= depth
-        assert (tree.num_guesses > 0) == (depth > 0 < nodes)
+        assert (tree.num_draft_tokens > 0) == (depth > 0 < nodes)
 
 
 def test_rates_learn_what_comes_of_guesses() -> None:
@@ -395,7 +395,7 @@ def test_what_cannot_pay_for_its_row_is_not_guessed() -> None:
     drafter, text, trees = bound(), codes("abcde  xbcfg  abc"), {}
     for price in (0.0, 0.05, 0.3):
         for thrifty in (True, False):
-            costs = PassCosts((1, 8), (1.0, 1.0 + 7 * price))
+            costs = CostCurve((1, 8), (1.0, 1.0 + 7 * price))
             asked = replace(context(drafter.start(text), text), costs=costs, thrifty=thrifty)
             (trees[price, thrifty],) = drafter.propose([asked])
     whole = trees[0.0, True]

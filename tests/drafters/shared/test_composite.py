@@ -9,33 +9,33 @@ from typing import Any, Self
 import pytest
 
 from drafters.helpers import context, hear, looping, met
-from models import make_engine, make_request, run, tiny_decoder
-from pronk.choosing.params import SamplingParams
 from pronk.drafters import (
     DraftContext,
     Drafter,
     FirstOf,
-    Guesser,
     Jacobi,
     Lookahead,
     Merged,
     Needs,
     Outcome,
     PromptLookup,
+    Proposer,
     make_drafter,
 )
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
+from tiny_models import make_engine, make_request, run, tiny_decoder
 
 
 @dataclass(frozen=True)
-class Says(Guesser[list[int]]):
+class Says(Proposer[list[int]]):
     """Guesses what it was told to, and writes down what it hears."""
 
     name = "says"
 
-    guesses: tuple[int, ...] = ()
+    draft_tokens: tuple[int, ...] = ()
     gains: tuple[float, ...] = ()
     verify: bool = True
     calls: list[str] = field(default_factory=list, compare=False)
@@ -49,10 +49,10 @@ class Says(Guesser[list[int]]):
 
     def propose(self, contexts: Sequence[DraftContext[list[int]]]) -> list[TokenTree]:
         self.calls.append(f"propose {len(contexts)}")
-        size = len(self.guesses) + 1
+        size = len(self.draft_tokens) + 1
         return [
             TokenTree(
-                (c.tokens[-1], *self.guesses),
+                (c.tokens[-1], *self.draft_tokens),
                 tuple(range(-1, size - 1)),
                 verify=(True, *(self.verify,) * (size - 1)),
                 gain=(1.0, *self.gains) if self.gains else None,

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from pronk.drafters.shared.trie import Trie
-from pronk.tree import TokenTree
+from pronk.speculation.tree import TokenTree
 
 NOBODY = ("", 0)
 
@@ -57,7 +57,7 @@ def test_it_holds_the_candidates_and_nothing_else() -> None:
         limit = dice.randrange(8)
         cut = trie.tree(limit)
         assert words(cut) <= prefixes
-        assert cut.num_guesses == min(limit, len(prefixes))
+        assert cut.num_draft_tokens == min(limit, len(prefixes))
 
 
 def test_the_likeliest_nodes_stay_and_the_greedy_path_leads() -> None:

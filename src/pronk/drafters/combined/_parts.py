@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pronk.drafters.base import Drafter
 from pronk.drafters.from_outputs.recycling import Recycling
 from pronk.drafters.from_text.suffix import Suffix
+from pronk.speculation.proposer import Drafter
 
 __all__ = ["default_parts"]
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pronk.drafters.base import DraftContext, Drafter
 from pronk.drafters.combined._parts import default_parts
-from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
-from pronk.drafters.target import Target
-from pronk.tree import TokenTree
+from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
+from pronk.speculation.proposer import DraftContext, Drafter
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["FirstOf"]
 
@@ -36,12 +36,12 @@ class FirstOf(Composite):
 
     parts: tuple[Drafter, ...] = field(default_factory=default_parts)
 
-    def bind(self, target: Target) -> FirstOfGuesser:
+    def bind(self, target: Target) -> FirstOfProposer:
         """What guesses for the parts, by precedence."""
-        return FirstOfGuesser(self.bind_parts(target))
+        return FirstOfProposer(self.bind_parts(target))
 
 
-class FirstOfGuesser(CompositeGuesser):
+class FirstOfProposer(CompositeProposer):
     """Several guessers, of which the first one speaks that has a guess."""
 
     name = FirstOf.name

@@ -15,7 +15,7 @@ be named. Without a guide it is its part.
 **When a token may be had without asking.** A text can be spelled in several ways, ``{"`` or ``{`` and ``"``. Where a
 grammar forces text, what is forced is the spelling that the tokenizer gives it behind the output so far, which is the
 one that models are trained on; its last tokens are left open if they might join what comes next. The mask leaves that
-spelling alone (:mod:`pronk.guided.follower`), so the target's choice is known beforehand, by every rule and at every
+spelling alone (:mod:`pronk.structured.grammar_processor`), so the target's choice is known beforehand, by every rule and at every
 temperature, and these guesses are as good as said. They are confirmed all the same, by rows that the text needs anyway:
 the mask decides, and whoever writes a follower whose masks are wider is as safe. Only an end is a guess like others,
 where a model has more than one.
@@ -28,16 +28,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pronk.choosing.legal import visit
-from pronk.drafters.base import Consulted, DraftContext, Drafter, Guesser
 from pronk.drafters.from_text.suffix import Suffix
-from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
-from pronk.drafters.shared.longer import Longer
-from pronk.drafters.target import Target
+from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.sampling.grammar_pruning import visit
+from pronk.speculation.proposer import DraftContext, Drafter, Proposer, SourceReport
+from pronk.speculation.target import Target
+from pronk.speculation.token_view import TokenView
+from pronk.speculation.tree import TokenTree
 
-__all__ = ["Grammar", "GrammarGuesser"]
+__all__ = ["Grammar", "GrammarProposer"]
 
 
 @dataclass(frozen=True)
@@ -61,31 +61,31 @@ class Grammar(Composite):
             )
             raise OptionError(msg)
 
-    def bind(self, target: Target) -> GrammarGuesser:
+    def bind(self, target: Target) -> GrammarProposer:
         """What guesses forced text, and otherwise as its part does."""
         (part,) = self.bind_parts(target)
-        return GrammarGuesser(part)
+        return GrammarProposer(part)
 
 
-class GrammarGuesser(CompositeGuesser):
+class GrammarProposer(CompositeProposer):
     """Guesses what guides force, and asks another guesser for the rest."""
 
     name = Grammar.name
 
-    def __init__(self, part: Guesser[Any]) -> None:
+    def __init__(self, part: Proposer[Any]) -> None:
         super().__init__((part,))
         self.proposes = True
 
     @property
-    def payer(self) -> Guesser[Any]:
+    def budget_owner(self) -> Proposer[Any]:
         """Its part's, as what is forced costs nothing, and one of these does not outlive its requests."""
-        return self.parts[0].payer
+        return self.parts[0].budget_owner
 
-    def consulted(self, state: Parts) -> Sequence[Consulted]:
+    def source_reports(self, state: Parts) -> Sequence[SourceReport]:
         """Who its part has asked."""
-        return self.parts[0].consulted(state[0])
+        return self.parts[0].source_reports(state[0])
 
-    def skips(self, state: Parts, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - what is forced is known without asking its part
+    def should_skip(self, state: Parts, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - what is forced is known without asking its part
         """Never: something may be forced."""
         return False
 
@@ -99,16 +99,16 @@ class GrammarGuesser(CompositeGuesser):
         trees = [TokenTree.chain(view.tokens[-1:]) for view in views]
         with ExitStack() as loans:
             for i in asked:
-                loans.enter_context(contexts[i].chooser.after(leads[i]))
+                loans.enter_context(contexts[i].sampler.after(leads[i]))
             for i, tree in zip(asked, self.parts[0].propose([views[i] for i in asked]), strict=True):
                 trees[i] = tree
         return [self._joined(*each) for each in zip(contexts, leads, trees, strict=True)]
 
     def _joined(self, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> TokenTree:
-        if context.chooser.guide is None:
+        if context.sampler.guide is None:
             return tree
         grown = _Grown(self.parts[0].name, context, lead, tree)
-        with context.chooser.after():
+        with context.sampler.after():
             grown.force()
         return grown.tree()
 
@@ -124,9 +124,9 @@ class _Grown:
         self.depths = [*range(above + 1), *(depth + above for depth in tree.depths[1:])]
         self.verify = [True] * above + [True, *tree.acceptable[1:]]
         self.probs = None if tree.probs is None else [*(None,) * (above + 1), *tree.probs[1:]]
-        silent = tree.gain is None and tree.num_guesses > 0
+        silent = tree.gain is None and tree.num_draft_tokens > 0
         self.gain = None if silent else [1.0] * (above + 1) + list((tree.gain or (1.0,))[1:])
-        own = tree.origin or (("", 0), *((name, 0),) * tree.num_guesses)
+        own = tree.origin or (("", 0), *((name, 0),) * tree.num_draft_tokens)
         self.origin = [("", 0), *((Grammar.name, 0),) * above, *own[1:]]
         self.children: list[list[int]] = [[] for _ in self.tokens]
         for node in range(1, len(self.tokens)):
@@ -135,7 +135,7 @@ class _Grown:
 
     def force(self) -> None:
         """Add what is forced behind the nodes that the guide allows."""
-        guide = self.context.chooser.guide
+        guide = self.context.sampler.guide
         assert guide is not None
 
         def see(node: int) -> bool:
@@ -188,7 +188,7 @@ class _Grown:
 
 def _forced(context: DraftContext[Parts]) -> list[int]:
     """What is forced behind the text, as far as there is room."""
-    guide = context.chooser.guide
+    guide = context.sampler.guide
     return [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
 
 
@@ -197,7 +197,7 @@ def _behind(context: DraftContext[Parts], lead: Sequence[int]) -> DraftContext[A
     return replace(
         context,
         state=context.state[0],
-        tokens=Longer(context.tokens, lead) if lead else context.tokens,
+        tokens=TokenView(context.tokens, lead) if lead else context.tokens,
         max_depth=context.max_depth - len(lead),
         max_nodes=context.max_nodes - len(lead),
     )

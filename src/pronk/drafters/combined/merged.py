@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pronk.checks import check_integer
-from pronk.drafters.base import DraftContext, Drafter, Guesser
 from pronk.drafters.combined._parts import default_parts
-from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
+from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
 from pronk.drafters.shared.trie import Trie
-from pronk.drafters.target import Target
-from pronk.tree import TokenTree
+from pronk.speculation.proposer import DraftContext, Drafter, Proposer
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["Merged"]
 
@@ -45,12 +45,12 @@ class Merged(Composite):
         super().__post_init__()
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
 
-    def bind(self, target: Target) -> MergedGuesser:
+    def bind(self, target: Target) -> MergedProposer:
         """What guesses for the parts, in one tree."""
-        return MergedGuesser(self.bind_parts(target), self.num_nodes)
+        return MergedProposer(self.bind_parts(target), self.num_nodes)
 
 
-class MergedGuesser(CompositeGuesser):
+class MergedProposer(CompositeProposer):
     """Several guessers that share a tree.
 
     Attributes:
@@ -59,7 +59,7 @@ class MergedGuesser(CompositeGuesser):
 
     name = Merged.name
 
-    def __init__(self, parts: Sequence[Guesser[Any]], num_nodes: int) -> None:
+    def __init__(self, parts: Sequence[Proposer[Any]], num_nodes: int) -> None:
         super().__init__(parts)
         self.num_nodes = num_nodes
 

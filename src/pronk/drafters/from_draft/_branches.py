@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from pronk.choosing.chooser import Guess
-from pronk.drafters.base import DraftContext
-from pronk.drafters.from_draft.draft_model import DraftState, ModelGuesser
+from pronk.drafters.from_draft.draft_model import DraftState, ModelProposer
 from pronk.drafters.shared.composite import Parts
 from pronk.drafters.shared.draft import Draft, DraftLane
-from pronk.tree import TokenTree
+from pronk.sampling.sampler import DraftToken
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["Branches", "compute", "model_context"]
 
@@ -35,11 +35,11 @@ class Branches:
         self._draft = draft
         self._ids = list(pending[-1:])
         self._rows: list[Tensor] = []
-        self._guesses: dict[int, Guess | None] = {}
+        self._draft_tokens: dict[int, DraftToken | None] = {}
         self._children: list[dict[int, int]] = [{}]
 
     @classmethod
-    def begin(cls, model: ModelGuesser, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, Branches]:
+    def begin(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, Branches]:
         """Bring the lanes of the contexts for which guessing pays up to their text, but for its last token.
 
         Returns:
@@ -99,13 +99,13 @@ class Branches:
             node = self.parents[node]
         return tokens[::-1]
 
-    def guess(self, node: int) -> Guess | None:
+    def guess(self, node: int) -> DraftToken | None:
         """What the draft chooses after a node that was computed; ``None`` if it has nothing to choose."""
-        if node not in self._guesses:
-            chooser = self.context.chooser
-            with chooser.after(self.path(node)):
-                self._guesses[node] = chooser.guess(self._rows[node], self.context.root, draw=False)
-        return self._guesses[node]
+        if node not in self._draft_tokens:
+            sampler = self.context.sampler
+            with sampler.after(self.path(node)):
+                self._draft_tokens[node] = sampler.guess(self._rows[node], self.context.root, draw=False)
+        return self._draft_tokens[node]
 
     def grown(self) -> TokenTree:
         """All nodes, in the draft's ids."""

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
-from pronk.drafters.base import DraftContext, Outcome, guesser_of
 from pronk.drafters.from_draft.draft_model import DraftModel
-from pronk.drafters.shared.chain import ChainDrafter, ChainGuesser
-from pronk.drafters.target import Target
+from pronk.drafters.shared.chain import ChainDrafter, ChainProposer
 from pronk.errors import OptionError
+from pronk.speculation.proposer import DraftContext, Outcome, bind_proposer
+from pronk.speculation.target import Target
 
-__all__ = ["Wrapped", "Wrapper", "WrapperGuesser"]
+__all__ = ["WrappedState", "Wrapper", "WrapperProposer"]
 
 Own = TypeVar("Own")
 
 
 @dataclass
-class Wrapped(Generic[Own]):
+class WrappedState(Generic[Own]):
     """One request's state: the wrapper's own, and that of the drafter within."""
 
     own: Own
@@ -58,14 +58,14 @@ class Wrapper(ChainDrafter):
         """The drafter within."""
         return self.parts[0]
 
-    def bind_inner(self, target: Target) -> ChainGuesser[Any]:
+    def bind_inner(self, target: Target) -> ChainProposer[Any]:
         """What guesses within.
 
         Raises:
             OptionError: it does not guess token after token; others are those of its ``bind``.
         """
-        found = guesser_of(self.inner, target)
-        if not isinstance(found, ChainGuesser):
+        found = bind_proposer(self.inner, target)
+        if not isinstance(found, ChainProposer):
             msg = (
                 f"drafter {self.inner.name}: expected a ChainGuesser of its bind, found {type(found).__name__}; "
                 f"return one there, or leave out {self.name}"
@@ -74,7 +74,7 @@ class Wrapper(ChainDrafter):
         return found
 
 
-class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
+class WrapperProposer(ChainProposer[WrappedState[Own]]):
     """A guesser around one that guesses token after token.
 
     Attributes:
@@ -83,9 +83,9 @@ class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
         models: of that one.
     """
 
-    def __init__(self, inner: ChainGuesser[Any]) -> None:
+    def __init__(self, inner: ChainProposer[Any]) -> None:
         self.inner = inner
-        self.needs, self.models, self.listens = inner.needs, inner.models, inner.listens
+        self.needs, self.models, self.observes_all_steps = inner.needs, inner.models, inner.observes_all_steps
 
     def bind(self, target: Target) -> Self:
         """Itself; errors are those of the guesser within."""
@@ -96,23 +96,23 @@ class WrapperGuesser(ChainGuesser[Wrapped[Own]]):
     def fresh(self) -> Own:
         """The wrapper's own state of a new request."""
 
-    def start(self, prompt: Sequence[int]) -> Wrapped[Own]:
+    def start(self, prompt: Sequence[int]) -> WrappedState[Own]:
         """Both states."""
-        return Wrapped(self.fresh(), self.inner.start(prompt))
+        return WrappedState(self.fresh(), self.inner.start(prompt))
 
-    def observe(self, outcome: Outcome[Wrapped[Own]]) -> None:
+    def observe(self, outcome: Outcome[WrappedState[Own]]) -> None:
         """The drafter within hears what the target said."""
         self.inner.observe(replace(outcome, state=outcome.state.inner))
 
-    def give_way(self, state: Wrapped[Own]) -> None:
+    def on_preempt(self, state: WrappedState[Own]) -> None:
         """The places of the state within go."""
-        self.inner.give_way(state.inner)
+        self.inner.on_preempt(state.inner)
 
-    def stop(self, state: Wrapped[Own]) -> None:
+    def stop(self, state: WrappedState[Own]) -> None:
         """The state within goes."""
         self.inner.stop(state.inner)
 
-    def within(self, contexts: Sequence[DraftContext[Wrapped[Own]]], most: int) -> list[DraftContext[Any]]:
+    def within(self, contexts: Sequence[DraftContext[WrappedState[Own]]], most: int) -> list[DraftContext[Any]]:
         """The contexts of the drafter within, for chains of at most ``most`` tokens."""
         return [
             replace(context, state=context.state.inner, max_depth=min(context.max_depth, most)) for context in contexts

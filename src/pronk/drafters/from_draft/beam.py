@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pronk.checks import check_integer
-from pronk.drafters.base import DraftContext, Drafter
 from pronk.drafters.from_draft._branches import Branches, compute, model_context
-from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter, ModelGuesser
-from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
+from pronk.drafters.from_draft.draft_model import DraftModel, DraftState, ModelDrafter, ModelProposer
+from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
 from pronk.drafters.shared.trie import Trie
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.speculation.proposer import DraftContext, Drafter
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["Beam"]
 
@@ -59,14 +59,14 @@ class Beam(Composite):
         check_integer(f"{self.name}: width", self.width, 1, 16)
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
 
-    def bind(self, target: Target) -> BeamGuesser:
+    def bind(self, target: Target) -> BeamProposer:
         """What searches with the model, loaded beside the target."""
         model = self.parts[0]
         assert isinstance(model, ModelDrafter)
-        return BeamGuesser(self, model.bind(target))
+        return BeamProposer(self, model.bind(target))
 
 
-class BeamGuesser(CompositeGuesser):
+class BeamProposer(CompositeProposer):
     """Beam search with a draft model.
 
     Attributes:
@@ -76,7 +76,7 @@ class BeamGuesser(CompositeGuesser):
 
     name = Beam.name
 
-    def __init__(self, options: Beam, model: ModelGuesser) -> None:
+    def __init__(self, options: Beam, model: ModelProposer) -> None:
         super().__init__((model,))
         self.options, self.model = options, model
 

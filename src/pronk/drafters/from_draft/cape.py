@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pronk.checks import check_choice, check_integer
-from pronk.choosing.chooser import Guess
-from pronk.drafters.base import DraftContext, Outcome
-from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper, WrapperGuesser
-from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.chain import Chain, ChainGuesser, Stop
-from pronk.drafters.shared.known import Known
-from pronk.drafters.target import Target
-from pronk.tree import TokenTree
+from pronk.drafters.from_draft._wrapper import WrappedState, Wrapper, WrapperProposer
+from pronk.drafters.shared.chain import Chain, ChainProposer, Stop
+from pronk.sampling.sampler import DraftToken
+from pronk.speculation.calibration import Calibration
+from pronk.speculation.proposer import DraftContext, Outcome
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["Cape"]
 
@@ -82,12 +82,12 @@ class Cape(Wrapper):
         """Its name, and whose chains it expands."""
         return f"{self.name}({self.inner.source})"
 
-    def bind(self, target: Target) -> CapeGuesser:
+    def bind(self, target: Target) -> CapeProposer:
         """What expands the chains of the drafter within."""
-        return CapeGuesser(self, self.bind_inner(target))
+        return CapeProposer(self, self.bind_inner(target))
 
 
-class CapeGuesser(WrapperGuesser[Calibration]):
+class CapeProposer(WrapperProposer[Calibration]):
     """Chains with siblings.
 
     Attributes:
@@ -96,7 +96,7 @@ class CapeGuesser(WrapperGuesser[Calibration]):
 
     name = Cape.name
 
-    def __init__(self, options: Cape, inner: ChainGuesser[Any]) -> None:
+    def __init__(self, options: Cape, inner: ChainProposer[Any]) -> None:
         super().__init__(inner)
         self.options = options
 
@@ -112,20 +112,22 @@ class CapeGuesser(WrapperGuesser[Calibration]):
 
     def fresh(self) -> Calibration:
         """Acceptance of siblings."""
-        return Calibration(self.source, known=Known.of(self.inner.target))
+        return Calibration(self.source, known=SharedAcceptance.of(self.inner.target))
 
-    def chains(self, contexts: Sequence[DraftContext[Wrapped[Calibration]]], stop: Stop | None = None) -> list[Chain]:
+    def chains(
+        self, contexts: Sequence[DraftContext[WrappedState[Calibration]]], stop: Stop | None = None
+    ) -> list[Chain]:
         """The chains within, as they are: for a wrapper around this one."""
         return self.inner.chains(self.within(contexts, self.options.max_nodes), stop)
 
-    def propose(self, contexts: Sequence[DraftContext[Wrapped[Calibration]]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[WrappedState[Calibration]]]) -> list[TokenTree]:
         """The chains, expanded."""
         return [
             self.expand(chain, context.state.own)
             for chain, context in zip(self.chains(contexts), contexts, strict=True)
         ]
 
-    def observe(self, outcome: Outcome[Wrapped[Calibration]]) -> None:
+    def observe(self, outcome: Outcome[WrappedState[Calibration]]) -> None:
         """Count the siblings that were accepted."""
         super().observe(outcome)
         outcome.state.own.learn(outcome)
@@ -135,7 +137,7 @@ class CapeGuesser(WrapperGuesser[Calibration]):
         tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
         gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
         room = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
-        for depth, guess in enumerate(chain.guesses):
+        for depth, guess in enumerate(chain.draft_tokens):
             siblings = self._siblings(guess, room)
             room -= len(siblings)
             origins = [calibration.origin(share) for _, share in siblings]
@@ -147,7 +149,7 @@ class CapeGuesser(WrapperGuesser[Calibration]):
         probs = None if drawn is None else drawn + (None,) * (len(tokens) - len(drawn))
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
 
-    def _siblings(self, guess: Guess, room: int) -> list[tuple[int, float]]:
+    def _siblings(self, guess: DraftToken, room: int) -> list[tuple[int, float]]:
         count = min(room, _SIZES[self.options.sizes](guess.confidence))
         if count <= 0:
             return []

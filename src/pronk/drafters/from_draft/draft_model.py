@@ -3,7 +3,7 @@
 It reads the same text and writes a chain of ``num_tokens`` tokens, one pass of its own for each. Between two proposals
 it reads what was accepted and the bonus token in one pass; see ``_draft``. All requests share its
 passes. A token costs a pass of the draft, so the chain ends early where the next one would not pay for it
-(:mod:`pronk.drafters.shared.pace`), unless all guesses are asked for (``budget="all"``).
+(:mod:`pronk.speculation.draft_length`), unless all guesses are asked for (``budget="all"``).
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import TypeAlias
 from torch import Tensor
 
 from pronk.checks import check_choice, check_number
-from pronk.drafters.base import DraftContext
-from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, Stop, grow
 from pronk.drafters.shared.draft import Draft, DraftLane
-from pronk.drafters.shared.known import Known
-from pronk.drafters.shared.pace import Pace, Prices
-from pronk.drafters.shared.paced import PacedDrafter, PacedGuesser, PacedState
-from pronk.drafters.target import Target
-from pronk.model.linear import WEIGHTS
-from pronk.passes.costs import PassCosts
+from pronk.models.linear import WEIGHTS
+from pronk.speculation.adaptive_length import AdaptiveLengthDrafter, AdaptiveLengthProposer, AdaptiveLengthState
+from pronk.speculation.calibration import Calibration
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.draft_length import DraftLengthTracker, StepCost
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.target import Target
 
-__all__ = ["DraftModel", "DraftState", "ModelDrafter", "ModelGuesser"]
+__all__ = ["DraftModel", "DraftState", "ModelDrafter", "ModelProposer"]
 
 
-DraftState: TypeAlias = PacedState[DraftLane]
+DraftState: TypeAlias = AdaptiveLengthState[DraftLane]
 
 
 @dataclass(frozen=True)
-class ModelDrafter(PacedDrafter):
+class ModelDrafter(AdaptiveLengthDrafter):
     """Options of all drafters whose guesses come from a causal model with a cache of its own.
 
     Attributes:
@@ -58,12 +58,12 @@ class ModelDrafter(PacedDrafter):
             OptionError: it does not go with the target.
         """
 
-    def bind(self, target: Target) -> ModelGuesser:
+    def bind(self, target: Target) -> ModelProposer:
         """What guesses with the model, loaded beside the target; errors are those of :meth:`open`."""
-        return ModelGuesser(self, self.open(target), target)
+        return ModelProposer(self, self.open(target), target)
 
 
-class ModelGuesser(PacedGuesser[DraftLane]):
+class ModelProposer(AdaptiveLengthProposer[DraftLane]):
     """A draft model that guesses.
 
     Attributes:
@@ -79,7 +79,9 @@ class ModelGuesser(PacedGuesser[DraftLane]):
 
     def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        return DraftState(Calibration(self.source, known=Known.of(self.target)), Pace(), self.draft.lane())
+        return DraftState(
+            Calibration(self.source, known=SharedAcceptance.of(self.target)), DraftLengthTracker(), self.draft.lane()
+        )
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
         """A chain for each context, of the draft's tokens."""
@@ -88,13 +90,15 @@ class ModelGuesser(PacedGuesser[DraftLane]):
         lanes = [chain.context.state.lane for chain in begun]
 
         def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            if not begun[live[0]].guesses:
+            if not begun[live[0]].draft_tokens:
                 return self.draft.read([lanes[i] for i in live], [begun[i].context for i in live])
             return self.draft.feed([lanes[i] for i in live], [self.draft.ids(begun[i].tokens[-1:]) for i in live])
 
         def ends(i: int, chain: Chain) -> bool:
             enough = (
-                chain.guesses[-1].confidence < self.options.min_confidence if stop is None else stop(going[i], chain)
+                chain.draft_tokens[-1].confidence < self.options.min_confidence
+                if stop is None
+                else stop(going[i], chain)
             )
             return enough or not self.draft.room(lanes[i]) or not self.pays(chain, len(begun))
 
@@ -104,7 +108,7 @@ class ModelGuesser(PacedGuesser[DraftLane]):
             grow(begun, logits, ends)
         return chains
 
-    def give_way(self, state: DraftState) -> None:
+    def on_preempt(self, state: DraftState) -> None:
         """Give back the lane, which begins anew."""
         self.draft.release(state.lane)
 
@@ -112,10 +116,10 @@ class ModelGuesser(PacedGuesser[DraftLane]):
         """Give back the lane."""
         self.draft.release(state.lane)
 
-    def measured(self, target: PassCosts, context: int, requests: int) -> Prices | None:
+    def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
         """Prices of the target's passes and of the draft's; ``None`` before the draft's first one."""
         draft = self.draft.costs(context, requests)
-        return None if draft is None else Prices(target, draft, requests)
+        return None if draft is None else StepCost(target, draft, requests)
 
 
 @dataclass(frozen=True)

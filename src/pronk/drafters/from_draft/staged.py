@@ -13,7 +13,7 @@ levels of the tree are known after one pass. Neither changes the tree, only how 
              sat → on .9, .5
     pass 2   dog → …                        the likeliest node that nobody has asked about
 
-A pass of the draft that does not pay for itself is not made (``pace``), unless all guesses are asked
+A pass of the draft that does not pay for itself is not made (``length_tracker``), unless all guesses are asked
 for; then the tree is that of the nodes known so far.
 """
 
@@ -25,17 +25,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pronk.checks import check_integer
-from pronk.drafters.base import DraftContext, Drafter, Guesser, guesser_of
 from pronk.drafters.from_draft._branches import Branches, compute, model_context
-from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelGuesser
+from pronk.drafters.from_draft.draft_model import DraftModel, ModelDrafter, ModelProposer
 from pronk.drafters.from_text.prompt_lookup import PromptLookup
-from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.composite import Composite, CompositeGuesser, Parts
-from pronk.drafters.shared.longer import Longer
+from pronk.drafters.shared.composite import Composite, CompositeProposer, Parts
 from pronk.drafters.shared.trie import Frontier, Trie
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
-from pronk.tree import Origin, TokenTree
+from pronk.speculation.calibration import Calibration
+from pronk.speculation.proposer import DraftContext, Drafter, Proposer, bind_proposer
+from pronk.speculation.target import Target
+from pronk.speculation.token_view import TokenView
+from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["Staged"]
 
@@ -172,15 +172,15 @@ class Staged(Composite):
         ):
             check_integer(f"{self.name}: {option}", getattr(self, option), low, high)
 
-    def bind(self, target: Target) -> StagedGuesser:
+    def bind(self, target: Target) -> StagedProposer:
         """What grows trees with the draft model, loaded beside the target."""
         model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
         smaller = rest[0] if rest else PromptLookup()
-        return StagedGuesser(self, model.bind(target), guesser_of(smaller, target))
+        return StagedProposer(self, model.bind(target), bind_proposer(smaller, target))
 
 
-class StagedGuesser(CompositeGuesser):
+class StagedProposer(CompositeProposer):
     """A draft model that grows trees, and a smaller drafter that guesses for it.
 
     Attributes:
@@ -191,7 +191,7 @@ class StagedGuesser(CompositeGuesser):
 
     name = Staged.name
 
-    def __init__(self, options: Staged, model: ModelGuesser, smaller: Guesser[Any]) -> None:
+    def __init__(self, options: Staged, model: ModelProposer, smaller: Proposer[Any]) -> None:
         super().__init__((model, smaller))
         self.options, self.model, self.smaller = options, model, smaller
 
@@ -234,7 +234,7 @@ class StagedGuesser(CompositeGuesser):
             replace(
                 context,
                 state=context.state[1],
-                tokens=Longer(context.tokens, path),
+                tokens=TokenView(context.tokens, path),
                 max_depth=growth.depth - len(path) - 1,
                 max_nodes=self.options.lead,
                 thrifty=False,
@@ -244,9 +244,9 @@ class StagedGuesser(CompositeGuesser):
         ]
         with ExitStack() as loans:
             for view, path in zip(views, below, strict=True):
-                loans.enter_context(view.chooser.after(path))
-            guesses = self.smaller.propose(views)
-        for growth, tree in zip(growths, guesses, strict=True):
+                loans.enter_context(view.sampler.after(path))
+            draft_tokens = self.smaller.propose(views)
+        for growth, tree in zip(growths, draft_tokens, strict=True):
             places: list[int | None] = [growth.place]
             for node in range(1, len(tree)):
                 above = places[tree.parents[node]]
@@ -256,10 +256,12 @@ class StagedGuesser(CompositeGuesser):
 
     def _pays(self, growth: _Growth, context: DraftContext[Parts], requests: int) -> bool:
         """Whether another pass of the draft is worth its time."""
-        prices = self.model.prices(context, requests)
-        if prices is None:
+        step_cost = self.model.step_cost(context, requests)
+        if step_cost is None:
             return True
         nodes, tokens, more = growth.expected()
-        more *= context.state[0].pace.rate
-        now = tokens / prices.seconds(nodes, growth.passes)
-        return (tokens + more) / prices.seconds(min(nodes + self.options.width, growth.most), growth.passes + 1) > now
+        more *= context.state[0].length_tracker.rate
+        now = tokens / step_cost.seconds(nodes, growth.passes)
+        return (tokens + more) / step_cost.seconds(
+            min(nodes + self.options.width, growth.most), growth.passes + 1
+        ) > now

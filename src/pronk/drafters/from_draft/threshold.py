@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pronk.checks import check_choice, check_integer, check_number
-from pronk.drafters.base import DraftContext, Outcome
-from pronk.drafters.from_draft._wrapper import Wrapped, Wrapper, WrapperGuesser
-from pronk.drafters.shared.chain import Chain, ChainGuesser, Stop
-from pronk.drafters.target import Target
+from pronk.drafters.from_draft._wrapper import WrappedState, Wrapper, WrapperProposer
+from pronk.drafters.shared.chain import Chain, ChainProposer, Stop
 from pronk.errors import OptionError
+from pronk.speculation.proposer import DraftContext, Outcome
+from pronk.speculation.target import Target
 
 __all__ = ["Threshold"]
 
@@ -85,12 +85,12 @@ class Threshold(Wrapper):
         check_number(f"{self.name}: threshold", self.threshold, self.lowest, self.highest)
         check_choice(f"{self.name}: toward", self.toward, ("accepted", "rejected"))
 
-    def bind(self, target: Target) -> ThresholdGuesser:
+    def bind(self, target: Target) -> ThresholdProposer:
         """What guesses for the drafter within, by a threshold."""
-        return ThresholdGuesser(self, self.bind_inner(target))
+        return ThresholdProposer(self, self.bind_inner(target))
 
 
-class ThresholdGuesser(WrapperGuesser[_Limit]):
+class ThresholdProposer(WrapperProposer[_Limit]):
     """Chains that end by a threshold, which learns.
 
     Attributes:
@@ -99,7 +99,7 @@ class ThresholdGuesser(WrapperGuesser[_Limit]):
 
     name = Threshold.name
 
-    def __init__(self, options: Threshold, inner: ChainGuesser[Any]) -> None:
+    def __init__(self, options: Threshold, inner: ChainProposer[Any]) -> None:
         super().__init__(inner)
         self.options = options
 
@@ -112,7 +112,7 @@ class ThresholdGuesser(WrapperGuesser[_Limit]):
         """The threshold to begin with."""
         return _Limit(self.options.threshold)
 
-    def chains(self, contexts: Sequence[DraftContext[Wrapped[_Limit]]], stop: Stop | None = None) -> list[Chain]:
+    def chains(self, contexts: Sequence[DraftContext[WrappedState[_Limit]]], stop: Stop | None = None) -> list[Chain]:
         """Chains down to the first token at which the product is below the request's threshold."""
 
         def ends(number: int, chain: Chain) -> bool:
@@ -125,7 +125,7 @@ class ThresholdGuesser(WrapperGuesser[_Limit]):
             own.root, own.tokens, own.reached = len(context.tokens) - 1, chain.tokens, [1.0, *chain.reached]
         return chains
 
-    def observe(self, outcome: Outcome[Wrapped[_Limit]]) -> None:
+    def observe(self, outcome: Outcome[WrappedState[_Limit]]) -> None:
         """Move the threshold."""
         super().observe(outcome)
         options, own = self.options, outcome.state.own

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pronk.drafters.base import Outcome
+from pronk.speculation.proposer import Outcome
 
 __all__ = ["likeliest", "unknown"]
 

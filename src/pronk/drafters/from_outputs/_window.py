@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pronk.drafters.from_outputs._likeliest import unknown
-from pronk.passes.costs import PassCosts
-from pronk.tree import Origin, TokenTree
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.tree import Origin, TokenTree
 
-__all__ = ["LADDER", "NO_WINDOW", "Experience", "NgramPool", "Window", "WindowShape"]
+__all__ = ["LADDER", "NO_WINDOW", "NgramPool", "Window", "WindowShape", "WindowTuner"]
 
 
 @dataclass
@@ -49,7 +49,7 @@ class WindowShape:
 
     window: int
     ngram: int
-    guesses: int
+    draft_tokens: int
 
     @property
     def explored(self) -> int:
@@ -127,7 +127,7 @@ _HOPE = 0.25
 
 
 @dataclass
-class Experience:
+class WindowTuner:
     """Finds the size of the window that pays: a ladder, climbed while twice the harvest would pay for the next rung.
 
     With ``a`` tokens a step without the window's help, ``h`` more with it, and the time ``t`` of a pass with and
@@ -144,7 +144,7 @@ class Experience:
         """The present size."""
         return LADDER[self.rung]
 
-    def learn(self, *, requests: int, rows: int, plain: int, harvest: int, costs: PassCosts) -> None:
+    def learn(self, *, requests: int, rows: int, plain: int, harvest: int, costs: CostCurve) -> None:
         """Count a step.
 
         Args:
@@ -165,7 +165,7 @@ class Experience:
         elif self.steps >= _TRIAL:
             self._judge(costs)
 
-    def _judge(self, costs: PassCosts) -> None:
+    def _judge(self, costs: CostCurve) -> None:
         harvest, rung = self._mean("harvest"), self.rung
         here = self._worth(rung, costs, harvest)
         if here < self._worth(0, costs):
@@ -179,7 +179,7 @@ class Experience:
     def _mean(self, name: str) -> float:
         return self.sums[name] / self.steps
 
-    def _worth(self, rung: int, costs: PassCosts, harvest: float = 0.0) -> float:
+    def _worth(self, rung: int, costs: CostCurve, harvest: float = 0.0) -> float:
         rows = self._mean("rows") + self._mean("requests") * LADDER[rung].explored
         return (self._mean("plain") + harvest) / costs.at(round(rows))
 

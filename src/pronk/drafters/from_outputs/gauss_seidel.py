@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pronk.drafters.from_outputs.jacobi import Iterate, Jacobi
+from pronk.drafters.from_outputs.jacobi import Jacobi, JacobiState
 
 __all__ = ["GaussSeidel"]
 
@@ -29,5 +29,5 @@ class GaussSeidel(Jacobi):
 
     name = "gauss_seidel"
 
-    def _end(self, state: Iterate, first: int) -> int:  # noqa: ARG002 - the block starts where the text ends
+    def _end(self, state: JacobiState, first: int) -> int:  # noqa: ARG002 - the block starts where the text ends
         return first + self.num_tokens

@@ -20,42 +20,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pronk.checks import check_integer
-from pronk.drafters.base import DraftContext, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest, unknown
-from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Trie
-from pronk.tree import TokenTree
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.proposer import DraftContext, Needs, Outcome, Proposer
+from pronk.speculation.tree import TokenTree
 
-__all__ = ["Iterate", "Jacobi"]
+__all__ = ["Jacobi", "JacobiState"]
 
 # Depths whose acceptance is told apart, and what is believed of each at first.
 _DEPTHS, _PRIOR = 8, 0.3
 
 
 @dataclass
-class Iterate:
+class JacobiState:
     """The last iterate of a request.
 
-    ``guesses[i]`` is for the token at position ``start + i``; ``end`` is where the present system ends. ``prompt`` is
+    ``draft_tokens[i]`` is for the token at position ``start + i``; ``end`` is where the present system ends. ``prompt`` is
     what unknowns are first guessed from. ``rates`` are by depth.
     """
 
     prompt: tuple[int, ...]
-    rates: Rates
+    rates: AcceptanceRates
     start: int = 0
-    guesses: tuple[int, ...] = ()
+    draft_tokens: tuple[int, ...] = ()
     end: int = 0
 
     def guess(self, position: int) -> int:
         """For the token at ``position``: the last output there, or some token of the prompt."""
         index = position - self.start
-        if 0 <= index < len(self.guesses):
-            return self.guesses[index]
+        if 0 <= index < len(self.draft_tokens):
+            return self.draft_tokens[index]
         return unknown(self.prompt, position)
 
 
 @dataclass(frozen=True)
-class Jacobi(Guesser[Iterate]):
+class Jacobi(Proposer[JacobiState]):
     """Options of Jacobi decoding.
 
     Attributes:
@@ -70,23 +70,23 @@ class Jacobi(Guesser[Iterate]):
     def __post_init__(self) -> None:
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
 
-    def start(self, prompt: Sequence[int]) -> Iterate:
+    def start(self, prompt: Sequence[int]) -> JacobiState:
         """An iterate that is all first guesses."""
-        return Iterate(tuple(prompt), Rates(self.name, dict.fromkeys(range(_DEPTHS), _PRIOR)))
+        return JacobiState(tuple(prompt), AcceptanceRates(self.name, dict.fromkeys(range(_DEPTHS), _PRIOR)))
 
-    def propose(self, contexts: Sequence[DraftContext[Iterate]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
         """The present iterate below each text."""
         return [self._chain(context) for context in contexts]
 
-    def observe(self, outcome: Outcome[Iterate]) -> None:
+    def observe(self, outcome: Outcome[JacobiState]) -> None:
         """The outputs are the next iterate; greedy ones even when sampling, where they are the likeliest guess."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._end(state, first)
         state.rates.learn(outcome)
         if outcome.logits is not None:
-            state.start, state.guesses = first, _outputs(outcome)
+            state.start, state.draft_tokens = first, _outputs(outcome)
 
-    def _chain(self, context: DraftContext[Iterate]) -> TokenTree:
+    def _chain(self, context: DraftContext[JacobiState]) -> TokenTree:
         first = len(context.tokens)
         count = min(self._end(context.state, first) - first, context.max_depth, context.max_nodes)
         trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
@@ -96,11 +96,11 @@ class Jacobi(Guesser[Iterate]):
             node = trie.add(node, context.state.guess(first + i), gain, (self.name, way))
         return trie.tree(count)
 
-    def _end(self, state: Iterate, first: int) -> int:
+    def _end(self, state: JacobiState, first: int) -> int:
         """Where the system ends whose next unknown is at position ``first``."""
         return state.end if first < state.end else first + self.num_tokens
 
 
-def _outputs(outcome: Outcome[Iterate]) -> tuple[int, ...]:
+def _outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
     """What the target said along the main chain; beside a chain there may be other drafters' guesses."""
     return tuple(guess for (guess,) in likeliest(outcome, 1, range(outcome.tree.main_chain)))

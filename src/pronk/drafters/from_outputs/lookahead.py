@@ -29,16 +29,16 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from pronk.checks import check_flag, check_integer
-from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest
-from pronk.drafters.from_outputs._window import NO_WINDOW, Experience, NgramPool, Window, WindowShape
-from pronk.drafters.shared.known import Known
-from pronk.drafters.shared.rates import Rates
+from pronk.drafters.from_outputs._window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.shared.trie import Trie
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
-from pronk.passes.costs import PassCosts
-from pronk.tree import Origin, TokenTree
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.target import Target
+from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["Lookahead", "LookaheadState"]
 
@@ -57,12 +57,12 @@ class LookaheadState:
 
     prompt: tuple[int, ...]
     pool: NgramPool
-    rates: Rates
+    rates: AcceptanceRates
     window: Window | None = None
     read: int = 0
 
 
-class _Heard(NamedTuple):
+class _VerifiedTree(NamedTuple):
     """A verified tree, and its accepted nodes."""
 
     tree: TokenTree
@@ -77,7 +77,7 @@ class Lookahead(Drafter):
         window: W, columns of the window, 1..64, where row 0 counts the last token; or ``"auto"``: W, N and G follow
             what passes cost here and what the window brings.
         ngram: N, tokens of an n-gram, the one it begins with included, 2..16; 4 if ``None``. Not with ``"auto"``.
-        guesses: G, candidates that are verified in a pass, 0..64; W if ``None``. Not with ``"auto"``.
+        draft_tokens: G, candidates that are verified in a pass, 0..64; W if ``None``. Not with ``"auto"``.
         use_prompt: whether n-grams of the prompt and of the text are candidates, too.
         shared: one pool for all requests instead of one for each.
         max_ngrams: n-grams that a pool keeps, 1..1048576; those that came up longest ago go first.
@@ -87,13 +87,13 @@ class Lookahead(Drafter):
 
     window: int | Literal["auto"] = "auto"
     ngram: int | None = None
-    guesses: int | None = None
+    draft_tokens: int | None = None
     use_prompt: bool = True
     shared: bool = False
     max_ngrams: int = 65536
 
     def __post_init__(self) -> None:
-        for option, value, low, high in (("ngram", self.ngram, 2, 16), ("guesses", self.guesses, 0, 64)):
+        for option, value, low, high in (("ngram", self.ngram, 2, 16), ("guesses", self.draft_tokens, 0, 64)):
             if value is not None:
                 check_integer(f"{self.name}: {option}", value, low, high)
                 if self.window == "auto":
@@ -108,12 +108,12 @@ class Lookahead(Drafter):
         check_flag(f"{self.name}: shared", self.shared)
         check_integer(f"{self.name}: max_ngrams", self.max_ngrams, 1, 1048576)
 
-    def bind(self, target: Target) -> LookaheadGuesser:
+    def bind(self, target: Target) -> LookaheadProposer:
         """What guesses by these options."""
-        return LookaheadGuesser(self, target)
+        return LookaheadProposer(self, target)
 
 
-class LookaheadGuesser(Guesser[LookaheadState]):
+class LookaheadProposer(Proposer[LookaheadState]):
     """Lookahead decoding with what its windows have been worth so far.
 
     Attributes:
@@ -122,28 +122,30 @@ class LookaheadGuesser(Guesser[LookaheadState]):
     """
 
     name = Lookahead.name
-    listens = False
+    observes_all_steps = False
 
     def __init__(self, options: Lookahead, target: Target) -> None:
         self.options, self.target = options, target
         self.needs = Needs(logits=True, costs=options.window == "auto")
         self._pool = NgramPool(options.max_ngrams) if options.shared else None
-        self._experience = Experience()
-        self._costs: PassCosts | None = None
-        self._heard: list[_Heard] = []
+        self._experience = WindowTuner()
+        self._costs: CostCurve | None = None
+        self._heard: list[_VerifiedTree] = []
 
     @property
     def shape(self) -> WindowShape:
         """The present sizes."""
-        window, ngram, guesses = self.options.window, self.options.ngram, self.options.guesses
+        window, ngram, draft_tokens = self.options.window, self.options.ngram, self.options.draft_tokens
         if window == "auto":
             return self._experience.shape()
-        return WindowShape(window, ngram or 4, window if guesses is None else guesses)
+        return WindowShape(window, ngram or 4, window if draft_tokens is None else draft_tokens)
 
     def start(self, prompt: Sequence[int]) -> LookaheadState:
         """No window yet; the text's n-grams are read with the first proposal."""
         pool = NgramPool(self.options.max_ngrams) if self._pool is None else self._pool
-        return LookaheadState(tuple(prompt), pool, Rates(self.name, _PRIORS, Known.of(self.target)))
+        return LookaheadState(
+            tuple(prompt), pool, AcceptanceRates(self.name, _PRIORS, SharedAcceptance.of(self.target))
+        )
 
     def propose(self, contexts: Sequence[DraftContext[LookaheadState]]) -> list[TokenTree]:
         """Candidates from the pool, and the window beside them."""
@@ -156,7 +158,7 @@ class LookaheadGuesser(Guesser[LookaheadState]):
         outcome.state.rates.learn(outcome)
         self._explore(outcome, self.shape)
         if self.options.window == "auto" and not outcome.params.rejects:
-            self._heard.append(_Heard(outcome.tree, outcome.path))
+            self._heard.append(_VerifiedTree(outcome.tree, outcome.path))
 
     def _read(self, context: DraftContext[LookaheadState]) -> None:
         """The n-grams of the text are candidates, too."""
@@ -189,7 +191,7 @@ class LookaheadGuesser(Guesser[LookaheadState]):
     def _candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
         """Up to G n-grams that begin with the text's last token, the latest first."""
         trie, rates = Trie(context.tokens[-1]), context.state.rates
-        for gram, explored in islice(context.state.pool.after(context.tokens[-1]), shape.guesses):
+        for gram, explored in islice(context.state.pool.after(context.tokens[-1]), shape.draft_tokens):
             node = 0
             for depth, token in enumerate(gram[: context.max_depth]):
                 way = (_EXPLORED if explored else _TEXT) + (1 if trie.forks(node, token) else 2 if depth else 0)

@@ -14,7 +14,7 @@ For any text, above all where nothing has been said before that could be copied.
 context. A step takes 0.1 ms, ten thousand a second, with a vocabulary of 8,192, and six times as long with 128,256. A
 table holds at most ``max_tokens`` rows of ``top_k`` ids, about 300 bytes each: 5 MB with the defaults. It is the
 request's own, begun from its prompt and the saved table if there is one, or that of all requests (``shared=True``),
-which :meth:`RecyclingGuesser.save` can keep.
+which :meth:`RecyclingProposer.save` can keep.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from itertools import pairwise
 from pathlib import Path
 
 from pronk.checks import check_flag, check_integer, check_path
-from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
 from pronk.drafters.from_outputs._likeliest import likeliest
 from pronk.drafters.from_outputs._successors import Successors, load_successors, save_successors
-from pronk.drafters.shared.known import Known
-from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
-__all__ = ["Recycled", "Recycling"]
+__all__ = ["Recycling", "RecyclingState"]
 
 # What is believed at first of the likeliest successor; each further rank is right a third as often.
 _PRIOR, _FALL = 0.45, 0.35
 
 
 @dataclass
-class Recycled:
+class RecyclingState:
     """One request's successors and how often each of their ranks was right.
 
     Of the text beyond ``read`` tokens nothing is known yet.
     """
 
     successors: Successors
-    rates: Rates
+    rates: AcceptanceRates
     read: int = 0
 
     def learn(self, text: Sequence[int], certain: int) -> None:
@@ -68,7 +68,7 @@ class Recycling(Drafter):
         top_k: successors that are kept per token, 1..32.
         max_tokens: tokens whose successors a table keeps, 16..1048576; those met longest ago go first.
         shared: one table for all requests instead of one for each.
-        table: file written by :meth:`RecyclingGuesser.save` that tables begin with.
+        table: file written by :meth:`RecyclingProposer.save` that tables begin with.
     """
 
     name = "recycling"
@@ -86,7 +86,7 @@ class Recycling(Drafter):
         check_flag(f"{self.name}: shared", self.shared)
         check_path(f"{self.name}: table", self.table)
 
-    def bind(self, target: Target) -> RecyclingGuesser:
+    def bind(self, target: Target) -> RecyclingProposer:
         """What guesses by these options, its table loaded.
 
         Raises:
@@ -95,10 +95,10 @@ class Recycling(Drafter):
         known = Successors(self.top_k, self.max_tokens)
         if self.table is not None:
             load_successors(Path(self.table), known, target.vocabulary)
-        return RecyclingGuesser(self, known, target)
+        return RecyclingProposer(self, known, target)
 
 
-class RecyclingGuesser(Guesser[Recycled]):
+class RecyclingProposer(Proposer[RecyclingState]):
     """Token recycling with the table that requests begin with, or share.
 
     Attributes:
@@ -107,7 +107,7 @@ class RecyclingGuesser(Guesser[Recycled]):
 
     name = Recycling.name
     needs = Needs(logits=True)
-    listens = False
+    observes_all_steps = False
 
     def __init__(self, options: Recycling, known: Successors, target: Target) -> None:
         """``known`` is the table."""
@@ -125,17 +125,17 @@ class RecyclingGuesser(Guesser[Recycled]):
             raise OptionError(msg)
         save_successors(Path(path), self._known, self._vocabulary)
 
-    def start(self, prompt: Sequence[int]) -> Recycled:  # noqa: ARG002 - read with the first proposal
+    def start(self, prompt: Sequence[int]) -> RecyclingState:  # noqa: ARG002 - read with the first proposal
         """What is known; the prompt is read with the first proposal."""
         successors = self._known if self.options.shared else self._known.copy()
         priors = {rank: _PRIOR * _FALL**rank for rank in range(self.options.top_k)}
-        return Recycled(successors, Rates(self.name, priors, Known.of(self.target)))
+        return RecyclingState(successors, AcceptanceRates(self.name, priors, SharedAcceptance.of(self.target)))
 
-    def propose(self, contexts: Sequence[DraftContext[Recycled]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[RecyclingState]]) -> list[TokenTree]:
         """The nodes of largest gain below each text's last token."""
         return [self._tree(context) for context in contexts]
 
-    def observe(self, outcome: Outcome[Recycled]) -> None:
+    def observe(self, outcome: Outcome[RecyclingState]) -> None:
         """Recycle the logits of all nodes; where a token is in the tree twice, those of the later node count."""
         state = outcome.state
         state.rates.learn(outcome)
@@ -147,7 +147,7 @@ class RecyclingGuesser(Guesser[Recycled]):
         for token, best in zip(outcome.tree.tokens, likeliest(outcome, self.options.top_k), strict=True):
             successors.put(token, best)
 
-    def _tree(self, context: DraftContext[Recycled]) -> TokenTree:
+    def _tree(self, context: DraftContext[RecyclingState]) -> TokenTree:
         if not (self.options.shared and context.params.rejects):
             context.state.learn(context.tokens, context.root + 1)
         successors, room = context.state.successors, min(self.options.num_nodes, context.max_nodes)

@@ -20,20 +20,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pronk.cache.blocks import BlockTable, Started
 from pronk.drafters.from_target.modules.files import Trained
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain
-from pronk.drafters.shared.pace import Prices
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.drafters.target import Target
 from pronk.errors import CacheFullError
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.interrupts import uninterrupted
-from pronk.model.program import Program, Rows
-from pronk.passes.attention import Segment
-from pronk.passes.costs import PassCosts, PassTimes
-from pronk.passes.runner import Job, Runner
-from pronk.tree import TokenTree
+from pronk.kv_cache.blocks import BlockTable, StartedRows
+from pronk.models.program import Program, ProgramRows
+from pronk.speculation.cost_model import CostCurve, CostModel
+from pronk.speculation.draft_length import StepCost
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["EarlyExit", "ExitDraft"]
 
@@ -55,9 +55,9 @@ class ExitDraft:
     finite: bool = True
 
     @property
-    def table(self) -> BlockTable:
+    def block_table(self) -> BlockTable:
         """Where the target's keys and values are."""
-        return self.chain.context.table
+        return self.chain.context.block_table
 
     def text(self, start: int) -> list[int]:
         """The request's tokens and the guesses, from token number ``start`` on."""
@@ -67,7 +67,7 @@ class ExitDraft:
     @property
     def segment(self) -> Segment:
         """What the target's cache lacks of the text; the chain is its end."""
-        return Segment(self.table, TokenTree.chain(self.text(self.table.length)), self.computed)
+        return Segment(self.block_table, TokenTree.chain(self.text(self.block_table.length)), self.computed)
 
 
 class EarlyExit:
@@ -88,10 +88,10 @@ class EarlyExit:
         self.target = target
         self.adapter = adapter
         self.layers = adapter.shape.exit_layer
-        self.runner = target.runner or Runner(target.decoder, target.cache)
+        self.runner = target.runner or ModelRunner(target.decoder, target.cache)
         self._beside = SideCache(target, adapter) if adapter.shape.attends else None
         target.keep_hidden(self.layers, self)
-        self._times = PassTimes()
+        self._times = CostModel()
         self._program: Program | None = None
 
     @classmethod
@@ -117,7 +117,7 @@ class EarlyExit:
         most = min(context.max_depth, context.max_nodes)
         try:
             with uninterrupted():
-                self.target.cache.prepare(draft.table, len(context.tokens) + most)
+                self.target.cache.prepare(draft.block_table, len(context.tokens) + most)
         except CacheFullError:
             return False
         if self._beside is None:
@@ -133,22 +133,22 @@ class EarlyExit:
             Logits ``[drafts, vocab]`` of the tokens that follow.
         """
         began = self.target.clock()
-        jobs = [Job(draft.segment, range(0), draft.chain.context.chooser.context.num_prompt) for draft in drafts]
+        jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
         for draft in drafts:
-            draft.table.started = None  # should the pass raise, nobody knows what it has written
+            draft.block_table.started = None  # should the pass raise, nobody knows what it has written
         made = self.runner.begin(jobs, self.layers)
         last = [rows[-1] for rows in made]
         for draft, job, rows in zip(drafts, jobs, made, strict=True):
             # In torch what has overflowed is kept as zero, which would hide it from the target's pass.
             draft.finite = draft.finite and bool(rows.isfinite().all())
             draft.computed = len(job.segment.tree)
-            draft.table.started = Started(self.layers, job.segment.tree.tokens) if draft.finite else None
+            draft.block_table.started = StartedRows(self.layers, job.segment.tree.tokens) if draft.finite else None
         if self._beside is None:
             said = self._adapt(torch.stack(last))
         else:
             said = torch.stack([rows[-1] for rows in self._attend(self._beside, drafts)])
         logits = self._logits(said)
-        context = sum(draft.table.length for draft in drafts)
+        context = sum(draft.block_table.length for draft in drafts)
         self._times.learn(sum(map(len, made)), context, self.target.clock() - began)
         return logits
 
@@ -156,12 +156,14 @@ class EarlyExit:
         """The adapter's rows of all that its lanes lack, in one pass but for what they lack of long texts."""
         tokens, rows = list[list[int]](), list[Tensor]()
         for draft in drafts:
-            lane, table = draft.lane, draft.table
-            if table.length - len(lane.tokens) > CHUNK:
-                beside.catch_up(lane, draft.chain.context.tokens, table, self.layers, _whole)
+            lane, block_table = draft.lane, draft.block_table
+            if block_table.length - len(lane.tokens) > CHUNK:
+                beside.catch_up(lane, draft.chain.context.tokens, block_table, self.layers, _whole)
             held = len(lane.tokens)
             tokens.append(draft.text(held))
-            rows.append(self.target.cache.read_hidden(self.layers, table, held, table.length + draft.computed))
+            rows.append(
+                self.target.cache.read_hidden(self.layers, block_table, held, block_table.length + draft.computed)
+            )
         return beside.run([draft.lane for draft in drafts], tokens, rows, _whole)
 
     @torch.inference_mode()
@@ -175,10 +177,10 @@ class EarlyExit:
             self.adapter.compile_part(0, program)
             self._program = program
         out = rows.clone()
-        self._program.run(Rows.loose(len(rows)), out)
+        self._program.run(ProgramRows.loose(len(rows)), out)
         return out
 
-    def prices(self, target: PassCosts, context: int, requests: int) -> Prices | None:
+    def step_cost(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
         """What a guess costs, and the target's pass after some; ``None`` before there was a guess.
 
         Args:
@@ -188,7 +190,7 @@ class EarlyExit:
         """
         guess = self._times.costs(context, requests)
         share = self.layers / len(self.target.decoder.layers)
-        return None if guess is None else Prices(self.target.times.rest(target, share), guess, requests)
+        return None if guess is None else StepCost(self.target.times.rest(target, share), guess, requests)
 
     @torch.inference_mode()
     def _logits(self, rows: Tensor) -> Tensor:

@@ -12,18 +12,18 @@ from typing import Any
 
 from torch import Tensor
 
-from pronk.drafters.base import DraftContext
-from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.rank_tree import Path, best_paths, main_chain_first
-from pronk.tree import Origin, TokenTree
+from pronk.speculation.calibration import Calibration
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.tree import Origin, TokenTree
 
-__all__ = ["guess_tree"]
+__all__ = ["draft_tree"]
 
 # Ranks of a head that a tree of so many nodes may have.
 _RANKS = 8
 
 
-def guess_tree(
+def draft_tree(
     context: DraftContext[Any], logits: Tensor, calibrations: Sequence[Calibration], paths: int | Sequence[Path]
 ) -> TokenTree:
     """The tree for one request, within its limits.
@@ -56,14 +56,14 @@ def guess_tree(
 
 def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
     """For each depth the ``counts[depth]`` likeliest tokens with their shares, fewer where fewer are possible."""
-    chooser, ranked = context.chooser, list[list[tuple[int, float]]]()
-    with chooser.after():
+    sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
+    with sampler.after():
         for row, count in zip(logits, counts, strict=False):
-            guess = chooser.guess(row, context.root, draw=False)
+            guess = sampler.guess(row, context.root, draw=False)
             if guess is None:
                 break
             ranked.append(guess.ranked(count))
-            chooser.advance(guess.token)
+            sampler.advance(guess.token)
     return ranked
 
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pronk.cache.blocks import BlockTable
-from pronk.drafters.base import DraftContext
 from pronk.drafters.from_draft.draft_model import ModelDrafter
 from pronk.drafters.from_target.modules import glide
 from pronk.drafters.from_target.modules.files import open_trained
@@ -20,12 +18,14 @@ from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.drafters.shared.draft import Draft, DraftLane
 from pronk.drafters.shared.side_cache import open_pool
 from pronk.drafters.shared.vocabulary.translation import Translation
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import CrossAttentionSource, ForwardJob, ModelRunner
 from pronk.interrupts import uninterrupted
-from pronk.passes.attention import Segment
-from pronk.passes.runner import Beside, Job, Runner
-from pronk.tree import TokenTree
+from pronk.kv_cache.blocks import BlockTable
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["Glide", "Vanilla"]
 
@@ -66,8 +66,8 @@ class _GlideDraft(Draft):
             module = trained.build(lambda: glide.GlideModule(shape, target.decoder.config))
             trained.load(module, target.cache).tie(target.cache.kernels)
             layers = tuple(layer - 1 for layer in module.cache_layers)
-            beside = Beside(target.decoder, target.cache, layers) if layers else None
-            runner = Runner(module, open_pool(target, module.config), beside, clock=target.clock)
+            beside = CrossAttentionSource(target.decoder, target.cache, layers) if layers else None
+            runner = ModelRunner(module, open_pool(target, module.config), beside, clock=target.clock)
             size = target.decoder.config.vocab_size
             return cls(runner, Translation.same(size, size))
 
@@ -85,14 +85,14 @@ class _GlideDraft(Draft):
             with uninterrupted():
                 if again:
                     self.cut(lane, lane.final)
-                lane.beside, lane.prompt = context.table, context.chooser.context.num_prompt
-                lane.final = context.table.length + 1
+                lane.beside, lane.prompt = context.block_table, context.sampler.context.num_prompt
+                lane.final = context.block_table.length + 1
         return super().level(lanes, contexts)
 
-    def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
+    def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> ForwardJob:
         """A lane's share of a pass, with the target's cache beside it."""
         assert isinstance(lane, _GlideLane)
-        return Job(Segment(lane.table, tree, computed), wanted, lane.prompt, lane.beside)
+        return ForwardJob(Segment(lane.block_table, tree, computed), wanted, lane.prompt, lane.beside)
 
 
 @dataclass(frozen=True)

@@ -20,26 +20,26 @@ from typing import TypeAlias
 from torch import Tensor
 
 from pronk.checks import check_number
-from pronk.drafters.base import DraftContext
 from pronk.drafters.from_target._early_exit import EarlyExit, ExitDraft
 from pronk.drafters.from_target.modules.files import open_trained
-from pronk.drafters.shared.calibration import Calibration
 from pronk.drafters.shared.chain import Chain, Stop, grow
-from pronk.drafters.shared.known import Known
-from pronk.drafters.shared.pace import Pace, Prices
-from pronk.drafters.shared.paced import PacedDrafter, PacedGuesser, PacedState
 from pronk.drafters.shared.side_cache import SideLane
-from pronk.drafters.target import Target
-from pronk.passes.costs import PassCosts
+from pronk.speculation.adaptive_length import AdaptiveLengthDrafter, AdaptiveLengthProposer, AdaptiveLengthState
+from pronk.speculation.calibration import Calibration
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.draft_length import DraftLengthTracker, StepCost
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.target import Target
 
 __all__ = ["Kangaroo", "KangarooState"]
 
 
-KangarooState: TypeAlias = PacedState[SideLane]
+KangarooState: TypeAlias = AdaptiveLengthState[SideLane]
 
 
 @dataclass(frozen=True)
-class Kangaroo(PacedDrafter):
+class Kangaroo(AdaptiveLengthDrafter):
     """Options of the early exit.
 
     Attributes:
@@ -57,7 +57,7 @@ class Kangaroo(PacedDrafter):
         super().__post_init__()
         check_number(f"{self.name}: eta", self.eta, 0, 1)
 
-    def bind(self, target: Target) -> KangarooGuesser:
+    def bind(self, target: Target) -> KangarooProposer:
         """What guesses with the adapter in the target.
 
         Raises:
@@ -65,12 +65,12 @@ class Kangaroo(PacedDrafter):
             OptionError: it was trained on another target, or there is no memory for what it keeps.
         """
         trained = open_trained(self.name, self.model, "pronk-tiny-kangaroo", target)
-        return KangarooGuesser(
+        return KangarooProposer(
             self, target.share(trained.folder, self.name, make=lambda: EarlyExit.load(trained, target))
         )
 
 
-class KangarooGuesser(PacedGuesser[SideLane]):
+class KangarooProposer(AdaptiveLengthProposer[SideLane]):
     """The target's first layers, guessing.
 
     Attributes:
@@ -86,7 +86,9 @@ class KangarooGuesser(PacedGuesser[SideLane]):
 
     def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        return KangarooState(Calibration(self.source, known=Known.of(self.target)), Pace(), SideLane())
+        return KangarooState(
+            Calibration(self.source, known=SharedAcceptance.of(self.target)), DraftLengthTracker(), SideLane()
+        )
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
         """A chain for each context, of the first layers' tokens."""
@@ -99,13 +101,13 @@ class KangarooGuesser(PacedGuesser[SideLane]):
             return list(self.exit.read([walks[numbers[i]] for i in live]))
 
         def ends(i: int, chain: Chain) -> bool:
-            enough = chain.guesses[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
+            enough = chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
             return enough or not self.pays(chain, len(numbers))
 
         grow([chains[number] for number in numbers], logits, ends)
         return chains
 
-    def give_way(self, state: KangarooState) -> None:
+    def on_preempt(self, state: KangarooState) -> None:
         """Give back the lane, which begins anew."""
         self.exit.release(state.lane)
 
@@ -113,6 +115,6 @@ class KangarooGuesser(PacedGuesser[SideLane]):
         """Give back the lane."""
         self.exit.release(state.lane)
 
-    def measured(self, target: PassCosts, context: int, requests: int) -> Prices | None:
+    def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
         """Prices of the first layers with the adapter, and of the rest of the target."""
-        return self.exit.prices(target, context, requests)
+        return self.exit.step_cost(target, context, requests)

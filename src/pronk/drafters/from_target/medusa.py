@@ -24,19 +24,19 @@ import torch
 from torch import Tensor
 
 from pronk.checks import check_integer, check_path
-from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
-from pronk.drafters.from_target._ranked_heads import guess_tree
+from pronk.drafters.from_target._ranked_heads import draft_tree
 from pronk.drafters.from_target.modules.files import Trained, open_trained
 from pronk.drafters.from_target.modules.medusa import Head, MedusaHeads, MedusaShape
-from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.known import Known
-from pronk.drafters.shared.pace import Backoff
 from pronk.drafters.shared.rank_tree import Path, best_paths, check_paths, check_tree, main_chain_first
-from pronk.drafters.target import Target
-from pronk.model.decoder import Decoder
-from pronk.model.linear import Linear
-from pronk.model.program import Program, Rows
-from pronk.tree import TokenTree
+from pronk.models.decoder import Decoder
+from pronk.models.linear import Linear
+from pronk.models.program import Program, ProgramRows
+from pronk.speculation.calibration import Calibration
+from pronk.speculation.draft_length import Backoff
+from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["Medusa", "MedusaState"]
 
@@ -102,7 +102,7 @@ class _Loaded:
             self.programs.extend(made)  # all or, if that was interrupted, none
         states = [rows.clone() for _ in self.programs]
         for program, state in zip(self.programs, states, strict=True):
-            program.run(Rows.loose(len(rows)), state)
+            program.run(ProgramRows.loose(len(rows)), state)
         return states
 
 
@@ -129,7 +129,7 @@ class Medusa(Drafter):
         if self.num_tokens is not None:
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MOST_HEADS)
 
-    def bind(self, target: Target) -> MedusaGuesser:
+    def bind(self, target: Target) -> MedusaProposer:
         """What guesses with the heads, loaded beside the target.
 
         Raises:
@@ -145,7 +145,7 @@ class Medusa(Drafter):
             return trained.load(heads, target.cache)
 
         heads = target.share(trained.folder, self.name, make=make)
-        return MedusaGuesser(self, _Loaded(heads, decoder, paths), target)
+        return MedusaProposer(self, _Loaded(heads, decoder, paths), target)
 
     def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
         """The tree by the options, or else by the file."""
@@ -160,7 +160,7 @@ class Medusa(Drafter):
         return trained.build(choose)
 
 
-class MedusaGuesser(Guesser[MedusaState]):
+class MedusaProposer(Proposer[MedusaState]):
     """Heads on the target that guess.
 
     Attributes:
@@ -170,7 +170,7 @@ class MedusaGuesser(Guesser[MedusaState]):
     """
 
     name = Medusa.name
-    listens = False
+    observes_all_steps = False
 
     def __init__(self, options: Medusa, loaded: _Loaded, target: Target) -> None:
         self.options, self.loaded, self.target, self.models = options, loaded, target, (loaded.heads,)
@@ -179,7 +179,7 @@ class MedusaGuesser(Guesser[MedusaState]):
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - its last hidden state comes with its pass
         """Nothing to guess from yet."""
         heads = self.loaded.heads.shape.num_heads
-        known = Known.of(self.target)
+        known = SharedAcceptance.of(self.target)
         return MedusaState([Calibration(f"{self.name} {number}", known=known) for number in range(1, heads + 1)])
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
@@ -197,7 +197,7 @@ class MedusaGuesser(Guesser[MedusaState]):
             said = self.loaded.logits([hidden for _, hidden in known])
             for (number, _), logits in zip(known, said, strict=True):
                 own = contexts[number].state.calibrations
-                trees[number] = guess_tree(contexts[number], logits[: self.options.num_tokens], own, self.loaded.paths)
+                trees[number] = draft_tree(contexts[number], logits[: self.options.num_tokens], own, self.loaded.paths)
         return trees
 
     def observe(self, outcome: Outcome[MedusaState]) -> None:

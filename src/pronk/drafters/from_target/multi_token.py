@@ -25,20 +25,20 @@ import torch
 from torch import Tensor
 
 from pronk.checks import check_integer, check_path
-from pronk.drafters.base import DraftContext, Outcome
-from pronk.drafters.from_target._ranked_heads import guess_tree
+from pronk.drafters.from_target._ranked_heads import draft_tree
 from pronk.drafters.from_target.modules.files import open_trained
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads
-from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainGuesser, Stop, grow
-from pronk.drafters.shared.known import Known
-from pronk.drafters.shared.pace import Backoff
+from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop, grow
 from pronk.drafters.shared.rank_tree import Path as Ranks
 from pronk.drafters.shared.rank_tree import check_paths, check_tree
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.speculation.calibration import Calibration
+from pronk.speculation.draft_length import Backoff
+from pronk.speculation.proposer import DraftContext, Outcome
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["MultiToken", "MultiTokenState", "heads_beside"]
 
@@ -85,18 +85,18 @@ class _Heads:
             return torch.stack([made[index] for index in range(count)], dim=1)
 
         for state, context in zip(states, contexts, strict=True):
-            lane, table = state.lane, context.table
-            if table.length - len(lane.tokens) > CHUNK:  # it is read by itself
-                self.beside.catch_up(lane, context.tokens[: table.length], table, self.layer, forward)
-                _forget(lane, table.length - 1)
-            tokens.append(context.tokens[len(lane.tokens) : table.length])
-            rows.append(self.target.cache.read_hidden(self.layer, table, len(lane.tokens), table.length))
+            lane, block_table = state.lane, context.block_table
+            if block_table.length - len(lane.tokens) > CHUNK:  # it is read by itself
+                self.beside.catch_up(lane, context.tokens[: block_table.length], block_table, self.layer, forward)
+                _forget(lane, block_table.length - 1)
+            tokens.append(context.tokens[len(lane.tokens) : block_table.length])
+            rows.append(self.target.cache.read_hidden(self.layer, block_table, len(lane.tokens), block_table.length))
         said = self.beside.run([state.lane for state in states], tokens, rows, forward)
         return self._logits(torch.stack([each[-1] for each in said]))
 
     def ready(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
         """Whether there are guesses to be made, rows to make them from, and places for these."""
-        certain, gone = context.table.length, context.table.released * self.target.cache.block_size
+        certain, gone = context.block_table.length, context.block_table.released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or certain - 1 < gone:
             return False
         if len(context.tokens) - 1 > certain:  # others' guesses, of which the target has said nothing yet
@@ -141,7 +141,7 @@ class MultiToken(ChainDrafter):
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MOST_HEADS)
         object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))  # lists as tuples
 
-    def bind(self, target: Target) -> MultiTokenGuesser:
+    def bind(self, target: Target) -> MultiTokenProposer:
         """What guesses with the heads, loaded beside the target.
 
         Raises:
@@ -161,7 +161,7 @@ class MultiToken(ChainDrafter):
             heads = trained.build(lambda: MultiTokenHeads(shape, target.decoder.config))
             return _Heads(target, trained.load(heads, target.cache))
 
-        return MultiTokenGuesser(self, target.share(trained.folder, self.name, make=make))
+        return MultiTokenProposer(self, target.share(trained.folder, self.name, make=make))
 
     @property
     def source(self) -> str:
@@ -174,7 +174,7 @@ class MultiToken(ChainDrafter):
         return self.tree is not None
 
 
-class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
+class MultiTokenProposer(ChainProposer[MultiTokenState]):
     """Multi-token heads that guess.
 
     Attributes:
@@ -183,7 +183,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
     """
 
     name = MultiToken.name
-    listens = False
+    observes_all_steps = False
 
     def __init__(self, options: MultiToken, loaded: _Heads) -> None:
         self.options, self.loaded, self.target, self.models = options, loaded, loaded.target, (loaded,)
@@ -200,7 +200,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
 
     def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        return MultiTokenState(Calibration(self.source, known=Known.of(self.target)), SideLane())
+        return MultiTokenState(Calibration(self.source, known=SharedAcceptance.of(self.target)), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
         """A chain for each context; all guesses cost one pass, so all are made or none."""
@@ -228,7 +228,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
         deepest = heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
         for number, logits in self._ask(contexts, min(deepest, self.options.num_tokens or heads)).items():
             own = [contexts[number].state.calibration] * len(logits)
-            trees[number] = guess_tree(contexts[number], logits, own, self.options.tree)
+            trees[number] = draft_tree(contexts[number], logits, own, self.options.tree)
         return trees
 
     def _ask(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
@@ -252,7 +252,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
         state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
         state.able = False
 
-    def give_way(self, state: MultiTokenState) -> None:
+    def on_preempt(self, state: MultiTokenState) -> None:
         """Give back the lane, which begins anew."""
         self.loaded.beside.release(state.lane)
 
@@ -264,7 +264,7 @@ class MultiTokenGuesser(ChainGuesser[MultiTokenState]):
 def _forget(lane: SideLane, length: int) -> None:
     """Cut a lane's text to its first ``length`` tokens."""
     del lane.tokens[length:]
-    lane.table.length = min(lane.table.length, length)
+    lane.block_table.length = min(lane.block_table.length, length)
 
 
 def heads_beside(target: Target) -> str | None:

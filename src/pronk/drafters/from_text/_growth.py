@@ -15,13 +15,13 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from pronk.drafters.from_text._automaton import Continuation, SuffixAutomaton
-from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.kernels.library import KernelsError, installed, open_library
-from pronk.kernels.suffixes import NUM_WAYS, Sprouter, Suffixes
-from pronk.tree import TokenTree
+from pronk.kernels.suffixes import NUM_WAYS, CompiledSuffixes, CompiledTreeGrower
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.tree import TokenTree
 
-__all__ = ["PRIORS", "CompiledGrowth", "Growth", "Limits", "Strings", "TreeGrowth", "growth", "strings"]
+__all__ = ["PRIORS", "CompiledGrowth", "SuffixIndex", "TreeGrower", "TreeGrowth", "TreeLimits", "growth", "strings"]
 
 # Kinds of guesses: a match of at least so many tokens, of whose occurrences at least such a share went on like this.
 _LENGTHS = (2, 4, 8)
@@ -52,8 +52,8 @@ def _way(*, stored: bool, length: int, share: float) -> int:
     return 16 * stored + 4 * bisect(_LENGTHS, length) + bisect(_SHARES, share)
 
 
-class Strings(Protocol):
-    """The strings of some texts, and what follows them: :class:`SuffixAutomaton`, or the kernels' ``Suffixes``."""
+class SuffixIndex(Protocol):
+    """The strings of some texts, and what follows them: :class:`SuffixAutomaton`, or the kernels' ``CompiledSuffixes``."""
 
     max_match: int
 
@@ -72,7 +72,7 @@ class Strings(Protocol):
         """Bytes of memory that are held."""
 
 
-class Limits(NamedTuple):
+class TreeLimits(NamedTuple):
     """What a tree may be.
 
     Attributes:
@@ -90,10 +90,10 @@ class Limits(NamedTuple):
     least: float
 
 
-class Growth(Protocol):
+class TreeGrower(Protocol):
     """Grows one request's trees."""
 
-    def grow(self, sources: Sequence[Any], tokens: Sequence[int], limits: Limits) -> TokenTree:
+    def grow(self, sources: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """What followed the longest ends of a text, likeliest first.
 
         Args:
@@ -112,13 +112,13 @@ def _library() -> Any:
         return None
 
 
-def strings(max_match: int) -> Strings:
+def strings(max_match: int) -> SuffixIndex:
     """Nothing yet, for matches of up to ``max_match`` tokens."""
     library = _library()
-    return SuffixAutomaton(max_match) if library is None else Suffixes(library, max_match)
+    return SuffixAutomaton(max_match) if library is None else CompiledSuffixes(library, max_match)
 
 
-def growth(rates: Rates, source: str) -> Growth:
+def growth(rates: AcceptanceRates, source: str) -> TreeGrower:
     """What grows the trees of a request with these rates; its nodes' origins name ``source``."""
     library = _library()
     return TreeGrowth(rates, source) if library is None else CompiledGrowth(library, rates, source)
@@ -127,13 +127,13 @@ def growth(rates: Rates, source: str) -> Growth:
 class CompiledGrowth:
     """Growing by the kernels."""
 
-    def __init__(self, library: Any, rates: Rates, source: str) -> None:
+    def __init__(self, library: Any, rates: AcceptanceRates, source: str) -> None:
         """A request with these rates."""
         self._rates, self._temperature = rates, rates.known.temperature
-        self._sprouter = Sprouter(library, rates.weight, rates.prior)
+        self._sprouter = CompiledTreeGrower(library, rates.weight, rates.prior)
         self._origins = [(source, way) for way in range(NUM_WAYS)]
 
-    def grow(self, sources: Sequence[Suffixes], tokens: Sequence[int], limits: Limits) -> TokenTree:
+    def grow(self, sources: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """What followed the longest ends of a text, likeliest first."""
         rates, sprouter, origins = self._rates, self._sprouter, self._origins
         if rates.known.temperature != self._temperature:
@@ -159,7 +159,7 @@ class _Place(NamedTuple):
     depth: int
 
 
-class _Guess(NamedTuple):
+class _Candidate(NamedTuple):
     """A token that may follow a place, and the kind of guess that it is."""
 
     place: _Place
@@ -176,10 +176,10 @@ class TreeGrowth:
         source: the name in nodes' origins.
     """
 
-    rates: Rates
+    rates: AcceptanceRates
     source: str
 
-    def grow(self, sources: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: Limits) -> TokenTree:
+    def grow(self, sources: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
         """What followed the longest ends of a text, likeliest first."""
         tree = _Tree(Trie(tokens[-1]), self.rates, limits, sources, self.source)
         for number, source in enumerate(sources):
@@ -197,11 +197,11 @@ class _Tree:
     """A tree that grows, and the guesses to come."""
 
     trie: Trie
-    rates: Rates
-    limits: Limits
+    rates: AcceptanceRates
+    limits: TreeLimits
     sources: Sequence[SuffixAutomaton]
     name: str
-    frontier: Frontier[_Guess] = field(default_factory=Frontier)
+    frontier: Frontier[_Candidate] = field(default_factory=Frontier)
 
     def offer(self, place: _Place, known: set[int]) -> None:
         """What follows a place, but for ``known``, which grows: what longer matches know already."""
@@ -218,7 +218,7 @@ class _Tree:
                 way = _way(stored=place.source > 0, length=place.length, share=each.times / total)
                 gain = above * self.rates.rate(way, depth)
                 if gain >= self.limits.least:
-                    self.frontier.offer(gain, _Guess(place, each, way))
+                    self.frontier.offer(gain, _Candidate(place, each, way))
 
     def grow(self) -> TokenTree:
         """The tree of the likeliest guesses."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from pronk.drafters.from_text._growth import Strings, strings
+from pronk.drafters.from_text._growth import SuffixIndex, strings
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 
@@ -53,7 +53,7 @@ class SuffixStore:
     max_match: int
     max_tokens: int
     path: Path | None = None
-    _generations: list[Strings] = field(default_factory=list, repr=False)
+    _generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
     # Where outputs are appended, once the file was opened, and how many tokens were since it was last read.
     _file: Path | None = field(default=None, repr=False)
@@ -61,7 +61,7 @@ class SuffixStore:
     _vocab_size: int = field(default=0, repr=False)
 
     @property
-    def generations(self) -> Sequence[Strings]:
+    def generations(self) -> Sequence[SuffixIndex]:
         """The automata, the young one first; none before the first output."""
         return self._generations
 

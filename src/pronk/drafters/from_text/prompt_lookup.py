@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from pronk.checks import check_integer
-from pronk.drafters.base import DraftContext, Guesser, Outcome
-from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Trie
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.proposer import DraftContext, Outcome, Proposer
+from pronk.speculation.tree import TokenTree
 
-__all__ = ["Lookup", "PromptLookup", "TextIndex"]
+__all__ = ["LookupState", "PromptLookup", "TextIndex"]
 
 # A text that repeats one phrase has many matches and one continuation; looking further would only take time.
 _MAX_MATCHES = 32
@@ -72,15 +72,15 @@ class TextIndex:
 
 
 @dataclass
-class Lookup:
+class LookupState:
     """One request's text, and how often each length of match was right."""
 
     index: TextIndex
-    rates: Rates
+    rates: AcceptanceRates
 
 
 @dataclass(frozen=True)
-class PromptLookup(Guesser[Lookup]):
+class PromptLookup(Proposer[LookupState]):
     """Options of prompt lookup.
 
     Attributes:
@@ -106,24 +106,24 @@ class PromptLookup(Guesser[Lookup]):
             msg = f"{self.name}: expected min_ngram at most max_ngram = {self.max_ngram}, found {self.min_ngram}"
             raise OptionError(msg)
 
-    def start(self, prompt: Sequence[int]) -> Lookup:
+    def start(self, prompt: Sequence[int]) -> LookupState:
         """An index of the prompt."""
         sizes = tuple(range(self.min_ngram, self.max_ngram + 1))
         priors = {3 * n + way: rate for n in sizes for way, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))}
-        state = Lookup(TextIndex(sizes), Rates(self.name, priors))
+        state = LookupState(TextIndex(sizes), AcceptanceRates(self.name, priors))
         state.index.extend(prompt)
         return state
 
-    def propose(self, contexts: Sequence[DraftContext[Lookup]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[LookupState]]) -> list[TokenTree]:
         """A trie of what followed earlier occurrences of each text's end."""
         return [self._tree(context) for context in contexts]
 
-    def observe(self, outcome: Outcome[Lookup]) -> None:
+    def observe(self, outcome: Outcome[LookupState]) -> None:
         """Index the committed tokens, and count what was right."""
         outcome.state.index.extend(outcome.committed)
         outcome.state.rates.learn(outcome)
 
-    def _tree(self, context: DraftContext[Lookup]) -> TokenTree:
+    def _tree(self, context: DraftContext[LookupState]) -> TokenTree:
         room, depth = min(self.num_tokens, context.max_nodes), min(self.num_tokens, context.max_depth)
         trie = Trie(context.tokens[-1])
         # Provisional tokens are not indexed yet, but they are where the text ends.
@@ -139,7 +139,7 @@ class PromptLookup(Guesser[Lookup]):
                     break
         return trie.tree(room)
 
-    def _grow(self, trie: Trie, chain: Sequence[int], size: int, rates: Rates) -> None:
+    def _grow(self, trie: Trie, chain: Sequence[int], size: int, rates: AcceptanceRates) -> None:
         node, gain = 0, 1.0
         for depth, token in enumerate(chain):
             way = 3 * size + (_OTHER if trie.forks(node, token) else _NEXT if depth else _FIRST)

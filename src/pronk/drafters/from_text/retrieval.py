@@ -27,14 +27,14 @@ from importlib.resources import files
 from pathlib import Path
 
 from pronk.checks import check_integer, check_path
-from pronk.drafters.base import DraftContext, Drafter, Guesser, Outcome
 from pronk.drafters.from_text.datastore.reader import Child, Datastore
-from pronk.drafters.shared.known import Known
-from pronk.drafters.shared.rates import Rates
 from pronk.drafters.shared.trie import Frontier, Trie
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.proposer import DraftContext, Drafter, Outcome, Proposer
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["BUNDLED", "Retrieval"]
 
@@ -88,7 +88,7 @@ class Retrieval(Drafter):
             msg = f"{self.name}: expected min_match at most max_match = {self.max_match}, found {self.min_match}"
             raise OptionError(msg)
 
-    def bind(self, target: Target) -> RetrievalGuesser:
+    def bind(self, target: Target) -> RetrievalProposer:
         """What guesses from the datastore, whose tokens have to be the model's.
 
         Raises:
@@ -104,10 +104,10 @@ class Retrieval(Drafter):
                 "one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
             )
             raise OptionError(msg)
-        return RetrievalGuesser(self, store, target)
+        return RetrievalProposer(self, store, target)
 
 
-class RetrievalGuesser(Guesser[Rates]):
+class RetrievalProposer(Proposer[AcceptanceRates]):
     """Retrieval from an open datastore.
 
     Attributes:
@@ -116,25 +116,25 @@ class RetrievalGuesser(Guesser[Rates]):
     """
 
     name = Retrieval.name
-    listens = False
+    observes_all_steps = False
 
     def __init__(self, options: Retrieval, store: Datastore, target: Target) -> None:
         self.options, self.store, self.target = options, store, target
 
-    def start(self, prompt: Sequence[int]) -> Rates:  # noqa: ARG002 - the text is the context's
+    def start(self, prompt: Sequence[int]) -> AcceptanceRates:  # noqa: ARG002 - the text is the context's
         """What is believed of guesses before any was verified."""
         priors = {way: _PRIORS[way // _WAYS][way % _WAYS] for way in range(len(_PRIORS) * _WAYS)}
-        return Rates(self.name, priors, Known.of(self.target))
+        return AcceptanceRates(self.name, priors, SharedAcceptance.of(self.target))
 
-    def propose(self, contexts: Sequence[DraftContext[Rates]]) -> list[TokenTree]:
+    def propose(self, contexts: Sequence[DraftContext[AcceptanceRates]]) -> list[TokenTree]:
         """The likeliest continuations of each text's end."""
         return [self._tree(context) for context in contexts]
 
-    def observe(self, outcome: Outcome[Rates]) -> None:
+    def observe(self, outcome: Outcome[AcceptanceRates]) -> None:
         """Learn how far the datastore can be trusted with this text."""
         outcome.state.learn(outcome)
 
-    def _tree(self, context: DraftContext[Rates]) -> TokenTree:
+    def _tree(self, context: DraftContext[AcceptanceRates]) -> TokenTree:
         """Best first: the likeliest node that is not in the tree comes in, and its children become candidates."""
         trie = Trie(context.tokens[-1])
         options, store = self.options, self.store

@@ -30,14 +30,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pronk.checks import check_integer, check_number, check_path
-from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome
-from pronk.drafters.from_text._growth import PRIORS, Growth, Limits, Strings, growth, strings
+from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeGrower, TreeLimits, growth, strings
 from pronk.drafters.from_text._suffix_store import SuffixStore
-from pronk.drafters.shared.known import Known
-from pronk.drafters.shared.rates import Rates
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.speculation.acceptance_rates import AcceptanceRates
+from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer
+from pronk.speculation.shared_acceptance import SharedAcceptance
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
 __all__ = ["Suffix", "SuffixState"]
 
@@ -54,9 +54,9 @@ class SuffixState:
         private: whether other requests may not learn from it.
     """
 
-    text: Strings
-    rates: Rates
-    growth: Growth = field(repr=False, compare=False)
+    text: SuffixIndex
+    rates: AcceptanceRates
+    growth: TreeGrower = field(repr=False, compare=False)
     output: list[int] = field(default_factory=list)
     private: bool = False
 
@@ -97,14 +97,14 @@ class Suffix(Drafter):
             msg = f"{self.name}: expected store_tokens of at least 1 for the store {self.store}, found 0"
             raise OptionError(msg)
 
-    def bind(self, target: Target) -> SuffixGuesser:
+    def bind(self, target: Target) -> SuffixProposer:
         """What guesses by these options; reads the store's file."""
         past = SuffixStore(self.max_match, self.store_tokens, None if self.store is None else Path(self.store))
         past.open(target.vocabulary, target.decoder.config.vocab_size)
-        return SuffixGuesser(self, past, target)
+        return SuffixProposer(self, past, target)
 
 
-class SuffixGuesser(Guesser[SuffixState]):
+class SuffixProposer(Proposer[SuffixState]):
     """Suffix decoding with what it remembers.
 
     Attributes:
@@ -117,11 +117,11 @@ class SuffixGuesser(Guesser[SuffixState]):
 
     def __init__(self, options: Suffix, past: SuffixStore, target: Target) -> None:
         self.options, self.past, self.target = options, past, target
-        self.listens = options.store_tokens > 0
+        self.observes_all_steps = options.store_tokens > 0
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
-        rates = Rates(self.name, PRIORS, Known.of(self.target))
+        rates = AcceptanceRates(self.name, PRIORS, SharedAcceptance.of(self.target))
         return SuffixState(strings(self.options.max_match), rates, growth(rates, self.name))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
@@ -132,7 +132,7 @@ class SuffixGuesser(Guesser[SuffixState]):
         """The rates learn."""
         state = outcome.state
         state.rates.learn(outcome)
-        if self.listens:
+        if self.observes_all_steps:
             state.output.extend(outcome.committed)
         state.private = outcome.params.rejects
 
@@ -147,6 +147,6 @@ class SuffixGuesser(Guesser[SuffixState]):
         state.text.extend(context.tokens[state.text.num_tokens : context.root + 1])
         width = min(options.num_nodes, context.max_nodes)
         least = 0.0 if costs is None else costs.least_gain(requests)
-        limits = Limits(width, context.max_depth, options.min_match, options.depth_factor, least)
+        limits = TreeLimits(width, context.max_depth, options.min_match, options.depth_factor, least)
         # Provisional tokens are among no strings yet, but they are where the text ends.
         return state.growth.grow([state.text, *self.past.generations], context.tokens, limits)

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from pronk.choosing.chooser import Guess
-from pronk.drafters.base import DraftContext, Drafter, Guesser
-from pronk.drafters.shared.calibration import Calibration
-from pronk.drafters.target import Target
-from pronk.tree import Origin, TokenTree
+from pronk.sampling.sampler import DraftToken
+from pronk.speculation.calibration import Calibration
+from pronk.speculation.proposer import DraftContext, Drafter, Proposer
+from pronk.speculation.target import Target
+from pronk.speculation.tree import Origin, TokenTree
 
-__all__ = ["Chain", "ChainDrafter", "ChainGuesser", "Stop", "grow"]
+__all__ = ["Chain", "ChainDrafter", "ChainProposer", "Stop", "grow"]
 
 State = TypeVar("State")
 
@@ -30,7 +30,7 @@ class Chain:
 
     Attributes:
         context: the request.
-        guesses: the tokens drafted so far, with how they were chosen.
+        draft_tokens: the tokens drafted so far, with how they were chosen.
         gains: the probability that the walk reaches each, as far as it is known.
         origin: who made each guess, and how confidently.
         reached: the product of the confidences down to each: what the drafter itself believes.
@@ -38,14 +38,14 @@ class Chain:
 
     def __init__(self, context: DraftContext[Any], calibration: Calibration) -> None:
         self.context = context
-        self.guesses: list[Guess] = []
+        self.draft_tokens: list[DraftToken] = []
         self.gains: list[float] = []
         self.reached: list[float] = []
         self.origin: list[Origin] = []
         self._calibration = calibration
 
     def __len__(self) -> int:
-        return len(self.guesses)
+        return len(self.draft_tokens)
 
     @property
     def full(self) -> bool:
@@ -60,30 +60,32 @@ class Chain:
     @property
     def tokens(self) -> list[int]:
         """The token ids."""
-        return [guess.token for guess in self.guesses]
+        return [guess.token for guess in self.draft_tokens]
 
     @property
     def drawn(self) -> tuple[Tensor | None, ...] | None:
         """What the root and each token were drawn from, where that matters."""
         return (
-            (None, *(guess.q for guess in self.guesses)) if self.context.params.rejects and self.context.draws else None
+            (None, *(guess.q for guess in self.draft_tokens))
+            if self.context.params.rejects and self.context.draws
+            else None
         )
 
     def add(self, logits: Tensor) -> bool:
         """Choose the next token by the drafter's logits ``[vocab]``; returns whether there was one."""
         context = self.context
-        guess = context.chooser.guess(logits, context.root, draw=context.draws)
+        guess = context.sampler.guess(logits, context.root, draw=context.draws)
         if guess is not None:
             self.take(guess)
         return guess is not None
 
-    def take(self, guess: Guess) -> None:
+    def take(self, guess: DraftToken) -> None:
         """The next token is chosen."""
-        self.context.chooser.advance(guess.token)
-        self.guesses.append(guess)
+        self.context.sampler.advance(guess.token)
+        self.draft_tokens.append(guess)
         self.reached.append((self.reached[-1] if self.reached else 1.0) * guess.confidence)
         self.origin.append(self._calibration.origin(guess.confidence))
-        rate = self._calibration.rate(self.origin[-1], len(self.guesses))
+        rate = self._calibration.rate(self.origin[-1], len(self.draft_tokens))
         self.gains.append((self.gains[-1] if self.gains else 1.0) * rate)
 
     def tree(self) -> TokenTree:
@@ -116,11 +118,11 @@ class ChainDrafter(Drafter):
         return self.name
 
     @abstractmethod
-    def bind(self, target: Target) -> ChainGuesser[Any]:
+    def bind(self, target: Target) -> ChainProposer[Any]:
         """What guesses for the target by these options."""
 
 
-class ChainGuesser(Guesser[State], ChainDrafter):
+class ChainProposer(Proposer[State], ChainDrafter):
     """Guesses token after token."""
 
     @abstractmethod
@@ -153,7 +155,7 @@ def grow(
     live = [number for number, chain in enumerate(chains) if not chain.full]
     with ExitStack() as loans:
         for chain in chains:
-            loans.enter_context(chain.context.chooser.after())
+            loans.enter_context(chain.context.sampler.after())
         while live:
             rows = logits(live)
             live = [

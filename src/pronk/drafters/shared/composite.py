@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pronk.drafters.base import DraftContext, Drafter, Guesser, Needs, Outcome, guesser_of
-from pronk.drafters.target import Target
 from pronk.errors import OptionError
-from pronk.tree import TokenTree
+from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer, bind_proposer
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
-__all__ = ["Composite", "CompositeGuesser", "Parts"]
+__all__ = ["Composite", "CompositeProposer", "Parts"]
 
 # One state per part.
 Parts = tuple[Any, ...]
@@ -33,16 +33,16 @@ class Composite(Drafter):
             msg = f"{self.name}: parts: expected a tuple of drafters, found {self.parts!r}"
             raise OptionError(msg)
 
-    def bind_parts(self, target: Target) -> tuple[Guesser[Any], ...]:
+    def bind_parts(self, target: Target) -> tuple[Proposer[Any], ...]:
         """What guesses for each part."""
-        return tuple(guesser_of(part, target) for part in self.parts)
+        return tuple(bind_proposer(part, target) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class _Stop:
     """Stops a part at the end of a stack, where an error that is there already goes on."""
 
-    part: Guesser[Any]
+    part: Proposer[Any]
     state: Any
 
     def __call__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -53,26 +53,26 @@ class _Stop:
                 raise
 
 
-class CompositeGuesser(Guesser[Parts]):
+class CompositeProposer(Proposer[Parts]):
     """Several guessers, each with its own state; all of them learn from every step.
 
     Attributes:
         parts: in order of precedence.
         needs: what any of them reads.
         proposes: whether any of them does.
-        listens: the same.
-        chooses: whether all of them do.
+        observes_all_steps: the same.
+        self_budgeting: whether all of them do.
         models: of all of them.
     """
 
-    def __init__(self, parts: Sequence[Guesser[Any]]) -> None:
+    def __init__(self, parts: Sequence[Proposer[Any]]) -> None:
         self.parts = tuple(parts)
         wants = [part.needs for part in self.parts]
         hidden = tuple(sorted({layer for want in wants for layer in want.hidden}))
         self.needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
         self.proposes = any(part.proposes for part in self.parts)
-        self.chooses = all(part.chooses for part in self.parts)
-        self.listens = any(part.listens for part in self.parts)
+        self.self_budgeting = all(part.self_budgeting for part in self.parts)
+        self.observes_all_steps = any(part.observes_all_steps for part in self.parts)
         self.models = tuple(model for part in self.parts for model in part.models)
 
     def bind(self, target: Target) -> Self:
@@ -96,10 +96,10 @@ class CompositeGuesser(Guesser[Parts]):
         for part, own in zip(self.parts, outcome.state, strict=True):
             part.observe(replace(outcome, state=own))
 
-    def give_way(self, state: Parts) -> None:
+    def on_preempt(self, state: Parts) -> None:
         """Every part's places go."""
         for part, own in zip(self.parts, state, strict=True):
-            part.give_way(own)
+            part.on_preempt(own)
 
     def stop(self, state: Parts) -> None:
         """Every part's state goes, whatever others raise; of several errors it is the first."""

@@ -23,21 +23,21 @@ from typing import Any
 from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
-from pronk.cache.blocks import BlockTable
-from pronk.choosing.chooser import Guess
-from pronk.drafters.base import DraftContext
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, open_pool, shared_prefix
 from pronk.drafters.shared.vocabulary.translation import Reencoder, Translation
-from pronk.drafters.target import Target
 from pronk.errors import CacheFullError, OptionError
+from pronk.execution.attention import Segment
+from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.interrupts import interrupted, uninterrupted
-from pronk.model.loader import computed_in, covers, load_decoder, parse_dtype, read_config, resolve_model
-from pronk.passes.attention import Segment
-from pronk.passes.costs import PassCosts
-from pronk.passes.runner import Job, Runner
-from pronk.text.tokenizer import Tokenizer
-from pronk.tree import TokenTree
+from pronk.kv_cache.blocks import BlockTable
+from pronk.models.loader import computed_in, covers, load_decoder, parse_dtype, read_config, resolve_model
+from pronk.sampling.sampler import DraftToken
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
+from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Draft", "DraftLane"]
 
@@ -47,7 +47,7 @@ class DraftLane:
     """What the draft's cache holds of one request: its text, and behind it the tree of the last proposal.
 
     Attributes:
-        table: the places of the text, and of the tree's nodes behind it.
+        block_table: the places of the text, and of the tree's nodes behind it.
         tokens: the text, in the draft's ids.
         tree: the nodes, in the draft's ids, or ``None``; its root is the token after the text.
         certain: number of leading tokens that were certain at the last proposal, and so are the same now.
@@ -56,7 +56,7 @@ class DraftLane:
         reencoder: for a draft that has other tokens than the target.
     """
 
-    table: BlockTable = field(default_factory=BlockTable)
+    block_table: BlockTable = field(default_factory=BlockTable)
     tokens: list[int] = field(default_factory=list)
     tree: TokenTree | None = None
     certain: int = 0
@@ -74,7 +74,7 @@ class Draft:
         context: positions that the model has.
     """
 
-    def __init__(self, runner: Runner, translation: Translation) -> None:
+    def __init__(self, runner: ModelRunner, translation: Translation) -> None:
         self.runner = runner
         self.translation = translation
         self.context = runner.decoder.config.context
@@ -107,11 +107,11 @@ class Draft:
             device = target.cache.device
             decoder = load_decoder(path, config, dtype=kind, device=device, kernels=kernels, weights=weights)
             pool = open_pool(target, config, computed_in(kind, kernels), kernels)
-            return cls(Runner(decoder, pool, clock=target.clock), translation)
+            return cls(ModelRunner(decoder, pool, clock=target.clock), translation)
 
         return target.share(path, dtype, weights, make=make)
 
-    def costs(self, context: int, requests: int) -> PassCosts | None:
+    def costs(self, context: int, requests: int) -> CostCurve | None:
         """What its passes cost by their rows; ``None`` before there was one.
 
         Args:
@@ -128,7 +128,7 @@ class Draft:
         """Give back what a lane holds."""
         with uninterrupted():
             self._learn(lane)
-            self.runner.cache.release(lane.table)
+            self.runner.cache.release(lane.block_table)
             lane.tokens.clear()
             lane.tree = None
 
@@ -161,7 +161,7 @@ class Draft:
                     text = lane.reencoder.tokens
                 self._recall(lane, text, context.salt)
                 self._follow(lane, text, same)
-                lane.certain = context.table.length + 1  # what follows may be guesses, which come and go
+                lane.certain = context.block_table.length + 1  # what follows may be guesses, which come and go
                 lane.settled = lane.certain if lane.reencoder is None else same
                 self._learn(lane)
                 fits = self._reserve(lane, len(text), context)
@@ -200,7 +200,7 @@ class Draft:
 
     def grows(self, context: DraftContext[Any]) -> bool:
         """Whether :meth:`grow` can be asked for a request."""
-        return self.runner.grows and self.translation.nothing_to_do and context.chooser.guesses_alone
+        return self.runner.grows and self.translation.nothing_to_do and context.sampler.drafts_statelessly
 
     def grow(self, lane: DraftLane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
         """Read one request's text, and add guesses to its chain until it is full or ends: one call of the kernels."""
@@ -210,13 +210,13 @@ class Draft:
         steps = min(chain.most, 1 + self.room(lane) - len(new))
         job = self.job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
 
-        def hear(guess: Guess) -> bool:
+        def hear(guess: DraftToken) -> bool:
             chain.take(guess)
             return not (interrupted() or chain.full or ends(chain))
 
         # Nobody could be told of an interruption in the midst of it.
-        with chain.context.chooser.after(), uninterrupted():
-            passes = self.runner.grow(job, chain.context.chooser, steps, hear)
+        with chain.context.sampler.after(), uninterrupted():
+            passes = self.runner.grow(job, chain.context.sampler, steps, hear)
             _settle(lane, [*new, *chain.tokens[: passes - 1]])
 
     def branch(
@@ -243,9 +243,9 @@ class Draft:
                 lane.tree = tree
         return rows
 
-    def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> Job:
-        """A lane's share of a pass over ``tree``, its first ``computed`` nodes left out, as :class:`Job` has it."""
-        return Job(Segment(lane.table, tree, computed), wanted, len(lane.tokens) or wanted.start + 1)
+    def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> ForwardJob:
+        """A lane's share of a pass over ``tree``, its first ``computed`` nodes left out, as :class:`ForwardJob` has it."""
+        return ForwardJob(Segment(lane.block_table, tree, computed), wanted, len(lane.tokens) or wanted.start + 1)
 
     def cut(self, lane: DraftLane, length: int) -> None:
         """Forget what a lane holds beyond the first ``length`` tokens of its text."""
@@ -259,14 +259,14 @@ class Draft:
 
     def places(self, lane: DraftLane) -> int:
         """How many more tokens the cache has places for; there may be fewer than were asked for."""
-        return len(lane.table.blocks) * self.runner.cache.block_size - len(lane.tokens)
+        return len(lane.block_table.blocks) * self.runner.cache.block_size - len(lane.tokens)
 
     def ids(self, tokens: Sequence[int]) -> list[int]:
         """The draft's ids of tokens that it guessed."""
         ids = [self.translation.to_draft(token) for token in tokens]
         return [token for token in ids if token is not None]
 
-    def _run(self, jobs: Sequence[Job]) -> list[Tensor]:
+    def _run(self, jobs: Sequence[ForwardJob]) -> list[Tensor]:
         result = self.runner.forward(jobs)
         self.runner.learn(jobs, result.context, result.seconds)
         return [self.translation.to_target(each[:].float()) for each in result.logits]
@@ -274,13 +274,13 @@ class Draft:
     def _recall(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
         """Let a new lane begin with what the cache has of its text."""
         lane.salt = salt
-        found = None if lane.table.blocks or lane.tokens else self.runner.cache.match(text, salt)
+        found = None if lane.block_table.blocks or lane.tokens else self.runner.cache.match(text, salt)
         if found is not None:
-            lane.table, lane.tokens = found, list(text[: found.length])
+            lane.block_table, lane.tokens = found, list(text[: found.length])
 
     def _learn(self, lane: DraftLane) -> None:
         """Remember what will stay of a lane's text."""
-        self.runner.cache.learn(lane.table, lane.tokens, lane.salt, lane.settled)
+        self.runner.cache.learn(lane.block_table, lane.tokens, lane.salt, lane.settled)
 
     def _follow(self, lane: DraftLane, text: Sequence[int], same: int) -> None:
         """Keep as much of what the lane holds as the text begins with, but for the text's last token.
@@ -290,7 +290,7 @@ class Draft:
         held = shared_prefix(lane.tokens, text, same)
         if lane.tree is not None and held == len(lane.tokens) < len(text) - 1:
             path = _path(lane.tree, text[held:-1])
-            self.runner.cache.commit(lane.table, path)
+            self.runner.cache.commit(lane.block_table, path)
             _settle(lane, text[held : held + len(path)])
         else:
             self._keep(lane, min(held, len(text) - 1))
@@ -298,16 +298,16 @@ class Draft:
 
     def _keep(self, lane: DraftLane, length: int) -> None:
         del lane.tokens[length:]
-        self.runner.cache.rollback(lane.table, length)
+        self.runner.cache.rollback(lane.block_table, length)
 
     def _reserve(self, lane: DraftLane, length: int, context: DraftContext[Any]) -> bool:
         """Find places for the text, and at first for all that will follow, so that the blocks lie in a run."""
         if length > self.context:
             return False
-        to_come = max(context.max_depth, context.params.max_tokens - context.chooser.context.num_chosen)
+        to_come = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_chosen)
         for more in (to_come, 0):  # or as much as it takes now
             try:
-                self.runner.cache.prepare(lane.table, length + more + context.max_nodes)
+                self.runner.cache.prepare(lane.block_table, length + more + context.max_nodes)
             except CacheFullError:
                 continue
             return True
@@ -317,7 +317,7 @@ class Draft:
 def _settle(lane: DraftLane, new: Sequence[int]) -> None:
     """A lane's text goes on with ``new``, of which its cache has the rows."""
     lane.tokens += new
-    lane.table.length = len(lane.tokens)
+    lane.block_table.length = len(lane.tokens)
 
 
 def _path(tree: TokenTree, text: Sequence[int]) -> list[int]:

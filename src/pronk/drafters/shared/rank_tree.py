@@ -107,7 +107,7 @@ def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...]
 def main_chain_first(paths: Sequence[Path]) -> tuple[Path, ...]:
     """The same tree with the chain of likeliest children, from the root down, in front; the others keep their order.
 
-    Keys and values of that chain lie as if it had been decoded plainly (:class:`~pronk.tree.TokenTree`).
+    Keys and values of that chain lie as if it had been decoded plainly (:class:`~pronk.speculation.tree.TokenTree`).
     """
     chain = list[Path]()
     while children := [path for path in paths if path[:-1] == (chain[-1] if chain else ())]:

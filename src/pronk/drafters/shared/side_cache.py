@@ -20,19 +20,19 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeTable
-from pronk.cache.blocks import BlockTable
-from pronk.cache.paged import PagedCache
-from pronk.drafters.base import DraftContext
-from pronk.drafters.target import Target
 from pronk.errors import CacheFullError
+from pronk.execution.attention import PagedAttention, Segment
 from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
-from pronk.model.decoder import Attend
-from pronk.model.program import Program, Rows
-from pronk.passes.attention import PagedAttention, Segment
-from pronk.tree import TokenTree
+from pronk.kv_cache.blocks import BlockTable
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Attend
+from pronk.models.program import Program, ProgramRows
+from pronk.speculation.proposer import DraftContext
+from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 
-__all__ = ["CHUNK", "Forward", "Parts", "SideCache", "SideLane", "open_pool", "shared_prefix"]
+__all__ = ["CHUNK", "AttendingModule", "Forward", "SideCache", "SideLane", "open_pool", "shared_prefix"]
 
 # Rows in a pass over new text: a long prompt goes through in parts.
 CHUNK = 512
@@ -44,7 +44,7 @@ Apply = Callable[[int, Tensor], Tensor]
 Forward = Callable[[Tensor, Apply], Tensor]
 
 
-class Parts(Protocol):
+class AttendingModule(Protocol):
     """A module whose parts attend, each to its own layer of a cache, from ``[rows, size]`` to the same shape."""
 
     config: ModelConfig
@@ -63,13 +63,13 @@ class SideLane:
     """What a cache beside the target's holds of one request.
 
     Attributes:
-        table: the places of the rows.
+        block_table: the places of the rows.
         tokens: the text that they belong to.
         certain: number of leading tokens that were certain at the last proposal, and so are the same now.
         salt: of the request.
     """
 
-    table: BlockTable = field(default_factory=BlockTable)
+    block_table: BlockTable = field(default_factory=BlockTable)
     tokens: list[int] = field(default_factory=list)
     certain: int = 0
     salt: bytes = b""
@@ -84,7 +84,7 @@ class SideCache:
         cache: these, one layer for each part.
     """
 
-    def __init__(self, target: Target, module: Parts) -> None:
+    def __init__(self, target: Target, module: AttendingModule) -> None:
         self.target = target
         self.module = module
         self.cache = open_pool(target, module.config)
@@ -100,22 +100,24 @@ class SideCache:
         text, size = context.tokens, self.cache.block_size
         self._recall(lane, context)
         held = shared_prefix(lane.tokens, text, lane.certain)
-        lane.certain = context.table.length + 1  # what follows may be guesses, which come and go
+        lane.certain = context.block_table.length + 1  # what follows may be guesses, which come and go
         # What has left a sliding window cannot be read any more, and is seen by none of the later tokens.
-        gone = context.table.released * self.target.cache.block_size
+        gone = context.block_table.released * self.target.cache.block_size
         window = self.cache.config.window
         with uninterrupted():
             lane.tokens[held:] = text[held:gone]
-            self.cache.rollback(lane.table, len(lane.tokens))
+            self.cache.rollback(lane.block_table, len(lane.tokens))
             self._learn(lane)
             # The next row is that behind those held, and looks back from there.
-            self.cache.release_before(lane.table, gone if window is None or held < gone else max(0, held + 1 - window))
-            if not lane.table.blocks:
-                lane.table.released = gone // size
+            self.cache.release_before(
+                lane.block_table, gone if window is None or held < gone else max(0, held + 1 - window)
+            )
+            if not lane.block_table.blocks:
+                lane.block_table.released = gone // size
             if window is None:  # all that will follow at once, so that the blocks lie in a run
-                room += max(context.max_depth, context.params.max_tokens - context.chooser.context.num_chosen)
+                room += max(context.max_depth, context.params.max_tokens - context.sampler.context.num_chosen)
             try:
-                self.cache.prepare(lane.table, len(text) + room)
+                self.cache.prepare(lane.block_table, len(text) + room)
             except CacheFullError:
                 return False
         return True
@@ -123,12 +125,12 @@ class SideCache:
     def _recall(self, lane: SideLane, context: DraftContext[Any]) -> None:
         """Let a new lane begin with what the cache has of its text, but for the last row of the target's."""
         lane.salt = context.salt
-        if lane.table.blocks or lane.tokens or self.cache.config.window is not None:
+        if lane.block_table.blocks or lane.tokens or self.cache.config.window is not None:
             return
         with uninterrupted():
-            found = self.cache.match(context.tokens[: context.table.length], lane.salt)
+            found = self.cache.match(context.tokens[: context.block_table.length], lane.salt)
             if found is not None:
-                lane.table, lane.tokens = found, list(context.tokens[: found.length])
+                lane.block_table, lane.tokens = found, list(context.tokens[: found.length])
 
     def _learn(self, lane: SideLane) -> None:
         """Remember the rows of certain tokens.
@@ -136,24 +138,24 @@ class SideCache:
         Not behind a window: a lane may begin where the target's did not hold the first rows any more.
         """
         if self.cache.config.window is None:
-            self.cache.learn(lane.table, lane.tokens, lane.salt, max(0, lane.certain - 1))
+            self.cache.learn(lane.block_table, lane.tokens, lane.salt, max(0, lane.certain - 1))
 
     def release(self, lane: SideLane) -> None:
         """Give back what a lane holds."""
         with uninterrupted():
             self._learn(lane)
-            self.cache.release(lane.table)
+            self.cache.release(lane.block_table)
             lane.tokens.clear()
 
     def catch_up(
-        self, lane: SideLane, text: Sequence[int], table: BlockTable, layer: int, forward: Forward
+        self, lane: SideLane, text: Sequence[int], block_table: BlockTable, layer: int, forward: Forward
     ) -> Tensor | None:
         """Run what the target's cache holds of ``text`` and the lane does not.
 
         Args:
             lane: after :meth:`ready`.
             text: the request's tokens.
-            table: of the target's cache.
+            block_table: of the target's cache.
             layer: number of the layer whose outputs are read; they must have been kept.
             forward: what to make of its parts.
 
@@ -161,9 +163,9 @@ class SideCache:
             What it says after the last of these tokens, or ``None`` if there was none to run.
         """
         last = None
-        for start in range(len(lane.tokens), table.length, CHUNK):
-            stop = min(start + CHUNK, table.length)
-            rows = self.target.cache.read_hidden(layer, table, start, stop)
+        for start in range(len(lane.tokens), block_table.length, CHUNK):
+            stop = min(start + CHUNK, block_table.length)
+            rows = self.target.cache.read_hidden(layer, block_table, start, stop)
             last = self.run([lane], [text[start:stop]], [rows], forward)[0][-1]
         return last
 
@@ -182,24 +184,24 @@ class SideCache:
         Returns:
             What it says at each row.
         """
-        segments = [Segment(lane.table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
+        segments = [Segment(lane.block_table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
         said = forward(torch.cat(list(rows)), self._apply(segments))
         with uninterrupted():
             for lane, new in zip(lanes, tokens, strict=True):
                 lane.tokens += new
-                lane.table.length = len(lane.tokens)
+                lane.block_table.length = len(lane.tokens)
         return list(said.split([len(new) for new in tokens]))
 
     def _apply(self, segments: Sequence[Segment]) -> Apply:
         """How the module's parts are run over these rows."""
-        places = [place for s in segments for place in range(s.table.length, s.table.length + s.rows)]
+        places = [place for s in segments for place in range(s.block_table.length, s.block_table.length + s.rows)]
         kernels = self.cache.kernels
         if kernels is None:
             positions = torch.tensor(places, device=self.cache.device)
             rope = self.target.decoder.rope(positions, positions + 1, self.cache.dtype)
             attend = PagedAttention(self.cache.config, self.cache, segments)
             return lambda index, x: self.module.part(index, x, rope, attend)
-        packed = Rows().add([(segment.table, segment.tree, 0) for segment in segments])
+        packed = ProgramRows().add([(segment.block_table, segment.tree, 0) for segment in segments])
         if self._rope.dynamic:
             packed.rotate(0, self._rope.lines(places, [place + 1 for place in places]), by_row=True)
         elif self._rope.config is not None:

@@ -6,34 +6,34 @@ from collections.abc import Container
 from heapq import heappop, heappush, nsmallest
 from typing import Generic, TypeVar
 
-from pronk.tree import Origin, TokenTree
+from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["Frontier", "Trie"]
 
-Guess = TypeVar("Guess")
+DraftToken = TypeVar("DraftToken")
 
 
-class Frontier(Generic[Guess]):
+class Frontier(Generic[DraftToken]):
     """Guesses that a tree may grow by: the largest gain comes out first, among equals what was offered first."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Guess]] = []
+        self._heap: list[tuple[float, int, DraftToken]] = []
         self._offered = 0
 
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def offer(self, gain: float, guess: Guess) -> None:
+    def offer(self, gain: float, guess: DraftToken) -> None:
         """A guess and its gain."""
         # The number decides between equals, so that guesses are never compared.
         self._offered += 1
         heappush(self._heap, (-gain, self._offered, guess))
 
-    def best(self, count: int) -> list[Guess]:
+    def best(self, count: int) -> list[DraftToken]:
         """The likeliest guesses, which stay."""
         return [guess for _, _, guess in nsmallest(count, self._heap)]
 
-    def take(self) -> tuple[float, Guess]:
+    def take(self) -> tuple[float, DraftToken]:
         """The likeliest guess, with its gain."""
         loss, _, guess = heappop(self._heap)
         return -loss, guess

@@ -11,20 +11,20 @@ from uuid import uuid4
 from pydantic import Field, model_validator
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.ask import Body, Text, Work, leaps, refuse, usage
+from pronk.server.protocol.request import GenerationWork, RequestBody, Text, leaps, refuse, usage
 from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
-from pronk.server.protocol.tools import CalledMessage, ToolAsk, ToolCall
-from pronk.server.settings import Limits
-from pronk.text.chat.tools import ToolForm
-from pronk.text.tokenizer import Tokenizer
+from pronk.server.protocol.tools import ToolCall, ToolCallMessage, ToolRequest
+from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.tools import ToolForm
+from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["ChatAnswer", "ChatAsk", "Message", "TextPart", "Turn", "plain_messages"]
+__all__ = ["ChatMessage", "ChatReply", "ChatRequest", "ChatTurn", "TextPart", "plain_messages"]
 
 
 _MOST_CALLS = 128  # in one message; OpenAI's
 
 
-class TextPart(Body):
+class TextPart(RequestBody):
     """A part of a message; models of text read no other type."""
 
     type: Literal["text", "input_text", "output_text"]
@@ -33,7 +33,7 @@ class TextPart(Body):
     logprobs: list[Any] | None = Field(None, description="of an answer that comes back: not used")
 
 
-class Turn(Body):
+class ChatTurn(RequestBody):
     """Who says what."""
 
     role: str
@@ -48,7 +48,7 @@ class Turn(Body):
         }
 
 
-class Message(Turn):
+class ChatMessage(ChatTurn):
     """A turn of a conversation. What answers of this server have beside text and calls may come back, being empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -74,17 +74,17 @@ class Message(Turn):
         return {**value, "content": ""} if called and value.get("content") is None else value
 
     def plain(self) -> dict[str, Any]:
-        """See :meth:`Turn.plain`."""
+        """See :meth:`ChatTurn.plain`."""
         calls = [call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls or ()]
         more = {"name": self.name, "tool_calls": calls or None, "tool_call_id": self.tool_call_id}
         return {**super().plain(), **{name: value for name, value in more.items() if value is not None}}
 
 
-class ChatAsk(ToolAsk):
+class ChatRequest(ToolRequest):
     """What ``/v1/chat/completions`` takes."""
 
     idle: ClassVar = {
-        **ToolAsk.idle,
+        **ToolRequest.idle,
         "functions": [[]],
         "function_call": ["none", "auto"],
         "modalities": [["text"]],
@@ -92,13 +92,13 @@ class ChatAsk(ToolAsk):
         "verbosity": ["medium"],
     }
 
-    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, le=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
 
-    def check(self, limits: Limits) -> None:
+    def check(self, limits: RequestLimits) -> None:
         """Hold the options to the server's limits; see :meth:`Ask.check`."""
         super().check(limits)
         if self.top_logprobs is not None and not self.logprobs:
@@ -120,7 +120,7 @@ class ChatAsk(ToolAsk):
         tokenizer: Tokenizer,
         frame: dict[str, Any],
         form: ToolForm | None = None,
-    ) -> Work:
+    ) -> GenerationWork:
         """What is to be done.
 
         Args:
@@ -132,16 +132,16 @@ class ChatAsk(ToolAsk):
         """
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         params = self.params(max_tokens, logprobs, guide=self.guide() if form is None else self.call_guide(form))
-        return Work([prompt], params, ChatAnswer(self, frame, TokenTexts(tokenizer), form))
+        return GenerationWork([prompt], params, ChatReply(self, frame, TokenTexts(tokenizer), form))
 
 
-def plain_messages(messages: Sequence[Turn]) -> list[dict[str, Any]]:
+def plain_messages(messages: Sequence[ChatTurn]) -> list[dict[str, Any]]:
     """Messages as templates know them."""
     return [message.plain() for message in messages]
 
 
 @dataclass
-class ChatAnswer:
+class ChatReply:
     """Puts the replies of ``/v1/chat/completions`` together.
 
     Attributes:
@@ -151,7 +151,7 @@ class ChatAnswer:
         form: how the model calls tools, where it may.
     """
 
-    ask: ChatAsk
+    ask: ChatRequest
     frame: dict[str, Any]
     texts: TokenTexts
     form: ToolForm | None = None
@@ -166,7 +166,7 @@ class ChatAnswer:
         self._called = (
             []
             if self.form is None
-            else [CalledMessage(self.form, self.ask.allowed, free=self.ask.free) for _ in range(self.n)]
+            else [ToolCallMessage(self.form, self.ask.allowed, free=self.ask.free) for _ in range(self.n)]
         )
 
     def start(self) -> list[dict[str, Any]]:

@@ -12,13 +12,13 @@ from uuid import uuid4
 from pydantic import Discriminator, Field, Tag
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.ask import Ids, Text, Texts, Work, leaps, refuse, unsupported, usage
-from pronk.server.protocol.guides import GuidedAsk
+from pronk.server.protocol.guides import GuidedRequest
+from pronk.server.protocol.request import GenerationWork, Ids, Text, Texts, leaps, refuse, unsupported, usage
 from pronk.server.protocol.tokens import Report, TokenTexts
-from pronk.server.settings import Limits
-from pronk.text.tokenizer import Tokenizer
+from pronk.server.settings import RequestLimits
+from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["CompletionAnswer", "CompletionAsk"]
+__all__ = ["CompletionReply", "CompletionRequest"]
 
 _MAX_TOKENS = 16  # OpenAI's default
 
@@ -31,7 +31,7 @@ def _kind(prompt: Any) -> str:
     return "lists" if isinstance(first, list) else "texts" if isinstance(first, str) else "ids"
 
 
-class CompletionAsk(GuidedAsk):
+class CompletionRequest(GuidedRequest):
     """What ``/v1/completions`` takes."""
 
     prompt: Annotated[
@@ -55,7 +55,7 @@ class CompletionAsk(GuidedAsk):
             return [[token for token in self.prompt if isinstance(token, int)]]
         return [text for text in self.prompt if not isinstance(text, int)]
 
-    def check(self, limits: Limits) -> None:
+    def check(self, limits: RequestLimits) -> None:
         """Hold the options to the server's limits; see :meth:`Ask.check`."""
         super().check(limits)
         count = len(self.texts())
@@ -72,7 +72,7 @@ class CompletionAsk(GuidedAsk):
         if self.stream and self.echo and self.logprobs is not None:
             raise unsupported("logprobs", "the prompt's come when all is done; expected stream: false beside echo")
 
-    def work(self, prompts: Sequence[list[int]], tokenizer: Tokenizer, frame: dict[str, Any]) -> Work:
+    def work(self, prompts: Sequence[list[int]], tokenizer: Tokenizer, frame: dict[str, Any]) -> GenerationWork:
         """What is to be done.
 
         Args:
@@ -88,12 +88,12 @@ class CompletionAsk(GuidedAsk):
         ]
         # A pass over a prompt gives its log-probabilities and a token at once: of a request for none, that is dropped.
         params = self.params(max(1, wanted), self.logprobs, of_prompt, self.guide())
-        answer = CompletionAnswer(self, frame, TokenTexts(tokenizer), echoes, silent=wanted == 0)
-        return Work(prompts, params, answer)
+        answer = CompletionReply(self, frame, TokenTexts(tokenizer), echoes, silent=wanted == 0)
+        return GenerationWork(prompts, params, answer)
 
 
 @dataclass
-class CompletionAnswer:
+class CompletionReply:
     """Puts the replies of ``/v1/completions`` together.
 
     Attributes:
@@ -104,7 +104,7 @@ class CompletionAnswer:
         silent: whether nothing is wanted but the prompts.
     """
 
-    ask: CompletionAsk
+    ask: CompletionRequest
     frame: dict[str, Any]
     texts: TokenTexts
     echoes: Sequence[str]

@@ -7,20 +7,20 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pronk.choosing.guide import Guide
 from pronk.errors import GuideError, PronkError
+from pronk.sampling.guide import Guide
 from pronk.server.errors import ApiError
-from pronk.server.protocol.ask import Ask, Body, Text, Texts, refuse
-from pronk.server.settings import Limits
-from pronk.text.chat.tools import TOOL_NAME
+from pronk.server.protocol.request import RequestBody, Text, TextRequest, Texts, refuse
+from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.tools import TOOL_NAME
 
-__all__ = ["NAME", "GuidedAsk", "ResponseFormat", "SchemaFormat", "TextFormat"]
+__all__ = ["NAME", "GuidedRequest", "ResponseFormat", "SchemaFormat", "TextFormat"]
 
 NAME = f"^{TOOL_NAME.pattern}$"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-class SchemaFormat(Body):
+class SchemaFormat(RequestBody):
     """A schema with its name; it is followed, strict or not."""
 
     name: Text = Field(pattern=NAME)
@@ -34,14 +34,14 @@ class SchemaFormat(Body):
         return _ANY_OBJECT if self.schema_ is None else self.schema_
 
 
-class ResponseFormat(Body):
+class ResponseFormat(RequestBody):
     """OpenAI's ``response_format``."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
 
 
-class TextFormat(Body):
+class TextFormat(RequestBody):
     """The same as ``/v1/responses`` has it."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -51,7 +51,7 @@ class TextFormat(Body):
     strict: bool | None = None
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`GuidedAsk.forms`.
+        """See :meth:`GuidedRequest.forms`.
 
         Raises:
             ApiError: a schema is missing, or there where none belongs.
@@ -62,7 +62,7 @@ class TextFormat(Body):
         return {} if schema is None else {"text.format": {"json": schema}}
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(RequestBody):
     """vLLM's ``structured_outputs``: one of five. Of its options those are taken that say what is so here anyway."""
 
     idle: ClassVar = {
@@ -80,25 +80,25 @@ class StructuredOutputs(Body):
     json_object: bool | None = None
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`GuidedAsk.forms`."""
+        """See :meth:`GuidedRequest.forms`."""
         given = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
         found = {f"structured_outputs.{name}": {name: each} for name, each in given.items() if each is not None}
         return found | ({"structured_outputs.json_object": {"json": _ANY_OBJECT}} if self.json_object else {})
 
 
-class FormAsk(Ask):
+class FormattedRequest(TextRequest):
     """A request whose answer may have to have a form."""
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """The forms that are asked for, by the field that asks, as arguments of :class:`~pronk.choosing.guide.Guide`.
+        """The forms that are asked for, by the field that asks, as arguments of :class:`~pronk.sampling.guide.Guide`.
 
         Raises:
             ApiError: a field that is not as it may be.
         """
         return {}
 
-    def check(self, limits: Limits) -> None:
-        """Hold the options to the server's limits; see :meth:`Ask.check`."""
+    def check(self, limits: RequestLimits) -> None:
+        """Hold the options to the server's limits; see :meth:`TextRequest.check`."""
         super().check(limits)
         fields = [*self.forms()]
         if len(fields) > 1:
@@ -125,10 +125,10 @@ class FormAsk(Ask):
         return refuse(field, message if kind in ("json", "regex", "choice", "grammar") else rest)
 
 
-class GuidedAsk(FormAsk):
+class GuidedRequest(FormattedRequest):
     """OpenAI's field, and vLLM's older and newer ones."""
 
-    idle: ClassVar = {**Ask.idle, "guided_whitespace_pattern": []}
+    idle: ClassVar = {**TextRequest.idle, "guided_whitespace_pattern": []}
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -138,7 +138,7 @@ class GuidedAsk(FormAsk):
     guided_grammar: Text | None = Field(None, description="in llguidance's dialect of Lark")
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`FormAsk.forms`."""
+        """See :meth:`FormattedRequest.forms`."""
         given = {name: getattr(self, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
         found = {f"guided_{name}": {name: each} for name, each in given.items() if each is not None}
         structured = {} if self.structured_outputs is None else self.structured_outputs.forms()

@@ -12,17 +12,26 @@ from uuid import uuid4
 from pydantic import Field
 
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.ask import TOOLS, Ask, Body, Text, Work, refuse, unsupported, usage
-from pronk.server.protocol.chat import TextPart, Turn, plain_messages
-from pronk.server.protocol.guides import FormAsk, TextFormat
+from pronk.server.protocol.chat import ChatTurn, TextPart, plain_messages
+from pronk.server.protocol.guides import FormattedRequest, TextFormat
+from pronk.server.protocol.request import (
+    TOOLS,
+    GenerationWork,
+    RequestBody,
+    Text,
+    TextRequest,
+    refuse,
+    unsupported,
+    usage,
+)
 from pronk.server.protocol.tokens import TokenTexts, chat_logprobs
-from pronk.server.settings import Limits
-from pronk.text.tokenizer import Tokenizer
+from pronk.server.settings import RequestLimits
+from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["InputItem", "ResponseAnswer", "ResponseAsk"]
+__all__ = ["InputItem", "ResponsesReply", "ResponsesRequest"]
 
 
-class InputItem(Turn):
+class InputItem(ChatTurn):
     """A message among the inputs; an answer of before may come back as it was."""
 
     type: Literal["message"] | None = None
@@ -33,7 +42,7 @@ class InputItem(Turn):
     name: None = None
 
 
-class TextOptions(Body):
+class TextOptions(RequestBody):
     """Options of the answer's text."""
 
     idle: ClassVar = {"verbosity": ["medium"]}
@@ -41,11 +50,11 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponseAsk(FormAsk):
+class ResponsesRequest(FormattedRequest):
     """What ``/v1/responses`` takes."""
 
     idle: ClassVar = {
-        **Ask.idle,
+        **TextRequest.idle,
         **TOOLS,
         "background": [False],
         "previous_response_id": [],  # answers are not kept: the conversation itself is the input
@@ -60,8 +69,8 @@ class ResponseAsk(FormAsk):
     include: list[Literal["message.output_text.logprobs"]] | None = None
     text: TextOptions | None = None
 
-    def check(self, limits: Limits) -> None:
-        """Hold the options to the server's limits; see :meth:`Ask.check`."""
+    def check(self, limits: RequestLimits) -> None:
+        """Hold the options to the server's limits; see :meth:`TextRequest.check`."""
         super().check(limits)
         if (self.n or 1) != 1:
             raise refuse("n", f"expected 1 answer, found {self.n}")
@@ -71,7 +80,7 @@ class ResponseAsk(FormAsk):
             raise unsupported("leaps", "events of responses have no place for them; use /v1/chat/completions")
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`FormAsk.forms`."""
+        """See :meth:`FormattedRequest.forms`."""
         return {} if self.text is None or self.text.format is None else self.text.format.forms()
 
     @property
@@ -91,15 +100,15 @@ class ResponseAsk(FormAsk):
             return [*told, {"role": "user", "content": self.input}]
         return told + plain_messages(self.input)
 
-    def work(self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, frame: dict[str, Any]) -> Work:
-        """What is to be done; see :meth:`ChatAsk.work`."""
+    def work(self, prompt: list[int], max_tokens: int, tokenizer: Tokenizer, frame: dict[str, Any]) -> GenerationWork:
+        """What is to be done; see :meth:`ChatRequest.work`."""
         logprobs = (self.top_logprobs or 0) if self.reports else None
         params = self.params(max_tokens, logprobs, guide=self.guide())
-        return Work([prompt], params, ResponseAnswer(self, frame, TokenTexts(tokenizer)))
+        return GenerationWork([prompt], params, ResponsesReply(self, frame, TokenTexts(tokenizer)))
 
 
 @dataclass
-class ResponseAnswer:
+class ResponsesReply:
     """Puts the replies of ``/v1/responses`` together: events that are numbered, each with a name of its own.
 
     Attributes:
@@ -108,7 +117,7 @@ class ResponseAnswer:
         texts: of the model's tokens.
     """
 
-    ask: ResponseAsk
+    ask: ResponsesRequest
     frame: dict[str, Any]
     texts: TokenTexts
     ident: str = field(default_factory=lambda: f"resp_{uuid4().hex}")

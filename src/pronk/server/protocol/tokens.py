@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from pronk.text.spelling import spell
-from pronk.text.tokenizer import Tokenizer
+from pronk.tokenization.spelling import spell
+from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["TokenTexts", "chat_logprobs"]
 

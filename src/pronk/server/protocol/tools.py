@@ -8,28 +8,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pronk.choosing.guide import MAX_SIZE, Guide
 from pronk.errors import OptionError
 from pronk.outputs import Completion, Piece
-from pronk.server.protocol.ask import Body, Text, refuse
-from pronk.server.protocol.guides import NAME, GuidedAsk
-from pronk.server.settings import Limits
-from pronk.text.chat.calls import CallPart, CallReader
-from pronk.text.chat.tools import ToolForm, arguments_schema
+from pronk.sampling.guide import MAX_SIZE, Guide
+from pronk.server.protocol.guides import NAME, GuidedRequest
+from pronk.server.protocol.request import RequestBody, Text, refuse
+from pronk.server.settings import RequestLimits
+from pronk.tokenization.chat.calls import CallPart, CallReader
+from pronk.tokenization.chat.tools import ToolForm, arguments_schema
 
-__all__ = ["CalledMessage", "ToolAsk", "ToolCall"]
+__all__ = ["ToolCall", "ToolCallMessage", "ToolRequest"]
 
 _MOST_TOOLS = 128  # OpenAI's
 
 
-class FunctionCall(Body):
+class FunctionCall(RequestBody):
     """Which function a model has called, and with what."""
 
     name: Text = Field(pattern=NAME)
     arguments: Text
 
 
-class ToolCall(Body):
+class ToolCall(RequestBody):
     """A call of before, as it was answered."""
 
     id: Text = Field(max_length=64)
@@ -38,7 +38,7 @@ class ToolCall(Body):
     index: int | None = Field(None, description="of a stream: not used")
 
 
-class Function(Body):
+class Function(RequestBody):
     """What a model may call; the arguments fit their schema, strict or not."""
 
     name: Text = Field(pattern=NAME)
@@ -47,7 +47,7 @@ class Function(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(RequestBody):
     """A tool of the only type that there is."""
 
     type: Literal["function"]
@@ -61,20 +61,20 @@ class Tool(Body):
         return {"type": "function", "function": {"name": function.name, **known}}
 
 
-class ChosenFunction(Body):
+class ChosenFunction(RequestBody):
     """By its name."""
 
     name: Text
 
 
-class ToolChoice(Body):
+class ToolChoice(RequestBody):
     """The one that is to be called."""
 
     type: Literal["function"]
     function: ChosenFunction
 
 
-class ToolAsk(GuidedAsk):
+class ToolRequest(GuidedRequest):
     """A request whose answer may call tools."""
 
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=_MOST_TOOLS)
@@ -94,10 +94,10 @@ class ToolAsk(GuidedAsk):
         return self.tool_choice in (None, "auto")
 
     def forms(self) -> dict[str, Mapping[str, Any]]:
-        """See :meth:`~pronk.server.protocol.guides.FormAsk.forms`; that of calls depends on the model."""
+        """See :meth:`~pronk.server.protocol.guides.FormattedRequest.forms`; that of calls depends on the model."""
         return {**super().forms(), **({"tools": {}} if self.allowed else {})}
 
-    def check(self, limits: Limits) -> None:
+    def check(self, limits: RequestLimits) -> None:
         """Hold the options to the server's limits; see :meth:`Ask.check`."""
         super().check(limits)
         names = [tool.function.name for tool in self.tools or ()]
@@ -147,7 +147,7 @@ class ToolAsk(GuidedAsk):
         return {name: found[name] for name in self.allowed}
 
 
-class CalledMessage:
+class ToolCallMessage:
     """An answer that may call tools, as it comes.
 
     Args:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import tiny_config, tiny_decoder
 from pronk.drafters.from_target.modules.glide import GlideModule, GlideShape
 from pronk.errors import OptionError
-from pronk.model.decoder import Decoder
+from pronk.models.decoder import Decoder
 from pronk.train.attention import DenseAttention, dense_hidden
 from pronk.train.features import Features, compute_features
 from pronk.train.glide import DelayedAttention
+from tiny_models import tiny_config, tiny_decoder
 
 SHAPE = GlideShape(layers=2, hidden=24, heads=3, kv_heads=1, mlp=20)
 LENGTH = 7

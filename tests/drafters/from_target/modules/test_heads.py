@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from drafters.from_target.trained_multi_token import make_heads
-from models import tiny_config
 from pronk.drafters.from_target.modules.heads import HeadsShape, MultiTokenHeads, heads_config
 from pronk.errors import OptionError
 from pronk.train.attention import DenseAttention
+from tiny_models import tiny_config
 
 CONFIG = tiny_config()
 VARIANTS = [(kind, order) for kind in ("transformer", "linear") for order in ("parallel", "causal", "anticausal")]

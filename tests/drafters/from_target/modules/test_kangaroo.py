@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import tiny_config, tiny_decoder
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import RopeConfig
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooAdapter, KangarooShape
 from pronk.errors import OptionError
-from pronk.model.decoder import RMSNorm
+from pronk.models.decoder import RMSNorm
 from pronk.train.attention import DenseAttention
+from tiny_models import tiny_config, tiny_decoder
 
 TARGET = tiny_config(windows=(None, None, 3))
 VICUNA = ModelConfig(

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from models import tiny_decoder
 from pronk import LLM
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.errors import OptionError
+from tiny_models import tiny_decoder
 
 
 def heads_of(shape: MedusaShape, *, disturbed: bool) -> MedusaHeads:

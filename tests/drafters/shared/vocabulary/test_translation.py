@@ -14,8 +14,8 @@ from drafters.from_draft.vocabularies import OTHER_TEXT, byte_level, metaspace, 
 from pronk.drafters.shared.vocabulary.reencoder import Reencoder
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import OptionError
-from pronk.text.spelling import spell
-from pronk.text.tokenizer import Tokenizer
+from pronk.tokenization.spelling import spell
+from pronk.tokenization.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).parents[4] / "src/pronk/bundled/pronk-tiny"
 

@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from pronk.cache.paged import PagedCache
-from pronk.drafters.target import Target
 from pronk.errors import CheckpointError, OptionError
-from pronk.model.checkpoint import Checkpoint, read_json
-from pronk.model.decoder import pack_linears
-from pronk.model.fingerprint import Fingerprint
-from pronk.model.linear import choose_linear
-from pronk.model.loader import resolve_model
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.checkpoint import Checkpoint, read_json
+from pronk.models.decoder import pack_linears
+from pronk.models.fingerprint import Fingerprint
+from pronk.models.linear import choose_linear
+from pronk.models.loader import resolve_model
+from pronk.speculation.target import Target
 
 __all__ = ["FORMAT", "Trained", "open_trained"]
 

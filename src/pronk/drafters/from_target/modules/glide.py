@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from pronk.architecture.config import ModelConfig, llama_config
 from pronk.errors import OptionError
 from pronk.kernels.library import Kernels
-from pronk.model.decoder import Attend, Decoder, Layer, empty_linear, make_norm
-from pronk.model.linear import Layout, Linear, choose_linear
-from pronk.model.program import Program
+from pronk.models.decoder import Attend, Decoder, Layer, empty_linear, make_norm
+from pronk.models.linear import Linear, WeightLayout, choose_linear
+from pronk.models.program import Program
 
 __all__ = ["CrossAttend", "GlideModule", "GlideShape"]
 
@@ -129,20 +129,20 @@ class _GlideLayer(Layer):
         self.cross_out = linear(config.hidden_size, size, False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """See :class:`~pronk.model.decoder.Layer`; ``attend`` is a :class:`CrossAttend`."""
+        """See :class:`~pronk.models.decoder.Layer`; ``attend`` is a :class:`CrossAttend`."""
         x = self.attend(x, rope, index, attend)
         q = self.cross_query(self.cross_norm(x)).unflatten(-1, (self.heads, self.head_dim))
         return self.feed(x + self.cross_out(cast("CrossAttend", attend).cross(index, q)))
 
     def compile(self, program: Program, index: int) -> None:
-        """See :class:`~pronk.model.decoder.Layer`."""
+        """See :class:`~pronk.models.decoder.Layer`."""
         program.attention(self, index)
         program.cross(self, index)
         program.mlp(self)
 
-    def layout(self, name: str) -> Layout:
-        """See :class:`~pronk.model.decoder.Layer`."""
-        return Layout(unit=self.head_dim) if name == "cross_query" else super().layout(name)
+    def layout(self, name: str) -> WeightLayout:
+        """See :class:`~pronk.models.decoder.Layer`."""
+        return WeightLayout(unit=self.head_dim) if name == "cross_query" else super().layout(name)
 
 
 class GlideModule(Decoder):
@@ -167,4 +167,4 @@ class GlideModule(Decoder):
 
     def tie(self, kernels: Kernels | None = None) -> None:
         """Make the head of the embedding, as it is now, for ``kernels`` or for torch."""
-        self.head = choose_linear(kernels, self.embedding.device)(self.embedding.detach(), None, Layout())
+        self.head = choose_linear(kernels, self.embedding.device)(self.embedding.detach(), None, WeightLayout())

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import OptionError
-from pronk.model.decoder import Attend, Layer, empty_linear, make_norm
-from pronk.model.linear import Linear
-from pronk.model.program import Program
+from pronk.models.decoder import Attend, Layer, empty_linear, make_norm
+from pronk.models.linear import Linear
+from pronk.models.program import Program
 
 __all__ = ["KINDS", "ORDERS", "UNEMBEDDINGS", "HeadsShape", "MultiTokenHeads", "heads_config"]
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import OptionError
-from pronk.model.decoder import Attend, Layer, empty_linear, make_norm
-from pronk.model.linear import Linear
-from pronk.model.program import Program
+from pronk.models.decoder import Attend, Layer, empty_linear, make_norm
+from pronk.models.linear import Linear
+from pronk.models.program import Program
 
 __all__ = ["ADAPTERS", "KangarooAdapter", "KangarooShape"]
 
@@ -143,7 +143,7 @@ class KangarooAdapter(nn.Module):
         return self.norm(self.layers[0](x, rope, 0, attend))
 
     def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:  # noqa: ARG002 - there is one
-        """:meth:`forward`, as one of :class:`~pronk.drafters.shared.side_cache.Parts`."""
+        """:meth:`forward`, as one of :class:`~pronk.drafters.shared.side_cache.AttendingModule`."""
         return self(x, rope, attend)
 
     def compile_part(self, index: int, program: Program) -> None:
@@ -178,11 +178,11 @@ class _Attention(Layer):
         del self.mlp_norm, self.up, self.down
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """See :class:`~pronk.model.decoder.Layer`."""
+        """See :class:`~pronk.models.decoder.Layer`."""
         return self.attend(x, rope, index, attend)
 
     def compile(self, program: Program, index: int) -> None:
-        """See :class:`~pronk.model.decoder.Layer`."""
+        """See :class:`~pronk.models.decoder.Layer`."""
         program.attention(self, index)
 
 
@@ -196,11 +196,11 @@ class _TwoLinears(nn.Module):
         self.up, self.down = empty_linear(size, size, False), empty_linear(size, size, False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:  # noqa: ARG002 - as all blocks
-        """See :class:`~pronk.model.decoder.Layer`; rows do not see each other."""
+        """See :class:`~pronk.models.decoder.Layer`; rows do not see each other."""
         return x + self.down(F.silu(self.up(self.input_norm(x))))
 
     def compile(self, program: Program, index: int) -> None:  # noqa: ARG002 - as all blocks
-        """See :class:`~pronk.model.decoder.Layer`."""
+        """See :class:`~pronk.models.decoder.Layer`."""
         program.linear(self.up, norm=self.input_norm, activation="silu", to="B")
         program.linear(self.down, source="B", residual=True)
 

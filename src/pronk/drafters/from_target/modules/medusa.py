@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from pronk.architecture.config import ModelConfig
 from pronk.errors import OptionError
-from pronk.model.linear import PlainLinear
-from pronk.model.program import Program
+from pronk.models.linear import PlainLinear
+from pronk.models.program import Program
 
 __all__ = ["UNEMBEDDINGS", "Head", "MedusaHeads", "MedusaShape"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pronk.errors import CheckpointError
-from pronk.model.checkpoint import read_json
+from pronk.models.checkpoint import read_json
 
 __all__ = ["FORMAT", "HEADER", "SUFFIXES", "SUFFIX_TYPES", "TOKENS", "TOKEN_TYPES", "Header"]
 

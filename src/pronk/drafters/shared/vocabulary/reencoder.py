@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pronk.errors import PromptError
-from pronk.text.spelling import Prefix
-from pronk.text.tokenizer import Tokenizer
+from pronk.tokenization.spelling import Prefix
+from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Recoding", "Reencoder"]
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pronk.drafters.shared.vocabulary.reencoder import Recoding, Reencoder
 from pronk.errors import OptionError
-from pronk.text.spelling import Spelling, spell, without_prefix
-from pronk.text.tokenizer import Tokenizer
+from pronk.tokenization.spelling import Spelling, spell, without_prefix
+from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Reencoder", "Translation"]
 

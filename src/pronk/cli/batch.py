@@ -1,0 +1,127 @@
+"""``pronk batch``: files of requests."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pronk.cli.options import Progress, model_options, shares
+from pronk.cli.progress import Status, status_bar
+from pronk.cli.replicas import replica_options
+from pronk.cli.serve import needs_serve
+from pronk.errors import OptionError
+
+if TYPE_CHECKING:
+    from pronk.cli.replicas import ReplicaOptions
+    from pronk.llm import LLM
+    from pronk.replicas.cluster import ReplicaPlan
+    from pronk.server.batch import BatchOutput
+
+__all__ = ["batch"]
+
+_INTERRUPTED = 130
+
+
+@shares(load=model_options, options=model_options, spread=replica_options)
+def batch(
+    load: "Callable[[Progress | None, int, bool], LLM]",
+    options: "Callable[[int, bool], dict[str, Any]]",
+    spread: "Callable[[], ReplicaOptions]",
+    source: Annotated[Path, typer.Argument(help="Requests, one a line, in OpenAI's batch format.", metavar="IN")],
+    target: Annotated[Path, typer.Argument(help="Where the answers go, one a line.", metavar="OUT")],
+    *,
+    max_batch: Annotated[int, typer.Option(help="Most requests in one pass.", min=1, max=1024)] = 32,
+    prefix_cache: Annotated[
+        bool, typer.Option(help="Keep what the cache has of texts, for those that begin alike.")
+    ] = True,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name in the requests.", show_default="its folder's name")
+    ] = None,
+) -> None:
+    r"""Answer a file of requests.
+
+    An answer is written when it is there. What is interrupted goes on where it was: run it again, and requests whose
+    answer is in OUT are left out.
+
+    [bold]Examples[/]
+
+    pronk batch in.jsonl out.jsonl
+
+    pronk batch --replicas 2 in.jsonl out.jsonl
+
+    echo '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "def f("}}' > in.jsonl
+    """
+    from pronk.cli.console import TerminalOutput
+
+    needs_serve("batch")
+    from pronk.server.batch import BatchOutput, read_batch
+
+    if source.resolve() == target.resolve():
+        msg = f"OUT: expected another file than IN, found {target} twice"
+        raise OptionError(msg)
+    ids = [line.custom_id for line in read_batch(source)]  # what is wrong with the file shows before the model loads
+    screen = TerminalOutput()
+    with BatchOutput(target) as answers:
+        done = len(answers.done.intersection(ids))
+        if done == len(ids):
+            screen.say(f"nothing to do: {target} has an answer to each of {done} requests")
+            return
+        try:
+            if wanted := spread():
+                with wanted.cluster(screen, options(max_batch, prefix_cache)) as (path, plan):
+                    refused = _spread(plan, name or path.name, source, answers, done, len(ids))
+            else:
+                with screen.loading() as bar:
+                    llm = load(bar, max_batch, prefix_cache)
+                refused = _run(llm, name or llm.path.name, source, answers, done, len(ids))
+        except KeyboardInterrupt:
+            screen.note(f"interrupted; the same command goes on with what {target} has no answer to")
+            raise typer.Exit(_INTERRUPTED) from None
+    screen.say(f"{len(ids) - done} answers in {target}" + (f", {refused} of them refusals" if refused else ""))
+
+
+def _run(llm: "LLM", name: str, source: Path, answers: "BatchOutput", done: int, total: int) -> int:
+    import asyncio
+
+    from rich.console import Console
+
+    from pronk.async_llm import AsyncLLM
+    from pronk.server.batch import run_batch
+    from pronk.server.service import Service
+    from pronk.server.settings import RequestLimits, ServerSettings
+
+    at_a_time = 2 * llm.engine.scheduler.max_batch
+    limits = RequestLimits(requests=2**20, n=1024, seconds=1e6)
+
+    async def main() -> int:
+        async with AsyncLLM(llm, max_requests=limits.requests) as engine:
+            service = Service(engine, ServerSettings(name=name, limits=limits))
+            ended = count(done + 1)
+            try:
+                with status_bar(Console(stderr=True)) as bar:
+                    bar("requests", done, total)
+                    progress = partial(_count, bar, ended, total)
+                    return await run_batch(service, source, answers, at_a_time=at_a_time, progress=progress)
+            finally:
+                service.close()
+
+    return asyncio.run(main())
+
+
+def _spread(plan: "ReplicaPlan", name: str, source: Path, answers: "BatchOutput", done: int, total: int) -> int:
+    from rich.console import Console
+
+    from pronk.replicas.batch import run_on_replicas
+    from pronk.server.batch import read_batch
+
+    ended = count(done + 1)
+    with status_bar(Console(stderr=True)) as bar:
+        bar("requests", done, total)
+        return run_on_replicas(plan, name, read_batch(source), answers, partial(_count, bar, ended, total))
+
+
+def _count(bar: Status, ended: Iterator[int], total: int) -> None:
+    bar("requests", next(ended), total)

@@ -1,0 +1,282 @@
+"""``pronk bench``: how fast, on your model and your prompts, and at what cost.
+
+typer wants the real types of the options: no postponed annotations here. torch is imported when the command runs.
+"""
+
+import json
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pronk.bench.outputs import Outputs
+from pronk.cli.bench_servers import SHARED, bench_servers, load_plan
+from pronk.cli.options import Progress, given_options, model_options, shares
+from pronk.errors import OptionError, PromptError
+
+if TYPE_CHECKING:
+    from pronk.bench.load.measure import LoadPlan
+    from pronk.bench.peers.specs import PeerSpec
+    from pronk.bench.records import StepTrace
+    from pronk.bench.run import Plan
+    from pronk.llm import LLM
+
+__all__ = ["bench"]
+
+_INTERRUPTED = 130
+_ALL_PEERS = "all"
+_DRAFTERS = ["auto"]  # a list, as typer wants; nobody changes it
+_SHOWING = ("replay", "as_json", "markdown", "report")
+
+
+def _what(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(*names, help=help, rich_help_panel="What to measure", **more)
+
+
+def _how(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(*names, help=help, rich_help_panel="How to measure", **more)
+
+
+def _peers(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(help=help, rich_help_panel="Other engines", show_default=False, **more)
+
+
+def _output(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's word
+    return typer.Option(*names, help=help, rich_help_panel="Output", show_default=False, **more)
+
+
+def plan(
+    drafters: Sequence[str],
+    *,
+    suite: Annotated[
+        list[str] | None,
+        _what("A file NAME.jsonl of --data, or sample, the bundled one; repeatable.", show_default="sample"),
+    ] = None,
+    data: Annotated[Path | None, _what("Folder with suites.", metavar="FOLDER", show_default=False)] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        _what(
+            "Your own: JSON lines with prompt, turns or messages; or text, a prompt a line; repeatable.", metavar="FILE"
+        ),
+    ] = None,
+    limit: Annotated[int | None, _what("So many prompts of each task.", min=1, show_default="all")] = None,
+    max_tokens: Annotated[int, _how("Tokens of each output.", min=1)] = 128,
+    temperature: Annotated[
+        list[float], _how("0 is greedy, above it outputs are drawn with the seed; repeatable.", min=0, max=100)
+    ] = [0.0, 0.8],  # noqa: B006
+    repeats: Annotated[
+        int, _how("Runs of every method and prompt, or rounds of load; the spread is over them.", min=1)
+    ] = 3,
+    batch: Annotated[int, _how("Prompts that share their passes, 1..1024.", min=1, max=1024)] = 1,
+    seed: Annotated[int, _how("Same seed, same tokens; 0..2^63-1.", min=0, max=2**63 - 1)] = 7,
+    ignore_eos: Annotated[bool, _how("Go on after the model's end-of-text.", "--ignore-eos", metavar="")] = False,
+    chat: Annotated[
+        bool, _how("Use the model's chat template for turns and messages.", "--chat/--no-chat", metavar="")
+    ] = True,
+    fit: Annotated[
+        bool, _how("Cut the middle out of prompts that are too long; otherwise they are skipped.", "--fit", metavar="")
+    ] = False,
+    peer: Annotated[
+        list[str] | None,
+        _peers(
+            "transformers, openvino, llama_cpp, each also with _prompt_lookup, and more; or all of them; or weights of "
+            'their own, as in "llama_cpp(weights=q4_k_m)" or "openvino(weights=int4)"; repeatable.'
+        ),
+    ] = None,
+    peer_draft: Annotated[Path | None, _peers("Draft model for the peers that take one.", metavar="FOLDER")] = None,
+    peer_source: Annotated[
+        Path | None,
+        _peers("Plain checkpoint that a quantized model was made from, for peers to convert.", metavar="FOLDER"),
+    ] = None,
+    peer_python: Annotated[
+        list[str] | None, _peers("Interpreter that an engine is installed for; repeatable.", metavar="ENGINE=PATH")
+    ] = None,
+    peer_cache: Annotated[
+        Path | None, _peers("Where converted models are kept. Default: ~/.cache/pronk/peers.", metavar="FOLDER")
+    ] = None,
+) -> "Plan":
+    """What to measure and how, checked.
+
+    Raises:
+        PronkError: a mistake in the options or in a file of prompts.
+    """
+    from pronk.bench.measure import Options
+    from pronk.bench.prompts import load_tasks
+    from pronk.bench.run import PeerOptions, Plan, check
+
+    made = Plan(
+        drafters=tuple(drafters),
+        peers=PeerOptions(
+            specs=_peer_specs(peer or [], with_draft=peer_draft is not None),
+            draft=peer_draft,
+            source=peer_source,
+            pythons=_interpreters(peer_python or []),
+            cache=peer_cache or Path.home() / ".cache" / "pronk" / "peers",
+        ),
+        tasks=load_tasks(suite, data, prompts or [], limit),
+        options=Options(max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit),
+    )
+    check(made)
+    return made
+
+
+@shares(load=model_options, planned=plan, served=load_plan, without=("model", "drafter"))
+def bench(
+    context: typer.Context,
+    load: "partial[LLM]",
+    planned: "partial[Plan]",
+    served: "partial[LoadPlan]",
+    *,
+    model: Annotated[
+        list[str] | None,
+        _what("Folder with a checkpoint, or its id on the Hub; repeatable.", show_default="the bundled model"),
+    ] = None,
+    drafter: Annotated[
+        list[str], _what('How to guess: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')
+    ] = _DRAFTERS,
+    as_json: Annotated[
+        Path | None,
+        _output("Write one JSON document with all figures; - is standard output.", "--json", metavar="FILE"),
+    ] = None,
+    markdown: Annotated[Path | None, _output("Write the tables as Markdown.", metavar="FILE")] = None,
+    report: Annotated[Path | None, _output("Write a page with plots, FOLDER/index.html.", metavar="FOLDER")] = None,
+    trace: Annotated[Path | None, _output("Write what happens, step by step, as JSON lines.", metavar="FILE")] = None,
+    replay: Annotated[Path | None, _output("Measure nothing: show what a trace has, again.", metavar="FILE")] = None,
+) -> None:
+    """Measure how much guessing gains, on your models and your prompts.
+
+    Every method runs on every prompt, interleaved and repeated; its tokens are compared with plain decoding's. What
+    fails is counted, what is too long is skipped and counted, and an interrupt shows what was measured until then.
+    With --server it measures servers under load instead.
+
+    [bold]Examples[/]
+
+    pronk bench --limit 2
+
+    pronk bench --model ./checkpoint --prompts mine.jsonl --drafter prompt_lookup --report out
+
+    pronk bench --data suites --suite humaneval --suite gsm8k --limit 10 --peer transformers --json figures.json
+
+    pronk bench --replay run.jsonl --report out
+
+    pronk bench --server http://localhost:8000 --concurrency 1,4 --rate 0.5,1 --goodput ttft=2000,tpot=150
+    """
+    outputs = Outputs(as_json, markdown, report, trace)
+    outputs.check()
+    given = given_options(context)
+    if replay is not None:
+        _refuse(given, _SHOWING, "replay: expected no options that say what to measure")
+        from pronk.bench.records import read_trace
+
+        outputs.deliver(read_trace(replay))
+        return
+    if served.keywords["server"] is not None:
+        _refuse(given, (*SHARED, *served.keywords), "server: expected options of a load on servers")
+        shared = {**planned.keywords, "as_json": as_json, "report": report}
+        bench_servers(
+            served, {name: shared[name] for name in SHARED} | ({} if "temperature" in given else {"temperature": [0.0]})
+        )
+        return
+    _refuse(given, {*context.params} - {*served.keywords}, "expected --server with the server to load")
+    with ExitStack() as stack:
+        status = stack.enter_context(_bar())
+        made = planned(drafter)
+        records = _open_trace(trace, stack)
+        chosen: dict[str, str | None] = {name: name for name in model} if model else {"pronk-tiny": None}
+        loaders = {name: _loader(load, value, made) for name, value in chosen.items()}
+        arguments = {**planned.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
+        problem = _measure(loaders, made, records, arguments, status)
+    if records.records:
+        outputs.deliver(records.records)
+    if problem is not None:
+        raise problem
+    if not records.measured:
+        msg = (
+            "nothing was measured: expected prompts that leave room for the output; --fit cuts those that are too long"
+        )
+        raise PromptError(msg)
+
+
+def _loader(load: "partial[LLM]", name: str | None, made: "Plan") -> Callable[[Progress | None], "LLM"]:
+    return lambda progress: load(progress, max_batch=max(16, made.options.batch), model=name, drafter="autoregressive")
+
+
+def _measure(
+    loaders: dict[str, Callable[[Progress | None], "LLM"]],
+    made: "Plan",
+    records: "StepTrace",
+    arguments: dict[str, Any],
+    status: Callable[[str, int, int], None] | None,
+) -> Exception | None:
+    """Measure; returns what ended it early, to be raised once the figures up to there have been shown."""
+    from pronk.bench.run import run
+
+    plain = json.loads(json.dumps(arguments, default=str))  # paths as text
+    try:
+        run(loaders, made, records, plain, status)
+    except KeyboardInterrupt:
+        return typer.Exit(_INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - a model that cannot be loaded, after others; no memory; a full disk
+        return error
+    return None
+
+
+def _refuse(given: Sequence[str], wanted: Container[str], expected: str) -> None:
+    """What would be ignored is refused."""
+    others = [name for name in given if name not in wanted]
+    if others:
+        msg = f"{expected}, found --{others[0].replace('_', '-')}"
+        raise OptionError(msg)
+
+
+def _peer_specs(texts: Sequence[str], *, with_draft: bool) -> "tuple[PeerSpec, ...]":
+    from pronk.bench.peers.specs import METHODS, PeerSpec
+
+    every = [name for name, method in METHODS.items() if with_draft or not method.needs_draft]
+    names = [name for text in texts for name in (every if text == _ALL_PEERS else [text])]
+    return tuple(dict.fromkeys(PeerSpec.parse(name) for name in names))
+
+
+def _interpreters(given: Sequence[str]) -> dict[str, str]:
+    """``["openvino=/opt/ov/bin/python"]`` as a mapping."""
+    from pronk.bench.peers.specs import METHODS
+
+    engines = {method.engine for method in METHODS.values()}
+    found: dict[str, str] = {}
+    for each in given:
+        engine, _, path = each.partition("=")
+        if engine not in engines or not Path(path).is_file():
+            msg = f"peer-python: expected ENGINE=PATH with {', '.join(sorted(engines))} and a program, found {each!r}"
+            raise OptionError(msg)
+        found[engine] = path
+    return found
+
+
+def _open_trace(path: Path | None, stack: ExitStack) -> "StepTrace":
+    from pronk.bench.records import StepTrace
+
+    try:
+        return StepTrace(file=None if path is None else stack.enter_context(path.open("w", encoding="utf-8")))
+    except OSError as error:
+        msg = f"trace: expected a file that can be written, found {error}"
+        raise OptionError(msg) from error
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on a terminal; ``None`` where nobody looks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total or None)

@@ -1,0 +1,197 @@
+"""``pronk explain``: a text, and why it took the steps that it took."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pronk.cli.options import Progress, model_options, read_prompt, sampling_params, shares
+from pronk.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pronk.engine.decision_trace import Decision
+    from pronk.explain import Explanation
+    from pronk.llm import LLM
+    from pronk.sampling.params import SamplingParams
+    from pronk.tokenization.tokenizer import Tokenizer
+
+__all__ = ["explain"]
+
+_INTERRUPTED = 130
+
+
+@shares(
+    read=read_prompt,
+    load=model_options,
+    request=sampling_params,
+    without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"),
+)
+def explain(
+    load: Callable[[Progress | None], "LLM"],
+    request: Callable[[], "SamplingParams"],
+    read: Callable[[], str],
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the table.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the steps into this SVG file.", metavar="FILE", show_default=False)
+    ] = None,
+) -> None:
+    """Show how a text was guessed: step by step who was asked, what was kept of it, and what was right.
+
+    A row of the table: what the step wrote (guesses that were right are green); who was asked for guesses, with the
+    tokens to be expected of the step with theirs, and the milliseconds that asking took (in brackets those who were
+    asked to explore); guesses offered > kept > right; the tokens to be expected of what was kept, over what the pass
+    was believed to cost in plain steps, which is what guesses are kept for; and what guessing has gained and may lose
+    again, in plain steps.
+
+    [bold]Examples[/]
+
+    pronk explain "def fibonacci(n):" --max-tokens 48
+
+    pronk explain --prompt-file main.py --drafter "auto(kangaroo)" --plot steps.svg
+
+    pronk explain "Once upon a time" --json > steps.json
+    """
+    from pronk.cli.console import TerminalOutput
+    from pronk.explain import explain as run
+
+    screen = TerminalOutput(stats=True, color_guesses=True)
+    text = read()
+    _check_plot(plot)
+    with screen.loading() as progress:
+        params = request()
+        llm = load(progress)
+    try:
+        found = run(llm, text, params)
+    except KeyboardInterrupt:
+        screen.note("interrupted")
+        raise typer.Exit(_INTERRUPTED) from None
+    if plot is not None:
+        _draw(found, plot)
+    if as_json:
+        typer.echo(json.dumps(_to_dict(found), ensure_ascii=False))
+        return
+    screen.table(_table(found, llm.tokenizer))
+    screen.paragraph(found.summary)
+
+
+def _check_plot(path: Path | None) -> None:
+    """What would fail only after the text is there, said before the model is loaded."""
+    if path is None:
+        return
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        msg = "plot: expected matplotlib, found none; install it: pip install 'pronk[report]'"
+        raise OptionError(msg)
+    if not path.absolute().parent.is_dir() or path.is_dir():
+        msg = f"plot: expected a file in a folder that is there, found {path}; choose another place"
+        raise OptionError(msg)
+
+
+def _draw(found: "Explanation", path: Path) -> None:
+    from pronk.bench.steps import draw_steps
+    from pronk.files.atomic import replace_file
+
+    try:
+        with replace_file(path) as file:
+            file.write(draw_steps(found.steps).encode())
+    except OSError as error:
+        msg = f"plot: expected a file that can be written at {path}, found {error.strerror}; choose another place"
+        raise OptionError(msg) from error
+
+
+def _table(found: "Explanation", tokenizer: "Tokenizer") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("text, and who was asked: expected, ms", overflow="fold", ratio=1)
+    for name in ("guesses", "gain / cost", "gained"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, steps in _folded(found.steps):
+        first, last = steps[0], steps[-1]
+        draft_tokens = " > ".join(map(str, first.counts))
+        table.add_row(
+            str(number) if len(steps) == 1 else f"{number}-{number + len(steps) - 1}",
+            _written(steps, tokenizer),
+            draft_tokens if first.offered.num_draft_tokens else "",
+            _worth(first),
+            "" if last.credit is None else f"{last.credit:.2f}",
+        )
+    return table
+
+
+def _folded(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
+    """Steps with their number; those in which nobody was asked together with their neighbours."""
+    for silent, group in groupby(
+        enumerate(steps, 1), lambda each: not (each[1].source_reports or each[1].kept.num_draft_tokens)
+    ):
+        numbered = list(group)
+        if silent:
+            yield numbered[0][0], [step for _, step in numbered]
+        else:
+            yield from ((number, [step]) for number, step in numbered)
+
+
+def _written(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
+    from rich.text import Text
+
+    text = Text()
+    for step in steps:
+        right = len(step.path)
+        for tokens, style in ((step.tokens[:right], "green"), (step.tokens[right:], "")):
+            text.append(repr(tokenizer.decode(list(tokens)))[1:-1], style)
+    for each in steps[0].source_reports:
+        expected = "" if each.after is None else f" {each.after[0]:.2f},"
+        name = f"({each.source})" if each.why == "explores" else each.source
+        text.append(f"\n  {name}{expected} {1e3 * each.seconds:.2g}", "dim")
+    return text
+
+
+def _worth(step: "Decision") -> str:
+    if step.value is None or step.plain is None or step.expected is None or not step.kept.num_draft_tokens:
+        return ""
+    return f"{step.gain:.2f} / {step.expected / step.plain:.2f} = {step.value:.2f}"
+
+
+def _to_dict(found: "Explanation") -> dict[str, Any]:
+    return {
+        "completion": found.completion.to_dict(),
+        "summary": found.summary,
+        "speed": found.speed,
+        "sources": [asdict(share) for share in found.shares],
+        "steps": [_step(step) for step in found.steps],
+    }
+
+
+def _step(step: "Decision") -> dict[str, Any]:
+    asked = [
+        {
+            "source": each.source,
+            "why": each.why,
+            "seconds": each.seconds,
+            "offered": each.tree.num_draft_tokens,
+            "expected_before": None if each.before is None else each.before[0],
+            "expected_after": None if each.after is None else each.after[0],
+        }
+        for each in step.source_reports
+    ]
+    names = ("plain", "expected", "asking", "seconds", "gain", "value", "credit", "fund")
+    kept = {"tokens": step.kept.tokens, "parents": step.kept.parents, "gain": step.kept.gain}
+    return {
+        "tokens": step.tokens,
+        "asked": asked,
+        "offered": step.offered.num_draft_tokens,
+        "kept": kept | {"sources": [name for name, _ in step.kept.origin or ()]},
+        "accepted": step.path,
+    } | {name: getattr(step, name) for name in names}

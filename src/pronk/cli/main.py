@@ -1,0 +1,246 @@
+"""The command line: ``pronk generate``, ``pronk chat``, ``pronk bench``, ``pronk verify`` and more.
+
+Nothing here needs torch before a command runs, so that ``--help`` is immediate. The user's mistakes end with one
+line on standard error and exit code 2, an interrupt with 130.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+
+import typer
+
+from pronk.cli.advise import advise
+from pronk.cli.batch import batch
+from pronk.cli.bench import bench
+from pronk.cli.datastore import app as datastore_app
+from pronk.cli.explain import explain
+from pronk.cli.inflate import inflate
+from pronk.cli.options import Progress, model_options, read_prompt, sampling_params, shares
+from pronk.cli.quantize import quantize
+from pronk.cli.serve import serve
+from pronk.cli.verify import verify
+from pronk.errors import PronkError
+
+if TYPE_CHECKING:
+    from pronk.cli.console import TerminalOutput
+    from pronk.llm import LLM
+    from pronk.outputs import Completion, Piece
+    from pronk.sampling.params import SamplingParams
+
+__all__ = ["app", "main"]
+
+_TRACEBACK = "--traceback"
+_INTERRUPTED = 130
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from pronk import __version__
+
+        typer.echo(f"pronk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _pronk(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, metavar="", help="Show the version.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option(_TRACEBACK, metavar="", help="Show where an error came from.")] = False,
+) -> None:
+    """Decode language models in leaps: many tokens per pass, and exactly those that one at a time would have given."""
+
+
+@app.command()
+@shares(read=read_prompt, load=model_options, request=sampling_params)
+def generate(
+    load: Callable[[Progress | None], "LLM"],
+    request: Callable[[], "SamplingParams"],
+    read: Callable[[], str],
+    *,
+    echo: Annotated[bool, typer.Option("--echo", metavar="", help="Show the prompt in front of the text.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the text.")
+    ] = False,
+    stats: Annotated[
+        bool | None,
+        typer.Option(help="Show tokens/s, S and what became of the guesses.", metavar="", show_default="on a terminal"),
+    ] = None,
+    color_guesses: Annotated[bool, typer.Option(metavar="", help="Colour the tokens that came from guesses.")] = False,
+) -> None:
+    r"""Continue a text.
+
+    [bold]Examples[/]
+
+    pronk generate "def fibonacci(n):" --max-tokens 64
+
+    pronk generate --prompt-file main.py --temperature 0.8 --seed 7 --stop $'\n\n'
+
+    git diff | pronk generate - --model ./checkpoint --json
+    """
+    from pronk.cli.console import TerminalOutput
+
+    screen = TerminalOutput(stats=stats, color_guesses=color_guesses)
+    text = read()
+    llm, params = _prepare(load, request, screen)
+    try:
+        if as_json:
+            typer.echo(json.dumps(llm.generate(text, params).to_dict(), ensure_ascii=False))
+            return
+        if echo:
+            screen.echo(text)
+        _show(llm.stream(text, params), params, screen, llm.kernels)
+        if color_guesses and screen.interactive:
+            screen.legend()
+    except KeyboardInterrupt:
+        screen.note("interrupted")
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+@app.command()
+@shares(load=model_options, request=sampling_params, without=("n", "logprobs", "prompt_logprobs", "logprob_token_ids"))
+def chat(
+    load: Callable[[Progress | None], "LLM"],
+    request: Callable[[], "SamplingParams"],
+    *,
+    stats: Annotated[
+        bool | None,
+        typer.Option(help="Show tokens/s and S after each answer.", metavar="", show_default="on a terminal"),
+    ] = None,
+    color_guesses: Annotated[bool, typer.Option(metavar="", help="Colour the tokens that came from guesses.")] = True,
+) -> None:
+    """Talk to the model.
+
+    Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists what else there is.
+
+    [bold]Examples[/]
+
+    pronk chat
+
+    pronk chat --model Qwen/Qwen3-0.6B --temperature 0.7 --top-p 0.95
+
+    echo "Hello" | pronk chat --max-tokens 32
+    """
+    from pronk.cli.console import TerminalOutput
+    from pronk.cli.repl import ChatSession
+
+    screen = TerminalOutput(stats=stats, color_guesses=color_guesses)
+    llm, params = _prepare(load, request, screen)
+    llm.chat_ids([{"role": "user", "content": "?"}])  # a model that cannot chat says so now
+    ChatSession(llm, params, screen).run()
+
+
+app.command()(serve)
+app.command()(batch)
+app.command()(bench)
+app.command()(explain)
+app.command()(advise)
+app.command()(verify)
+app.command()(inflate)
+app.command()(quantize)
+app.add_typer(datastore_app, name="datastore")
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="",
+)
+def train(context: typer.Context) -> None:
+    """Train language models and drafters."""
+    from pronk.cli.train.main import app as train_app
+
+    code = train_app(context.args or ["--help"], prog_name="pronk train", standalone_mode=False)
+    raise typer.Exit(code or 0)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; the entry point of ``pronk``."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        _main(args)
+
+
+def _main(args: Sequence[str] | None) -> NoReturn:
+    arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
+    try:
+        code = app(arguments, prog_name="pronk", standalone_mode=False)
+    except typer.TyperException as error:
+        code = _fail(_explain(error), error.exit_code)
+    except typer.Abort:
+        code = _INTERRUPTED
+    except PronkError as error:
+        code = _fail(str(error), 2)
+    except Exception as error:  # the last line of defence; --traceback shows what it hides
+        if arguments[0] == _TRACEBACK:
+            raise
+        code = _fail(f"{type(error).__name__}: {error} (pronk {_TRACEBACK} ... shows where)", 1)
+    raise SystemExit(code or 0)
+
+
+def _explain(error: typer.TyperException) -> str:
+    """What the parser expected and found, and where to look; nothing if it has shown the help already."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    refused: list[Any] = getattr(
+        error.__cause__, "errors", list
+    )()  # the parser names the value only in the error's cause
+    if refused:
+        message += f", found {refused[0]['input']!r}"
+    return f"{message} (try '{context.command_path} --help')" if message and context else message
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],  # noqa: ARG001 - the arguments are those of the standard library
+    filename: str,  # noqa: ARG001
+    lineno: int,  # noqa: ARG001
+    file: TextIO | None = None,  # noqa: ARG001
+    line: str | None = None,  # noqa: ARG001
+) -> None:
+    """What a library would say to its user, as a line."""
+    sys.stderr.write(f"pronk: warning: {' '.join(str(message).split())}\n")
+
+
+def _fail(message: str, code: int) -> int:
+    if message:
+        sys.stderr.write(f"pronk: error: {' '.join(message.split())}\n")
+    return code
+
+
+def _prepare(
+    load: Callable[[Progress | None], "LLM"], request: Callable[[], "SamplingParams"], screen: "TerminalOutput"
+) -> tuple["LLM", "SamplingParams"]:
+    """Check the options, then load; both wait for torch, so the bar stands above both."""
+    with screen.loading() as progress:
+        params = request()
+        return load(progress), params
+
+
+def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str) -> None:
+    """Stream the first sample, then show what the others have, and the figures of all that ended."""
+    from pronk.cli.console import stats_line
+
+    held: dict[int, list[Piece]] = {index: [] for index in range(1, params.n)}
+    ended: dict[int, Completion] = {}
+    try:
+        for piece in pieces:
+            if piece.index in held:
+                held[piece.index].append(piece)
+            else:
+                screen.write(piece.text, guessed=piece.guessed)
+            if piece.completion is not None:
+                ended[piece.index] = piece.completion
+    finally:  # an interrupted generation shows as much
+        screen.end_line()
+        for index, own in held.items():
+            screen.write(f"--- sample {index + 1} of {params.n} ---\n")
+            for piece in own:
+                screen.write(piece.text, guessed=piece.guessed)
+            screen.end_line()
+        for _, completion in sorted(ended.items()):
+            screen.figures(stats_line(completion.stats, kernels, None if params.greedy else completion.seed))

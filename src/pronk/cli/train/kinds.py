@@ -1,0 +1,301 @@
+"""The drafters that ``pronk train`` trains: a class each, and :data:`KINDS`.
+
+typer wants the real types of the options: no postponed annotations here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pronk.checks import check_integer
+from pronk.cli.train.options import HEAD_KIND, HEAD_ORDER, UNEMBEDDINGS, loop_option, model_option, refuse
+from pronk.train.options import DraftOptions, ModelShape, StudentOptions
+
+if TYPE_CHECKING:
+    from pronk.architecture.config import ModelConfig
+    from pronk.train.student import Student
+
+__all__ = ["KINDS", "DrafterKind", "Settings"]
+
+# The fields of StudentOptions that do not depend on the kind, for a drafter that reads so many tokens at most.
+Settings = Callable[[int], dict[str, Any]]
+
+_Rate = Annotated[float, loop_option("Peak learning rate.")]
+_LAYERS = "Layers; every one of them costs time for every guess."
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterKind(ABC):
+    """A kind of drafter: its fields are the options of its command, its docstring is the help.
+
+    A field with the name of an option that all kinds share is shown in that one's place.
+
+    Attributes:
+        without: shared options that its command does not have.
+    """
+
+    without: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def objective(self) -> "type[Student[Any]]":
+        """The class that makes and trains the drafter."""
+
+    @abstractmethod
+    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
+        """The run's options for a target of this ``config``.
+
+        Raises:
+            OptionError: there is no such drafter for it.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftKind(DrafterKind):
+    """Distil a small draft model from a target: same tokenizer, and at every position the target's own distribution.
+
+    The finished draft is in OUT/export, the latest one in OUT/latest; both are folders for the drafter draft_model.
+    Ctrl-C saves; the same command continues.
+
+    [bold]Examples[/]
+
+    pronk train draft --source python=0.6 --source prose.jsonl.gz=0.4 --out run
+
+    pronk train draft --target ./checkpoint --source notes/=1 --on-policy 200000 --out run --minutes 60
+    """
+
+    hidden: Annotated[int, model_option("Hidden size.")] = 160
+    layers: Annotated[int, model_option(_LAYERS)] = 2
+    heads: Annotated[int, model_option("Attention heads.")] = 5
+    kv_heads: Annotated[int, model_option("Key/value heads.")] = 1
+    mlp: Annotated[int, model_option("Width of the gated MLP.")] = 448
+    positions: Annotated[int | None, model_option("Longest text, in tokens.", show_default="the target's")] = None
+    lr: _Rate = 0.012
+
+    def objective(self) -> "type[Student[Any]]":
+        from pronk.train.draft import DraftStudent
+
+        return DraftStudent
+
+    def options(self, config: "ModelConfig", settings: Settings) -> DraftOptions:
+        longest = config.context if self.positions is None else self.positions
+        shape = ModelShape(self.hidden, self.layers, self.heads, self.kv_heads, self.mlp, config.vocab_size, longest)
+        return DraftOptions(**settings(longest), shape=shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KangarooKind(DrafterKind):
+    """Train Kangaroo's adapter: the target's own first layers guess, and it makes their output fit the target's head.
+
+    The finished drafter is in OUT/export, the latest one in OUT/latest; both are folders for the drafter kangaroo.
+    Ctrl-C saves; the same command continues.
+
+    [bold]Examples[/]
+
+    pronk train kangaroo --source python=0.6 --source prose.jsonl.gz=0.4 --out run
+
+    pronk train kangaroo --exit-layer 3 --target ./checkpoint --source notes/=1 --on-policy 200000 --out run
+    """
+
+    exit_layer: Annotated[
+        int | None,
+        model_option(
+            "The target's layer after which guesses leave it: 1 is the first; the last is too late.",
+            show_default="an eighth of its layers",
+        ),
+    ] = None
+    adapter: Annotated[
+        str,
+        model_option(
+            "What is trained: attention, head (with a head of its own), transformer (a whole layer), or mlp (two "
+            "linears and a head, no attention)."
+        ),
+    ] = "attention"
+    heads: Annotated[int | None, model_option("Attention heads.", show_default="the target's")] = None
+    mlp: Annotated[
+        int | None, model_option("Width of the transformer's feed-forward network.", show_default="the target's")
+    ] = None
+    lr: _Rate = 0.01
+
+    def __post_init__(self) -> None:
+        if self.adapter == "mlp":
+            refuse({"heads": self.heads}, "with --adapter mlp, which has no attention")
+        if self.adapter != "transformer":
+            refuse({"mlp": self.mlp}, f"with --adapter {self.adapter}; it is for --adapter transformer")
+
+    def objective(self) -> "type[Student[Any]]":
+        from pronk.train.kangaroo import KangarooStudent
+
+        return KangarooStudent
+
+    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
+        from pronk.drafters.from_target.modules.kangaroo import KangarooShape
+
+        shape = KangarooShape.of_target(config, self.exit_layer, self.adapter, self.heads, self.mlp)
+        return StudentOptions(**settings(config.context), shape=shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlideKind(DrafterKind):
+    """Distil GLIDE from a target: a small decoder whose layers also read the target's cache.
+
+    The finished drafter is in OUT/export, the latest one in OUT/latest; both are folders for the drafter glide, or
+    vanilla. Ctrl-C saves; the same command continues.
+
+    [bold]Examples[/]
+
+    pronk train glide --source python=0.6 --source prose.jsonl.gz=0.4 --out run
+
+    pronk train glide --target ./checkpoint --layers 2 --vanilla --source notes/=1 --out twin --minutes 60
+    """
+
+    layers: Annotated[int, model_option(_LAYERS)] = 1
+    hidden: Annotated[int, model_option("Hidden size.")] = 192
+    heads: Annotated[int, model_option("Heads of the self-attention.")] = 6
+    kv_heads: Annotated[int, model_option("Key/value heads of the self-attention.")] = 2
+    mlp: Annotated[int, model_option("Width of the gated MLP.")] = 512
+    block: Annotated[
+        int | None,
+        model_option("Tokens by which the target's cache lags behind at most, in training.", show_default="5"),
+    ] = None
+    cache_layer: Annotated[
+        int | None,
+        model_option(
+            "The target's layer whose cache the first layer reads; the next reads the next.",
+            show_default="so that the last layer reads the target's last",
+        ),
+    ] = None
+    vanilla: Annotated[bool, model_option("Without cross-attention, for comparison; for the drafter vanilla.")] = False
+    lr: _Rate = 0.012
+
+    def __post_init__(self) -> None:
+        if self.vanilla:
+            refuse({"block": self.block, "cache-layer": self.cache_layer}, "with --vanilla")
+
+    def objective(self) -> "type[Student[Any]]":
+        from pronk.train.glide import GlideStudent, VanillaStudent
+
+        return VanillaStudent if self.vanilla else GlideStudent
+
+    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
+        from pronk.drafters.from_target.modules.glide import GlideShape
+
+        shape = GlideShape(
+            self.layers,
+            self.hidden,
+            self.heads,
+            self.kv_heads,
+            self.mlp,
+            5 if self.block is None else self.block,
+            cross=not self.vanilla,
+            cache_layer=self.cache_layer,
+        )
+        shape.cache_layers(config)
+        return StudentOptions(**settings(config.context), shape=shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaKind(DrafterKind):
+    """Train Medusa heads on a frozen target: what follows its next token, guessed from its last hidden state.
+
+    The finished heads are in OUT/export, the latest ones in OUT/latest; both are folders for the drafter medusa. Ctrl-C
+    saves; the same command continues.
+
+    [bold]Examples[/]
+
+    pronk train medusa --source python=0.6 --source prose.jsonl.gz=0.4 --out run
+
+    pronk train medusa --target ./checkpoint --source notes/=1 --heads 3 --blocks 1 --out run --minutes 30
+    """
+
+    heads: Annotated[int, model_option("Heads: how many tokens are guessed after the target's own.")] = 4
+    blocks: Annotated[int, model_option("Residual blocks of a head.")] = 2
+    unembeddings: Annotated[
+        str, model_option("shared is the target's; replicated gives each head a copy to change, many times as large.")
+    ] = "shared"
+    tree_size: Annotated[
+        int, model_option("Guesses of the tree, which is chosen by what the heads get right on held-out text.")
+    ] = 15
+    lr: _Rate = 0.02
+    num_tokens: Annotated[
+        int | None,
+        loop_option("Depth of the tree when the engine measures the drafter; 0 does not.", show_default="all heads"),
+    ] = None
+
+    def objective(self) -> "type[Student[Any]]":
+        from pronk.train.medusa import MedusaStudent
+
+        return MedusaStudent
+
+    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
+        from pronk.drafters.from_target.modules.medusa import MedusaShape
+        from pronk.train.medusa import MedusaOptions
+
+        shape = MedusaShape(self.heads, self.blocks, self.unembeddings)
+        draft_tokens = {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
+        return MedusaOptions(**settings(config.context) | draft_tokens, shape=shape, tree_size=self.tree_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsKind(DrafterKind):
+    """Train heads on a frozen target that guess several tokens in one pass (drafter multi_token).
+
+    The finished heads are in OUT/export, the latest ones in OUT/latest; both are folders for the drafter multi_token.
+    Ctrl-C saves; the same command continues.
+
+    [bold]Examples[/]
+
+    pronk train heads --source python=0.6 --source prose.jsonl.gz=0.4 --out run
+
+    pronk train heads --target ./checkpoint --heads 4 --order causal --source notes/=1 --out run --minutes 60
+    """
+
+    without = ("compile",)
+
+    heads: Annotated[int, model_option("Heads; the first guesses the token after the next.")] = 3
+    layer: Annotated[
+        int | None, model_option("Layer of the target whose output they read.", show_default="the last")
+    ] = None
+    kind: Annotated[str, model_option(HEAD_KIND)] = "transformer"
+    order: Annotated[str, model_option(HEAD_ORDER)] = "parallel"
+    unembeddings: Annotated[str, model_option(UNEMBEDDINGS)] = "shared"
+    mlp: Annotated[
+        int | None, model_option("Width of a head's MLP.", show_default="1.2 times the target's hidden size")
+    ] = None
+    num_tokens: Annotated[
+        int | None, loop_option("Guesses per step when the engine measures them; 0 does not.", show_default="all")
+    ] = None
+    # Higher than a language model's: heads that begin with the target's norm have much to unlearn.
+    lr: _Rate = 0.02
+
+    def __post_init__(self) -> None:
+        check_integer("heads", self.heads, 1, 63)
+
+    def objective(self) -> "type[Student[Any]]":
+        from pronk.train.heads import HeadsStudent
+
+        return HeadsStudent
+
+    def options(self, config: "ModelConfig", settings: Settings) -> StudentOptions:
+        from pronk.drafters.from_target.modules.heads import HeadsShape
+        from pronk.train.heads import check_guesses, check_lengths
+
+        layer = config.num_layers if self.layer is None else self.layer
+        width = 6 * config.hidden_size // 5 if self.mlp is None else self.mlp
+        shape = HeadsShape(self.heads, layer, width, self.kind, self.order, self.unembeddings)
+        shape.check(config)
+        draft_tokens = {"num_tokens": self.heads if self.num_tokens is None else self.num_tokens}
+        made = StudentOptions(**settings(config.context) | draft_tokens, shape=shape)
+        check_lengths(made, shape.num_heads)
+        check_guesses(made.num_tokens, shape.num_heads)
+        return made
+
+
+# By the name of the command, in the order of the help.
+KINDS: dict[str, type[DrafterKind]] = {
+    "draft": DraftKind,
+    "kangaroo": KangarooKind,
+    "glide": GlideKind,
+    "medusa": MedusaKind,
+    "heads": HeadsKind,
+}

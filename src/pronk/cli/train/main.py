@@ -1,0 +1,143 @@
+"""``pronk train``: train the models that pronk ships, or your own."""
+
+from collections.abc import Callable
+from functools import partial
+from inspect import getdoc
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pronk.cli.options import shares
+from pronk.cli.train.kinds import KINDS, DrafterKind
+from pronk.cli.train.options import (
+    HEAD_KIND,
+    HEAD_ORDER,
+    INTERRUPTED,
+    UNEMBEDDINGS,
+    StudentRun,
+    command_line,
+    loop_options,
+    model_option,
+    refuse,
+    student_options,
+    text_options,
+)
+from pronk.train.options import DataOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths
+
+__all__ = ["app"]
+
+_KIND, _ORDER, _UNEMBEDDINGS = "transformer", "parallel", "shared"  # of heads, by default
+
+app = typer.Typer(help="Train language models and drafters.", no_args_is_help=True, rich_markup_mode="rich")
+
+
+@app.callback()
+def _train() -> None:
+    """Train language models and drafters."""
+
+
+@app.command(no_args_is_help=True)
+@shares(text=text_options, loop=loop_options)
+def lm(
+    context: typer.Context,
+    text: Callable[..., DataOptions],
+    loop: Callable[[], dict[str, Any]],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
+    name: Annotated[str, typer.Option(help="Name of the model in its card.")] = "pronk-tiny",
+    hidden: Annotated[int, model_option("Hidden size.")] = ModelShape.hidden,
+    layers: Annotated[int, model_option("Layers.")] = ModelShape.layers,
+    heads: Annotated[int, model_option("Attention heads.")] = ModelShape.heads,
+    kv_heads: Annotated[int, model_option("Key/value heads.")] = ModelShape.kv_heads,
+    mlp: Annotated[int, model_option("Width of the gated MLP.")] = ModelShape.mlp,
+    vocab: Annotated[int | None, model_option("Vocabulary size.", show_default=str(ModelShape.vocab))] = None,
+    positions: Annotated[int, model_option("Longest text, in tokens.")] = ModelShape.context,
+    bytes: Annotated[bool, model_option("Bytes as tokens: a vocabulary of 256 and the special tokens.")] = False,  # noqa: A002
+    future_tokens: Annotated[int, model_option("Tokens to predict at once, each with a head of its own.")] = 1,
+    head_kind: Annotated[str | None, model_option(HEAD_KIND, show_default=_KIND)] = None,
+    head_order: Annotated[str | None, model_option(HEAD_ORDER, show_default=_ORDER)] = None,
+    unembeddings: Annotated[str | None, model_option(UNEMBEDDINGS, show_default=_UNEMBEDDINGS)] = None,
+    head_mlp: Annotated[int | None, model_option("Width of a head's MLP.", show_default="the model's")] = None,
+) -> None:
+    """Train a tokenizer and a Llama-architecture language model from text.
+
+    With --future-tokens, heads for the tokens after the next are trained with it, for faster decoding: they are in the
+    folder heads of the model, for the drafter multi_token.
+
+    The finished model is in OUT/export, the latest one in OUT/latest. Ctrl-C saves; the same command continues.
+
+    [bold]Examples[/]
+
+    pronk train lm --source python=0.6 --source math.jsonl.gz=0.15 --source prose.jsonl.gz=0.25 --out run
+
+    pronk train lm --source notes/=1 --out run --steps 500 --layers 4 --minutes 20
+
+    pronk train lm --source notes/=1 --out run --bytes --future-tokens 8
+    """
+    from pronk.train.clock import Clock
+
+    settings = loop()
+    clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
+
+    from pronk.train.future import future_shape
+    from pronk.train.heads import check_lengths
+    from pronk.train.run import run
+    from pronk.train.tokenizer import BYTE_VOCAB
+
+    if bytes:
+        refuse({"vocab": vocab}, "with --bytes")
+    if future_tokens == 1:
+        given = {"head-kind": head_kind, "head-order": head_order, "unembeddings": unembeddings, "head-mlp": head_mlp}
+        refuse(given, "without --future-tokens")
+    settings = fit_lengths(settings, positions)
+    size = BYTE_VOCAB if bytes else ModelShape.vocab if vocab is None else vocab
+    data = text(size, settings["seed"])
+    shape = ModelShape(hidden, layers, heads, kv_heads, mlp, size, positions)
+    words = (head_kind or _KIND, head_order or _ORDER, unembeddings or _UNEMBEDDINGS)
+    future = future_shape(shape, future_tokens, *words, head_mlp)
+    options = TrainOptions(**settings, shape=shape, heads=future)
+    if future is not None:
+        check_lengths(options, future.num_heads)
+    if not run(data, options, out, name, command_line(context), Console(), clock):
+        raise typer.Exit(INTERRUPTED)
+
+
+def _command(kind: type[DrafterKind]) -> Callable[..., None]:
+    """The command that trains drafters of one kind."""
+
+    @shares(kind=kind, text=text_options, student=student_options, loop=loop_options, without=kind.without)
+    def train(
+        context: typer.Context,
+        kind: Callable[[], DrafterKind],
+        text: Callable[..., DataOptions],
+        student: Callable[[], StudentRun],
+        loop: Callable[[], dict[str, Any]],
+    ) -> None:
+        from pronk.train.clock import Clock
+
+        own, run, settings = kind(), student(), loop()
+        clock = Clock(settings["minutes"])  # before torch is imported, which takes seconds
+
+        from pronk.train.run import run_student
+        from pronk.train.teacher import Teacher
+
+        data = text(seed=settings["seed"])
+        source = context.get_parameter_source("on_policy")
+        asked = source is not None and source.name == "COMMANDLINE"
+        on_policy = OnPolicyOptions(tokens=run.on_policy, seed=settings["seed"], at_most=not asked)
+        teacher = Teacher(run.target, settings["device"], settings["threads"])
+        name = run.name or f"{teacher.name.rpartition('/')[2]}-{str(context.info_name).replace('_', '-')}"
+        config = teacher.llm.config
+        options = own.options(config, partial(run.settings, settings, config.context))
+        command, console = command_line(context), Console()
+        done = run_student(own.objective(), data, on_policy, options, teacher, run.out, name, command, console, clock)
+        if not done:
+            raise typer.Exit(INTERRUPTED)
+
+    return train
+
+
+for _name, _kind in KINDS.items():
+    app.command(_name, help=getdoc(_kind), no_args_is_help=True)(_command(_kind))

@@ -1,0 +1,54 @@
+"""Stages of a pass in torch: where there are no kernels for a model or a device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pronk.execution.attention import CrossAttention, PagedAttention
+from pronk.execution.forward_job import CrossAttentionSource, LayerRange
+from pronk.kv_cache.blocks import BlockTable
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder
+
+__all__ = ["TorchExecutor"]
+
+
+class TorchExecutor:
+    """Stages in torch."""
+
+    usable = True
+
+    def __init__(self, decoder: Decoder, cache: PagedCache, beside: CrossAttentionSource | None) -> None:
+        self.decoder, self.cache, self.beside, self.waited = decoder, cache, beside, 0.0
+
+    @torch.inference_mode()
+    def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+        """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings."""
+        decoder, cache = self.decoder, self.cache
+        tokens, positions, spans = torch.tensor(layer_range.places(), dtype=torch.int64, device=cache.device)
+        segments = [segment for _, segment in layer_range.jobs]
+        attend = PagedAttention(decoder.config, cache, segments)
+        if self.beside is not None:
+            other = self.beside
+            tables = [job.beside or BlockTable() for job, _ in layer_range.jobs]
+            attend = CrossAttention(
+                decoder.config,
+                cache,
+                segments,
+                (other.decoder.config, other.cache, other.layers),
+                tables,
+                other.decoder.rope(positions, spans, other.cache.dtype),
+            )
+        x = decoder.embed(tokens, positions, cache.dtype) if rows is None else rows
+        rope = decoder.rope(positions, spans, cache.dtype)
+        collected: dict[int, Tensor] = {}
+        for layer, x in decoder.run(x, rope, attend, layer_range.start, layer_range.stop):  # noqa: B020 - the state goes through
+            cache.write_hidden(layer, attend.slots, x)
+            if layer in layer_range.collect:
+                collected[layer] = x
+        if layer_range.wanted is None:
+            return x, collected, None
+        # The choice is made on the CPU, where the noise is the same whatever the device.
+        logits = decoder.logits(x[torch.tensor(list(layer_range.wanted), dtype=torch.int64, device=x.device)]).cpu()
+        return x, collected, logits

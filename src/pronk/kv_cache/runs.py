@@ -1,0 +1,101 @@
+"""Runs of consecutive numbers, found by where they are and by how long they are.
+
+::
+
+    numbers     0 1 2 . . 5 6 . 8          runs (0, 3), (5, 7), (8, 9)
+    by place    0, 5, 8
+    by length   (1, 8), (2, 5), (3, 0)
+
+Both lists are sorted, so that whatever is asked takes a search of them, however many numbers there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+
+__all__ = ["FreeRuns", "consecutive"]
+
+
+class FreeRuns:
+    """Numbers ``0 .. stop - 1``, of which some are missing; all are there to begin with."""
+
+    def __init__(self, stop: int) -> None:
+        self._starts: list[int] = []
+        self._stops: dict[int, int] = {}
+        self._lengths: list[tuple[int, int]] = []  # with the start
+        if stop:
+            self._insert(0, stop)
+
+    def __iter__(self) -> Iterator[int]:
+        """All numbers, the smallest first."""
+        return (number for start in self._starts for number in range(start, self._stops[start]))
+
+    def __contains__(self, number: int) -> bool:
+        start = self._at(number)
+        return start is not None and number < self._stops[start]
+
+    def fit(self, length: int) -> range:
+        """The shortest run of at least ``length`` numbers, or the longest one; the first of equals. There must be one.
+
+        A text goes where it just fits, so that long runs stay long.
+        """
+        place = bisect_left(self._lengths, (length, 0))
+        if place == len(self._lengths):
+            place = bisect_left(self._lengths, (self._lengths[-1][0], 0))
+        found, start = self._lengths[place]
+        return range(start, start + found)
+
+    def after(self, number: int) -> range:
+        """The rest of a run from ``number`` on; empty if it is missing."""
+        start = self._at(number)
+        return range(number, number if start is None else max(number, self._stops[start]))
+
+    def add(self, run: range) -> None:
+        """Put numbers back, all of which were missing; they join what lies beside them."""
+        start, stop = run.start, run.stop
+        before = self._at(start)
+        if before is not None and self._stops[before] == start:
+            self._remove(before)
+            start = before
+        if stop in self._stops:
+            stop = self._remove(stop)
+        self._insert(start, stop)
+
+    def take(self, run: range) -> None:
+        """Let numbers be missing, all of which are there."""
+        start = self._at(run.start)
+        assert start is not None
+        stop = self._remove(start)
+        assert run.stop <= stop
+        if start < run.start:
+            self._insert(start, run.start)
+        if run.stop < stop:
+            self._insert(run.stop, stop)
+
+    def _at(self, number: int) -> int | None:
+        """Start of the last run that does not begin after ``number``."""
+        place = bisect_right(self._starts, number)
+        return self._starts[place - 1] if place else None
+
+    def _insert(self, start: int, stop: int) -> None:
+        insort(self._starts, start)
+        insort(self._lengths, (stop - start, start))
+        self._stops[start] = stop
+
+    def _remove(self, start: int) -> int:
+        stop = self._stops.pop(start)
+        del self._starts[bisect_left(self._starts, start)]
+        del self._lengths[bisect_left(self._lengths, (stop - start, start))]
+        return stop
+
+
+def consecutive(numbers: Iterable[int]) -> list[range]:
+    """Different numbers, in any order, as runs, the first of which comes first."""
+    runs: list[range] = []
+    for number in sorted(numbers):
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs

@@ -1,0 +1,216 @@
+"""The one decoder: Llama, Mistral, Qwen and GPT-2 are settings of it.
+
+It works on *packed rows*: ``[rows, hidden]``, whatever request or position a row belongs to. Everything that
+relates rows to each other (the cache, the mask, the batch) is behind one argument, the :class:`Attend` function, so the
+same module is trained with dense causal attention and served from a paged cache. Ranges of layers run on their
+own, which is what early-exit drafters need.
+
+``forward`` is the reference, in torch, and what is trained. Where there are kernels, a module describes itself to them
+(``compile``), and they compute the same in one call for a whole pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pronk.architecture.config import Activation, ModelConfig
+from pronk.architecture.rope import RotaryEmbedding, apply_rope
+from pronk.kernels.library import Kernels
+from pronk.models.linear import KernelLinear, Linear, LinearFactory, PlainLinear, WeightLayout
+from pronk.models.program import Program
+
+__all__ = ["Attend", "Decoder", "Layer", "empty_linear", "make_norm", "pack_linears"]
+
+_ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class Attend(Protocol):
+    """Attention over whatever the caller knows: a cache, a batch of training text."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend from ``q`` ``[rows, heads, d]`` with this pass's ``k``, ``v`` ``[rows, kv_heads, d]``.
+
+        Returns ``[rows, heads * d]``.
+        """
+        ...
+
+
+class RMSNorm(nn.Module):
+    """Zhang & Sennrich 2019, computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Layer(nn.Module):
+    """One transformer block on packed rows."""
+
+    def __init__(self, config: ModelConfig, linear: Callable[[int, int, bool], Linear]) -> None:
+        super().__init__()
+        c = config
+        self.config = c
+        self.attention_norm = make_norm(c, c.hidden_size)
+        self.qkv = linear(sum(c.qkv_sizes), c.hidden_size, c.qkv_bias)
+        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
+        self.out = linear(c.hidden_size, c.num_heads * c.head_dim, c.out_bias)
+        self.mlp_norm = make_norm(c, c.hidden_size)
+        self.up = linear(c.intermediate_size * (2 if c.gated else 1), c.hidden_size, c.mlp_bias)
+        self.down = linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
+        self.activate = _ACTIVATE[c.activation]
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+        """``x`` ``[rows, hidden]`` to the same shape; ``index`` is this layer's number, for ``attend``."""
+        return self.feed(self.attend(x, rope, index, attend))
+
+    def attend(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
+        """The first half, self-attention; see :meth:`forward`."""
+        q, k, v = self._project(self.attention_norm(x), rope)
+        return x + self.out(attend(index, q, k, v))
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The second half, the MLP: ``x`` ``[rows, hidden]`` to the same shape."""
+        h = self.up(self.mlp_norm(x))
+        if self.config.gated:
+            gate, up = h.chunk(2, dim=-1)
+            return x + self.down(self.activate(gate) * up)
+        return x + self.down(self.activate(h))
+
+    def compile(self, program: Program, index: int) -> None:
+        """Describe the layer to the kernels; ``index`` is its number in the cache."""
+        program.attention(self, index)
+        program.mlp(self)
+
+    def layout(self, name: str) -> WeightLayout:
+        """How the outputs of the linear layer ``name`` are used."""
+        if name == "qkv":
+            return WeightLayout(unit=self.config.head_dim)
+        return WeightLayout(gated=self.config.gated and name == "up")
+
+    def _project(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        c = self.config
+        both = c.num_heads + c.num_kv_heads
+        heads = self.qkv(x).view(x.shape[0], both + c.num_kv_heads, c.head_dim)
+        qk, v = heads[:, :both], heads[:, both:]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, : c.num_heads]), self.k_norm(qk[:, c.num_heads :])), dim=1)
+        if rope is not None:
+            qk = apply_rope(qk, *rope)
+        return qk[:, : c.num_heads], qk[:, c.num_heads :], v
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model on packed rows.
+
+    Built with random plain weights for training; :func:`pronk.models.loader.load_decoder` puts a checkpoint's
+    weights in.
+
+    Attributes:
+        config: its shape.
+        embedding: ``[vocab, hidden]``; empty where there is a ``table``.
+        table: the embedding as codes that the kernels look rows up in, where the checkpoint has it so; a tied head is
+            the same object.
+        positions: learned ones, ``[context, hidden]``, or ``None``.
+        layers: :class:`Layer` by :class:`Layer`.
+        norm: after the last one.
+        head: to logits.
+    """
+
+    def __init__(self, config: ModelConfig, share: ModelConfig | None = None) -> None:
+        """``share`` is the shape of the layers, where others have the rest of them."""
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.table: KernelLinear | None = None
+        learned = config.rope is None
+        self.positions = nn.Parameter(torch.empty(config.context, config.hidden_size)) if learned else None
+        self.layers = nn.ModuleList(Layer(share or config, empty_linear) for _ in range(config.num_layers))
+        self.norm = make_norm(config, config.hidden_size)
+        self.head: Linear = (
+            PlainLinear(self.embedding) if config.tied else empty_linear(config.vocab_size, config.hidden_size, False)
+        )
+        self._rotary: dict[torch.device, RotaryEmbedding] = {}
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """Who computes with the weights; ``None`` is torch."""
+        return self.head.packed.kernels if isinstance(self.head, KernelLinear) else None
+
+    def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Input of layer 0: ``tokens`` ``[rows]`` to ``[rows, hidden]``."""
+        x = F.embedding(tokens, self.embedding)
+        if self.positions is not None:
+            x = x.to(dtype) + F.embedding(positions, self.positions).to(dtype)
+        return x.to(dtype)
+
+    def rope(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Rotations of a pass, shared by its layers; ``None`` for learned positions."""
+        if self.config.rope is None:
+            return None
+        device = positions.device
+        if device not in self._rotary:
+            self._rotary[device] = RotaryEmbedding(self.config.rope, device)
+        return self._rotary[device](positions, spans, dtype)
+
+    def run(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Run layers ``start..stop-1``, yielding ``(i + 1, hidden)`` after layer ``i``: the input of layer ``i + 1``.
+
+        Hidden states are ``[rows, hidden]`` before the final norm.
+        """
+        for index in range(start, len(self.layers) if stop is None else stop):
+            x = self.layers[index](x, rope, index, attend)
+            yield index + 1, x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and head: ``[rows, hidden]`` to ``[rows, vocab]``."""
+        return self.head(self.norm(hidden))
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Random weights for training: normal, residual outputs scaled down by depth (Radford et al. 2019)."""
+        shrink = (2 * self.config.num_layers) ** -0.5
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                    continue
+                std = 0.02 * (shrink if name.endswith(("out.weight", "down.weight")) else 1.0)
+                parameter.normal_(0.0, std, generator=generator)
+
+
+def make_norm(config: ModelConfig, size: int) -> nn.Module:
+    """The kind of norm that the model has, over ``size`` numbers."""
+    return RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
+
+
+def empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear:
+    """Plain weights that are still to be filled."""
+    return PlainLinear(
+        torch.empty(out_features, in_features, requires_grad=True),
+        torch.empty(out_features, requires_grad=True) if bias else None,
+    )
+
+
+def pack_linears(module: nn.Module, linear: LinearFactory) -> None:
+    """Replace every plain linear layer within ``module`` by what ``linear`` makes of it."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PlainLinear):
+                layout = parent.layout(name) if isinstance(parent, Layer) else WeightLayout(head=name == "head")
+                bias = None if child.bias is None else child.bias.detach()
+                setattr(parent, name, linear(child.weight.detach(), bias, layout))

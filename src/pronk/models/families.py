@@ -1,0 +1,190 @@
+"""Which tensors of a checkpoint become which weights of the decoder.
+
+A family is data: for every module of a layer, the checkpoint's modules whose rows it consists of, in order. So
+``qkv`` is the query, key and value projections on top of each other, and ``up`` is the gate above the up
+projection. Which biases exist and how large everything is follows from the config.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pronk.architecture.config import ModelConfig
+
+__all__ = ["FAMILY_NAMES", "GGUF_NAMES", "CheckpointTensor", "DecoderPart", "FamilyNames", "plan_tensors"]
+
+
+@dataclass(frozen=True)
+class FamilyNames:
+    """How one family calls its tensors, without ``prefix``, which a checkpoint may have or lack.
+
+    ``layer`` maps a module of :class:`pronk.models.decoder.Layer` to the modules of the checkpoint it is made of.
+    ``transposed`` says that matrices are stored ``[in, out]``. ``ignored`` matches tensors that hold nothing the
+    decoder needs: buffers that older checkpoints saved along.
+    """
+
+    prefix: str
+    layers: str
+    layer: Mapping[str, tuple[str, ...]]
+    embedding: str
+    norm: str
+    positions: str | None = None
+    head: str = "lm_head"
+    transposed: bool = False
+    ignored: re.Pattern[str] = field(default=re.compile(r"(?!)"))
+
+    def canonical(self, name: str) -> str:
+        """``name`` without the prefix."""
+        return name.removeprefix(self.prefix)
+
+
+_LLAMA_LAYER: dict[str, tuple[str, ...]] = {
+    "attention_norm": ("input_layernorm",),
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "q_norm": ("self_attn.q_norm",),
+    "k_norm": ("self_attn.k_norm",),
+    "out": ("self_attn.o_proj",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+_LLAMA = FamilyNames(
+    prefix="model.",
+    layers="layers",
+    layer=_LLAMA_LAYER,
+    embedding="embed_tokens",
+    norm="norm",
+    ignored=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+)
+
+_GPT2 = FamilyNames(
+    prefix="transformer.",
+    layers="h",
+    layer={
+        "attention_norm": ("ln_1",),
+        "qkv": ("attn.c_attn",),
+        "out": ("attn.c_proj",),
+        "mlp_norm": ("ln_2",),
+        "up": ("mlp.c_fc",),
+        "down": ("mlp.c_proj",),
+    },
+    embedding="wte",
+    norm="ln_f",
+    positions="wpe",
+    transposed=True,
+    ignored=re.compile(r"h\.\d+\.attn\.(masked_)?bias"),
+)
+
+# GGUF files have names of their own, the same for all families. Divisors of rotations are part of the config.
+GGUF_NAMES = FamilyNames(
+    prefix="",
+    layers="blk",
+    layer={
+        "attention_norm": ("attn_norm",),
+        "qkv": ("attn_q", "attn_k", "attn_v"),
+        "q_norm": ("attn_q_norm",),
+        "k_norm": ("attn_k_norm",),
+        "out": ("attn_output",),
+        "mlp_norm": ("ffn_norm",),
+        "up": ("ffn_gate", "ffn_up"),
+        "down": ("ffn_down",),
+    },
+    embedding="token_embd",
+    norm="output_norm",
+    head="output",
+    ignored=re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"),
+)
+
+FAMILY_NAMES: dict[str, FamilyNames] = {
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+}
+
+
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """One tensor of the checkpoint: its name without prefix, and the shape it must have there."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DecoderPart:
+    """One module (``linear``, ``norm``) or table of the decoder, and the tensors that are stacked into it."""
+
+    target: str
+    kind: Literal["linear", "norm", "table"]
+    weight: tuple[CheckpointTensor, ...]
+    bias: tuple[CheckpointTensor, ...] = ()
+    transposed: bool = False
+
+    @property
+    def pieces(self) -> tuple[CheckpointTensor, ...]:
+        """Weight and bias tensors together."""
+        return self.weight + self.bias
+
+
+def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Iterator[DecoderPart]:
+    """Every part of the decoder that ``config`` describes: tables, head, then layer by layer.
+
+    The tensors are called as the config's family does, unless other ``names`` are given.
+
+    The head comes early because it is the largest matrix: what is needed to build it is gone before the rest grows.
+    A tied head has no pieces; it is the embedding.
+    """
+    names = names or FAMILY_NAMES[config.family]
+    table = (config.vocab_size, config.hidden_size)
+    yield DecoderPart("embedding", "table", (CheckpointTensor(f"{names.embedding}.weight", table),))
+    if names.positions is not None:
+        shape = (config.context, config.hidden_size)
+        yield DecoderPart("positions", "table", (CheckpointTensor(f"{names.positions}.weight", shape),))
+    yield DecoderPart("head", "linear", () if config.tied else (CheckpointTensor(f"{names.head}.weight", table),))
+    yield _norm(config, "norm", names.norm, config.hidden_size)
+    for index in range(config.num_layers):
+        yield from _layer(config, names, index)
+
+
+def _layer(config: ModelConfig, names: FamilyNames, index: int) -> Iterator[DecoderPart]:
+    c, inner = config, config.num_heads * config.head_dim
+    mlp = (c.intermediate_size,) * (2 if c.gated else 1)
+    linears = {
+        "qkv": (c.qkv_sizes, c.hidden_size, c.qkv_bias),
+        "out": ((c.hidden_size,), inner, c.out_bias),
+        "up": (mlp, c.hidden_size, c.mlp_bias),
+        "down": ((c.hidden_size,), c.intermediate_size, c.mlp_bias),
+    }
+    for module, sources in names.layer.items():
+        stored = tuple(f"{names.layers}.{index}.{source}" for source in sources)
+        target = f"layers.{index}.{module}"
+        if module in linears:
+            rows, columns, bias = linears[module]
+            rows = rows if len(stored) == len(rows) else (sum(rows),)
+            yield _linear(target, stored, rows, columns, bias, names.transposed)
+        elif module in ("attention_norm", "mlp_norm"):
+            yield _norm(c, target, stored[0], c.hidden_size)
+        elif c.qk_norm:
+            yield _norm(c, target, stored[0], c.head_dim)
+
+
+def _linear(
+    target: str, stored: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool
+) -> DecoderPart:
+    weight = tuple(
+        CheckpointTensor(f"{name}.weight", (columns, n) if transposed else (n, columns))
+        for name, n in zip(stored, rows, strict=True)
+    )
+    biases = tuple(CheckpointTensor(f"{name}.bias", (n,)) for name, n in zip(stored, rows, strict=True)) if bias else ()
+    return DecoderPart(target, "linear", weight, biases, transposed)
+
+
+def _norm(config: ModelConfig, target: str, stored: str, size: int) -> DecoderPart:
+    bias = (CheckpointTensor(f"{stored}.bias", (size,)),) if config.norm == "layer" else ()
+    return DecoderPart(target, "norm", (CheckpointTensor(f"{stored}.weight", (size,)),), bias)

@@ -1,0 +1,237 @@
+"""Which kernels a model is computed with: the best that this machine has and that pass a check at load.
+
+The check is a few products and a few texts through a small layer, each computed in several ways that have to agree to
+the bit, and once against torch, for what they have to be close to; and a few choices. It takes some milliseconds, once
+for each instruction set and process. Torch's own path is not asked: whatever it would answer here, nothing makes it so
+for other shapes, and :attr:`~pronk.execution.model_runner.ModelRunner.exact` is false there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from pronk.architecture.config import ModelConfig, llama_config
+from pronk.architecture.rope import RopeTable
+from pronk.errors import OptionError
+from pronk.kernels.library import CHOICES, Kernels, KernelsError, candidates
+from pronk.kernels.rounding import round_weights
+from pronk.kv_cache.blocks import BlockTable
+from pronk.kv_cache.paged import PagedCache
+from pronk.models.decoder import Decoder, pack_linears
+from pronk.models.linear import KernelLinear, WeightLayout, choose_linear
+from pronk.models.loader import covers
+from pronk.models.program import Program, ProgramRows
+from pronk.quantization.formats.matrix import Bits
+from pronk.sampling.noise import gumbel_noise, noise_key
+from pronk.speculation.tree import TokenTree
+
+__all__ = ["check", "choose_kernels", "load_kernels", "open_device"]
+
+_CPU = torch.device("cpu")
+_ROWS = (1, 4, 20, 64, 512)
+_SIZES = ((96, 80), (320, 48), (1100, 48))
+_CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
+
+
+@cache
+def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
+    """The best kernels that ``choice`` admits; a set that fails its check is passed over.
+
+    Args:
+        choice: ``"auto"``, or the name of an instruction set.
+        path: the library, if not the one that was installed.
+
+    Raises:
+        KernelsError: there are none, or none passes; the message is one line.
+        OptionError: ``choice`` is no instruction set of this processor's.
+    """
+    wrong = ""
+    for kernels in candidates(choice, path):
+        found = check(kernels)
+        if found is None:
+            return kernels
+        wrong = f"{kernels.path}: the {kernels.name} kernels fail their self-check: {found}"
+    raise KernelsError(wrong)
+
+
+def open_device(name: str) -> torch.device:
+    """Where to compute.
+
+    Raises:
+        OptionError: torch has no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        msg = f'device: expected "cpu" or an accelerator that torch has here, found {name!r}'
+        raise OptionError(msg) from error
+    return device
+
+
+def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Kernels | None:
+    """The kernels that a model is computed with; ``None`` is torch, with a warning unless that was asked for.
+
+    Raises:
+        OptionError: ``choice`` is none, or not one of this processor's.
+    """
+    if choice not in CHOICES:
+        msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
+        raise OptionError(msg)
+    if choice == "torch" or (choice == "auto" and device.type != "cpu"):  # an accelerator has torch's kernels
+        return None
+    reason = f"no kernels for {device}"
+    if device.type == "cpu":
+        try:
+            found = load_kernels(choice)
+        except KernelsError as error:
+            reason = str(error)
+        else:
+            if covers(found, config):
+                return found
+            reason = f"no kernels for heads of {config.head_dim}"
+    warnings.warn(f"{reason}; torch computes instead, slower and without the promise of equal bits", stacklevel=3)
+    return None
+
+
+@torch.inference_mode()
+def check(kernels: Kernels) -> str | None:
+    """What these kernels compute wrongly, or ``None``."""
+    for dtype in (torch.float32, torch.bfloat16):
+        wrong = (
+            _check_products(kernels, dtype) or _check_layer(kernels, dtype) or _check_layer(kernels, dtype, torch.int8)
+        )
+        if wrong is not None:
+            return f"{wrong} in {str(dtype).removeprefix('torch.')}"
+    return _check_codes(kernels) or _check_choices(kernels)
+
+
+def _check_products(kernels: Kernels, dtype: torch.dtype) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+    for inputs, outputs in _SIZES:
+        weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
+        x = torch.randn(max(_ROWS), inputs, generator=generator).to(dtype)
+        linear = KernelLinear(kernels, weight, None, WeightLayout())
+        whole = linear.logits(x)
+        for rows in _ROWS:
+            if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
+                return f"a product of {rows} rows is not that of {len(x)}"
+        want = x.double() @ weight.double().T
+        if not torch.allclose(whole.double(), want, rtol=0.0, atol=1e-4 * inputs**0.5):
+            return f"a product of {inputs} by {outputs} is off by {float((whole - want).abs().max()):.1g}"
+    return None
+
+
+def _check_codes(kernels: Kernels) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(48, 320, generator=generator), torch.randn(max(_ROWS), 320, generator=generator)
+    for bits in get_args(Bits):
+        coded = round_weights(kernels, weight, bits)
+        linear = KernelLinear(kernels, coded, None, WeightLayout())
+        whole = linear.logits(x)
+        for rows in _ROWS:
+            if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
+                return f"a product of {rows} rows is not that of {len(x)} in {bits} bits"
+        want = x.double() @ coded.dequantize().double().T
+        # Rounding rows to 8 bits costs a half of a 127th of the largest number of each group.
+        if not torch.allclose(whole.double(), want, rtol=0.0, atol=0.02 * float(want.abs().max())):
+            return f"a product in {bits} bits is off by {float((whole - want).abs().max()):.1g}"
+    return None
+
+
+def _check_choices(kernels: Kernels) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+    for seed, vocab in enumerate((33, 700)):
+        logits = torch.randn(vocab, generator=generator)
+        scores = (logits / 0.7).double() + gumbel_noise(seed, 5, torch.arange(vocab))
+        if kernels.choose(logits, 0.0, 0) != int(logits.argmax()):
+            return f"the largest of {vocab} logits is another"
+        if kernels.choose(logits, 0.7, noise_key(seed, 5)) != int(scores.argmax()):
+            return f"a sample of {vocab} tokens is another"
+    return None
+
+
+def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> str | None:
+    """A text of 70 tokens through one layer: at once, one by one, and as a path of a tree."""
+    shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
+    config = llama_config(**shape, bos_id=None, eos_ids=())
+    plain = Decoder(dataclasses.replace(config, tied=False))
+    plain.initialize(torch.Generator().manual_seed(0))
+    plain.embedding.mul_(50.0)
+    packed = Decoder(plain.config)
+    packed.load_state_dict(plain.state_dict())
+    packed.to(dtype)
+    pack_linears(packed, choose_linear(kernels, _CPU))
+    tokens = torch.randint(32, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    text = _Text(kernels, packed, dtype, kv_dtype)
+    whole = text.run(TokenTree.chain(tokens))
+    text.forget()
+    single = torch.cat([text.run(TokenTree.chain([token])) for token in tokens])
+    if not torch.equal(whole, single):
+        return "a text at once is not the text token by token"
+    text.forget()
+    start = 61
+    text.run(TokenTree.chain(tokens[:start]))
+    # The true path goes by the second child of every node; the first ones are wrong.
+    ids, parents = [tokens[start]], [-1]
+    for token in tokens[start + 1 :]:
+        parent = len(ids) - 1
+        ids += [(token + 1) % 32, token]
+        parents += [parent, parent]
+    found = text.run(TokenTree(tuple(ids), tuple(parents)))[[0, *range(2, len(ids), 2)]]
+    if not torch.equal(found, whole[start:]):
+        return "a path of a tree is not the text"
+    want = _reference(plain.double(), tokens)
+    worst = float((whole.double() - want).abs().max() / want.abs().max())
+    return None if worst < _CLOSE[kv_dtype or dtype] else f"a layer is off by {worst:.1g}"
+
+
+class _Text:
+    """One text through one layer."""
+
+    def __init__(self, kernels: Kernels, decoder: Decoder, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
+        config = decoder.config
+        self.cache = PagedCache(
+            config, num_blocks=8, block_size=16, dtype=dtype, kv_dtype=kv_dtype, device=_CPU, kernels=kernels
+        )
+        self.block_table = BlockTable()
+        self.rope = RopeTable(config.rope)
+        self.program = Program(kernels, config.hidden_size, dtype, self.cache)
+        self.program.embed(decoder)
+        decoder.layers[0].compile(self.program, 0)
+        self.hidden, self.dtype = config.hidden_size, dtype
+
+    def forget(self) -> None:
+        self.cache.release(self.block_table)
+
+    def run(self, tree: TokenTree) -> Tensor:
+        """The layer's output at every node; the tree's main chain joins the text."""
+        length = self.block_table.length
+        self.cache.prepare(self.block_table, length + len(tree))
+        rows = ProgramRows().add([(self.block_table, tree, 0)], tree.tokens)
+        rows.rotate(0, self.rope.upto(length + len(tree)))
+        out = torch.empty(len(tree), self.hidden, dtype=self.dtype)
+        self.program.run(rows, out)
+        self.cache.commit(self.block_table, range(tree.main_chain))
+        return out.float()
+
+
+def _reference(decoder: Decoder, tokens: list[int]) -> Tensor:
+    """The same by torch, in float64."""
+    positions = torch.arange(len(tokens))
+
+    def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out[0].transpose(0, 1).flatten(1)
+
+    x = decoder.embed(torch.tensor(tokens), positions, torch.float64)
+    rope = decoder.rope(positions, positions + 1, torch.float64)
+    return decoder.layers[0](x, rope, 0, attend)

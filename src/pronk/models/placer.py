@@ -1,0 +1,194 @@
+"""Putting a checkpoint's weights into a decoder, part by part."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from pronk.kernels.weights import pages
+from pronk.models.decoder import Decoder, Layer
+from pronk.models.families import CheckpointTensor, DecoderPart
+from pronk.models.inventory import Inventory
+from pronk.models.linear import KernelLinear, Linear, LinearFactory, StackedLinear, WeightLayout
+from pronk.models.split import TensorSplit
+from pronk.quantization.formats.fuse import fusible_runs, stack_matrices
+from pronk.quantization.formats.matrix import QuantizedMatrix
+
+__all__ = ["WeightPlacer"]
+
+# Bytes from which a matrix is worth an allocation of its own.
+_OWN_PAGES = 1 << 20
+# Outputs of a quantized matrix that are dequantized at a time.
+_OUTPUTS = 1024
+
+
+class WeightPlacer:
+    """Builds one part after the other."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        inventory: Inventory,
+        dtype: torch.dtype,
+        device: torch.device,
+        linear: LinearFactory,
+        split: TensorSplit | None,
+        *,
+        quantized: bool,
+    ) -> None:
+        self.decoder, self.inventory, self.quantized, self.split = decoder, inventory, quantized, split
+        self.dtype, self.device, self.linear = dtype, device, linear
+        self._unlike = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done otherwise than the checkpoint says."""
+        what = f"{self._unlike} gated matrices whose halves order or quantize their inputs differently"
+        return [f"{what}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._unlike else []
+
+    def place(self, part: DecoderPart) -> None:
+        """Put one part in."""
+        path, _, name = part.target.rpartition(".")
+        parent = self.decoder.get_submodule(path)
+        if part.kind == "table":
+            setattr(parent, name, nn.Parameter(self._table(part.weight[0]), requires_grad=False))
+        elif not part.weight and self.decoder.table is not None:
+            setattr(parent, name, self.decoder.table)
+        elif part.kind == "linear":
+            layout = parent.layout(name) if isinstance(parent, Layer) else WeightLayout(head=True)
+            setattr(parent, name, self._linear(part, layout))
+        else:
+            for key, pieces in (("weight", part.weight), ("bias", part.bias)):
+                vector = self._stack([self.inventory.tensor(piece) for piece in pieces]) if pieces else None
+                if vector is not None:
+                    setattr(parent.get_submodule(name), key, nn.Parameter(vector, requires_grad=False))
+        self.inventory.checkpoint.release()
+
+    def _table(self, piece: CheckpointTensor) -> Tensor:
+        """Rows to be looked up; where there are kernels and codes, none: they are packed as the decoder's table."""
+        if not self.inventory.is_quantized(piece):
+            table = self.inventory.tensor(piece)
+            return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
+        stored = self._read(piece, pages(piece.shape, torch.uint8))
+        if not self.quantized:
+            return self._stack([stored])
+        packed = self.linear(stored, None, WeightLayout(head=True))
+        assert isinstance(packed, KernelLinear)
+        self.decoder.table = packed
+        return torch.empty(0, piece.shape[1], dtype=self.dtype)
+
+    def _linear(self, part: DecoderPart, layout: WeightLayout) -> Linear:
+        weights, bias = self._weights(part, layout), self._bias(part)
+        if len(weights) == 1:
+            return self.linear(weights[0], bias, layout)
+        rows = [weight.shape[0] for weight in weights]
+        biases = [None] * len(rows) if bias is None else bias.split(rows)
+        return StackedLinear([self.linear(weight, own, layout) for weight, own in zip(weights, biases, strict=True)])
+
+    def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[Tensor | QuantizedMatrix]:
+        """What a linear layer consists of: one matrix, unless some of its heads are kept in other forms than others."""
+        if not any(self.inventory.is_quantized(piece) for piece in part.weight):
+            plain = [self.inventory.tensor(piece) for piece in part.weight] or [self.decoder.embedding.detach()]
+            return [self._stack([self._own(part, n, weight) for n, weight in enumerate(plain)], part.transposed)]
+        shapes = [piece.shape[::-1] if part.transposed else piece.shape for piece in part.weight]
+        rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
+        # All of them have their codes in one allocation, which is given back as a whole.
+        codes = pages((sum(rows), inputs), torch.uint8)
+        weights = list(map(self._read, part.weight, codes.split(rows)))
+        if self.split is not None:
+            weights, codes = self._own_codes(part, weights)
+            rows = [weight.shape[0] for weight in weights]
+        # Heads may lie in several matrices; a gate and what it gates take turns in one.
+        runs = fusible_runs(weights) if self.quantized and layout.unit is not None else [slice(0, len(weights))]
+        places = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
+        return [
+            self._joined(weights[run], codes[place], part.transposed) for run, place in zip(runs, places, strict=True)
+        ]
+
+    def _joined(
+        self, weights: Sequence[Tensor | QuantizedMatrix], codes: Tensor, transposed: bool
+    ) -> Tensor | QuantizedMatrix:
+        """One matrix, quantized if all that it consists of is, and somebody computes with it so."""
+        parts = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
+        if self.quantized and parts:
+            stacked = stack_matrices(parts, codes) if len(parts) == len(weights) else None
+            if stacked is not None:
+                return stacked
+            self._unlike += 1
+        return self._stack(weights, transposed)
+
+    def _read(self, piece: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
+        if not self.inventory.is_quantized(piece):
+            return self.inventory.tensor(piece)
+        weight = self.inventory.weight(piece, codes)
+        self.inventory.checkpoint.release()
+        return weight
+
+    def _own(self, part: DecoderPart, number: int, weight: Tensor) -> Tensor:
+        """What this process has of a plain weight."""
+        if self.split is None:
+            return weight
+        return self.split.cut(part, number, weight.t()).t() if part.transposed else self.split.cut(part, number, weight)
+
+    def _own_codes(
+        self, part: DecoderPart, weights: Sequence[Tensor | QuantizedMatrix]
+    ) -> tuple[list[Tensor | QuantizedMatrix], Tensor]:
+        """The same of weights that may be quantized, and their codes in one allocation."""
+        assert self.split is not None
+        made = list[Tensor | QuantizedMatrix]()
+        for number, weight in enumerate(weights):
+            if isinstance(weight, Tensor):
+                made.append(self._own(part, number, weight))
+            else:
+                made.append(self.split.cut(part, number, weight))
+        inputs = next((weight.shape[1] for weight in made if isinstance(weight, QuantizedMatrix)), 0)
+        codes = pages((sum(weight.shape[0] for weight in made), inputs), torch.uint8)
+        for number, place in enumerate(codes.split([weight.shape[0] for weight in made])):
+            weight = made[number]
+            if isinstance(weight, QuantizedMatrix):
+                made[number] = replace(weight, codes=place.copy_(weight.codes))
+        return made, codes
+
+    def _bias(self, part: DecoderPart) -> Tensor | None:
+        pieces = [self.inventory.tensor(piece) for piece in part.bias]
+        if self.split is not None:
+            cut = [self.split.cut_bias(part, number, piece) for number, piece in enumerate(pieces)]
+            pieces = [piece for piece in cut if piece is not None]
+        return self._stack(pieces) if pieces else None
+
+    def _stack(self, weights: Sequence[Tensor | QuantizedMatrix], transposed: bool = False) -> Tensor:
+        """The weights on top of each other, in the loaded dtype; a single tensor is not copied without need."""
+        alone = weights[0] if len(weights) == 1 and not transposed else None
+        if isinstance(alone, Tensor) and (self.device.type != "cpu" or alone.dtype == self.dtype):
+            return alone.to(self.device, self.dtype)
+        # Quantized ones are as their users want them, whatever way they are stored.
+        weights = [each.t() if transposed and isinstance(each, Tensor) else each for each in weights]
+        rows = [weight.shape[0] for weight in weights]
+        # One allocation in which every piece is converted in place: the converted pieces never exist beside it.
+        stacked = self._empty(sum(rows), *weights[0].shape[1:])
+        for target, weight in zip(stacked.split(rows), weights, strict=True):
+            _fill(target, weight)
+            self.inventory.checkpoint.release()
+        return stacked
+
+    def _empty(self, *shape: int) -> Tensor:
+        """A large matrix on a CPU gets pages of its own: a packed copy that replaces it leaves no hole in the heap."""
+        size = math.prod(shape) * self.dtype.itemsize
+        if self.device.type != "cpu" or size < _OWN_PAGES:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=self.dtype).view(shape)
+
+
+def _fill(target: Tensor, weight: Tensor | QuantizedMatrix) -> None:
+    """Write a weight into ``target``, a quantized one some outputs at a time: in float32 it would be large."""
+    if isinstance(weight, Tensor):
+        target.copy_(weight)
+        return
+    for start in range(0, len(target), _OUTPUTS):
+        rows = weight.rows(start, min(start + _OUTPUTS, len(target)))
+        target[start : start + _OUTPUTS].copy_(rows.dequantize())

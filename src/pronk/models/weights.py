@@ -1,0 +1,72 @@
+"""The weights that a pass reads: how they are kept, how many they are, and how many bytes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pronk.architecture.config import ModelConfig
+from pronk.kernels.library import CODED_TYPES
+from pronk.kernels.weights import Packed
+from pronk.models.decoder import Decoder
+from pronk.models.families import plan_tensors
+from pronk.models.linear import KernelLinear, Linear, StackedLinear
+
+__all__ = ["ForwardWeights", "count_parameters", "pass_weights"]
+
+_BITS = {number: bits for bits, number in CODED_TYPES.items()}
+
+
+@dataclass(frozen=True)
+class ForwardWeights:
+    """What a pass reads at least: every matrix but the embedding's other rows.
+
+    Attributes:
+        kinds: how they are kept, what weighs most first: ``int4 in groups of 32, int8 in groups of 128``.
+        nbytes: of all of them, with what they are read with: scales, minima, filled up rows.
+        count: numbers that they stand for.
+    """
+
+    kinds: str
+    nbytes: int
+    count: int
+
+    @property
+    def bits(self) -> float:
+        """Of memory for each number."""
+        return 8 * self.nbytes / self.count
+
+
+def pass_weights(decoder: Decoder) -> ForwardWeights:
+    """Of a loaded model, as its layers hold them."""
+    sizes, count = Counter[str](), 0
+    for linear in decoder.modules():
+        looked_up = linear is decoder.table and linear is not decoder.head
+        if isinstance(linear, Linear) and not isinstance(linear, StackedLinear) and not looked_up:
+            kind, nbytes = _kept(linear)
+            sizes[kind] += nbytes
+            count += linear.in_features * linear.out_features
+    return ForwardWeights(", ".join(kind for kind, _ in sizes.most_common()), sizes.total(), count)
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Numbers that the weights stand for, however a checkpoint packs them."""
+    return sum(math.prod(piece.shape) for part in plan_tensors(config) for piece in part.pieces)
+
+
+def _kept(linear: Linear) -> tuple[str, int]:
+    if isinstance(linear, KernelLinear):
+        return _kind(linear.packed), linear.packed.data.nbytes
+    weight = linear.weight
+    assert isinstance(weight, Tensor), "expected a weight of torch's, found none"
+    return str(weight.dtype).removeprefix("torch."), weight.nbytes
+
+
+def _kind(packed: Packed) -> str:
+    bits = _BITS.get(packed.struct.type)
+    if bits is None:
+        return str(packed.data.dtype).removeprefix("torch.")
+    return f"int{bits} in groups of {packed.struct.group}"

@@ -1,0 +1,53 @@
+"""What processes tell each other of a pass, as integers one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from torch import Tensor
+
+from pronk.execution.attention import Segment
+from pronk.kv_cache.blocks import BlockTable
+from pronk.speculation.tree import TokenTree
+
+__all__ = ["of_segment", "read_segment", "reading", "some"]
+
+
+@contextmanager
+def reading(numbers: Tensor, what: str) -> Generator[Iterator[int]]:
+    """The integers, to be taken one after the other.
+
+    Raises:
+        ValueError: there are fewer of them than ``what`` needs.
+    """
+    try:
+        yield iter(numbers.tolist())
+    except StopIteration:
+        msg = f"expected {what}, found a part of one"
+        raise ValueError(msg) from None
+
+
+def some(left: Iterator[int], count: int) -> list[int]:
+    """The next ones; ``StopIteration`` if there are fewer than ``count``."""
+    found = list(islice(left, count))
+    if len(found) < count:
+        raise StopIteration
+    return found
+
+
+def of_segment(segment: Segment) -> list[int]:
+    """A tree below the text that a table holds; which of its nodes may be accepted is not said."""
+    block_table, tree = segment.block_table, segment.tree
+    head = (block_table.length, block_table.released, segment.computed, len(block_table.blocks), len(tree))
+    return [*head, *block_table.blocks, *tree.tokens, *tree.parents]
+
+
+def read_segment(left: Iterator[int]) -> Segment:
+    """What :func:`of_segment` says."""
+    length, released, computed, blocks, nodes = some(left, 5)
+    block_table = BlockTable(some(left, blocks), released, length)
+    block_table.changed()
+    tokens, parents = [tuple(some(left, nodes)) for _ in range(2)]
+    return Segment(block_table, TokenTree(tokens, parents, verify=(True,) + (False,) * (nodes - 1)), computed)

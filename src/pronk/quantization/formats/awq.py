@@ -1,0 +1,101 @@
+"""AWQ checkpoints in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
+
+Codes of 4 bits and zero points are both packed along the outputs, ``qweight`` ``[inputs, outputs / 8]`` and ``qzeros``
+``[groups, outputs / 8]``. Within a word they are interleaved: its nibbles, the lowest first, are those of the outputs
+0, 2, 4, 6, 1, 3, 5, 7. A weight is ``scales[g] * (code - zero[g])`` with ``g = input / group``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from torch import Tensor
+
+from pronk.checks import check_integer
+from pronk.errors import CheckpointError, ConfigError
+from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.formats.packing import OUTPUTS, affine, group_size, unpack
+from pronk.quantization.formats.scheme import NOTHING, LinearModule, StoredTensor, check_bits, listed, refuse
+
+__all__ = ["AWQ"]
+
+_INSTEAD = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
+# Where in a word the nibble of each of eight outputs is: the inverse of 0 2 4 6 1 3 5 7.
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+@dataclass(frozen=True)
+class AWQ:
+    """An AWQ checkpoint.
+
+    Attributes:
+        group: inputs of a group; -1 is all of them.
+        plain: parts of the names of modules that are not quantized, as AutoAWQ matches them: anywhere.
+    """
+
+    group: int
+    plain: tuple[str, ...] = ()
+
+    name = "AWQ"
+    notes = ()
+    ignored = NOTHING
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any]) -> AWQ:
+        """Read a ``quantization_config``, or a ``quant_config.json`` of older checkpoints.
+
+        Raises:
+            ConfigError: values that are missing, contradictory or not supported.
+        """
+        check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _INSTEAD)
+        version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
+        if str(version).lower() != "gemm":
+            refuse("the version gemm", version, _INSTEAD)
+        if config.get("backend", "autoawq") == "llm-awq":  # which packs along the inputs
+            refuse("the backend autoawq", "llm-awq", _INSTEAD)
+        if config.get("zero_point", True) is not True:
+            refuse("zero_point true", config["zero_point"], _INSTEAD)
+        size = config.get("group_size", config.get("q_group_size", 128))
+        if size != -1 and check_integer("quantization_config: group_size", size, 8, error=ConfigError) % 8:
+            refuse("a group_size of a multiple of 8, or -1", size, _INSTEAD)
+        return cls(size, tuple(listed(config, "modules_to_not_convert")))
+
+    def weight(self, module: LinearModule) -> _Weight | None:
+        """See :class:`~pronk.quantization.formats.scheme.Scheme`."""
+        if module.head or module.transposed or any(part in module.name for part in self.plain):
+            return None
+        if module.outputs % 8:
+            msg = f"{module.name}: expected a multiple of 8 outputs, found {module.outputs}; {_INSTEAD}"
+            raise CheckpointError(msg)
+        return _Weight(module, group_size(self.group, module.inputs))
+
+
+@dataclass(frozen=True)
+class _Weight:
+    module: LinearModule
+    group: int
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        _, outputs, inputs, *_ = self.module
+        groups = ceil(inputs / self.group)
+        return {
+            "qweight": StoredTensor(((inputs, outputs // 8),), ("I32",)),
+            "qzeros": StoredTensor(((groups, outputs // 8),), ("I32",)),
+            "scales": StoredTensor(((groups, outputs),)),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
+        outputs, packed = self.module.outputs, tensors["qweight"]
+        for start in range(0, outputs, OUTPUTS):
+            stop = min(start + OUTPUTS, outputs)
+            codes[start:stop] = _unpack(packed[:, start // 8 : stop // 8], stop - start).t()
+        return affine(codes, _unpack(tensors["qzeros"], outputs).t(), tensors["scales"].t(), 4, self.group)
+
+
+def _unpack(packed: Tensor, outputs: int) -> Tensor:
+    """uint8 ``[rows, outputs]`` of int32 ``[rows, outputs / 8]``."""
+    return unpack(packed, 4, outputs).unflatten(1, (-1, 8))[..., _PLACES].flatten(1)

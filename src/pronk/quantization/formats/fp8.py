@@ -1,0 +1,137 @@
+"""Checkpoints of 8-bit floats (e4m3), as DeepSeek, Qwen, vLLM and FBGEMM write them.
+
+A weight is ``weight * scale``, where the scale is that of a block of outputs and inputs (``weight_scale_inv``, 128 by
+128 as a rule), of an output or of the whole matrix (``weight_scale``). CPUs do not compute with such numbers, and they
+do not fit 8-bit integers, so the weights are dequantized: products are taken in float32 and rounded to bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pronk.errors import CheckpointError
+from pronk.quantization.formats.packing import OUTPUTS
+from pronk.quantization.formats.scheme import (
+    FLOATS,
+    NOTHING,
+    STATIC_NOTE,
+    LinearModule,
+    StoredTensor,
+    listed,
+    names,
+    refuse,
+)
+
+__all__ = ["FP8", "FP8_NOTE", "FP8Weight"]
+
+FP8_NOTE = "8-bit floats are dequantized to bfloat16, and take twice the memory of the file"
+
+_INSTEAD = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
+_SCALES = ("weight_scale_inv", "weight_scale")
+# Scales of activations, by transformers and by vLLM.
+_ACTIVATIONS = ("activation_scale", "input_scale", "input_scale_ub")
+
+
+@dataclass(frozen=True)
+class FP8:
+    """A checkpoint of e4m3 weights.
+
+    Attributes:
+        block: outputs and inputs that share a scale; ``None`` is an output, or all.
+        plain: components of the names of modules that are not quantized.
+        notes: see :class:`~pronk.quantization.formats.scheme.Scheme`.
+    """
+
+    block: tuple[int, int] | None
+    plain: tuple[str, ...] = ()
+    notes: tuple[str, ...] = (FP8_NOTE,)
+
+    name = "fp8"
+    ignored = NOTHING
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any]) -> FP8:
+        """Read a ``quantization_config``.
+
+        Raises:
+            ConfigError: values that are contradictory or not supported.
+        """
+        if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+            refuse("fmt e4m3", config["fmt"], _INSTEAD)
+        if config.get("modules_to_convert"):
+            refuse("no modules_to_convert", config["modules_to_convert"], _INSTEAD)
+        block = config.get("weight_block_size")
+        if block is not None and not (
+            isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+        ):
+            refuse("two sizes as weight_block_size", block, _INSTEAD)
+        plain = listed(config, "modules_to_not_convert") + listed(config, "ignored_layers")
+        static = (STATIC_NOTE,) if config.get("activation_scheme") == "static" else ()
+        return cls(None if block is None else (block[0], block[1]), tuple(plain), (FP8_NOTE, *static))
+
+    def weight(self, module: LinearModule) -> FP8Weight | None:
+        """See :class:`~pronk.quantization.formats.scheme.Scheme`."""
+        if module.head or module.transposed or any(names(module.name, pattern) for pattern in self.plain):
+            return None
+        return FP8Weight(module, self.block, _SCALES[:1] if self.block else _SCALES)
+
+
+@dataclass(frozen=True)
+class FP8Weight:
+    """A weight of e4m3 numbers and its scales.
+
+    Attributes:
+        module: whose weight it is.
+        block: outputs and inputs that share a scale; ``None`` is an output, or all.
+        scales: the names that the tensor of scales may have.
+    """
+
+    module: LinearModule
+    block: tuple[int, int] | None
+    scales: tuple[str, ...]
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """See :class:`~pronk.quantization.formats.scheme.StoredWeight`."""
+        _, outputs, inputs, *_ = self.module
+        shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs, 1), (outputs,))
+        if self.block is not None:
+            shapes = ((ceil(outputs / self.block[0]), ceil(inputs / self.block[1])),)
+        return {
+            "weight": StoredTensor(((outputs, inputs),), ("F8_E4M3",)),
+            **{name: StoredTensor(shapes, FLOATS, required=len(self.scales) == 1) for name in self.scales},
+            **{name: StoredTensor(None, FLOATS, required=False) for name in _ACTIVATIONS},
+        }
+
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - there are no codes
+        """See :class:`~pronk.quantization.formats.scheme.StoredWeight`: bfloat16 ``[outputs, inputs]``."""
+        found = [name for name in self.scales if name in tensors]
+        if len(found) != 1:
+            msg = f"expected one of {' and '.join(self.scales)}, found {len(found)}; check that the files are complete"
+            raise CheckpointError(msg)
+        scale = tensors[found[0]].float()
+        return _dequantize(tensors["weight"], scale, self.block or (1, self.module.inputs), found[0])
+
+
+def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str) -> Tensor:
+    """Some outputs at a time, so that float32 numbers are never many: bfloat16 ``[outputs, inputs]``."""
+    outputs, inputs = weight.shape
+    high, wide = min(block[0], outputs), min(block[1], inputs)
+    if scale.dim() < 2 or scale.numel() == 1:
+        scale = scale.reshape(-1, 1).expand(outputs, 1)
+    out = torch.empty(outputs, inputs, dtype=torch.bfloat16)
+    for start in range(0, outputs, OUTPUTS):
+        rows = torch.arange(start, min(start + OUTPUTS, outputs)) // high
+        factors = scale[rows].repeat_interleave(wide, 1)[:, :inputs]
+        found = weight[start : start + OUTPUTS].float() * factors
+        if not bool(found.isfinite().all()):
+            msg = f"expected finite numbers in weight and {name}, found others; the weights are damaged"
+            raise CheckpointError(msg)
+        out[start : start + OUTPUTS] = found
+    return out

@@ -1,0 +1,73 @@
+"""Matrices that share their inputs, quantized each in its own way: which are alike, and all of them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, gcd
+
+import torch
+from torch import Tensor
+
+from pronk.quantization.formats.matrix import QuantizedMatrix
+
+__all__ = ["fusible_runs", "stack_matrices"]
+
+
+def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
+    """Matrices that follow each other in one form: of the same bits, groups and order, with minima or not; or plain."""
+    starts = [i for i, weight in enumerate(weights) if i == 0 or not _is_like(weights[i - 1], weight)]
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
+
+
+def stack_matrices(parts: Sequence[QuantizedMatrix], codes: Tensor) -> QuantizedMatrix | None:
+    """Matrices on top of each other, without any loss; ``None`` if they order their inputs differently.
+
+    A code of 4 bits is one of 8 with the same scale, a group can be cut into smaller ones with the same scale, and a
+    zero point is a minimum: so those that differ in bits, groups or minima take the form that can express all of them.
+
+    Args:
+        parts: whose codes are the rows of ``codes``, in order; may be changed.
+        codes: uint8 ``[outputs of all, inputs]``.
+    """
+    order = parts[0].order
+    if not all(_is_equal(order, part.order) for part in parts[1:]):
+        return None
+    group, bits = gcd(*(part.group for part in parts)), max(part.bits for part in parts)
+    lowest = any(part.minimum is not None for part in parts)
+    alike = [_finer(_wider(part, bits), group, lowest=lowest) for part in parts]
+    minima = [part.minimum for part in alike if part.minimum is not None]
+    scale = torch.cat([part.scale for part in alike])
+    return QuantizedMatrix(codes, scale, torch.cat(minima) if minima else None, alike[0].bits, group, order)
+
+
+def _is_like(one: Tensor | QuantizedMatrix, other: Tensor | QuantizedMatrix) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor)
+    forms = [(each.bits, each.group, each.minimum is None) for each in (one, other)]
+    return forms[0] == forms[1] and _is_equal(one.order, other.order)
+
+
+def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _wider(part: QuantizedMatrix, bits: int) -> QuantizedMatrix:
+    if part.bits == bits:
+        return part
+    if part.minimum is None:
+        part.codes.add_((1 << (bits - 1)) - part.zero)
+    return replace(part, bits=8)
+
+
+def _finer(part: QuantizedMatrix, group: int, *, lowest: bool) -> QuantizedMatrix:
+    scale, minimum = part.scale, part.minimum
+    if lowest and minimum is None:
+        minimum = -scale * part.zero
+    if part.group != group:
+        groups, times = ceil(part.shape[1] / group), part.group // group
+        scale = scale.repeat_interleave(times, 1)[:, :groups]
+        minimum = None if minimum is None else minimum.repeat_interleave(times, 1)[:, :groups]
+    return replace(part, scale=scale, minimum=minimum, group=group)

@@ -1,0 +1,206 @@
+"""GPTQ checkpoints, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
+
+Codes are packed along the inputs, ``qweight`` ``[inputs * bits / 32, outputs]``, zero points along the outputs,
+``qzeros`` ``[groups, outputs * bits / 32]``. A weight is ``scales[g] * (code - zero[g])`` with ``g = g_idx[input]``.
+The first version of the format stores zero points minus one, the second (``gptq_v2``) as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from torch import Tensor
+
+from pronk.checks import check_flag, check_integer
+from pronk.errors import CheckpointError, ConfigError
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
+from pronk.quantization.formats.packing import affine, group_size, order_of, unpack, unpack_into
+from pronk.quantization.formats.scheme import (
+    FLOATS,
+    NO_EXPRESSION,
+    NOTHING,
+    LinearModule,
+    StoredTensor,
+    check_bits,
+    check_zeros,
+    refuse,
+)
+
+__all__ = ["GPTQ"]
+
+# What is taken off a zero point when it is stored.
+_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+_INSTEAD = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
+# What would be computed beside the weights.
+_REFUSED = ("adapter", "rotation", "is_marlin_format", "use_marlin")
+
+
+@dataclass(frozen=True)
+class GPTQ:
+    """A GPTQ checkpoint.
+
+    Attributes:
+        bits: of a code.
+        group: inputs of a group; -1 is all of them.
+        offset: what was taken off stored zero points.
+        symmetric: whether all zero points are in the middle.
+        ordered: whether groups are of inputs that are alike, and not beside each other.
+        head: whether the head is quantized, too.
+        excluded: match the names of modules that are not.
+        inside: ends of the names of those that are, in the layers; ``None`` is all.
+    """
+
+    bits: Bits
+    group: int
+    offset: int
+    symmetric: bool
+    ordered: bool
+    head: bool = False
+    excluded: tuple[re.Pattern[str], ...] = ()
+    inside: frozenset[str] | None = None
+
+    notes = ()
+    ignored = NOTHING
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any]) -> GPTQ:
+        """Read a ``quantization_config``, or a ``quantize_config.json`` of older checkpoints.
+
+        Raises:
+            ConfigError: values that are missing, contradictory or not supported.
+        """
+        bits = check_bits("bits", config.get("bits"), (4, 8), _INSTEAD)
+        found = config.get("checkpoint_format") or config.get("format") or "gptq"
+        if not isinstance(found, str) or found not in _OFFSETS:
+            refuse(f"checkpoint_format {' or '.join(_OFFSETS)}", found, _INSTEAD)
+        if config.get("pack_dtype") not in (None, "int32"):
+            refuse("pack_dtype int32", config["pack_dtype"], _INSTEAD)
+        for key in _REFUSED:
+            if config.get(key):
+                refuse(f"no {key}", config[key], _INSTEAD)
+        return cls(
+            bits=bits,
+            group=_group(config.get("group_size", -1)),
+            offset=_OFFSETS[found],
+            symmetric=_flag(config, "sym", default=True),
+            ordered=_flag(config, "desc_act", default=False),
+            head=_flag(config, "lm_head", default=False),
+            excluded=_excluded(config.get("dynamic")),
+            inside=_inside(config),
+        )
+
+    @property
+    def name(self) -> str:
+        """See :class:`~pronk.quantization.formats.scheme.Scheme`."""
+        return f"GPTQ of {self.bits} bits"
+
+    def weight(self, module: LinearModule) -> _Weight | None:
+        """See :class:`~pronk.quantization.formats.scheme.Scheme`."""
+        if any(pattern.match(module.name) for pattern in self.excluded):
+            return None
+        if module.head:
+            return _Weight(self, module) if self.head else None
+        if self.inside is not None and not any(module.name.endswith(f".{end}") for end in self.inside):
+            return None
+        return _Weight(self, module)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    scheme: GPTQ
+    module: LinearModule
+
+    @property
+    def group(self) -> int:
+        return group_size(self.scheme.group, self.module.inputs)
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        _, outputs, inputs, *_ = self.module
+        bits, groups = self.scheme.bits, ceil(inputs / self.group)
+        return {
+            "qweight": StoredTensor(((ceil(inputs * bits / 32), outputs),), ("I32",)),
+            "qzeros": StoredTensor(((groups, ceil(outputs * bits / 32)),), ("I32",)),
+            "scales": StoredTensor(((groups, outputs),)),
+            "g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=self.scheme.ordered),
+            # AutoGPTQ gave every module a bias, whether the model has one or not.
+            "bias": StoredTensor(((outputs,),), FLOATS, required=False),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
+        check_zeros("bias", tensors, "as config.json says that there is no bias")
+        bits, group = self.scheme.bits, self.group
+        unpack_into(codes, tensors["qweight"].t(), bits)
+        order = None
+        if "g_idx" in tensors:
+            order = order_of("g_idx", tensors["g_idx"], group, ordered=self.scheme.ordered)
+        return affine(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
+
+    def _zeros(self, packed: Tensor) -> Tensor:
+        """Zero points ``[outputs, groups]``."""
+        bits, offset = self.scheme.bits, self.scheme.offset
+        zeros = unpack(packed, bits, self.module.outputs).t().short() + offset
+        most, middle = (1 << bits) - 1, 1 << (bits - 1)
+        if int(zeros.max()) > most:
+            # Made by a zero point of 0, whose -1 spilled over to its neighbours; programs disagree on what it means.
+            msg = (
+                f"qzeros: expected zero points of 0..{most}, found {int(zeros.max())}, which the first version of the "
+                "format cannot express; use a checkpoint in the format gptq_v2"
+            )
+            raise CheckpointError(msg)
+        if self.scheme.symmetric and bool((zeros != middle).any()):
+            msg = (
+                f"qzeros: expected zero points of {middle}, as sym says, found {int(zeros.min())}..{int(zeros.max())}; "
+                "check sym and checkpoint_format in quantization_config"
+            )
+            raise CheckpointError(msg)
+        return zeros
+
+
+def _group(size: object) -> int:
+    if size == -1 and not isinstance(size, bool):
+        return -1
+    found = check_integer("quantization_config: group_size", size, 8, error=ConfigError)
+    if found % 8:
+        refuse("a group_size of a multiple of 8, or -1", size, _INSTEAD)
+    return found
+
+
+def _flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    value = config.get(key)
+    return check_flag(f"quantization_config: {key}", default if value is None else value, error=ConfigError)
+
+
+def _excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
+    """Rules for some modules: those that begin with ``-:`` exclude, the others would change bits or groups."""
+    if not dynamic:
+        return ()
+    if not isinstance(dynamic, dict):
+        refuse("an object of rules as dynamic", dynamic, "restore config.json from its source")
+    patterns = []
+    for rule in dynamic:
+        if not rule.startswith("-:"):
+            refuse(
+                "only rules in dynamic that exclude modules (-:)", rule, "use a checkpoint without other bits for some"
+            )
+        try:
+            patterns.append(re.compile(rule.removeprefix("-:")))
+        except NO_EXPRESSION as error:
+            refuse("regular expressions in dynamic", rule, f"this is none ({error})")
+    return tuple(patterns)
+
+
+def _inside(config: Mapping[str, Any]) -> frozenset[str] | None:
+    blocks = config.get("modules_in_block_to_quantize") or config.get("inside_layer_modules")
+    if not blocks:
+        return None
+    flat: list[Any] = [None]
+    if isinstance(blocks, list):
+        flat = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
+    if not all(isinstance(name, str) for name in flat):
+        refuse("lists of names as modules_in_block_to_quantize", blocks, "restore config.json from its source")
+    return frozenset(flat)

@@ -1,0 +1,103 @@
+"""The one form of quantized weights, whatever file they came from.
+
+A weight is ``scale * code + minimum``, or ``scale * (code - zero)`` with a zero of 128 or 8 where there are no minima;
+scale and minimum belong to a group of codes beside each other along the inputs. What the kernels make of it is in
+``kernels/README.md``: inputs are rounded to 8 bits by the same groups, and each group is a sum of integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["Bits", "QuantizedMatrix"]
+
+Bits = Literal[8, 4]
+
+# Codes of a group are read four at a time; 4-bit ones lie in pairs.
+_UNIT = 8
+# Products of 255 by 127 that surely fit an integer of 32 bits.
+_MOST_INPUTS = 65_536
+# How many inputs more than a row a group may have: the kernels keep the codes of a row, filled up to whole groups, and
+# 8 bytes for each group, where its 16-bit numbers would be, filled up to 32.
+_BEYOND = 31
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedMatrix:
+    """A matrix ``[outputs, inputs]`` of codes in groups along the inputs.
+
+    Attributes:
+        codes: uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1, in the order of the groups.
+        scale: float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``.
+        minimum: float32 ``[outputs, groups]``, or ``None``: codes are counted from ``2**(bits - 1)``.
+        bits: of a code, 8 or 4.
+        group: inputs that share a scale, a multiple of 8 and at most 31 more than there are; the last group of a row
+            may have fewer.
+        order: int64 ``[inputs]``, the input that each column of ``codes`` belongs to; ``None``: its own.
+
+    Raises:
+        ValueError: shapes, types or numbers that do not go together; the message is one line.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    minimum: Tensor | None
+    bits: Bits
+    group: int
+    order: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        outputs, inputs = self.codes.shape
+        if self.codes.dtype != torch.uint8 or self.bits not in (8, 4):
+            msg = f"expected codes of 8 or 4 bits as uint8, found {self.bits} bits as {self.codes.dtype}"
+            raise ValueError(msg)
+        if self.group % _UNIT or self.group < _UNIT or not 0 < inputs <= _MOST_INPUTS:
+            msg = f"expected groups of a multiple of {_UNIT} and 1..{_MOST_INPUTS} inputs, found {self.group}, {inputs}"
+            raise ValueError(msg)
+        if self.group > inputs + _BEYOND:
+            msg = f"expected groups of at most {inputs + _BEYOND} for {inputs} inputs, found {self.group}"
+            raise ValueError(msg)
+        for name, values in (("scale", self.scale), ("minimum", self.minimum)):
+            if values is None:
+                continue
+            if values.shape != (outputs, ceil(inputs / self.group)) or values.dtype != torch.float32:
+                want = [outputs, ceil(inputs / self.group)]
+                msg = f"expected {name} {want} in float32, found {list(values.shape)} in {values.dtype}"
+                raise ValueError(msg)
+            if not bool(values.isfinite().all()):
+                msg = f"expected finite numbers in {name}, found others; the weights are damaged"
+                raise ValueError(msg)
+        if self.order is not None and not torch.equal(self.order.sort().values, torch.arange(inputs)):
+            msg = f"expected an order of the {inputs} inputs, each of them once, found another"
+            raise ValueError(msg)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def zero(self) -> int:
+        """What codes are counted from: 0 where there are minima."""
+        return 0 if self.minimum is not None else 1 << (self.bits - 1)
+
+    def dequantize(self) -> Tensor:
+        """The weights, float32 ``[outputs, inputs]``."""
+        inputs = self.shape[1]
+        scale = self.scale.repeat_interleave(self.group, dim=1)[:, :inputs]
+        weight = scale * (self.codes.float() - self.zero)
+        if self.minimum is not None:
+            weight += self.minimum.repeat_interleave(self.group, dim=1)[:, :inputs]
+        if self.order is None:
+            return weight
+        return torch.empty_like(weight).index_copy_(1, self.order, weight)
+
+    def rows(self, start: int, stop: int) -> QuantizedMatrix:
+        """Some outputs of it."""
+        minimum = None if self.minimum is None else self.minimum[start:stop]
+        return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)

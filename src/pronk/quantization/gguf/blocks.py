@@ -1,0 +1,144 @@
+"""Blocks of GGUF to codes, scales and minima: exact, so that ``dequantize`` gives what llama.cpp's own rule gives.
+
+Each rule takes apart blocks ``[..., size]`` of bytes and returns codes ``[..., values]`` in the order of the inputs, a
+scale for each group of them, and a minimum or ``None``. Codes of 5 and 6 bits go into 8; without a minimum they are
+counted from 128. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
+from pronk.quantization.gguf.layout import TensorType
+
+__all__ = ["BLOCKS", "unpack"]
+
+Unpacked = tuple[Tensor, Tensor, Tensor | None]
+
+# Bytes of blocks that are taken apart at a time: the intermediate results are some times as large.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A type of blocks: its rule, the bits of the codes, and how many inputs share a scale."""
+
+    rule: Callable[[Tensor], Unpacked]
+    bits: Bits
+    group: int
+
+
+def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None = None) -> QuantizedMatrix:
+    """A stored matrix in the form of the kernels.
+
+    Args:
+        stored: uint8 ``[outputs, bytes of a row]``.
+        type_: one of those in :data:`BLOCKS`.
+        codes: where the codes go, uint8 ``[outputs, inputs]``.
+        rows: int64 ``[outputs]``, the order to put the outputs in; ``None`` keeps theirs.
+
+    Raises:
+        ValueError: scales that are not finite, or more inputs than the kernels take.
+    """
+    block = BLOCKS[type_.name]
+    scales, minima = [], []
+    step = max(1, _CHUNK // stored.shape[1])
+    for start in range(0, len(stored), step):
+        part = stored[start : start + step] if rows is None else stored[rows[start : start + step]]
+        found, scale, minimum = block.rule(part.unflatten(1, (-1, type_.size)))
+        codes[start : start + step] = found.flatten(1)
+        scales.append(scale.flatten(1))
+        minima += [] if minimum is None else [minimum.flatten(1)]
+    return QuantizedMatrix(codes, torch.cat(scales), torch.cat(minima) if minima else None, block.bits, block.group)
+
+
+def _half(stored: Tensor) -> Tensor:
+    """Float16 in two bytes each: ``[..., 2n]`` to float32 ``[..., n]``."""
+    return stored.contiguous().view(torch.float16).float()
+
+
+def _nibbles(stored: Tensor, run: int) -> Tensor:
+    """Two codes a byte: of each ``run`` bytes first all low halves, then all high ones."""
+    runs = stored.unflatten(-1, (-1, run))
+    return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
+
+
+def _bits(stored: Tensor) -> Tensor:
+    """The bits of bytes, lowest first: ``[..., n]`` to ``[..., 8n]``."""
+    return (stored[..., None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).flatten(-2)
+
+
+def _q8_0(blocks: Tensor) -> Unpacked:
+    return blocks[..., 2:] ^ 128, _half(blocks[..., :2]), None
+
+
+def _q4_0(blocks: Tensor) -> Unpacked:
+    return _nibbles(blocks[..., 2:], 16), _half(blocks[..., :2]), None
+
+
+def _q4_1(blocks: Tensor) -> Unpacked:
+    return _nibbles(blocks[..., 4:], 16), _half(blocks[..., :2]), _half(blocks[..., 2:4])
+
+
+def _q5_0(blocks: Tensor) -> Unpacked:
+    codes = _nibbles(blocks[..., 6:], 16) | _bits(blocks[..., 2:6]) << 4
+    return codes + (128 - 16), _half(blocks[..., :2]), None
+
+
+def _q5_1(blocks: Tensor) -> Unpacked:
+    codes = _nibbles(blocks[..., 8:], 16) | _bits(blocks[..., 4:8]) << 4
+    return codes, _half(blocks[..., :2]), _half(blocks[..., 2:4])
+
+
+def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minima of six bits in 12 bytes: ``[..., 12]`` to twice ``[..., 8]``.
+
+    The lower six bits of bytes 0-3 and 4-7 are the first four of each; the others have their lower four bits in the
+    halves of bytes 8-11, and their upper two in the upper two of bytes 0-7.
+    """
+    scale, minimum, rest = packed.unflatten(-1, (3, 4)).unbind(-2)
+    scales = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), dim=-1)
+    minima = torch.cat((minimum & 63, rest >> 4 | (minimum >> 2 & 48)), dim=-1)
+    return scales, minima
+
+
+def _scales_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima of the eight groups of a block of Q4_K or Q5_K, which begins with them."""
+    unit, least = _half(blocks[..., :2]), _half(blocks[..., 2:4])
+    scales, minima = _six_bits(blocks[..., 4:16])
+    return unit * scales, -(least * minima)
+
+
+def _q4_k(blocks: Tensor) -> Unpacked:
+    return _nibbles(blocks[..., 16:], 32), *_scales_k(blocks)
+
+
+def _q5_k(blocks: Tensor) -> Unpacked:
+    # Bit g of byte i belongs to input i of group g.
+    high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
+    return _nibbles(blocks[..., 48:], 32) | high.bitwise_and_(1).flatten(-2) << 4, *_scales_k(blocks)
+
+
+def _q6_k(blocks: Tensor) -> Unpacked:
+    # Of each 32 bytes of high bits, the four pairs belong to four runs of 32 inputs.
+    high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    codes = _nibbles(blocks[..., :128], 64) | high.bitwise_and_(3).flatten(-3) << 4
+    scales = blocks[..., 192:208].contiguous().view(torch.int8).float()
+    return codes + (128 - 32), _half(blocks[..., 208:]) * scales, None
+
+
+BLOCKS = {
+    "Q8_0": _Block(_q8_0, 8, 32),
+    "Q4_0": _Block(_q4_0, 4, 32),
+    "Q4_1": _Block(_q4_1, 4, 32),
+    "Q5_0": _Block(_q5_0, 8, 32),
+    "Q5_1": _Block(_q5_1, 8, 32),
+    "Q4_K": _Block(_q4_k, 4, 32),
+    "Q5_K": _Block(_q5_k, 8, 32),
+    "Q6_K": _Block(_q6_k, 8, 16),
+}

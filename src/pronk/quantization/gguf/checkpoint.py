@@ -1,0 +1,166 @@
+"""The tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` makes, under their own names.
+
+Queries and keys of the architecture ``llama`` are stored in another order of rows, for a rotation of neighbours; they
+come back in the order that halves are rotated in. Nothing is read here except the headers.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pronk.errors import CheckpointError
+from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.gguf.blocks import BLOCKS, unpack
+from pronk.quantization.gguf.reader import GgufFile, TensorInfo
+
+__all__ = ["GgufCheckpoint", "is_gguf"]
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+# What is rotated in an order of its own, and the number of heads that it has.
+_ROTATED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, by its name."""
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+class GgufCheckpoint:
+    """Read access to the tensors of a model; see :class:`pronk.models.checkpoint.Checkpoint`, which this stands in for.
+
+    Attributes:
+        folder: the file, the first one of several.
+        header: the metadata.
+        says: what says which tensors there are.
+
+    Raises:
+        CheckpointError: see :class:`~pronk.quantization.gguf.reader.GgufFile`; or a part that is missing, or not the first.
+    """
+
+    says = "its metadata"
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path
+        self.header = GgufFile(path)
+        self._files = [self.header, *_other_parts(self.header)]
+        self._infos: dict[str, tuple[GgufFile, TensorInfo]] = {}
+        for file in self._files:
+            for name, info in file.tensors.items():
+                if name in self._infos:
+                    file.refuse(f"expected tensor {name:.80} in one part, found it in two")
+                self._infos[name] = file, info
+        announced = self.header.get("split.tensors.count")
+        if len(self._files) > 1 and announced != len(self._infos):
+            self.header.refuse(f"expected {announced!r:.20} tensors in all parts, found {len(self._infos)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._infos)
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._infos
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, outputs first."""
+        return self._infos[name][1].shape
+
+    def nbytes(self, name: str) -> int:
+        """Size of a tensor in the file."""
+        return self._infos[name][1].size
+
+    def type(self, name: str) -> str:
+        """How a tensor is stored: ``F32``, ``Q4_K``."""
+        return self._infos[name][1].type.name
+
+    def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
+        """Raise a :class:`CheckpointError` unless the tensor is of one of the types, or a matrix of known blocks."""
+        found = self.type(name)
+        known = [*dtypes, *(BLOCKS if len(self.shape(name)) == 2 else ())]
+        if found not in known:
+            msg = (
+                f"{self.folder}: tensor {name}: expected {', '.join(known)}, found {found}; take another file of this "
+                "model, Q4_K_M or Q8_0, or make one of the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
+            )
+            raise CheckpointError(msg)
+
+    def stored(self, name: str) -> Tensor:
+        """The bytes of a tensor, uint8, as a view of the mapped file; they keep the file mapped."""
+        file, info = self._infos[name]
+        return torch.frombuffer(file.buffer, dtype=torch.uint8, count=info.size, offset=info.start)
+
+    def tensor(self, name: str) -> Tensor:
+        """Numbers, as a view of the mapped file in the file's dtype, once :meth:`check_dtype` found them to be some."""
+        info = self._infos[name][1]
+        values, rows = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape), self._rows(name)
+        return values if rows is None else values[rows]
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether a tensor is stored in blocks, not as numbers."""
+        return self.type(name) not in _DTYPES
+
+    def weight(self, name: str, codes: Tensor) -> QuantizedMatrix:
+        """A matrix that :meth:`has_blocks`, once :meth:`check_dtype` found their type fit.
+
+        Args:
+            name: of the tensor.
+            codes: where its codes go, uint8 ``[outputs, inputs]``.
+
+        Raises:
+            CheckpointError: damaged blocks, or a matrix that the kernels do not take.
+        """
+        info = self._infos[name][1]
+        try:
+            return unpack(self.stored(name).view(info.shape[0], -1), info.type, codes, self._rows(name))
+        except ValueError as error:
+            msg = f"{self.folder}: tensor {name} ({info.type.name}): {error}; download the file again"
+            raise CheckpointError(msg) from error
+
+    def release(self) -> None:
+        """Give back the memory into which tensors were read so far; a later access reads them again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for file in self._files:
+                file.buffer.madvise(mmap.MADV_DONTNEED)
+
+    def _rows(self, name: str) -> Tensor | None:
+        """The stored row for each row, or ``None`` if they are in order.
+
+        With a head of 6: the stored rows 0 1 2 3 4 5 are of the pairs 0-3, 1-4, 2-5, so 0 2 4 1 3 5 puts them in order.
+        """
+        key = _ROTATED.get(name.split(".")[-2]) if "." in name else None
+        if key is None or self.header.get("general.architecture") != "llama":
+            return None
+        heads = self.header.get(key)
+        heads = self.header.get(_ROTATED["attn_q"]) if heads is None else heads
+        heads = heads[0] if isinstance(heads, list) and heads else heads
+        size = self.shape(name)[0]
+        if not isinstance(heads, int) or heads < 1 or size % (2 * heads):
+            msg = f"{self.folder}: tensor {name}: expected rows for {heads!r:.20} heads of an even size, found {size}"
+            raise CheckpointError(msg)
+        return torch.arange(size).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+def _other_parts(first: GgufFile) -> list[GgufFile]:
+    """The parts that follow the first, if the file is one of several."""
+    count, number = first.get("split.count"), first.get("split.no")
+    if not isinstance(count, int) or count < 2:
+        return []
+    name = _PART.fullmatch(first.path.name)
+    if name is None or int(name[3]) != count:
+        wanted = f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
+        first.refuse(f"expected {wanted}, found {first.path.name}", "give the parts the names that they had")
+    names = [f"{name[1]}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
+    if number != 0 or int(name[2]) != 1:
+        first.refuse(f"expected the first of {count} files, found another one", f"give {names[0]}")
+    missing = [each for each in names[1:] if not (first.path.parent / each).is_file()]
+    if missing:
+        first.refuse(f"expected {count} files beside each other, found no {missing[0]}", "download it, too")
+    return [GgufFile(first.path.parent / each) for each in names[1:]]

@@ -1,0 +1,239 @@
+"""What the metadata of a GGUF file says its model is, as the :class:`~pronk.architecture.config.ModelConfig` of it.
+
+Keys that are known to change the computation are honoured or refused by name; others are passed over. Mistral is
+a ``llama`` to llama.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from pronk.architecture.config import ModelConfig
+from pronk.architecture.rope import RopeConfig
+from pronk.checks import check_integer, check_number
+from pronk.errors import ConfigError
+from pronk.quantization.gguf.checkpoint import GgufCheckpoint
+from pronk.quantization.gguf.vocabulary import Vocabulary
+
+__all__ = ["parse_gguf"]
+
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_MAX_LAYERS = 10_000
+_HUGE = 1e15
+_ROPE_FREQUENCIES = "rope_freqs.weight"
+# What relatives of these architectures ask for, and other numbers than those that leave the arithmetic as it is.
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.kv_lora_rank": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.q_lora_rank": (0,),
+    "attention.relative_buckets_count": (0,),
+    "attention.scale": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.temperature_scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_length_per_layer_input": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "final_logit_softcapping": (0,),
+    "full_attention_interval": (0, 1),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "n_deepstack_layers": (0,),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (0, 1),
+    "rope.dimension_sections": (0,),
+    "rope.scaling.alpha": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (1, -1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "shortconv.l_cache": (0,),
+    "ssm.conv_kernel": (0,),
+    "swiglu_clamp_exp": (0,),
+    "swiglu_clamp_shexp": (0,),
+    "swin_norm": (False,),
+    "use_parallel_residual": (False,),
+}
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
+    """The shape of the model in a file.
+
+    A model of blocks is computed in bfloat16, unless another type is asked for: blocks have no type of their own.
+
+    Raises:
+        ConfigError: an architecture that is not supported, or values that are missing, contradictory or not supported.
+        TokenizerError: see :class:`~pronk.quantization.gguf.vocabulary.Vocabulary`.
+    """
+    architecture = checkpoint.header.get("general.architecture")
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        msg = f"{checkpoint.folder}: unknown architecture {architecture!r:.40}; supported in GGUF files are {known}"
+        raise ConfigError(msg)
+    keys = _Keys(checkpoint, architecture)
+    keys.refuse_others()
+    vocabulary = Vocabulary.read(checkpoint.header)
+    layers, context = keys.integer("block_count", most=_MAX_LAYERS), keys.integer("context_length")
+    rope = _rope(keys, checkpoint, _head_dim(keys), context)
+    return ModelConfig(
+        family=architecture,
+        vocab_size=_vocab_size(checkpoint),
+        hidden_size=keys.integer("embedding_length"),
+        intermediate_size=keys.integer("feed_forward_length"),
+        num_layers=layers,
+        num_heads=keys.integer("attention.head_count"),
+        num_kv_heads=_kv_heads(keys),
+        head_dim=rope.head_dim,
+        context=rope.extend(context),
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        rope=rope,
+        windows=(None,) * layers,
+        qkv_bias="blk.0.attn_q.bias" in checkpoint,
+        out_bias="blk.0.attn_output.bias" in checkpoint,
+        mlp_bias="blk.0.ffn_down.bias" in checkpoint,
+        qk_norm=architecture == "qwen3",
+        tied="output.weight" not in checkpoint,
+        bos_id=vocabulary.ids.get("bos"),
+        eos_ids=vocabulary.eos_ids,
+        dtype=_dtype(checkpoint),
+    )
+
+
+class _Keys:
+    """Typed access to the values of one architecture, with one-line errors."""
+
+    def __init__(self, checkpoint: GgufCheckpoint, architecture: str) -> None:
+        self.checkpoint, self.architecture = checkpoint, architecture
+
+    def where(self, key: str) -> str:
+        return f"{self.checkpoint.folder}: {self.architecture}.{key}"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value; of one for each layer the only one that there is."""
+        value = self.checkpoint.header.get(f"{self.architecture}.{key}")
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                msg = f"{self.where(key)}: expected the same value in all layers, found several"
+                raise ConfigError(msg)
+            value = value[0]
+        value = value[:80] if isinstance(value, str) else value
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
+        return check_integer(self.where(key), self.get(key, default), 1, most, error=ConfigError)
+
+    def number(self, key: str, default: float | None = None, low: float = 0) -> float:
+        value = check_number(self.where(key), self.get(key, default), low, _HUGE, above=True, error=ConfigError)
+        return _decimal(value)
+
+    def refuse_others(self) -> None:
+        for key, fine in _REFUSED.items():
+            found = self.checkpoint.header.get(f"{self.architecture}.{key}")
+            if found is not None and any(each not in fine for each in (found if isinstance(found, list) else [found])):
+                msg = f"{self.where(key)} = {found!r:.80} is not supported; expected a plain {self.architecture} model"
+                raise ConfigError(msg)
+        window = self.get("attention.sliding_window", 0)
+        if isinstance(window, int) and 0 < window < self.integer("context_length"):
+            msg = f"{self.where('attention.sliding_window')} = {window} is not supported; expected full attention"
+            raise ConfigError(msg)
+
+
+def _decimal(value: float) -> float:
+    """The number that was meant by a float32: 1e-05 for 9.999999747378752e-06."""
+    meant = float(f"{value:.7g}")
+    return meant if struct.pack("<f", meant) == struct.pack("<f", value) else value
+
+
+def _head_dim(keys: _Keys) -> int:
+    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    size = keys.integer("attention.key_length", max(1, hidden // heads))
+    if keys.get("attention.key_length") is None and hidden % heads:
+        msg = (
+            f"{keys.where('attention.head_count')}: expected a divisor of the embedding_length {hidden}, found {heads}"
+        )
+        raise ConfigError(msg)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if keys.integer(key, size) != size:
+            msg = f"{keys.where(key)}: expected the {size} of a head's key, found {keys.get(key)}: not supported"
+            raise ConfigError(msg)
+    if size % 2:
+        msg = f"{keys.where('attention.key_length')}: expected an even size of a head, to be rotated, found {size}"
+        raise ConfigError(msg)
+    return size
+
+
+def _kv_heads(keys: _Keys) -> int:
+    heads = keys.integer("attention.head_count")
+    kv_heads = keys.integer("attention.head_count_kv", heads)
+    if heads % kv_heads:
+        msg = f"{keys.where('attention.head_count_kv')}: expected a divisor of {heads} heads, found {kv_heads}"
+        raise ConfigError(msg)
+    return kv_heads
+
+
+def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int, context: int) -> RopeConfig:
+    """The rotation: divisors of its frequencies, which is how Llama 3's are stored, or a scaling by name."""
+    plain = RopeConfig(head_dim, keys.number("rope.freq_base", 10000.0, low=1))
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
+    kind = keys.get("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        msg = f"{keys.where('rope.scaling.type')}: expected none, linear or yarn, found {kind!r}"
+        raise ConfigError(msg)
+    scaled = kind != "none" and factor not in (0, 1)
+    if _ROPE_FREQUENCIES in checkpoint:
+        if scaled:
+            msg = f"{keys.where('rope.scaling.type')}: expected none beside {_ROPE_FREQUENCIES}, found {kind}"
+            raise ConfigError(msg)
+        return replace(plain, kind="factors", divisors=_divisors(checkpoint, head_dim))
+    if not scaled:
+        return plain
+    factor = check_number(keys.where("rope.scaling.factor"), factor, 0, _HUGE, above=True, error=ConfigError)
+    if kind == "linear":
+        return replace(plain, kind="linear", factor=_decimal(factor), original=context)
+    return replace(
+        plain,
+        kind="yarn",
+        factor=_decimal(factor),
+        original=keys.integer("rope.scaling.original_context_length", context),
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_scale=1.0 if factor <= 1 else 0.1 * math.log(_decimal(factor)) + 1.0,
+    )
+
+
+def _divisors(checkpoint: GgufCheckpoint, head_dim: int) -> tuple[float, ...]:
+    shape, kind = checkpoint.shape(_ROPE_FREQUENCIES), checkpoint.type(_ROPE_FREQUENCIES)
+    if shape != (head_dim // 2,) or kind != "F32":
+        found = f"{list(shape)} in {kind}"
+        msg = f"{checkpoint.folder}: tensor {_ROPE_FREQUENCIES}: expected [{head_dim // 2}] in F32, found {found}"
+        raise ConfigError(msg)
+    values = struct.unpack(f"<{head_dim // 2}f", bytes(checkpoint.stored(_ROPE_FREQUENCIES).tolist()))
+    if not all(0 < value < math.inf for value in values):
+        msg = f"{checkpoint.folder}: tensor {_ROPE_FREQUENCIES}: expected numbers above 0, found others"
+        raise ConfigError(msg)
+    return values
+
+
+def _vocab_size(checkpoint: GgufCheckpoint) -> int:
+    """Rows of the embedding: files need not say it, and a tokenizer may have fewer."""
+    if "token_embd.weight" not in checkpoint or len(checkpoint.shape("token_embd.weight")) != 2:
+        msg = f"{checkpoint.folder}: expected a matrix token_embd.weight, found none; is it a language model?"
+        raise ConfigError(msg)
+    return checkpoint.shape("token_embd.weight")[0]
+
+
+def _dtype(checkpoint: GgufCheckpoint) -> str:
+    """That of most bytes of the matrices, if they are numbers."""
+    sizes: Counter[str] = Counter()
+    for name in checkpoint:
+        if len(checkpoint.shape(name)) > 1:
+            sizes[checkpoint.type(name)] += checkpoint.nbytes(name)
+    return _DTYPES.get(sizes.most_common(1)[0][0], "bfloat16") if set(sizes) <= set(_DTYPES) else "bfloat16"

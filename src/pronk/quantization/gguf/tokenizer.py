@@ -1,0 +1,200 @@
+"""The tokenizer of a GGUF file, as the ``tokenizers`` library runs the original one.
+
+Two kinds of the file's ``tokenizer.ggml.model`` can be rebuilt: ``gpt2``, a byte-level BPE whose way to split a text is
+only named (``tokenizer.ggml.pre``), and ``llama``, a SentencePiece BPE whose merges follow from the tokens' scores. A
+name that is not known is refused: another way to split gives other tokens, and a worse text without a word about it.
+
+Sources: ``llama-vocab.cpp`` of llama.cpp for the names and for settings that files leave out; the ``tokenizer.json`` of
+the models themselves for what llama.cpp leaves out (the normal form NFC of Qwen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from pronk.errors import TokenizerError
+from pronk.quantization.gguf.reader import GgufFile
+from pronk.quantization.gguf.vocabulary import TokenKind, Vocabulary, flag, scores, texts
+
+__all__ = ["TokenizerParts", "read_tokenizer"]
+
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+_SPACE = "\u2581"  # what SentencePiece writes for a space
+
+
+@dataclass(frozen=True)
+class _Split:
+    """How a text is split before the merges.
+
+    Attributes:
+        patterns: one after the other, each on what is left of the one before; what they match are pieces.
+        whole: whether a piece that is a token is one, whatever the merges say.
+        bos: whether a text begins with the token for that where the file does not say.
+        nfc: whether characters are composed first.
+    """
+
+    patterns: tuple[str, ...]
+    whole: bool = False
+    bos: bool = False
+    nfc: bool = False
+
+
+_LLAMA3 = _Split((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), whole=True, bos=True)
+_DIGITS = _Split((r"\p{N}", _GPT2))
+_SPLITS = {
+    # What llama.cpp does with models of which nothing is known.
+    "default": _Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "gpt-2": _Split((_GPT2,)),
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _Split((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",), nfc=True),
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "tekken": _Split((rf"{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",), True, True),
+}
+
+
+@dataclass(frozen=True)
+class TokenizerParts:
+    """What :class:`pronk.tokenization.tokenizer.Tokenizer` is made of.
+
+    Attributes:
+        backend: the tokenizer proper.
+        special_tokens: ``bos_token``, ``eos_token`` and the like, by the names that templates use.
+        chat_template: Jinja source, or ``None``.
+    """
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    chat_template: str | None
+
+
+def read_tokenizer(file: GgufFile) -> TokenizerParts:
+    """The tokenizer of a file.
+
+    Raises:
+        TokenizerError: none, one of another kind, or a damaged one.
+    """
+    model = file.get("tokenizer.ggml.model")
+    if model not in _MODELS:
+        found = "none" if model in (None, "no_vocab", "none") else f"{model!r:.40}"
+        msg = (
+            f"{file.path}: expected a tokenizer of the kind {' or '.join(_MODELS)}, found {found}; take the model's "
+            "original folder, with tokenizer.json"
+        )
+        raise TokenizerError(msg)
+    vocabulary = Vocabulary.read(file)
+    template = file.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        msg = f"{file.path}: tokenizer.chat_template: expected a text, found {type(template).__name__}"
+        raise TokenizerError(msg)
+    try:
+        backend = _MODELS[model](file, vocabulary)
+        backend.add_tokens(_added(vocabulary))
+    except TokenizerError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        msg = f"{file.path}: expected tokens and merges that go together, found others ({reason}); download it again"
+        raise TokenizerError(msg) from error
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    special = {f"{short}_token": vocabulary.text(name) for name, short in names.items()}
+    return TokenizerParts(backend, {name: text for name, text in special.items() if text is not None}, template)
+
+
+def _bytes(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """A byte-level BPE."""
+    pre = file.get("tokenizer.ggml.pre")
+    split = _SPLITS.get(pre) if isinstance(pre, str) else None
+    if split is None:
+        msg = (
+            f"{file.path}: expected tokenizer.ggml.pre to be one of {', '.join(_SPLITS)}, found {pre!r:.40}; how texts "
+            "are split cannot be told: take the model's original folder, or a file of a current llama.cpp"
+        )
+        raise TokenizerError(msg)
+    merges = [_pair(merge) for merge in texts(file, "merges")]
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary.vocab, merges, ignore_merges=split.whole))
+    if split.nfc:
+        backend.normalizer = normalizers.NFC()
+    pieces = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*pieces, to_bytes])
+    backend.decoder = decoders.ByteLevel()
+    _surround(backend, file, vocabulary, bos=split.bos)
+    return backend
+
+
+def _pieces(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """A SentencePiece BPE; what follows a special token begins with a space, too, as in llama.cpp."""
+    vocab = vocabulary.vocab
+    merges = _merges(vocab, scores(file, len(vocabulary.tokens)))
+    unknown = vocabulary.text("unknown")
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback="<0x00>" in vocab)
+    )
+    prefix = flag(file, "add_space_prefix", default=True)
+    spaces: list[Any] = [normalizers.Replace(" ", _SPACE)]
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), *spaces] if prefix else spaces)
+    parts: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefix else parts)
+    _surround(backend, file, vocabulary, bos=True)
+    return backend
+
+
+_MODELS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {"gpt2": _bytes, "llama": _pieces}
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """The two tokens of a merge; the first may begin with a space."""
+    first, _, second = merge[1:].partition(" ")
+    return merge[:1] + first, second
+
+
+def _merges(vocab: dict[str, int], score: Sequence[float]) -> list[tuple[str, str]]:
+    """The merges that SentencePiece makes: every cut of a token into two tokens, the best token first.
+
+    Cuts of equally good tokens are in the order of transformers' ``generate_merges``, which made the ``tokenizer.json``
+    of such models.
+    """
+    found = []
+    for token, i in vocab.items():
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token)) if token[:at] in vocab and token[at:] in vocab]
+        cuts.sort(key=lambda cut: (vocab[cut[0]], vocab[cut[1]]))
+        found += [(score[i], cut) for cut in cuts]
+    found.sort(key=lambda each: (each[0], len(each[1][0]), len(each[1][1])), reverse=True)
+    return [cut for _, cut in found]
+
+
+def _surround(backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabulary, *, bos: bool) -> None:
+    """Let texts begin and end with the tokens that the file wants there."""
+    around = {"bos": flag(file, "add_bos_token", default=bos), "eos": flag(file, "add_eos_token", default=False)}
+    text = {name: vocabulary.text(name) for name, wanted in around.items() if wanted}
+    missing = [name for name, token in text.items() if token is None]
+    if missing:
+        msg = f"{file.path}: tokenizer.ggml.add_{missing[0]}_token: expected {missing[0]}_token_id as well, found none"
+        raise TokenizerError(msg)
+    if text:
+        template = [*([text["bos"]] if "bos" in text else []), "$A", *([text["eos"]] if "eos" in text else [])]
+        special = [(text[name], vocabulary.ids[name]) for name in text]
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+
+
+def _added(vocabulary: Vocabulary) -> list[AddedToken]:
+    """The tokens that are found in a text before it is split; those for control read as nothing."""
+    special = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
+    return [
+        AddedToken(token, special=special[TokenKind(kind)], normalized=False)
+        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+        if token is not None and kind in special
+    ]

@@ -1,0 +1,206 @@
+"""Write a checkpoint with weights of 8 or 4 bits, in the format of compressed-tensors.
+
+The matrices of the layers are quantized; embedding, head, gains and biases stay as they are. Every method that the
+texts allow is tried, and the one that predicts the text for measuring best is kept. No more than a layer is in memory,
+besides the states of the texts.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pronk.errors import CheckpointError, OptionError
+from pronk.files.atomic import new_folder, write_json, writing
+from pronk.files.companions import copy_companions
+from pronk.files.shards import ShardEntry, check_target, write_weights
+from pronk.kernels.library import Kernels, KernelsError
+from pronk.models.families import CheckpointTensor
+from pronk.models.kernels import load_kernels
+from pronk.quantization.quantize.card import quantized_card
+from pronk.quantization.quantize.methods import CalibrationTexts, layer_file, measure, run
+from pronk.quantization.quantize.packing import layout, quantization_config
+from pronk.quantization.quantize.rounding import RoundingRule, choose_group
+from pronk.quantization.quantize.source import SourceCheckpoint
+
+__all__ = ["QuantizedCheckpoint", "Status", "quantize"]
+
+# Told what is being done, how much of it is done, and how much there is.
+Status = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class QuantizedCheckpoint:
+    """What was written.
+
+    Attributes:
+        rule: how its matrices are quantized.
+        method: the one that was kept.
+        tried: perplexities, by method.
+        before: perplexity of the model as it was.
+        tokens: how many were predicted for these.
+        num_bytes: size of its weights.
+        source_bytes: size of the weights before.
+    """
+
+    rule: RoundingRule
+    method: str
+    tried: Mapping[str, float]
+    before: float
+    tokens: int
+    num_bytes: int
+    source_bytes: int
+
+    @property
+    def after(self) -> float:
+        """Perplexity of what was written, in the same arithmetic."""
+        return self.tried[self.method]
+
+
+def quantize(
+    folder: Path,
+    out: Path,
+    bits: int,
+    group: int | None,
+    read: Callable[[], CalibrationTexts],
+    *,
+    name: str | None = None,
+    command: str = "",
+    text: str = "",
+    status: Status = lambda *_: None,
+    shard_bytes: int = 10**9,
+) -> QuantizedCheckpoint:
+    """Write the checkpoint ``out``; it appears under this name when it is complete.
+
+    Args:
+        folder: of a checkpoint with plain weights.
+        out: a folder that does not exist or is empty.
+        bits: of a weight, 8 or 4.
+        group: inputs that share a scale; see :func:`~pronk.quantization.quantize.rounding.choose_group`.
+        read: gives the texts to measure with, and to calibrate with, once all else has been checked.
+        name: what to call the source; the name of its folder by default.
+        command: shown in the model card.
+        text: what the texts are, for the card.
+        status: told what is being done.
+        shard_bytes: a file with more than one tensor is no larger than this.
+
+    Raises:
+        OptionError: bits, a group or a folder that cannot be had, too little disk space, no kernels; or as of
+            ``read``.
+        CheckpointError: the source cannot be read, is quantized already or of another family, holds numbers that are
+            not finite, or ``out`` cannot be written.
+    """
+    source = SourceCheckpoint(folder)
+    known, size = choose_group(source.config, bits, group)
+    rule = RoundingRule(_kernels(), known, size, source.dtype)
+    entries = list(_entries(source, rule))
+    num_bytes = sum(entry.size for entry in entries)
+    check_target(out, num_bytes)
+    texts = read()
+    # Until the best one is known, the layers of every method are there.
+    check_target(out, num_bytes * (1 + len(texts.methods)))
+    with writing(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
+        before, tried = _try_all(source, rule, texts, partial, status)
+        made = QuantizedCheckpoint(
+            rule,
+            _best(tried, folder),
+            tried,
+            before,
+            texts.evaluation[:, 1:].numel(),
+            num_bytes,
+            source.num_bytes,
+        )
+        build = _Builder(source, partial / made.method)
+        write_weights(partial, entries, build.tensor, shard_bytes, lambda done, total: status("writing", done, total))
+        for method in texts.methods:
+            shutil.rmtree(partial / method)
+        copy_companions(folder, partial)
+        card = quantized_card(made, out.name, name or folder.resolve().name, command, text)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        document = {**source.document, "quantization_config": quantization_config(rule, source.names.head)}
+        write_json(partial / "config.json", document, indent=2)
+    return made
+
+
+def _kernels() -> Kernels:
+    try:
+        return load_kernels()
+    except KernelsError as error:
+        msg = f"expected pronk's kernels, which round weights, found none: {error}; install pronk with a C++ compiler"
+        raise OptionError(msg) from error
+
+
+def _try_all(
+    source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
+) -> tuple[float, dict[str, float]]:
+    """Perplexity before, and by each method, whose layers are in a folder of its name."""
+    total = source.config.num_layers * (1 + len(texts.methods))
+    done = 0
+
+    def tick(what: str) -> Callable[[], None]:
+        status(what, done, total)
+
+        def more() -> None:
+            nonlocal done
+            done += 1
+            status(what, done, total)
+
+        return more
+
+    before = measure(source, texts, tick("measuring"))
+    tried = {}
+    for method in texts.methods:
+        (partial / method).mkdir()
+        tried[method] = run(source, method, rule, texts, partial / method, tick(f"quantizing, {method}"))
+    return before, tried
+
+
+def _best(tried: Mapping[str, float], folder: Path) -> str:
+    """The method with the lowest perplexity of those that have one."""
+    finite = {method: perplexity for method, perplexity in tried.items() if math.isfinite(perplexity)}
+    if not finite:
+        found = ", ".join(f"{perplexity} by {method}" for method, perplexity in tried.items())
+        msg = f"{folder}: expected a finite perplexity, once quantized, found {found}; use more bits or smaller groups"
+        raise CheckpointError(msg)
+    return min(finite, key=lambda method: finite[method])
+
+
+def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
+    """The tensors of the checkpoint, in the order of the layers."""
+    for piece in source.beside():
+        yield ShardEntry(piece, source.file_name(piece.name), source.inventory.tensor(piece).dtype)
+    for index in range(source.config.num_layers):
+        for part in source.of_layer(index):
+            for piece in part.pieces:
+                if part.kind == "linear" and piece in part.weight:
+                    shape = (piece.shape[0], piece.shape[1])
+                    for name, (own, dtype) in layout(piece.name.removesuffix("weight"), shape, rule).items():
+                        yield ShardEntry(CheckpointTensor(name, own), source.file_name(name), dtype)
+                else:
+                    yield ShardEntry(piece, source.file_name(piece.name), source.inventory.tensor(piece).dtype)
+
+
+class _Builder:
+    """Finds the tensors of the checkpoint: those of layers in the files of a method, the others in the source."""
+
+    def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
+        self.source = source
+        self.files: dict[str, Path] = {}
+        for index in range(source.config.num_layers):
+            path = layer_file(layers, index)
+            with safe_open(path, framework="pt") as file:
+                self.files |= dict.fromkeys(file.keys(), path)
+
+    def tensor(self, piece: CheckpointTensor) -> Tensor:
+        if piece.name in self.files:
+            with safe_open(self.files[piece.name], framework="pt") as file:
+                found: Tensor = file.get_tensor(piece.name)
+                return found
+        self.source.checkpoint.release()
+        return self.source.inventory.tensor(piece)

@@ -1,0 +1,158 @@
+"""The ways to choose codes, and the one that predicts held-out text best.
+
+Layers are quantized from the first to the last. The inputs of a layer are those that the quantized layers below give,
+so that it makes up for some of their errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pronk.errors import CheckpointError
+from pronk.models.decoder import Layer
+from pronk.models.linear import PlainLinear
+from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.quantize.gptq import gptq
+from pronk.quantization.quantize.layers import LINEARS, LayerStream, hessians
+from pronk.quantization.quantize.packing import packed
+from pronk.quantization.quantize.rounding import RoundingRule
+from pronk.quantization.quantize.scaling import scale_layer
+from pronk.quantization.quantize.source import SourceCheckpoint
+
+__all__ = ["CALIBRATED", "NEAREST", "CalibrationTexts", "layer_file", "measure", "run"]
+
+NEAREST = "nearest"
+# Those that look at the inputs of the matrices.
+CALIBRATED = ("scaled", "gptq")
+
+# Told that one more layer is done.
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class CalibrationTexts:
+    """Token ids ``[sequences, length]``.
+
+    Attributes:
+        evaluation: what perplexity is measured on.
+        calibration: what else the matrices see, if anything.
+    """
+
+    evaluation: Tensor
+    calibration: Tensor | None = None
+
+    @property
+    def methods(self) -> Sequence[str]:
+        """The methods that can be tried."""
+        return (NEAREST,) if self.calibration is None else (NEAREST, *CALIBRATED)
+
+
+@torch.no_grad()
+def measure(source: SourceCheckpoint, texts: CalibrationTexts, tick: Tick) -> float:
+    """Perplexity of the model as it is, computed in float32.
+
+    Raises:
+        CheckpointError: it is not finite, or some states on the way are not.
+    """
+    stream = LayerStream(source.frame(), texts.evaluation)
+    _check_finite(stream.rows, f"{source.folder}: embedding")
+    for index in range(source.config.num_layers):
+        stream.through(source.layer(index), index)
+        _check_finite(stream.rows, f"{source.folder}: layer {index}")
+        tick()
+    found = stream.perplexity()
+    _check_finite(torch.tensor(found), f"{source.folder}: last norm or head")
+    return found
+
+
+@torch.no_grad()
+def run(
+    source: SourceCheckpoint, method: str, rule: RoundingRule, texts: CalibrationTexts, folder: Path, tick: Tick
+) -> float:
+    """Quantize every layer, write its tensors to its :func:`layer_file`, and measure.
+
+    Args:
+        source: what is quantized.
+        method: ``"nearest"``, ``"scaled"`` or ``"gptq"``; all but the first need a text to calibrate with.
+        rule: how matrices are quantized.
+        texts: to calibrate with, and to measure with.
+        folder: where the files go.
+        tick: told of each layer.
+
+    Returns:
+        Perplexity, with weights as they are written and everything else in float32; not finite if something
+        overflows with them.
+    """
+    frame = source.frame()
+    evaluation = LayerStream(frame, texts.evaluation)
+    calibration = None
+    if method != NEAREST:
+        assert texts.calibration is not None
+        calibration = LayerStream(frame, texts.calibration)
+    for index in range(source.config.num_layers):
+        layer = source.layer(index)
+        seen: Mapping[str, Tensor] = {}
+        if calibration is not None:
+            with hessians(layer) as seen:
+                calibration.through(layer, index, keep=False)
+        matrices = _quantize(layer, method, rule, seen, f"{source.folder}: layer {index}")
+        for stream in (evaluation, calibration):
+            if stream is not None:
+                stream.through(layer, index)
+        _write(source, index, layer, matrices, rule, folder)
+        tick()
+    return evaluation.perplexity()
+
+
+def layer_file(folder: Path, index: int) -> Path:
+    """Where the tensors of a layer are until the checkpoint is put together."""
+    return folder / f"layer-{index}.safetensors"
+
+
+def _check_finite(states: Tensor, where: str) -> None:
+    if not bool(states.isfinite().all()):
+        msg = f"{where}: expected finite numbers behind it, found others; restore the weights from their source"
+        raise CheckpointError(msg)
+
+
+def _quantize(
+    layer: Layer, method: str, rule: RoundingRule, seen: Mapping[str, Tensor], where: str
+) -> dict[str, QuantizedMatrix]:
+    """The matrices of a layer, which computes with them from now on."""
+    made: dict[str, QuantizedMatrix] = {}
+    try:
+        if method == "scaled":
+            scale_layer(layer, seen, rule)
+        for name in LINEARS:
+            linear = layer.get_submodule(name)
+            assert isinstance(linear, PlainLinear)
+            weight = linear.weight.data
+            made[name] = gptq(weight, seen[name], rule) if method == "gptq" else rule.nearest(weight)
+            linear.weight.data = made[name].dequantize()
+    except ValueError as error:  # numbers that are none
+        msg = f"{where}: {error}"
+        raise CheckpointError(msg) from error
+    return made
+
+
+def _write(
+    source: SourceCheckpoint,
+    index: int,
+    layer: Layer,
+    matrices: Mapping[str, QuantizedMatrix],
+    rule: RoundingRule,
+    folder: Path,
+) -> None:
+    tensors: dict[str, Tensor] = {}
+    for name, value in source.tensors(index, layer, matrices):
+        if isinstance(value, QuantizedMatrix):
+            tensors |= packed(name.removesuffix("weight"), value, rule.dtype)
+        else:
+            tensors[name] = value.contiguous()
+    save_file(tensors, layer_file(folder, index))

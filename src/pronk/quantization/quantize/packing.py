@@ -1,0 +1,71 @@
+"""Codes in the layout of compressed-tensors' ``pack-quantized``, and what its ``config.json`` says of them.
+
+Words of 32 bits hold the codes of a row one after the other, the first in the lowest bits, counted from 0; the scale of
+a group is ``weight_scale``, and a weight is ``scale * (code - 2 ** (bits - 1))``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
+
+__all__ = ["layout", "packed", "quantization_config"]
+
+# Of compressed-tensors: the one that folders were read with.
+_VERSION = "0.20.0"
+
+
+def packed(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of a matrix, by their names behind ``prefix``; ``dtype`` holds its scales exactly."""
+    integers = weight.codes
+    if weight.bits == 4:
+        integers = pad(integers, (0, integers.shape[1] % 2))
+        integers = integers[:, ::2] | integers[:, 1::2] << 4
+    words = pad(integers, (0, -integers.shape[1] % 4)).contiguous().view(torch.int32)
+    return {
+        f"{prefix}weight_packed": words,
+        f"{prefix}weight_scale": weight.scale.to(dtype),
+        f"{prefix}weight_shape": torch.tensor(weight.shape),
+    }
+
+
+def layout(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and types of the same."""
+    outputs, inputs = shape
+    groups = inputs // (rule.group or inputs)
+    return {
+        f"{prefix}weight_packed": ((outputs, -(-inputs * rule.bits // 32)), torch.int32),
+        f"{prefix}weight_scale": ((outputs, groups), rule.dtype),
+        f"{prefix}weight_shape": ((2,), torch.int64),
+    }
+
+
+def quantization_config(rule: RoundingRule, head: str) -> dict[str, Any]:
+    """What ``config.json`` says; ``head`` is the module that stays as it is."""
+    whole = rule.group == WHOLE_ROW
+    weights: dict[str, Any] = {
+        "num_bits": rule.bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "channel" if whole else "group",
+        "group_size": None if whole else rule.group,
+        "dynamic": False,
+        "actorder": None,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "version": _VERSION,
+        "config_groups": {"group_0": group},
+        "ignore": [head],
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }

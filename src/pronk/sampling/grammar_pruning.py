@@ -1,0 +1,54 @@
+"""Guesses that a guide forbids are known to be wrong before the pass: their rows are better spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pronk.sampling.logits_processors import GuideProcessor
+from pronk.speculation.tree import TokenTree
+
+__all__ = ["prune", "visit"]
+
+
+def visit(
+    tokens: Sequence[int], children: Sequence[Sequence[int]], guide: GuideProcessor, see: Callable[[int], bool]
+) -> None:
+    """Lead a follower to each node of a tree, and back to where it stood.
+
+    Args:
+        tokens: of the nodes; node 0 is the text's last token, behind which the follower stands.
+        children: of each node.
+        guide: what is led.
+        see: told the number of a node with the follower before it; whether the follower is to go behind it, and on.
+    """
+    depth = 0
+    stack = [(child, 0) for child in reversed(children[0])]
+    try:
+        while stack:
+            node, level = stack.pop()
+            guide.rollback(depth - level)
+            depth = level
+            if see(node):
+                guide.advance(tokens[node])
+                depth += 1
+                stack += [(child, depth) for child in reversed(children[node])]
+    finally:
+        guide.rollback(depth)
+
+
+def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
+    """The tree without guesses that the guide forbids. Nodes that may not be accepted stay where their parents do."""
+    children: list[list[int]] = [[] for _ in tree.tokens]
+    for node in range(1, len(tree)):
+        if tree.acceptable[node]:
+            children[tree.parents[node]].append(node)
+    legal = {0, *(node for node, acceptable in enumerate(tree.acceptable) if not acceptable)}
+
+    def see(node: int) -> bool:
+        if not guide.legal(tree.tokens[node]):
+            return False
+        legal.add(node)
+        return True
+
+    visit(tree.tokens, children, guide, see)
+    return tree if len(legal) == len(tree) else tree.keep(legal)

@@ -1,0 +1,174 @@
+"""What a text has to look like: a JSON schema, a regular expression, one of some texts, or a grammar."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pronk.checks import check_flag
+from pronk.errors import GuideError
+
+__all__ = ["MAX_CHOICES", "MAX_SIZE", "WRITTEN", "Guide", "GuideKind", "GuideMode", "check_texts"]
+
+GuideKind = Literal["json", "regex", "choice", "grammar"]
+
+# ``"forced"``: what the guide leaves no choice about is guessed, beside whatever else is; the pass confirms it.
+# ``"plain"``: it is not guessed. The text is the same. ``"jump"``: it is appended without asking the model.
+GuideMode = Literal["forced", "plain", "jump"]
+
+# JSON as ``json.dumps`` writes it, and no part of a schema passed over: options of llguidance.
+WRITTEN: Mapping[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+}
+
+MAX_SIZE = 2**18  # characters
+MAX_CHOICES = 1024
+_MAX_DEPTH = 64
+
+
+@dataclass(frozen=True)
+class Guide:
+    """One form that a text must have, from its first character to its end: give exactly one of the first four.
+
+    It is a value: equal ones are compiled once for each model. What is compiled, and what of JSON schemas and of Lark
+    there is, says :mod:`pronk.structured.grammars`.
+
+    Attributes:
+        json: a JSON schema, as a mapping or as text; ``True`` is any JSON value, and ``{"type": "object"}`` any object.
+            Kept as text.
+        regex: a regular expression that the whole text matches, in the syntax of Rust's, without look-around.
+        choice: texts, one of which it is; 1..1024, none of them empty, no two alike.
+        grammar: a grammar in llguidance's dialect of Lark, whose rule ``start`` is the text.
+        whitespace: JSON may have white space wherever it is allowed; otherwise it is written as Python's ``json.dumps``
+            does, on one line, which leaves more to be forced.
+
+    Raises:
+        GuideError: none or several of them are given, or one that cannot be what it is for.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            msg = f"guide: expected one of json, regex, choice and grammar, found {found}"
+            raise GuideError(msg)
+        check_flag("guide: whitespace", self.whitespace)
+        if self.whitespace and self.json is None:
+            msg = f"guide: whitespace: expected it beside json alone, found it beside {given[0]}"
+            raise GuideError(msg)
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        elif self.choice is not None:
+            object.__setattr__(self, "choice", check_texts("guide: choice", self.choice))
+        elif not isinstance(text := getattr(self, given[0]), str) or not text:
+            msg = f"guide: {given[0]}: expected a text that is not empty, found {text!r:.60}"
+            raise GuideError(msg)
+        _check_encodable(self.kind, self.source)
+        size = sum(map(len, self.choice)) if self.choice is not None else len(self.source)
+        if size > MAX_SIZE:
+            msg = f"guide: {given[0]}: expected at most {MAX_SIZE} characters, found {size}; make it smaller"
+            raise GuideError(msg)
+
+    @property
+    def kind(self) -> GuideKind:
+        """Which of the four it is."""
+        if self.json is not None:
+            return "json"
+        if self.choice is not None:
+            return "choice"
+        return "regex" if self.regex is not None else "grammar"
+
+    @property
+    def source(self) -> str:
+        """The text of its schema, expression or grammar; of a choice the texts as a JSON list."""
+        if self.choice is not None:
+            return jsonlib.dumps(list(self.choice), ensure_ascii=False)
+        return str(self.json or self.regex or self.grammar)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, from which it can be made again."""
+        values: dict[str, Any] = {self.kind: list(self.choice) if self.choice is not None else self.source}
+        return values | ({"whitespace": True} if self.whitespace else {})
+
+
+def _check_encodable(kind: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        msg = f"guide: {kind}: expected text, found half a character: {text[error.start]!r}"
+        raise GuideError(msg) from error
+
+
+def _schema_text(schema: object) -> str:
+    """A schema as text, in the order in which its properties were given: they are written in it."""
+    try:
+        parsed = jsonlib.loads(schema) if isinstance(schema, str) and len(schema) <= MAX_SIZE else schema
+        too_deep = _depth(parsed) > _MAX_DEPTH
+        text = schema if isinstance(schema, str) else jsonlib.dumps(_plain(parsed), ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        too_deep, parsed, text = True, {}, ""
+    except jsonlib.JSONDecodeError as error:
+        msg = f"guide: json: expected a schema, found text that is no JSON (line {error.lineno}: {error.msg})"
+        raise GuideError(msg) from error
+    except (TypeError, ValueError) as error:
+        msg = f"guide: json: expected a schema of JSON values, found others ({error})"
+        raise GuideError(msg) from error
+    if too_deep:
+        msg = f"guide: json: expected a schema of at most {_MAX_DEPTH} levels, found more; use $ref"
+        raise GuideError(msg)
+    if not isinstance(parsed, (Mapping, bool)) and not (isinstance(schema, str) and len(schema) > MAX_SIZE):
+        msg = f"guide: json: expected a schema, an object or true, found {parsed!r:.60}"
+        raise GuideError(msg)
+    if parsed is False:
+        msg = "guide: json: expected a schema that something fits, found false"
+        raise GuideError(msg)
+    return text
+
+
+def _plain(value: Any) -> Any:
+    """Mappings of any kind as dictionaries."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _depth(value: object) -> int:
+    inner: list[Any] = []
+    if isinstance(value, Mapping):
+        inner = [*value.values()]
+    elif isinstance(value, (list, tuple)):
+        inner = [*value]
+    return 1 + max(map(_depth, inner), default=0)
+
+
+def check_texts(name: str, texts: object) -> tuple[str, ...]:
+    """Texts to choose from.
+
+    Raises:
+        GuideError: they are no list, too many or none, or one is empty or there twice.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        msg = f"{name}: expected a list of texts, found {texts!r:.60}"
+        raise GuideError(msg)
+    if not 1 <= len(texts) <= MAX_CHOICES:
+        msg = f"{name}: expected 1..{MAX_CHOICES} texts, found {len(texts)}"
+        raise GuideError(msg)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            msg = f"{name}: expected texts that are not empty, found {text!r:.60}"
+            raise GuideError(msg)
+    if len(set(texts)) < len(texts):
+        msg = f"{name}: expected texts of which no two are alike, found one twice"
+        raise GuideError(msg)
+    return tuple(texts)

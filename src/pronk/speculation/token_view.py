@@ -1,0 +1,35 @@
+"""A text and what is guessed after it, as one, without a copy: a text may be long, and is looked at near its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+__all__ = ["TokenView"]
+
+
+class TokenView(Sequence[int]):
+    """``text`` with ``more`` behind it, as long as both stay as they are; a slice is a list."""
+
+    def __init__(self, text: Sequence[int], more: Sequence[int]) -> None:
+        self._text, self._more, self._size = text, more, len(text)
+
+    def __len__(self) -> int:
+        return self._size + len(self._more)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """A token, or those of a slice."""
+        size = self._size
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return [self[i] for i in range(start, stop, step)]
+            return [*self._text[start:stop], *self._more[max(0, start - size) : max(0, stop - size)]]
+        place = index if index >= 0 else index + len(self)
+        if not 0 <= place < len(self):
+            raise IndexError(index)
+        return self._text[place] if place < size else self._more[place - size]

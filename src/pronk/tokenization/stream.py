@@ -1,0 +1,35 @@
+"""A request's text: whole characters, cut at the first stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pronk.tokenization.detokenizer import IncrementalDecoder, StopScanner
+from pronk.tokenization.tokenizer import Tokenizer
+
+__all__ = ["TextStream"]
+
+
+class TextStream:
+    """A :class:`~pronk.engine.request.TextOutput`: a function of the token sequence, however it arrives.
+
+    Stop strings are looked for in the text of the tokens from number ``min_tokens`` on.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
+        self._decoder = IncrementalDecoder(tokenizer, prompt)
+        self._scanner = StopScanner(stops)
+        self._unscanned = max(0, min_tokens - 1)
+
+    def push(self, token: int) -> tuple[str, str | None]:
+        """The text that has become final, and the stop string that was completed, if any."""
+        text = self._decoder.push(token)
+        if self._unscanned:
+            self._unscanned -= 1
+            return text, None
+        return self._scanner.push(text)
+
+    def flush(self) -> tuple[str, str | None]:
+        """What was still held back, and the stop string in it, if any."""
+        text, stop = self._scanner.push(self._decoder.flush())
+        return text + self._scanner.flush(), stop

@@ -1,0 +1,299 @@
+"""Text to token ids and back, with the model's own tokenizer and chat template.
+
+``tokenizer.json`` is used as it is: what it adds around a text (a beginning-of-text token, for most Llamas) is what
+the model was trained with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from pronk.errors import PromptError, TokenizerError
+from pronk.models.checkpoint import read_json
+from pronk.quantization.gguf.checkpoint import is_gguf
+from pronk.quantization.gguf.reader import GgufFile
+from pronk.quantization.gguf.tokenizer import read_tokenizer
+from pronk.tokenization.chat.messages import Messages, Tools, check_messages
+from pronk.tokenization.chat.template import ChatTemplate
+from pronk.tokenization.chat.untrusted import disguise, plain_ids, reveal
+
+__all__ = ["Tokenizer"]
+
+_GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
+
+
+class Tokenizer:
+    """A tokenizer and the chat template that belongs to it.
+
+    Args:
+        backend: the tokenizer proper.
+        special_tokens: ``bos_token``, ``eos_token`` and the like, by the names that templates use.
+        chat_template: Jinja source, or ``None``.
+        tool_template: another one for conversations with tools, or ``None``.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+        tool_template: str | None = None,
+    ) -> None:
+        # A file may carry the limits of somebody's training run.
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self._special_tokens = dict(special_tokens or {})
+        self._chat_template, self._tool_template = chat_template, tool_template
+
+    @classmethod
+    def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
+        """Read the tokenizer files of a model folder, or what a GGUF file says of its tokenizer.
+
+        Args:
+            folder: with ``tokenizer.json``, or GPT-2's ``vocab.json`` and ``merges.txt``; or a GGUF file.
+            vocab_size: the model's; ids must fit in. A model may have more than the tokenizer uses.
+
+        Raises:
+            TokenizerError: files are missing or damaged, or do not fit the model.
+        """
+        if is_gguf(folder):
+            return cls._of_gguf(folder, vocab_size)
+        config = _read_optional(folder / "tokenizer_config.json")
+        special = _special_tokens(_read_optional(folder / "special_tokens_map.json") | config)
+        if (folder / "tokenizer.json").is_file():
+            backend = _read_backend(folder / "tokenizer.json")
+        else:
+            backend = _build_gpt2(folder, config, special)
+        if vocab_size is not None:
+            _check_vocabulary(backend, folder, vocab_size)
+        templates = _find_templates(folder, config)
+        return cls(
+            backend,
+            special_tokens=special,
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
+        )
+
+    @classmethod
+    def _of_gguf(cls, path: Path, vocab_size: int | None) -> Tokenizer:
+        parts = read_tokenizer(GgufFile(path))
+        if vocab_size is not None:
+            _check_vocabulary(parts.backend, path, vocab_size)
+        return cls(parts.backend, special_tokens=parts.special_tokens, chat_template=parts.chat_template)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells files of ids that mean this tokenizer's tokens from others: 32 hexadecimal digits of the vocabulary."""
+        tokens = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+        return hashlib.sha256(json.dumps(tokens).encode("ascii")).hexdigest()[:32]
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells it from whatever would read or write a text otherwise: 16 hexadecimal digits of all of it."""
+        templates = [self._chat_template, self._tool_template]
+        rest = json.dumps([self._special_tokens, templates], sort_keys=True)
+        return hashlib.sha256(f"{self.backend.to_str()}{rest}".encode()).hexdigest()[:16]
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The token that the tokenizer itself says ends a text; the model's config may know more."""
+        token = self._id_of("eos_token")
+        return () if token is None else (token,)
+
+    @cached_property
+    def bos_id(self) -> int | None:
+        """The token that the tokenizer itself says begins a text."""
+        return self._id_of("bos_token")
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that read as nothing."""
+        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether a token reads as nothing: a special one, or an id that only pads the model's vocabulary."""
+        return token_id in self.special_ids or self.backend.id_to_token(token_id) is None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; without ``add_special_tokens`` nothing is put around it."""
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # tokenizers raises bare Exception, and TypeError for lone surrogates
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            msg = f"expected text that the tokenizer can encode, found {text[:40]!r} ({reason})"
+            raise PromptError(msg) from error
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that are no UTF-8 read as U+FFFD."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`chat` can work."""
+        return self._chat_template is not None
+
+    def chat(self, messages: Messages, *, add_generation_prompt: bool = True, tools: Tools | None = None) -> str:
+        """The text of a conversation, to be encoded with ``add_special_tokens=False``.
+
+        Args:
+            messages: see :mod:`pronk.tokenization.chat.messages`.
+            add_generation_prompt: end with what comes before the assistant's answer.
+            tools: that the model may call, as OpenAI's interface has them.
+
+        Raises:
+            TokenizerError: the model has no chat template, or a damaged one.
+            PromptError: malformed messages, a conversation that the template refuses, or a template without end.
+        """
+        template = self._template if tools is None or self._tool_template is None else self._template_of_tools
+        return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+
+    def chat_ids(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        trusted: bool = True,
+        tools: Tools | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation up to the point where the model answers.
+
+        Args:
+            messages: see :mod:`pronk.tokenization.chat.messages`.
+            add_generation_prompt: end with what comes before the assistant's answer.
+            trusted: read names of special tokens in messages and tools as those tokens, as transformers does; otherwise
+                they stay text (see :mod:`pronk.tokenization.chat.untrusted`).
+            tools: that the model may call, as OpenAI's interface has them.
+
+        Raises:
+            TokenizerError: see :meth:`chat`.
+            PromptError: see :meth:`chat`; or the template makes nothing of the messages.
+        """
+        names: dict[str, str] = {}
+        if not trusted:
+            validate_draft = check_messages(messages)
+            plain, names = disguise([*validate_draft, *(tools or ())], self._special_names)
+            messages, tools = plain[: len(validate_draft)], None if tools is None else plain[len(validate_draft) :]
+        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        ids = [token for piece, hidden in reveal(text, names) for token in self._piece_ids(piece, hidden=hidden)]
+        if not ids:
+            msg = (
+                "the model's chat template: expected a text made of these messages, found one of no tokens; "
+                "use another template, or give the model a prompt of your own"
+            )
+            raise PromptError(msg)
+        return ids
+
+    def _piece_ids(self, text: str, *, hidden: bool) -> list[int]:
+        encode = partial(self.encode, add_special_tokens=False)
+        return plain_ids(text, encode, self.special_ids) if hidden else encode(text)
+
+    @cached_property
+    def _special_names(self) -> tuple[str, ...]:
+        tokens = self.backend.get_added_tokens_decoder().values()
+        return tuple(token.content for token in tokens if token.special and token.content)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        if self._chat_template is None:
+            msg = "the model has no chat template: expected chat_template in tokenizer_config.json, found none"
+            raise TokenizerError(msg)
+        return ChatTemplate(self._chat_template, self._special_tokens)
+
+    @cached_property
+    def _template_of_tools(self) -> ChatTemplate:
+        return ChatTemplate(str(self._tool_template), self._special_tokens)
+
+    def _id_of(self, name: str) -> int | None:
+        token = self._special_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path, TokenizerError) if path.is_file() else {}
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises bare Exception
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        msg = f"{path}: expected a tokenizer, found a file that is none ({reason}); restore it from its source"
+        raise TokenizerError(msg) from error
+
+
+def _build_gpt2(folder: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> tokenizers.Tokenizer:
+    """GPT-2's byte-level BPE from the two files that older checkpoints have instead of ``tokenizer.json``."""
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    kind = config.get("tokenizer_class")
+    if not vocab.is_file() or not merges.is_file() or kind not in _GPT2_CLASSES:
+        others = [name for name in ("tokenizer.model", "vocab.json", "merges.txt") if (folder / name).is_file()]
+        msg = (
+            f"{folder}: expected tokenizer.json, found {' and '.join(others) or 'no tokenizer file'}; "
+            "write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+        raise TokenizerError(msg)
+    try:
+        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    except Exception as error:  # tokenizers raises bare Exception
+        msg = f"{folder}: expected vocab.json and merges.txt of a byte-level BPE, found damaged files ({error})"
+        raise TokenizerError(msg) from error
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
+    backend.decoder = decoders.ByteLevel()
+    known = [token for token in {*special.values(), "<|endoftext|>"} if backend.token_to_id(token) is not None]
+    backend.add_special_tokens(sorted(known))
+    return backend
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Named special tokens; each is a string, or an object with its ``content``."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The template of ``chat_template.jinja``, or of ``tokenizer_config.json``: a string, or several with names."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return {"default": path.read_text(encoding="utf-8")}
+        except ValueError as error:
+            msg = f"{path}: expected text in UTF-8, found other bytes"
+            raise TokenizerError(msg) from error
+    given = config.get("chat_template")
+    if given is None or isinstance(given, str):
+        return {} if given is None else {"default": given}
+    try:
+        return {entry["name"]: entry["template"] for entry in given}
+    except (TypeError, KeyError) as error:
+        msg = f"{folder}: expected chat_template to be a string or a list of names and templates, found {given!r:.60}"
+        raise TokenizerError(msg) from error
+
+
+def _check_vocabulary(backend: tokenizers.Tokenizer, folder: Path, vocab_size: int) -> None:
+    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= vocab_size:
+        msg = (
+            f"{folder}: the tokenizer has ids up to {largest}, but the model's vocabulary has {vocab_size}, "
+            f"so ids up to {vocab_size - 1} were expected; use the tokenizer that belongs to this model"
+        )
+        raise TokenizerError(msg)

@@ -1,0 +1,170 @@
+"""Equality: the tokens are those of plain decoding, of one text alone, whoever guesses and whatever is in the batch.
+
+Texts that are sampled by another rule than the coupled one are left out: their tokens depend on the guesses, and only
+their law is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from pronk.drafters import Proposer
+from pronk.llm import LLM
+from pronk.outputs import Completion
+from pronk.sampling.guide import Guide
+from pronk.sampling.noise import derive_seed
+from pronk.sampling.params import SamplingParams
+from pronk.verification.divergence import Divergence, explain
+from pronk.verification.prompts import NamedPrompt, ProgressMeter, VerifySettings
+
+__all__ = ["MODES", "Equality", "GeneratedText", "alone", "batched", "compare", "options"]
+
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.8},
+    "shaped": {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+    },
+}
+
+
+if find_spec("llguidance") is not None:  # an extra
+    MODES["guided"] = {
+        "temperature": 0.8,
+        "guide": Guide(json={"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 9}),
+        "guide_mode": "plain",  # what is counted are a drafter's own guesses; forced ones are those of ``grammar``
+    }
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """One generated text.
+
+    Attributes:
+        prompt: what it continues.
+        mode: the key of its options in :data:`MODES`.
+        batch: whether it shared its passes with the other prompts.
+        params: its options.
+        done: the text.
+    """
+
+    prompt: NamedPrompt
+    mode: str
+    batch: bool
+    params: SamplingParams
+    done: Completion
+
+
+@dataclass(frozen=True)
+class Equality:
+    """One drafter's texts, compared with plain decoding's.
+
+    Attributes:
+        exact: whether the device promises equality to the bit, so that near ties count as well.
+        texts: how many were compared with plain decoding.
+        equal: how many of them were the same.
+        drafted: guesses in them.
+        accepted: guesses that the target confirmed.
+        divergences: where the others went another way.
+    """
+
+    exact: bool
+    texts: int = 0
+    equal: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    divergences: tuple[Divergence, ...] = ()
+
+    @property
+    def near_ties(self) -> int:
+        """Divergences that rounding explains."""
+        return sum(divergence.near_tie for divergence in self.divergences)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a text differs that may not differ."""
+        return bool(self.divergences) if self.exact else self.near_ties < len(self.divergences)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "failed": self.failed,
+            "texts": self.texts,
+            "equal": self.equal,
+            "near_ties": self.near_ties,
+            "defects": len(self.divergences) - self.near_ties,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "divergences": [divergence.to_dict() for divergence in self.divergences],
+        }
+
+
+def options(mode: str, index: int, settings: VerifySettings) -> SamplingParams:
+    """The options of prompt number ``index``; each has a seed of its own."""
+    seed = derive_seed(settings.seed, index)
+    return SamplingParams(max_tokens=settings.max_tokens, seed=seed, logprobs=1, rule=settings.rule, **MODES[mode])
+
+
+def alone(
+    llm: LLM,
+    drafter: Proposer[Any],
+    prompts: Sequence[NamedPrompt],
+    mode: str,
+    settings: VerifySettings,
+    meter: ProgressMeter,
+) -> Iterator[GeneratedText]:
+    """Continue the prompts one after the other."""
+    for index, prompt in enumerate(prompts):
+        params = options(mode, index, settings)
+        yield GeneratedText(prompt, mode, False, params, llm.generate(prompt.ids, params, drafter=drafter))
+        meter.add(settings.max_tokens)
+
+
+def batched(
+    llm: LLM,
+    drafter: Proposer[Any],
+    prompts: Sequence[NamedPrompt],
+    mode: str,
+    settings: VerifySettings,
+    meter: ProgressMeter,
+) -> list[GeneratedText]:
+    """Continue the prompts together; they are of different lengths, begin in chunks and end at different times."""
+    params = [options(mode, index, settings) for index in range(len(prompts))]
+    ended = 0
+
+    def tell(count: int, _: int) -> None:
+        nonlocal ended
+        meter.add((count - ended) * settings.max_tokens)
+        ended = count
+
+    done = llm.generate([prompt.ids for prompt in prompts], params, drafter=drafter, progress=tell)
+    tell(len(prompts), len(prompts))
+    return [
+        GeneratedText(*row) for row in zip(prompts, [mode] * len(done), [True] * len(done), params, done, strict=True)
+    ]
+
+
+def compare(llm: LLM, so_far: Equality, want: Sequence[GeneratedText], got: Sequence[GeneratedText]) -> Equality:
+    """Add texts to the count: ``got`` against plain decoding of the same prompts with the same options."""
+    found: list[Divergence] = []
+    pairs = [pair for pair in zip(want, got, strict=True) if not pair[1].params.rejects]
+    for plain, text in pairs:
+        assert (plain.prompt, plain.params) == (text.prompt, text.params)
+        divergence = explain(llm, plain.done, text.done, text.params, (text.prompt.id, text.mode, text.batch))
+        if divergence is not None:
+            found.append(divergence)
+    return Equality(
+        so_far.exact,
+        so_far.texts + len(pairs),
+        so_far.equal + len(pairs) - len(found),
+        so_far.drafted + sum(text.done.stats.drafted for _, text in pairs),
+        so_far.accepted + sum(text.done.stats.accepted for _, text in pairs),
+        (*so_far.divergences, *found),
+    )

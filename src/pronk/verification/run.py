@@ -1,0 +1,176 @@
+"""The verification itself: all checks of all drafters, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pronk.drafters import REGISTRY, Autoregressive, Drafter, Proposer, make_drafter
+from pronk.errors import OptionError
+from pronk.llm import LLM
+from pronk.models.weights import pass_weights
+from pronk.sampling.params import Rule, SamplingParams
+from pronk.verification.distribution import SIGNIFICANCE, draw, judge_counts, strings_length
+from pronk.verification.equality import MODES, Equality, GeneratedText, alone, batched, compare
+from pronk.verification.exact_distribution import ExactDistribution, stage
+from pronk.verification.prompts import NamedPrompt, Progress, ProgressMeter, VerifySettings, fitting
+from pronk.verification.report import DrafterReport, VerifyReport
+from pronk.verification.rescoring import Rescoring, TextScorer, rescore
+
+__all__ = ["fitting_drafters", "verify_model", "verify_steps"]
+
+# Strings are drawn after one of so many prompts, the one that tells most.
+_STAGED = 4
+
+_PLAIN = Autoregressive.name
+
+
+def verify_model(
+    llm: LLM,
+    drafters: Sequence[str | Drafter],
+    prompts: Sequence[NamedPrompt],
+    settings: VerifySettings | None = None,
+    *,
+    required: bool = True,
+    left_out: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Verify that guessing does not change what the model says.
+
+    Args:
+        llm: the model, on the device and in the dtype in question.
+        drafters: who is to guess, as names, names with options, or objects. Plain decoding is always verified: in
+            a batch against alone.
+        prompts: what to continue; those that are too long for the model are left out, and counted.
+        settings: how much.
+        required: whether a drafter of which no guess was accepted is not verified (see :attr:`VerifyReport.passed`).
+        left_out: drafters to report as left out, with the reason.
+        progress: called with what is being done, the tokens done so far and in all.
+
+    Raises:
+        PromptError: no prompt fits.
+        OptionError: a drafter that does not fit the model.
+        CacheFullError: the KV cache is too small for a prompt and its answer.
+    """
+    *_, report = verify_steps(llm, drafters, prompts, settings, required=required, left_out=left_out, progress=progress)
+    return report
+
+
+def verify_steps(
+    llm: LLM,
+    drafters: Sequence[str | Drafter],
+    prompts: Sequence[NamedPrompt],
+    settings: VerifySettings | None = None,
+    *,
+    required: bool = True,
+    left_out: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[VerifyReport]:
+    """The same, step by step: the report so far after each part; the last one is complete."""
+    settings = settings or VerifySettings()
+    kept = fitting(llm, prompts, settings.max_tokens)
+    others = [each for each in dict.fromkeys(drafters) if each not in (_PLAIN, Autoregressive())]
+    proposers = [_get_proposer(llm, each, kept[0], settings.rule) for each in (_PLAIN, *others)]
+    names = [each if isinstance(each, str) else each.name for each in (_PLAIN, *others)]
+    report = VerifyReport(
+        str(llm.path),
+        str(llm.device),
+        str(llm.dtype).removeprefix("torch."),
+        pass_weights(llm.engine.runner.decoder).kinds,
+        str(llm.engine.cache.kv_dtype).removeprefix("torch."),
+        llm.kernels,
+        llm.exact,
+        settings,
+        len(kept),
+        len(prompts) - len(kept),
+        (),
+        left_out or {},
+        required,
+    )
+    meter = ProgressMeter(progress, _cost(settings, len(kept), len(proposers)))
+    job = _Job(llm, kept, settings, meter, SIGNIFICANCE / len(proposers))
+    done: tuple[DrafterReport, ...] = ()
+    for name, proposer in zip(names, proposers, strict=True):
+        for part in job.drafter(name, proposer):
+            yield replace(report, drafters=(*done, part))
+        done = (*done, part)
+    yield replace(report, drafters=done, complete=True)
+
+
+def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> tuple[list[str], dict[str, str]]:
+    """The registered drafters that work with the model and the rule without options, and why the others do not."""
+    fit, reasons = list[str](), dict[str, str]()
+    for name in REGISTRY:
+        try:
+            _get_proposer(llm, name, prompt, rule)
+        except OptionError as error:
+            reasons[name] = str(error)
+        else:
+            fit.append(name)
+    return fit, reasons
+
+
+@dataclass
+class _Job:
+    """What the checks of all drafters share: plain decoding's texts, its scores, the law. Each is made once."""
+
+    llm: LLM
+    prompts: list[NamedPrompt]
+    settings: VerifySettings
+    meter: ProgressMeter
+    threshold: float
+    reference: dict[str, list[GeneratedText]] = field(default_factory=dict)
+    scorer: TextScorer = field(init=False)
+    law: ExactDistribution | None = None
+
+    def __post_init__(self) -> None:
+        exact = self.llm.exact
+        self.scorer = TextScorer.make(self.llm, self.prompts, exact=exact)
+        if self.settings.samples:
+            self.law = stage(self.llm, self.prompts[:_STAGED], exact=exact)
+
+    def drafter(self, name: str, proposer: Proposer[Any]) -> Iterator[DrafterReport]:
+        """One drafter's report as it grows; the distribution is the last part of it."""
+        plain = isinstance(proposer, Autoregressive)
+        part = DrafterReport(name, plain, Equality(self.llm.exact), Rescoring(self.scorer.tolerance))
+        for mode in MODES:
+            for texts in self._texts(name, proposer, mode):
+                assert part.equality is not None
+                assert part.rescoring is not None
+                part = replace(
+                    part,
+                    equality=compare(self.llm, part.equality, self.reference[mode], texts),
+                    rescoring=rescore(self.scorer, part.rescoring, texts),
+                )
+                yield part
+        if self.law is not None:
+            self.meter.begin(f"{name}: distribution")
+            drawn = draw(self.llm, self.law, proposer, self.settings, self.meter)
+            yield replace(part, distribution=judge_counts(self.law, drawn, self.threshold))
+
+    def _texts(self, name: str, proposer: Proposer[Any], mode: str) -> Iterator[list[GeneratedText]]:
+        """The drafter's texts of one mode: each prompt alone, then all together."""
+        given = (self.llm, proposer, self.prompts, mode, self.settings, self.meter)
+        self.meter.begin(f"{name}: {mode}")
+        texts = list(alone(*given))
+        # Plain decoding comes first; alone, its texts are what all others are compared with.
+        self.reference.setdefault(mode, texts)
+        yield texts
+        self.meter.begin(f"{name}: {mode}, in a batch")
+        yield batched(*given)
+
+
+def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:
+    """The drafter, once it has met the target and guessed for it."""
+    made = llm.get_proposer(make_drafter(drafter))
+    done = llm.generate(prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=made)
+    if done.stats.draft_error is not None:
+        raise OptionError(done.stats.draft_error)
+    return made
+
+
+def _cost(settings: VerifySettings, prompts: int, drafters: int) -> int:
+    """Tokens that will be asked for."""
+    texts = len(MODES) * 2 * prompts * settings.max_tokens
+    return drafters * (texts + settings.samples * strings_length())

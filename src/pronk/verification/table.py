@@ -1,0 +1,147 @@
+"""A report for a terminal, in 80 columns or more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pronk.verification.divergence import Candidate, Divergence
+from pronk.verification.report import DrafterReport, Verdict, VerifyReport
+
+__all__ = ["show"]
+
+# Divergences of one drafter that are shown in full; --json has them all.
+_SHOWN = 3
+
+_STYLES: dict[Verdict, str] = {"passed": "green", "failed": "bold red", "vacuous": "yellow"}
+
+
+def show(report: VerifyReport, console: Console) -> None:
+    """Print what was verified, on what, and what was found."""
+    console.print(Text(_heading(report)))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("drafter", overflow="fold", ratio=1)
+    coupled = report.settings.rule == "coupled"
+    for column in ("same tokens" if coupled else "same greedy", "same log-probs", "law", "accepted", "verdict"):
+        table.add_column(column, overflow="fold")
+    for each in report.drafters:
+        table.add_row(*_row(each, complete=report.complete or each is not report.drafters[-1]))
+    console.print(table)
+    for each in report.drafters:
+        for note in _notes(each):
+            console.print(note, soft_wrap=True)
+    for name, reason in report.left_out.items():
+        console.print(Text(f"{name}: left out: {reason}", style="dim"))
+    console.print(_summary(report))
+
+
+def _heading(report: VerifyReport) -> str:
+    promise = "the same tokens to the bit" if report.exact else "the same tokens up to near ties"
+    left = f" ({report.too_long} too long for the model)" if report.too_long else ""
+    if (rule := report.settings.rule) != "coupled":
+        promise += f" for greedy texts; those sampled by {rule} depend on the guesses and share only their law"
+    kept = "" if report.weights == report.dtype else f", weights {report.weights},"
+    kept += ", cache int8," if report.kv_dtype == "int8" else ""
+    return (
+        f"{Path(report.model).name} on {report.device} in {report.dtype}{kept} with kernels {report.kernels}, which "
+        f"promises {promise}: {report.prompts} "
+        f"prompts{left}, {report.settings.max_tokens} tokens each, seed {report.settings.seed}"
+    )
+
+
+def _row(each: DrafterReport, *, complete: bool) -> list[Text]:
+    verdicts = each.verdicts()
+    equality, scores, strings = each.equality, each.rescoring, each.distribution
+    cells = ["–", "–", "–"]
+    if equality is not None:
+        cells[0] = f"{equality.equal}/{equality.texts}"
+        if equality.near_ties:
+            cells[0] += f", {equality.near_ties} near tie{'s' * (equality.near_ties > 1)}"
+    if scores is not None:
+        cells[1] = f"{scores.tokens - scores.wrong}/{scores.tokens}"
+    if strings is not None:
+        cells[2] = "impossible strings" if strings.impossible else f"p = {strings.p_value:.2g}"
+    row = [Text(each.drafter)]
+    for cell, verdict in zip(cells, verdicts.values(), strict=True):
+        empty = verdict == "vacuous" and each.tested  # where all are, the last column says so
+        row.append(Text(f"{cell}, not tested" if empty else cell, style=_STYLES.get(verdict, "")))
+    row.append(Text("–" if each.plain else f"{each.accepted}/{each.drafted}"))
+    return [*row, _verdict(each, complete=complete)]
+
+
+def _verdict(each: DrafterReport, *, complete: bool) -> Text:
+    if each.failed:
+        return Text("FAILED", style=_STYLES["failed"])
+    if not complete:
+        return Text("unfinished", style=_STYLES["vacuous"])
+    if not each.tested:
+        return Text("not tested", style=_STYLES["vacuous"])
+    return Text("verified", style=_STYLES["passed"])
+
+
+def _notes(each: DrafterReport) -> Iterator[Text]:
+    """What there is to say about the checks that failed, about near ties, and where nothing was tested."""
+    if not each.tested:
+        yield Text(f"{each.drafter}: not tested: nothing was accepted ({each.drafted} guesses)", style="yellow")
+    if each.equality is not None:
+        for divergence in each.equality.divergences[:_SHOWN]:
+            yield _explanation(each.drafter, divergence)
+        if (more := len(each.equality.divergences) - _SHOWN) > 0:
+            yield Text(f"{each.drafter}: {more} more, which --json lists")
+    scores, strings = each.rescoring, each.distribution
+    if scores is not None and scores.failed:
+        yield Text(
+            f"{each.drafter}: {scores.wrong} log-probabilities are not those of scoring the text in one pass, the "
+            f"worst by {scores.worst:.3g} (allowed: {scores.tolerance:.2g}); first: {scores.where}"
+        )
+    if scores is not None and scores.left_out:
+        yield Text(f"{each.drafter}: {scores.left_out} texts beyond the context of dynamic RoPE were not re-scored")
+    if strings is not None and strings.failed:
+        yield Text(
+            f"{each.drafter}: {strings.samples} strings after prompt {strings.prompt} do not follow the model's law: "
+            f"chi-square {strings.statistic:.1f} with {strings.freedom} degrees of freedom, p = {strings.p_value:.2g} "
+            f"(fails below {strings.threshold:.2g}), {strings.impossible} strings that cannot occur"
+        )
+
+
+def _explanation(drafter: str, found: Divergence) -> Text:
+    place = f"{drafter}, prompt {found.prompt}, {found.mode}{', in a batch' if found.batch else ''}"
+    lines = [f"{place}, token {found.position}: {found.what}: {'near tie' if found.near_tie else 'defect'}"]
+    lines += [_candidate("plain", found.expected), _candidate("found", found.found)]
+    if found.tolerance is not None:
+        gap = "" if found.gap is None else f"gap {found.gap:.4g}; "
+        lines.append(f"    {gap}rounding may move a logit by ± {found.tolerance:.2g}")
+    return Text("\n".join(line for line in lines if line), style="" if found.near_tie else "red")
+
+
+def _candidate(who: str, token: Candidate | None) -> str:
+    if token is None:
+        return ""
+    score = "dropped" if token.score is None else f"{token.score:.4f}"
+    return f"    {who}  {token.token_id:>6} {token.text!r:<14} logit {token.logit:.4f}  score {score}"
+
+
+def _unchanged(report: VerifyReport) -> str:
+    if report.settings.rule == "coupled":
+        return "changed nothing"
+    law = any(each.distribution is not None for each in report.drafters)
+    return "changed no greedy text" + (" and no law" if law else "; the law of sampled ones was not tested")
+
+
+def _summary(report: VerifyReport) -> Text:
+    if report.passed:
+        seen = sum(each.accepted for each in report.drafters)
+        text = Text(f"Verified: {seen} accepted guesses {_unchanged(report)}." if seen else "Verified.", style="green")
+        if report.vacuous:
+            text.append(f" Not tested, because nothing was accepted: {', '.join(report.vacuous)}.", style="yellow")
+        return text
+    if report.failed:
+        return Text(f"NOT verified: {', '.join(report.failed)}.", style="bold red")
+    if not report.complete:
+        return Text("Interrupted: this much was verified.", style="yellow")
+    return Text(f"NOT verified: nothing was accepted of {', '.join(report.vacuous)}.", style="bold red")

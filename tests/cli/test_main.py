@@ -1,0 +1,547 @@
+"""The command line, from outside: what goes to which stream, exit codes, and that no mistake ends in a traceback."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import pronk.llm
+from checkpoints import MakeCheckpoint
+from pronk.cli.main import main
+from pronk.cli.options import sampling_params
+from pronk.engine.stats import Stats, StepStats
+from pronk.errors import CacheFullError, TokenizerError
+from pronk.outputs import Completion, Piece
+from pronk.sampling.params import SamplingParams
+
+SEED = 11
+
+
+class FakeLLM:
+    """Answers with a fixed text whose every second token was guessed; remembers what it was asked."""
+
+    made: FakeLLM
+    kernels = "avx2"
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self.model, self.options = model, options
+        self.config = SimpleNamespace(context=1000)
+        self.calibration = SimpleNamespace(save=lambda: None)
+        self.words = ["one", " two", " three"]
+        self.error: BaseException | None = None
+        self.asked: list[Any] = []
+        FakeLLM.made = self
+        if options["progress"]:
+            options["progress"](5, 10)
+
+    def generate(self, prompt: str, params: SamplingParams) -> Completion:
+        *_, last = self.stream(prompt, params)
+        assert last.completion is not None
+        return last.completion
+
+    def stream(self, prompt: Any, params: SamplingParams) -> Iterator[Piece]:
+        self.asked.append(prompt)
+        return self._stream(params)
+
+    def _stream(self, params: SamplingParams) -> Iterator[Piece]:
+        for index in range(params.n):
+            for i, word in enumerate(self.words):
+                if self.error is not None and i == 2:
+                    raise self.error
+                done = self._complete() if i == len(self.words) - 1 else None
+                yield Piece(i, word, source="suffix" if i % 2 else None, index=index, completion=done)
+
+    def _complete(self) -> Completion:
+        steps = [StepStats(1, 0, 0, 0, 1, 0.0, 0.1, 0.2), StepStats(5, 4, 4, 1, 2, 0.0, 0.2, 0.4)]
+        stats = Stats(2, len(self.words), total_seconds=0.5, steps=steps)
+        text = "".join(self.words)
+        return Completion(text, [0, 1, 2], "length", None, SEED, [8, 9], [{0: -0.5}], None, stats)
+
+    def stream_chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams) -> Iterator[Piece]:
+        return self.stream([dict(message) for message in messages], params)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return [0] * (100 * len(messages))
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process: exit code, standard output, standard error."""
+
+    def call(*args: str, given: str | bytes = "") -> tuple[int, str, str]:
+        data = given.encode() if isinstance(given, str) else given
+        capsys.readouterr()  # whatever fixtures have printed
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        out, err = capsys.readouterr()
+        assert isinstance(stop.value.code, int)
+        return stop.value.code, out, err
+
+    return call
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
+    monkeypatch.setattr(pronk.llm, "LLM", FakeLLM)
+    return FakeLLM
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rich believe that both streams are terminals."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
+    code, out, err = result
+    assert (code, out) == (2, ""), err
+    assert err.startswith("pronk: error: ")
+    assert err.count("\n") == 1, err
+    for text in expected:
+        assert text in err
+
+
+def test_help_version_and_no_arguments(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(word in out for word in ("generate", "chat", "train"))
+    assert run()[:2] == (code, out)
+    assert run("--version")[:2] == (0, "pronk 0.1.0\n")
+    assert "lm" in run("train")[1]
+
+
+def test_every_sampling_parameter_is_an_option_with_the_same_default() -> None:
+    options = inspect.signature(sampling_params).parameters
+    guides = ["json_schema", "regex", "choice", "grammar"]
+    own = [[f.name] if f.name != "guide" else guides for f in fields(SamplingParams) if f.init]
+    assert list(options) == [name for names in own for name in names]
+    assert sampling_params() == SamplingParams()
+
+
+def test_options_reach_the_library(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[SamplingParams] = []
+    monkeypatch.setattr(fake, "_stream", lambda _, params: seen.append(params) or iter([]))
+    args = """
+        --model m --drafter autoregressive --device cpu --dtype float32 --kv-memory 1GiB --threads 1 --budget all
+        --kernels portable --weights int8 --kv-dtype int8 --calibration off
+        --max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
+        --presence-penalty 0.2 --frequency-penalty -0.3 --logit-bias 7=1.5 --logit-bias 8=-100 --ignore-eos --seed 3
+        --n 2 --logprobs 4 --prompt-logprobs 5 --stop-token-ids 1 --stop-token-ids 2 --bad-words no --rule rejection
+    """
+    assert run("generate", "x", *args.split(), "--stop", "\n\n", "--stop", "def ")[0] == 0
+    assert seen == [
+        SamplingParams(
+            max_tokens=9, min_tokens=1, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1,
+            presence_penalty=0.2, frequency_penalty=-0.3, logit_bias={7: 1.5, 8: -100.0}, bad_words=("no",),
+            stop=("\n\n", "def "), stop_token_ids=(1, 2), ignore_eos=True, seed=3, rule="rejection", n=2, logprobs=4,
+            prompt_logprobs=5,
+        )
+    ]  # fmt: skip
+    made = fake.made
+    expected = {
+        "drafter": "autoregressive",
+        "device": "cpu",
+        "dtype": "float32",
+        "kv_memory": "1GiB",
+        "threads": 1,
+        "workers": 1,
+        "parallel": "tree",
+    }
+    expected |= {
+        "weights": "int8",
+        "kv_dtype": "int8",
+        "kernels": "portable",
+        "max_batch": 16,
+        "prefix_cache": False,
+        "calibration": False,
+        "budget": "all",
+        "progress": None,
+    }
+    assert (made.model, made.options) == ("m", expected)
+
+
+# pronk generate
+
+
+def test_piped_output_is_the_text_alone(run: Run, fake: type[FakeLLM]) -> None:
+    assert run("generate", "x") == (0, "one two three\n", "")
+    assert fake.made.asked == ["x"]
+
+
+def test_stats_and_echo_can_be_asked_for(run: Run, fake: type[FakeLLM]) -> None:
+    figures = "3 tokens · 6.0 tokens/s · S 1.50 · 1 of 4 guesses accepted · kernels avx2"
+    assert run("generate", "x =", "--stats", "--echo") == (0, "x =one two three\n", f"{figures}\n")
+    assert run("generate", "x", "--stats", "--temperature", "0.8")[2] == f"{figures} · seed {SEED}\n"
+
+
+@pytest.mark.parametrize("text", ["def f():\n", "", "zwei\r\nZeilen ü 🙂"])
+def test_prompt_is_read_verbatim(run: Run, fake: type[FakeLLM], tmp_path: Path, text: str) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(text.encode())
+    for args in (("--prompt-file", str(path)), ("-",), ("--prompt-file", "-")):
+        assert run("generate", *args, given=text)[0] == 0
+        assert fake.made.asked == [text]
+
+
+def test_json_is_one_object_with_the_fields_of_the_result(run: Run, fake: type[FakeLLM]) -> None:
+    code, out, err = run("generate", "x", "--json", "--logprobs", "1")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert set(result) == {f.name for f in fields(Completion)}
+    assert result["text"] == "one two three"
+    assert result["logprobs"] == [{"0": -0.5}]
+    assert result["stats"]["step_compression"] == 1.5
+
+
+def test_further_samples_follow_the_first(run: Run, fake: type[FakeLLM]) -> None:
+    _, out, err = run("generate", "x", "--n", "2", "--stats")
+    assert out == "one two three\n--- sample 2 of 2 ---\none two three\n"
+    assert err.count("\n") == 2
+
+
+@pytest.mark.usefixtures("terminal")
+def test_terminal_shows_figures_colours_and_no_control_characters(run: Run, fake: type[FakeLLM]) -> None:
+    _, out, err = run("generate", "x", "--color-guesses")
+    assert out == "one\x1b[32m two\x1b[0m three\n"
+    assert "loading" in err
+    assert "S 1.50" in err
+    assert "\x1b[32m" not in run("generate", "x")[1]
+
+    fake.made.words[0] = "\x1b]0;title\x07\x9b2J"
+    assert run("generate", "\x1b[2J\tx", "--echo")[1].count("\ufffd") == 1
+
+
+def test_interrupt_keeps_what_there_was(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_third_token(fake, monkeypatch)
+    assert run("generate", "x") == (130, "one two\n", "interrupted\n")
+    assert run("generate", "x", "--json") == (130, "", "interrupted\n")
+
+
+def interrupt_third_token(fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    original = fake.__init__
+
+    def init(self: FakeLLM, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        self.error = KeyboardInterrupt()
+
+    monkeypatch.setattr(fake, "__init__", init)
+
+
+def test_real_interrupt_of_a_process() -> None:
+    program = """
+import time, pronk.llm, pronk.cli.main
+from types import SimpleNamespace
+from pronk.outputs import Piece
+class Slow:
+    kernels = "avx2"
+    def __init__(self, *_, **__): self.calibration = SimpleNamespace(save=lambda: None)
+    def stream(self, prompt, params):
+        while True:
+            yield Piece(0, "tick ")
+            time.sleep(0.01)
+pronk.llm.LLM = Slow
+pronk.cli.main.main(["generate", "x"])
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        start = process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.fullmatch(rb"(tick )+\n", start + out)
+    assert err == b"interrupted\n"
+
+
+def test_closed_pipe_is_silent() -> None:
+    command = f"'{sys.executable}' -c 'from pronk.cli.main import main; main()' generate --help | true"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+
+
+# pronk chat
+
+
+def test_piped_chat_keeps_the_conversation(run: Run, fake: type[FakeLLM]) -> None:
+    code, out, err = run("chat", given="Hello\n\n  And?  \n")
+    assert (code, out, err) == (0, "one two three\none two three\n", "")
+    hello = [{"role": "user", "content": "Hello"}]
+    answer = [{"role": "assistant", "content": "one two three"}]
+    assert fake.made.asked == [hello, [*hello, *answer, {"role": "user", "content": "And?"}]]
+
+
+def test_chat_commands(run: Run, fake: type[FakeLLM]) -> None:
+    code, out, err = run("chat", given="a\nb\n/stats\n/reset\nc\n/colors\n/foo bar\n/help\n/exit\nd\n")
+    assert (code, out) == (0, "one two three\n" * 3)
+    assert [len(messages) for messages in fake.made.asked] == [1, 3, 1]
+    assert "6 tokens · 6.0 tokens/s · S 1.50 · 2 of 8 guesses accepted · kernels avx2\n" in err
+    assert "guessed tokens are not coloured" in err
+    assert "unknown command /foo; /help lists the commands" in err
+    assert all(name in err for name in ("/help", "/reset", "/stats", "/colors", "/exit"))
+
+
+@pytest.mark.usefixtures("terminal")
+def test_chat_colours_guesses_until_told_not_to(run: Run, fake: type[FakeLLM]) -> None:
+    _, out, err = run("chat", given="a\n/colors\nb\n")
+    assert out == "one\x1b[32m two\x1b[0m three\none two three\n"
+    assert err.count("S 1.50") == 2
+    assert "\x1b[32m" not in run("chat", "--no-color-guesses", given="a\n")[1]
+
+
+def test_long_chat_forgets_its_oldest_turns(run: Run, fake: type[FakeLLM]) -> None:
+    code, _, err = run("chat", "--max-tokens", "500", given="a\nb\nc\nd\n")
+    assert code == 0
+    assert [len(messages) for messages in fake.made.asked] == [1, 3, 5, 5]  # 100 ids each, room for 500
+    assert fake.made.asked[-1][0] == {"role": "user", "content": "b"}
+    assert err == "the context is full: forgot the oldest 1 of 3 turns\n"
+
+
+def test_interrupted_answer_stays_in_the_chat(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_third_token(fake, monkeypatch)
+    code, out, err = run("chat", given="a\nb\n")
+    assert (code, out, err) == (0, "one two\none two\n", "stopped\nstopped\n")
+    assert fake.made.asked[1][1] == {"role": "assistant", "content": "one two"}
+
+
+def test_chat_goes_on_after_an_error(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    original = fake.stream_chat
+
+    def refuse_first(self: FakeLLM, messages: list[dict[str, str]], params: SamplingParams) -> Iterator[Piece]:
+        if messages[-1]["content"] == "a":
+            raise CacheFullError("no room")
+        return original(self, messages, params)
+
+    monkeypatch.setattr(fake, "stream_chat", refuse_first)
+    assert run("chat", given="a\nb\n") == (0, "one two three\n", "error: no room\n")
+    assert fake.made.asked == [[{"role": "user", "content": "b"}]]
+
+
+def test_model_without_chat_template(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: FakeLLM, messages: object) -> list[int]:
+        raise TokenizerError("the model has no chat template")
+
+    monkeypatch.setattr(fake, "chat_ids", refuse)
+    assert_mistake(run("chat", given="a\n"), "no chat template")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--foo"], "--foo"),
+        (["generat"], "'generate'"),
+        (["generate", "--temperature", "warm", "x"], "'warm'"),
+        (["generate", "x", "y"], "y"),
+        (["generate", "--threads", "0", "x"], "0"),
+        (["train", "lm", "--foo"], "--foo"),
+    ],
+)
+def test_usage_errors_are_one_line_with_a_hint(run: Run, args: list[str], expected: str) -> None:
+    assert_mistake(run(*args), expected, "--help')")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--max-tokens", "0"], ["max_tokens", "0"]),
+        (["--min-tokens", "-1"], ["min_tokens", "-1"]),
+        (["--min-tokens", "200"], ["min_tokens", "128", "200"]),
+        (["--temperature", "-0.5"], ["temperature", "0..100", "-0.5"]),
+        (["--temperature", "nan"], ["temperature", "nan"]),
+        (["--top-k", "-1"], ["top_k", "-1"]),
+        (["--top-p", "0"], ["top_p", "above 0", "0"]),
+        (["--top-p", "1.1"], ["top_p", "at most 1", "1.1"]),
+        (["--min-p", "2"], ["min_p", "0..1", "2"]),
+        (["--repetition-penalty", "0"], ["repetition_penalty", "above 0"]),
+        (["--presence-penalty", "3"], ["presence_penalty", "-2..2", "3"]),
+        (["--frequency-penalty", "-3"], ["frequency_penalty", "-2..2", "-3"]),
+        (["--logit-bias", "7"], ["logit_bias", "ID=VALUE", "'7'"]),
+        (["--logit-bias", "7=101"], ["logit_bias", "101"]),
+        (["--bad-words", ""], ["bad_words", "empty"]),
+        (["--stop", ""], ["stop", "empty"]),
+        (["--stop-token-ids", "-1"], ["stop_token_ids", "-1"]),
+        (["--seed", "-1"], ["seed", "-1"]),
+        (["--rule", "luck"], ["rule", "one of coupled, rejection, block", "luck"]),
+        (["--n", "0"], ["n: ", "0"]),
+        (["--logprobs", "65"], ["logprobs", "64", "65"]),
+        (["--prompt-logprobs", "-1"], ["prompt_logprobs", "-1"]),
+    ],
+)
+def test_option_out_of_range_is_refused_before_loading(run: Run, args: list[str], expected: list[str]) -> None:
+    assert_mistake(run("generate", "x", "--model", "no such folder", *args), *expected)
+
+
+def test_prompt_given_wrongly(run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
+    assert_mistake(run("generate"), "PROMPT", "neither")
+    assert_mistake(run("generate", "x", "--prompt-file", "y"), "PROMPT", "both")
+    missing, folder = str(tmp_path / "none"), str(tmp_path)
+    expected = "prompt-file: expected a file that can be read at"
+    assert_mistake(run("generate", "--prompt-file", missing), f"{expected} {missing}, found No such file or directory;")
+    assert_mistake(run("generate", "--prompt-file", folder), f"{expected} {folder}, found Is a directory;")
+    assert_mistake(run("generate", "-", given=b"\xff"), "UTF-8")
+
+
+def test_unexpected_error_is_one_line_unless_the_traceback_is_asked_for(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: FakeLLM, prompt: str, params: SamplingParams) -> Iterator[Piece]:
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(fake, "stream", fail)
+    code, _, err = run("generate", "x")
+    assert (code, err) == (1, "pronk: error: RuntimeError: out of memory (pronk --traceback ... shows where)\n")
+    with pytest.raises(RuntimeError, match="memory"):
+        main(["--traceback", "generate", "x"])
+
+
+@pytest.fixture
+def broken(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
+    """A copy to break."""
+    for path in checkpoint("llama").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([""], ["prompt", "empty"]),
+        (["x" * 400], ["prompt", "context", "256"]),
+        (["xyz", "--max-tokens", "256"], ["max_tokens", "256", "3", "253"]),
+        (["x", "--logit-bias", "300=1"], ["logit_bias", "299", "300"]),
+        (["x", "--stop-token-ids", "300"], ["stop_token_ids", "299", "300"]),
+        (["x", "--drafter", "magic"], ["magic", "prompt_lookup", "autoregressive"]),
+        (["x", "--drafter", "prompt_lookup(speed=9)"], ["speed", "max_ngram"]),
+        (["x", "--drafter", "prompt_lookup(num_tokens=0)"], ["num_tokens", "0"]),
+        (["x", "--drafter", "prompt_lookup("], ["prompt_lookup("]),
+        (["x", "--dtype", "int3"], ["dtype", "int3", "bfloat16"]),
+        (["x", "--device", "abacus"], ["device", "abacus"]),
+        (["x", "--kv-memory", "lots"], ["kv_memory", "lots"]),
+        (["x", "--kv-memory", "1KiB"], ["kv_memory", "1KiB"]),
+    ],
+)
+def test_requests_that_do_not_fit(run: Run, checkpoint: MakeCheckpoint, args: list[str], expected: list[str]) -> None:
+    assert_mistake(run("generate", "--model", str(checkpoint("llama")), *args), *expected)
+
+
+Breaks = Callable[[Path], object]
+
+
+def edit_config(**changes: Any) -> Breaks:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def edit_tensors(change: Callable[[dict[str, Any]], object]) -> Breaks:
+    def edit(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return edit
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def replace_by_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
+        (lambda folder: (folder / "config.json").write_text("{"), ["config.json"]),
+        (edit_config(model_type="mamba"), ["unknown architecture", "mamba", "llama", "qwen3"]),
+        (edit_config(num_attention_heads=5), ["config.json"]),
+        (edit_tensors(lambda tensors: tensors.pop(NORM)), ["missing", "norm.weight"]),
+        (edit_tensors(lambda tensors: tensors.update(extra=tensors[NORM].clone())), ["extra"]),
+        (edit_tensors(lambda tensors: tensors.update({NORM: tensors[NORM][:-1].clone()})), ["norm.weight", "47", "48"]),
+        (truncate, ["model.safetensors"]),
+        (replace_by_pickle, ["safetensors", "pytorch_model.bin"]),
+        (lambda folder: (folder / "tokenizer.json").unlink(), ["tokenizer.json"]),
+        (edit_config(vocab_size=299), ["298", "299"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_broken_checkpoints(run: Run, broken: Path, change: Breaks, expected: list[str]) -> None:
+    change(broken)
+    assert_mistake(run("generate", "x", "--model", str(broken)), *expected)
+
+
+def test_no_such_model(run: Run, tmp_path: Path) -> None:
+    assert_mistake(run("generate", "x", "--model", str(tmp_path / "none")), "none")
+    assert_mistake(run("generate", "x", "--model", str(tmp_path)), "config.json")
+
+
+def test_real_model_in_a_process(checkpoint: MakeCheckpoint) -> None:
+    def generate(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            "from pronk.cli.main import main; main()",
+            "generate",
+            "--model",
+        ]
+        command += [str(checkpoint("llama")), "def add(a, b):", "--max-tokens", "8", *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    plain, as_json, wrong = generate(), generate("--json"), generate("--temperature", "-1")
+    assert (plain.returncode, plain.stderr, as_json.returncode, as_json.stderr) == (0, "", 0, "")
+    assert json.loads(as_json.stdout)["text"].rstrip("\n") == plain.stdout.rstrip("\n")
+    assert_mistake((wrong.returncode, wrong.stdout, wrong.stderr), "temperature")
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = """
+import sys, pronk.cli.main
+try:
+    pronk.cli.main.main(["generate", "--help"])
+finally:
+    assert not {"torch", "tokenizers", "rich.progress"} & set(sys.modules), "imported too early"
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_missing_kernels_are_one_line_and_no_obstacle() -> None:
+    code = """
+from pathlib import Path
+from pronk.kernels import library
+library.installed = lambda: Path("nowhere") / "libpronk.so"
+from pronk.cli.main import main
+main(["generate", "--max-tokens", "2", "--stats", "def f"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    warning, figures = done.stderr.splitlines()
+    assert warning.startswith("pronk: warning: found no compiled kernels at nowhere")
+    assert "torch computes instead" in warning
+    assert figures.endswith("kernels torch")

@@ -1,0 +1,66 @@
+"""What cannot be with replicas: one line, before Ray begins anything."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from cli.conftest import Command
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+def said(command: Command, *args: object) -> str:
+    code, out, err = command(*args)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--replicas", 3, "--threads", 1], "replicas: expected at most 2 of 1 threads each on the 2 cores of this "),
+        (["--replicas", 2, "--workers", 2], "replicas: expected at most 1 of 2 threads each on the 2 cores of this "),
+        (["--replicas", 2, "--min-replicas", 3], "min-replicas: expected at most the replicas, 2, found 3"),
+        (["--replicas", 2, "--calibration", "counts.json"], "calibration: expected on or off with replicas"),
+        (["--replicas", 2, "--drafter", "nonsense"], "unknown drafter 'nonsense'"),
+        (["--replicas", 2, "--also", "nonsense"], "unknown drafter 'nonsense'"),
+    ],
+)
+def test_what_cannot_be(command: Command, options: list[object], message: str) -> None:
+    assert message in said(command, "serve", "--port", 0, *options)
+
+
+def test_without_ray(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str, *more: Any) -> Any:
+        return None if name == "ray" else found(name, *more)
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    message = "replicas: expected Ray, found no such package; run: pip install 'pronk[ray]'"
+    assert message in said(command, "serve", "--port", 0, "--replicas", 2)
+
+
+def test_a_port_that_somebody_has_is_found_before_replicas_are_begun(command: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        message = f"port: expected an address to listen at, found 127.0.0.1:{port}: Address already in use; "
+        assert message in said(command, "serve", "--replicas", 2, "--port", port)
+
+
+def test_a_cluster_that_is_not_there(command: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+    code, _, err = command("serve", "--port", 0, "--replicas", 2, "--ray-address", address)
+    assert code == 2
+    assert err.splitlines()[-1].startswith(
+        f"pronk: error: ray-address: expected a Ray cluster at {address}, found none: "
+    )

@@ -1,0 +1,265 @@
+"""Which guessers a model keeps, what goes with those that it forgets, and what is no drafter at all."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+
+from checkpoints import MakeCheckpoint
+from drafters.from_draft.drafts import write_checkpoint
+from pronk import LLM, Cape, DraftModel, Merged, OptionError, PromptLookup, SamplingParams, Staged, Suffix
+from pronk.drafters import REGISTRY, Drafter, Proposer, Target
+from pronk.drafters.autoregressive import Autoregressive
+from pronk.drafters.proposer_cache import ProposerCache
+from pronk.drafters.shared.chain import ChainDrafter
+from tiny_models import make_engine, tiny_decoder
+
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def folders(checkpoint: MakeCheckpoint, tmp_path: Path) -> list[str]:
+    """Draft models for the target of :func:`llm`, all different to whoever goes by folders."""
+    made = checkpoint("llama", num_hidden_layers=1, seed=5)
+    return [shutil.copytree(made, tmp_path / str(number)).as_posix() for number in range(8)]
+
+
+@pytest.fixture
+def llm(checkpoint: MakeCheckpoint) -> LLM:
+    return LLM(checkpoint("llama"), drafter="autoregressive", kv_memory="4MB", budget="all")
+
+
+@pytest.fixture
+def target() -> Target:
+    return make_engine(tiny_decoder()).target
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """What is freed is freed because nobody has it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_few_guessers_with_models_are_kept_and_the_memory_for_texts_stays(llm: LLM, folders: list[str]) -> None:
+    blocks = []
+    for folder in folders:
+        assert llm.generate("def", PARAMS, drafter=DraftModel(folder)).stats.drafted > 0
+        blocks.append(llm.engine.cache.allocator.num_blocks)
+    assert len(llm.target.drafts) == 4
+    assert blocks[4] == blocks[-1] > 0.4 * blocks[0]
+    again = llm.get_proposer(DraftModel(folders[5]))  # asked for lately
+    for folder in (folders[1], folders[0], folders[2]):
+        llm.get_proposer(DraftModel(folder))
+    assert llm.get_proposer(DraftModel(folders[5])) is again
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_whoever_holds_a_guesser_keeps_its_model(llm: LLM, folders: list[str]) -> None:
+    held = llm.get_proposer(DraftModel(folders[0]))
+    for folder in folders[1:]:
+        llm.get_proposer(DraftModel(folder))
+    assert len(llm.target.drafts) == 5
+    assert llm.generate("def", PARAMS, drafter=held).stats.drafted > 0
+    assert llm.get_proposer(DraftModel(folders[0])).models == held.models
+    del held
+    assert len(llm.target.drafts) == 4
+
+
+def test_guessers_without_models_push_none_out_that_has_one(llm: LLM, folders: list[str]) -> None:
+    held, first = llm.get_proposer(DraftModel(folders[0])), llm.get_proposer(Suffix(num_nodes=1))
+    for num_nodes in range(2, 65):
+        llm.get_proposer(Suffix(num_nodes=num_nodes))
+    assert llm.get_proposer(Suffix(num_nodes=1)) is first  # of 64; now it is the last that was asked for
+    for num_nodes in range(65, 129):
+        llm.get_proposer(Suffix(num_nodes=num_nodes))
+    assert llm.get_proposer(Suffix(num_nodes=1)) is not first
+    assert llm.get_proposer(DraftModel(folders[0])) is held
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "draft_model"])
+def test_the_drafter_given_at_loading_stays(drafter: str, checkpoint: MakeCheckpoint, folders: list[str]) -> None:
+    given = Suffix() if drafter == "suffix" else DraftModel(folders[0])
+    llm = LLM(checkpoint("llama"), drafter=given)
+    own = llm.get_proposer()
+    for num_nodes in range(1, 80):
+        llm.get_proposer(Suffix(num_nodes=num_nodes, store_tokens=0))
+    for folder in folders[1:]:
+        llm.get_proposer(DraftModel(folder))
+    assert llm.get_proposer() is llm.get_proposer(given) is own
+
+
+@pytest.mark.parametrize("kind", ["draft_model", "cape", "merged"])
+def test_a_folder_that_was_written_again_is_loaded_again(kind: str, target: Target, tmp_path: Path) -> None:
+    folder = tmp_path / "draft"
+    write_checkpoint(folder, tiny_decoder(packed=False), noise=0.1)
+    model = DraftModel(str(folder))
+    drafter: Drafter = {"draft_model": model, "cape": Cape((model,)), "merged": Merged((PromptLookup(), model))}[kind]
+    proposers, other = ProposerCache(target, drafter), ProposerCache(target, Autoregressive())
+    old = other.of(drafter)
+    assert other.of(drafter) is old
+    write_checkpoint(folder, tiny_decoder(packed=False), noise=0.2)
+    os.utime(folder / "model.safetensors", ns=(1, 2**60))  # for file systems with coarse clocks
+    new = other.of(drafter)
+    assert new is not old
+    assert new.models != old.models
+    assert other.of(drafter) is new
+    # The one that was given with the target is as it was loaded, unless it is asked for by its options.
+    assert proposers.own.models == old.models
+    assert proposers.of(drafter).models == new.models
+    shutil.rmtree(folder)
+    assert other.of(drafter) is new
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_guessers_say_which_models_they_hold(name: str) -> None:
+    llm = LLM(drafter="autoregressive")  # the bundled one, which has all of them beside it
+    proposer = llm.get_proposer(name)
+    assert {*map(id, proposer.models)} == {*map(id, llm.target.drafts.values())}
+    assert set(proposer.models) == set(llm.target.written)
+
+
+@dataclass(frozen=True)
+class Slow(Drafter):
+    """Takes until somebody says so to bind."""
+
+    name = "slow"
+    begun: threading.Event = field(default_factory=threading.Event, compare=False)
+    go: threading.Event = field(default_factory=threading.Event, compare=False)
+    ended: list[bool] = field(default_factory=list, compare=False)
+
+    def bind(self, target: Target) -> Proposer[Any]:
+        self.begun.set()
+        self.ended.append(self.go.wait(20))
+        return Suffix().bind(target)
+
+
+def test_others_decode_and_meet_while_a_drafter_is_bound(llm: LLM) -> None:
+    slow = Slow()
+    llm.get_proposer("suffix")
+    with ThreadPoolExecutor(1) as pool:
+        binding = pool.submit(llm.get_proposer, slow)
+        assert slow.begun.wait(20)
+        assert len(llm.generate("def", PARAMS).token_ids) == 12
+        assert len(llm.generate("def", PARAMS, drafter="suffix").token_ids) == 12
+        slow.go.set()
+        assert binding.result() is llm.get_proposer(slow)
+    assert slow.ended == [True]
+
+
+def test_threads_that_meet_one_drafter_get_one_guesser(llm: LLM) -> None:
+    slow = Slow()
+    with ThreadPoolExecutor(4) as pool:
+        met = [pool.submit(llm.get_proposer, slow) for _ in range(4)]
+        assert slow.begun.wait(20)
+        sleep(0.05)
+        slow.go.set()
+        assert len({id(each.result()) for each in met}) == 1
+    assert len(slow.ended) == 1
+
+
+def test_a_draft_joins_between_two_steps_of_others(llm: LLM, folders: list[str]) -> None:
+    """It takes memory of the cache that the others' steps are in."""
+    want, blocks = llm.generate("def", PARAMS).token_ids, llm.engine.cache.allocator.num_blocks
+    with ThreadPoolExecutor(1) as pool:
+        with llm.engine.lock:
+            joining = pool.submit(llm.get_proposer, DraftModel(folders[0]))
+            sleep(0.3)
+            assert not joining.done()
+            assert llm.engine.cache.allocator.num_blocks == blocks
+        proposer = joining.result()
+    assert llm.engine.cache.allocator.num_blocks < blocks
+    assert llm.generate("def", PARAMS, drafter=proposer).token_ids == want
+
+
+@dataclass
+class Changing(Drafter):
+    """Equal to others, and so not to be hashed."""
+
+    name = "changing"
+    places: list[int] = field(default_factory=list)
+
+    def bind(self, target: Target) -> Proposer[Any]:
+        return Suffix().bind(target)
+
+
+@dataclass(frozen=True)
+class Frozen(Drafter):
+    """Can be hashed, but for what it has."""
+
+    name = "frozen"
+    places: list[int] = field(default_factory=list)
+
+    def bind(self, target: Target) -> Proposer[Any]:
+        return Suffix().bind(target)
+
+
+class Gives(Drafter):
+    """Gives something or other for a guesser."""
+
+    name = "gives"
+
+    def __init__(self, made: object) -> None:
+        self.made = made
+
+    def bind(self, target: Target) -> Any:
+        return self.made
+
+
+class GivesChains(Gives, ChainDrafter):
+    """The same, for a wrapper."""
+
+    name = "gives_chains"
+
+
+class Astray(Autoregressive):
+    """A guesser that is lost when it is met."""
+
+    def bind(self, target: Target) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        (5, "drafter: expected a name or a drafter, found 5"),
+        ([], r"expected a name or a drafter, found \[\]"),
+        (["a\nb"] * 99, r"expected a name or a drafter, found \['a"),
+        (Suffix, r"expected a name or a drafter, found the class Suffix; write .*Suffix\(\)"),
+        (Changing(), "drafter changing: expected what can be hashed, found an unhashable type: 'Changing'"),
+        (Frozen(), "drafter frozen: expected what can be hashed, found an unhashable type: 'list'"),
+        (Merged((Changing(), PromptLookup())), "drafter merged: expected what can be hashed"),
+        (Gives(None), "drafter gives: expected a Guesser of its bind, found NoneType"),
+        (Gives(Suffix()), "drafter gives: expected a Guesser of its bind, found Suffix"),
+        (Gives(Autoregressive), "drafter gives: expected a Guesser of its bind, found ABCMeta"),
+        (Merged((PromptLookup(), Gives(None))), "drafter gives: expected a Guesser of its bind, found NoneType"),
+        (Staged((DraftModel(), Gives(3))), "drafter gives: expected a Guesser of its bind, found int"),
+        (Cape((GivesChains(None),)), "drafter gives_chains: expected a Guesser of its bind, found NoneType"),
+        (Cape((GivesChains(PromptLookup()),)), "drafter gives_chains: expected a ChainGuesser of its bind"),
+        (Astray(), "drafter autoregressive: expected a Guesser of its bind, found NoneType"),
+    ],
+    ids=lambda value: value[:50] if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_drafter(drafter: Any, message: str) -> None:
+    llm = LLM()
+    for ask in (
+        llm.get_proposer,
+        lambda drafter: llm.generate("x", drafter=drafter),
+        lambda drafter: LLM(drafter=drafter),
+    ):
+        with pytest.raises(OptionError, match=message) as caught:
+            ask(drafter)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,96 @@
+"""Whose turn it is: counters, and what becomes of them when somebody goes and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine.cases import assert_same, drafter, params, text
+from pronk.engine.engine import Engine
+from pronk.engine.fair_share import FairShare
+from pronk.engine.request import Request
+from pronk.sampling.params import SamplingParams
+from tiny_models import make_engine, make_request, run, tiny_decoder
+
+
+def test_what_is_said_counts_twice() -> None:
+    fair_share = FairShare()
+    fair_share.join("a")
+    fair_share.serve("a", read=10)
+    fair_share.serve("a", said=4)
+    assert fair_share.served == {"a": 18}
+
+
+def test_nobody_saves_up_turns() -> None:
+    fair_share = FairShare()
+    for tenant in ("a", "b"):
+        fair_share.join(tenant)
+    fair_share.serve("a", read=100)
+    fair_share.serve("b", read=70)
+    fair_share.join("c")
+    assert fair_share.served["c"] == 70, "as if it had always been here"
+    fair_share.leave("c")
+    fair_share.serve("b", read=50)
+    fair_share.join("c")
+    assert fair_share.served == {"a": 100, "b": 120, "c": 100}
+    fair_share.join("c")
+    assert fair_share.served["c"] == 100
+
+
+def test_who_has_had_more_is_remembered_as_long_as_that_matters() -> None:
+    fair_share = FairShare()
+    for tenant in ("a", "b"):
+        fair_share.join(tenant)
+    fair_share.serve("b", read=50)
+    fair_share.leave("b")
+    assert fair_share.served == {"a": 0, "b": 50}
+    fair_share.join("b")
+    assert fair_share.served["b"] == 50, "leaving is no way to get ahead"
+    fair_share.leave("b")
+    fair_share.serve("a", read=60)
+    fair_share.join("c")
+    fair_share.leave("c")
+    assert fair_share.served == {"a": 60}
+    fair_share.leave("a")
+    assert fair_share.served == {}
+
+
+def of_tenants(want: Sequence[Request], engine: Engine, names: Sequence[str]) -> list[Request]:
+    """The same requests again, of several tenants."""
+    proposer = drafter("suffix", want).bind(engine.target)
+    got = [make_request(each.prompt, each.params, proposer) for each in want]
+    for request, name in zip(got, names, strict=True):
+        request.tenant = name
+    return got
+
+
+@pytest.mark.parametrize("num_blocks", [400, 14])
+def test_whose_a_request_is_does_not_show(num_blocks: int) -> None:
+    prompts = tuple(tuple(text(seed, 20 + 5 * seed)) for seed in range(8))
+    want = [make_request(prompt, params("temperature", index)) for index, prompt in enumerate(prompts)]
+    for each in want:
+        run(make_engine(tiny_decoder()), [each])
+    order = []
+    for names in ("aaaaaaaa", "aaaaaabc", "abababab"):
+        engine = make_engine(tiny_decoder(), num_blocks=num_blocks, max_batch=3)
+        got = of_tenants(want, engine, names)
+        run(engine, got)
+        assert_same(got, want)
+        order.append([request.start for request in got])
+    assert order[0] == sorted(order[0])
+    assert order[1] != order[0] != order[2]
+
+
+def test_who_is_late_gives_its_place_away_at_once() -> None:
+    engine = make_engine(tiny_decoder(), max_batch=1)
+    late, after = (make_request(text(seed, 10), SamplingParams(max_tokens=20, seed=seed)) for seed in range(2))
+    engine.add(late)
+    engine.add(after)
+    engine.step()
+    assert (late.num_generated, after.num_generated) == (1, 0)
+    late.deadline = 0.0
+    engine.step()
+    assert isinstance(late.error, TimeoutError)
+    assert after.num_generated == 1
+    assert late not in engine.scheduler.running

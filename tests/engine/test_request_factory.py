@@ -1,0 +1,67 @@
+"""Requests with processors of one's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from checkpoints import MakeCheckpoint
+from pronk import LLM, SamplingParams
+
+
+class Rounds:
+    """Lets a text go round in ``size`` tokens, each a neighbour of the last: the next one, or the next but one."""
+
+    def __init__(self, made: list[Rounds], size: int = 7) -> None:
+        self.tokens: list[int] = []
+        self.size = size
+        made.append(self)
+
+    def mask(self, logits: Tensor) -> Tensor:
+        last = self.tokens[-1] if self.tokens else 0
+        allowed = torch.tensor([(last + step) % self.size for step in (1, 2)])
+        return torch.full_like(logits, -math.inf).index_copy(0, allowed, logits[allowed])
+
+    def advance(self, token: int) -> None:
+        self.tokens.append(token)
+
+    def rollback(self, count: int) -> None:
+        del self.tokens[len(self.tokens) - count :]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: MakeCheckpoint) -> LLM:
+    return LLM(checkpoint("llama"), drafter="prompt_lookup(min_ngram=1)", budget="all")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_each_sample_has_processors_of_its_own(llm: LLM, temperature: float) -> None:
+    params = SamplingParams(n=3, max_tokens=40, temperature=temperature, seed=1, ignore_eos=True)
+    outputs: dict[str, list[list[int]]] = {}
+    for drafter in ("autoregressive", "prompt_lookup(min_ngram=1)"):
+        made: list[Rounds] = []
+        requests = llm.request_factory.samples(
+            [5, 6, 7], params, llm.get_proposer(drafter), processors=lambda made=made: [Rounds(made)]
+        )
+        llm.engine.run(requests)
+        outputs[drafter] = [request.output for request in requests]
+        assert [each.tokens for each in made] == outputs[drafter]
+        assert any(request.stats.accepted for request in requests) == (drafter != "autoregressive")
+    one, other = outputs.values()
+    assert one == other
+    assert len({tuple(output) for output in one}) == (1 if temperature == 0.0 else 3)
+    for output in one:
+        assert all((b - a) % 7 in (1, 2) for a, b in zip([0, *output], output, strict=False))
+
+
+def test_processors_follow_what_is_certain_already(llm: LLM) -> None:
+    made: list[Rounds] = []
+    params = SamplingParams(max_tokens=12, ignore_eos=True, logit_bias={3: 100.0, 4: 100.0})
+    request = llm.request_factory.request([5, 6], params, llm.get_proposer(), output=[9, 9], processors=[Rounds(made)])
+    llm.engine.run([request])
+    assert made[0].tokens == request.output[2:]
+    assert request.output[:2] == [9, 9]
+    assert {3, 4} & {*request.output} == {3, 4}  # the options' own are there as well

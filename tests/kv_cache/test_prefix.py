@@ -1,0 +1,209 @@
+"""Prefixes are found again by their tokens, for their tenant alone, and go when their place is needed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from pronk.kv_cache.blocks import BlockAllocator, BlockTable
+from pronk.kv_cache.prefix import PrefixCache
+from tiny_models import make_cache, tiny_config
+
+SIZE = 4
+
+
+def made(blocks: int = 12) -> tuple[BlockAllocator, PrefixCache]:
+    allocator, prefix = BlockAllocator(blocks, SIZE), PrefixCache()
+    prefix.attach(allocator)
+    return allocator, prefix
+
+
+def text(allocator: BlockAllocator, prefix: PrefixCache, tokens: list[int], salt: bytes = b"") -> BlockTable:
+    """A text that is computed as far as it is not found."""
+    block_table = prefix.match(tokens, salt) or BlockTable()
+    allocator.grow(block_table, len(tokens))
+    block_table.length = len(tokens)
+    prefix.learn(block_table, tokens, salt)
+    return block_table
+
+
+def test_whole_blocks_are_found_and_the_last_token_never() -> None:
+    allocator, prefix = made()
+    tokens = list(range(10))
+    block_table = text(allocator, prefix, tokens)
+    assert len(prefix) == 2
+    for length, found in ((4, 0), (5, 4), (8, 4), (9, 8), (10, 8)):
+        match = prefix.match(tokens[:length])
+        assert (0 if match is None else match.length) == found
+        if match is not None:
+            assert match.blocks == block_table.blocks[: found // SIZE]
+            allocator.release(match)
+    assert prefix.match([1, *tokens[1:]]) is None
+    other = prefix.match([*tokens[:5], 0, 0, 0, 0, 0])
+    assert other is not None
+    assert other.length == 4
+    assert allocator.references[block_table.blocks[0]] == 2
+
+
+def test_the_same_tokens_after_others_are_another_prefix() -> None:
+    allocator, prefix = made()
+    text(allocator, prefix, [1, 2, 3, 4, 9, 9, 9, 9, 0])
+    assert prefix.match([9, 9, 9, 9, 0]) is None
+
+
+def test_tenants_share_nothing() -> None:
+    allocator, prefix = made()
+    tokens = [*range(9)]
+    one, other = (text(allocator, prefix, tokens, salt) for salt in (b"one", b"other"))
+    assert not {*one.blocks} & {*other.blocks}
+    assert prefix.match(tokens) is None
+    match = prefix.match(tokens, b"other")
+    assert match is not None
+    assert match.blocks == other.blocks[:2]
+
+
+def test_a_digest_is_believed_only_with_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator, prefix = made()
+    monkeypatch.setattr(prefix, "_digest", lambda before, tokens: b"always the same")
+    text(allocator, prefix, [1, 2, 3, 4, 5])
+    assert prefix.match([1, 2, 3, 5, 5]) is None
+
+
+def test_what_nobody_uses_is_kept_until_its_place_is_needed() -> None:
+    allocator, prefix = made(6)
+    old, new = [*range(9)], [*range(50, 59)]
+    for tokens in (old, new):
+        allocator.release(text(allocator, prefix, tokens))
+    assert allocator.num_free == 6
+    assert len(allocator.idle) == len(prefix) == 4
+    third = text(allocator, prefix, [7, 7, 7])  # a block was free
+    assert len(prefix) == 4
+    fourth = BlockTable()
+    allocator.grow(fourth, 2 * SIZE)
+    assert len(prefix) == 3
+    match = prefix.match(old)
+    assert match is not None
+    assert match.length == 4, "the end of the oldest text went first"
+    allocator.release(match)
+    whole = prefix.match(new)
+    assert whole is not None
+    assert whole.length == 8
+    for block_table in (third, fourth, whole):
+        allocator.release(block_table)
+    assert allocator.num_free == 6
+    assert not any(allocator.references)
+
+
+def test_a_match_keeps_its_blocks_from_being_evicted() -> None:
+    allocator, prefix = made(4)
+    tokens = [*range(9)]
+    allocator.release(text(allocator, prefix, tokens))
+    match = prefix.match(tokens)
+    assert match is not None
+    assert allocator.num_free == 2
+    rest = BlockTable()
+    allocator.grow(rest, 2 * SIZE)
+    assert not {*rest.blocks} & {*match.blocks}
+    assert len(prefix) == 2
+
+
+def test_another_allocator_knows_nothing() -> None:
+    allocator, prefix = made()
+    text(allocator, prefix, [*range(9)])
+    allocator.reset()
+    assert len(allocator.idle) == 2
+    other = BlockAllocator(12, SIZE)
+    prefix.attach(other)
+    assert prefix.match([*range(9)]) is None
+
+
+@dataclass
+class Held:
+    block_table: BlockTable
+    tokens: list[int] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_texts(seed: int) -> None:
+    """What is found is what was written for these tokens, whatever was evicted, and no block is lost."""
+    dice, written = random.Random(seed), dict[int, tuple[int, ...]]()
+    allocator, prefix = made(dice.randint(6, 30))
+    texts, hits, evictions = list[Held](), 0, 0
+    for _ in range(400):
+        if texts and (dice.random() < 0.4 or allocator.num_free < 4):
+            allocator.release(texts.pop(dice.randrange(len(texts))).block_table)
+            continue
+        tokens = [dice.randrange(2) for _ in range(dice.randint(1, 16))]
+        salt = dice.choice([b"", b"a"])
+        block_table = prefix.match(tokens, salt) or BlockTable()
+        for number, block in enumerate(block_table.blocks):
+            assert written[block] == (salt, *tokens[: (number + 1) * SIZE])
+            hits += 1
+        if allocator.missing(block_table, len(tokens)) > allocator.num_free:
+            allocator.release(block_table)
+            continue
+        before = len(prefix)
+        allocator.grow(block_table, len(tokens))
+        evictions += before - len(prefix)
+        for number in range(block_table.length // SIZE, len(block_table.blocks)):
+            written[block_table.blocks[number]] = (salt, *tokens[: (number + 1) * SIZE])
+        block_table.length = len(tokens)
+        prefix.learn(block_table, tokens, salt)
+        texts.append(Held(block_table, tokens))
+        references = [0] * allocator.num_blocks
+        for each in texts:
+            for block in each.block_table.blocks:
+                references[block] += 1
+        assert references == allocator.references
+        assert allocator.num_free == references.count(0)
+        assert all(not references[block] and prefix.keeps(block) for block in allocator.idle)
+    assert hits > 0
+    assert evictions > 0
+    for each in texts:
+        allocator.release(each.block_table)
+    assert allocator.num_free == allocator.num_blocks
+
+
+def test_new_tensors_forget_prefixes() -> None:
+    """Outputs that are kept from now on are not in the blocks of before."""
+    cache = make_cache(tiny_config(), torch.float32, num_blocks=8, share_prefixes=True)
+    tokens, block_table = [*range(40)], BlockTable()
+    cache.prepare(block_table, 40)
+    cache.commit(block_table, range(40))
+    cache.learn(block_table, tokens)
+    match = cache.match(tokens)
+    assert match is not None
+    assert match.length == 32
+    cache.release(match)
+    cache.keep_hidden(1, cache)
+    assert cache.match(tokens) is None
+    cache.learn(block_table, tokens)
+    assert cache.match(tokens) is None, "the text began before"
+
+
+def test_a_text_that_is_asked_for_again_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator, prefix = made(20)
+    tokens = [*range(30)]
+    allocator.release(text(allocator, prefix, tokens[:13]))
+    hashed, digest = list[bytes](), prefix._digest
+
+    def counted(before: bytes, own: bytes) -> bytes:
+        hashed.append(own)
+        return digest(before, own)
+
+    monkeypatch.setattr(prefix, "_digest", counted)
+    digests = list[bytes]()
+    for salt, count in ((b"", 4), (b"", 0)):
+        hashed.clear()
+        match = prefix.match(tokens, salt, digests)
+        assert match is not None
+        assert match.length == 12
+        assert match.digests == digests[:3]
+        allocator.release(match)
+        assert sum(map(bool, hashed)) == count
+    assert [prefix.knows(each) for each in digests] == [True, True, True, False]
+    allocator.release(text(allocator, prefix, tokens[:17]))
+    assert all(map(prefix.knows, digests))

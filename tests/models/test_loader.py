@@ -1,0 +1,322 @@
+"""From folder to decoder: every tensor accounted for, every kind of bad folder named in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import errors
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from checkpoints import MakeCheckpoint
+from pronk.errors import CheckpointError
+from pronk.models.linear import KernelLinear, PlainLinear, WeightLayout
+from pronk.models.loader import load_decoder, read_config, resolve_model
+from tiny_models import kernels
+
+CPU = torch.device("cpu")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
+    """A checkpoint that a test may damage."""
+    return Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
+
+
+@pytest.fixture
+def sharded(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint("llama", shard_size="40KB"), tmp_path / "model"))
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return load_decoder(folder, read_config(folder), **{"dtype": torch.float32, "device": CPU, **options})
+
+
+def refuse(folder: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    assert folder.name in str(caught.value)
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+NORM, QUERY, HEAD = "model.layers.0.input_layernorm.weight", "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
+
+
+def test_missing_tensor(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.pop(QUERY))
+    refuse(folder, r"missing tensors: layers.1.self_attn.q_proj.weight; expected the 30 tensors .* found 29")
+
+
+def test_missing_tensors_are_counted(folder: Path) -> None:
+    edit(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.2" in name])
+    refuse(folder, r"missing tensors: .* and 6 more; expected the 30 tensors .* found 21")
+
+
+def test_missing_head(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.pop(HEAD))
+    refuse(folder, r"missing tensors: lm_head.weight")
+
+
+def test_extra_tensor(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}))
+    refuse(folder, r"unexpected tensors: model.layers.0.self_attn.q_proj.bias; expected the 30 .* found 31")
+
+
+def test_same_tensor_with_and_without_prefix(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"norm.weight": torch.zeros(48)}))
+    refuse(folder, r"expected one tensor norm.weight, found two: ")
+
+
+@pytest.mark.parametrize("shape", [(48,), (48, 47), (24, 96), (48, 48, 1)])
+def test_wrong_shape(shape: tuple[int, ...], folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({QUERY: torch.zeros(shape)}))
+    found = ", ".join(map(str, shape))
+    refuse(folder, rf"tensor {QUERY}: expected shape \[48, 48\] from config.json, found \[{found}\]")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.float64, "F64")]
+)
+def test_wrong_dtype(dtype: torch.dtype, name: str, folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({NORM: torch.zeros(48).to(dtype)}))
+    refuse(folder, rf"tensor {NORM}: expected float32, float16 or bfloat16 .*found {name}; convert")
+
+
+def test_tied_head_must_equal_the_embedding(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("llama", tie_word_embeddings=True), tmp_path / "model"))
+    edit(folder, lambda tensors: tensors.update({HEAD: tensors["model.embed_tokens.weight"] + 1}))
+    refuse(folder, r"expected lm_head.weight to equal model.embed_tokens.weight.*set tie_word_embeddings to false")
+    edit(folder, lambda tensors: tensors.update({HEAD: torch.zeros(2, 48)}))
+    refuse(folder, r"tensor lm_head.weight: expected shape \[300, 48\] .*found \[2, 48\]")
+
+
+def test_truncated_file(folder: Path) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    for size in (0, 5, 100, len(content) // 2, len(content) - 1):
+        (folder / WEIGHTS).write_bytes(content[:size])
+        refuse(folder, rf"expected a complete safetensors file, found a truncated or damaged one \({size} bytes: ")
+
+
+def test_damaged_file(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"\xff" * 5000)
+    refuse(folder, r"found a truncated or damaged one")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "model.ckpt"])
+def test_pickle_is_refused(name: str, folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / name)
+    refuse(folder, rf"expected model.safetensors, found {name}; pickle .* convert the checkpoint to safetensors")
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "other.safetensors")
+    refuse(folder, r"expected model.safetensors or model.safetensors.index.json, found only other.safetensors")
+    (folder / "other.safetensors").unlink()
+    refuse(folder, r"found no safetensors file")
+
+
+def test_missing_shard(sharded: Path) -> None:
+    shard = max(sharded.glob("model-*.safetensors"))
+    shard.unlink()
+    refuse(sharded, rf"expected the \d+ shards that {INDEX} lists, found no {shard.name}")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/hostname"])
+def test_shard_outside_the_folder(name: str, sharded: Path) -> None:
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"][QUERY] = name
+    (sharded / INDEX).write_text(json.dumps(index))
+    refuse(sharded, rf"found no {name}")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {"a": 1}}'])
+def test_damaged_index(text: str, sharded: Path) -> None:
+    (sharded / INDEX).write_text(text)
+    refuse(sharded, rf"{INDEX}: expected")
+
+
+def test_leftover_shards(sharded: Path) -> None:
+    first, second = sorted(sharded.glob("model-*.safetensors"))[:2]
+    save_file(load_file(first) | load_file(second), second)
+    refuse(sharded, r"expected tensor .* in one file, found it in two")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_progress_counts_every_byte(family: str, checkpoint: MakeCheckpoint, *, packed: bool) -> None:
+    folder = checkpoint(family, save_dtype=torch.bfloat16)
+    seen: list[tuple[int, int]] = []
+    by = kernels() if packed else None
+    load(folder, kernels=by, on_progress=lambda done, total: seen.append((done, total)))
+    total = sum(tensor.nbytes for tensor in load_file(folder / WEIGHTS).values())
+    assert {total for _, total in seen} == {total}
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == (total, total)
+
+
+def test_what_is_placed_where(checkpoint: MakeCheckpoint) -> None:
+    folder = checkpoint("gpt2", save_dtype=torch.float16)
+    decoder = load(folder, dtype=torch.bfloat16, kernels=kernels())
+    assert not any(parameter.is_meta or parameter.requires_grad for parameter in decoder.parameters())
+    assert not decoder.training
+    assert decoder.embedding.dtype == decoder.positions.dtype == torch.float16, "tables stay as they are in the file"
+    assert decoder.norm.weight.dtype == decoder.layers[0].mlp_norm.bias.dtype == torch.bfloat16
+    layer = decoder.layers[0]
+    for linear, layout in (
+        (layer.qkv, WeightLayout(unit=12)),
+        (layer.out, WeightLayout()),
+        (layer.up, WeightLayout()),
+        (layer.down, WeightLayout()),
+        (decoder.head, WeightLayout(head=True)),
+    ):
+        assert isinstance(linear, KernelLinear)
+        assert linear.layout == layout
+        assert linear.packed.data.dtype == torch.bfloat16
+    assert decoder.kernels is kernels()
+    assert load(checkpoint("llama"), kernels=kernels()).layers[0].up.layout == WeightLayout(gated=True)
+
+
+def test_without_kernels_weights_are_plain(checkpoint: MakeCheckpoint) -> None:
+    decoder = load(checkpoint("llama"), dtype=torch.bfloat16)
+    assert isinstance(decoder.layers[0].qkv, PlainLinear)
+    assert decoder.kernels is None
+
+
+def test_off_the_cpu_everything_is_in_the_loaded_dtype(checkpoint: MakeCheckpoint) -> None:
+    """The meta device stands in for a GPU."""
+    meta = torch.device("meta")
+    for family in ("gpt2", "qwen3"):
+        folder = checkpoint(family, save_dtype=torch.float16, tie_word_embeddings=True)
+        decoder = load(folder, dtype=torch.bfloat16, device=meta)
+        assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
+        assert {parameter.device for parameter in decoder.parameters()} == {meta}
+        assert isinstance(decoder.head, PlainLinear)
+        assert decoder.head.weight.untyped_storage()._cdata == decoder.embedding.untyped_storage()._cdata
+
+
+def test_a_loaded_weight_can_be_changed_and_the_file_stays(folder: Path) -> None:
+    before = (folder / WEIGHTS).read_bytes()
+    load(folder).embedding.zero_()
+    assert (folder / WEIGHTS).read_bytes() == before
+
+
+def test_existing_folder_wins_over_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent.parent)
+    assert resolve_model(f"{folder.parent.name}/{folder.name}") == Path(folder.parent.name, folder.name)
+    assert resolve_model(folder) == folder
+
+
+@pytest.mark.parametrize(
+    "name", ["./absent", "/absent/model", "~/absent-model", "a/b/c", "absent", "", "a b/c", "../x"]
+)
+def test_no_such_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = r"no such folder: .*expected a model folder, or owner/name of a model on the Hugging Face Hub"
+    if not name:
+        (tmp_path / "file").write_text("")
+        name, expected = str(tmp_path / "file"), r"file: expected a folder with config.json, .* found a file"
+    with pytest.raises(CheckpointError, match=expected):
+        resolve_model(name)
+
+
+def hub_error(kind: type[Exception], text: str) -> Exception:
+    """Without the HTTP response that the constructors ask for, whose class depends on the Hub client's version."""
+    error = kind.__new__(kind)
+    error.args = (text,)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (hub_error(errors.RepositoryNotFoundError, "404\nlong"), r"found neither such a folder nor such"),
+        (hub_error(errors.GatedRepoError, "403\nlong"), r"access to this model is restricted"),
+        (hub_error(errors.RevisionNotFoundError, "404\nlong"), r"found no revision 'v2' on the Hugging"),
+        (hub_error(errors.HfHubHTTPError, "500 broken\nlong"), r"cannot be downloaded .*: 500 broken"),
+        (hub_error(errors.LocalEntryNotFoundError, "offline\nlong"), r"cannot be downloaded .*: offline"),
+        (TimeoutError(), r"cannot be downloaded .*: TimeoutError"),
+    ],
+)
+def test_download_problems_are_one_line(problem: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise problem
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=rf"^owner/name: .*{message}") as caught:
+        resolve_model("owner/name", revision="v2")
+    assert "\n" not in str(caught.value)
+
+
+def test_download_asks_for_nothing_that_could_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo, **options: asked.update(options) or tmp_path)
+    assert resolve_model("owner/name") == tmp_path
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"]
+    others = ["pytorch_model.bin", "modeling.py", "a.pth", "original/model.safetensors", "consolidated.safetensors"]
+    patterns = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects(wanted + others, **patterns)) == wanted
+
+
+MEASURE = """
+import json, re, sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+from pronk.models.families import plan_tensors
+from pronk.models.kernels import load_kernels
+from pronk.models.loader import load_decoder, read_config
+
+folder, cpu = Path(sys.argv[1]), torch.device("cpu")
+torch.set_num_threads(1)
+
+def kilobytes(key):
+    return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+def load(path, dtype):
+    by = load_kernels() if sys.argv[3] == "kernels" else None
+    return load_decoder(path, read_config(path), dtype=dtype, device=cpu, kernels=by)
+
+def write(path, dtype, **sizes):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 8, **sizes}))
+    pieces = [piece for part in plan_tensors(read_config(path)) for piece in part.pieces]
+    save_file({piece.name: torch.full(piece.shape, 0.5, dtype=dtype) for piece in pieces}, path / "model.safetensors")
+    return sum(torch.Size(piece.shape).numel() for piece in pieces)
+
+dtype = getattr(torch, sys.argv[2])
+small = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+large = {"vocab_size": 4000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
+write(folder / "small", torch.bfloat16, **small)
+size = write(folder / "large", torch.bfloat16, **large) * torch.finfo(dtype).bits // 8
+load(folder / "small", dtype)
+Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
+before = kilobytes("VmRSS")
+decoder = load(folder / "large", dtype)
+print((kilobytes("VmHWM") - before) * 1024 / size)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
+@pytest.mark.parametrize("way", ["kernels", "torch"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+def test_memory_of_loading(dtype: str, way: str, tmp_path: Path) -> None:
+    """The peak, pages of the mapped file included, is at most 1.2 times the weights in the loaded dtype."""
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), dtype, way]
+    ratio = float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+    assert 0.5 < ratio < 1.2

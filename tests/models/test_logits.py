@@ -1,0 +1,211 @@
+"""The decoder's logits against transformers', family by family, in float32: by the kernels, and densely by torch."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from checkpoints import MakeCheckpoint, transformers_logits
+from oracle import dense_logits
+from pronk.models.loader import load_decoder, read_config
+from tiny_models import kernels, text_logits
+
+Reference = Callable[[Path, int], torch.Tensor]
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-4
+
+
+class Case(NamedTuple):
+    name: str
+    family: str
+    overrides: dict[str, Any]
+    length: int = 40
+
+
+def rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **values}}
+
+
+def window(size: int, **values: Any) -> dict[str, Any]:
+    return {"use_sliding_window": True, "sliding_window": size, **values}
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+# Enough frequencies for a ramp over them to have a shape.
+WIDE = {"head_dim": 32}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+CASES = [
+    Case("grouped", "llama", {}),
+    Case("one head each", "llama", {"num_key_value_heads": 6}),
+    Case("one shared head", "llama", {"num_key_value_heads": 1}),
+    Case("a single head", "llama", {"num_attention_heads": 1, "num_key_value_heads": 1}),
+    Case("tied", "llama", {"tie_word_embeddings": True}),
+    Case("attention bias", "llama", {"attention_bias": True}),
+    Case("mlp bias", "llama", {"mlp_bias": True}),
+    Case("all biases, tied", "llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    Case("head_dim of its own", "llama", {"head_dim": 20}),
+    Case("gelu, eps", "llama", {"hidden_act": "gelu", "rms_norm_eps": 1e-3}),
+    Case("theta", "llama", rope("default", rope_theta=500000.0)),
+    Case("linear", "llama", rope("linear", factor=4.0)),
+    Case("dynamic, long text", "llama", {"max_position_embeddings": 32, **rope("dynamic", factor=2.0)}, 80),
+    Case("dynamic, short text", "llama", {"max_position_embeddings": 64, **rope("dynamic", factor=2.0)}),
+    Case(
+        "llama3",
+        "llama",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+        100,
+    ),
+    Case("yarn", "llama", rope("yarn", **YARN), 100),
+    Case("yarn, attention_factor", "llama", rope("yarn", attention_factor=1.7, **YARN)),
+    Case("yarn, mscale", "llama", rope("yarn", mscale=0.7, mscale_all_dim=1.3, **YARN)),
+    Case("yarn, mscale alone", "llama", rope("yarn", mscale=0.7, **YARN)),
+    Case("yarn, betas", "llama", WIDE | rope("yarn", beta_fast=8.0, beta_slow=2.0, **YARN)),
+    Case("yarn, not truncated", "llama", WIDE | rope("yarn", truncate=False, **YARN)),
+    Case("yarn, context as original", "llama", rope("yarn", factor=4.0)),
+    Case("plain", "mistral", {}),
+    Case("window", "mistral", {"sliding_window": 8}),
+    Case("window of one", "mistral", {"sliding_window": 1}),
+    Case("window, one head each", "mistral", {"sliding_window": 16, "num_key_value_heads": 6, "head_dim": 12}),
+    Case("biases", "qwen2", {}),
+    Case("tied", "qwen2", {"tie_word_embeddings": True}),
+    Case("window switched off", "qwen2", {"sliding_window": 4}),
+    Case("window in upper layers", "qwen2", window(8, max_window_layers=1)),
+    Case("window in named layers", "qwen2", window(8, layer_types=MIXED)),
+    Case("window everywhere", "qwen2", window(8, max_window_layers=0)),
+    Case("yarn", "qwen2", rope("yarn", **YARN)),
+    Case("query and key norms", "qwen3", {}),
+    Case("attention bias", "qwen3", {"attention_bias": True}),
+    Case("tied, window", "qwen3", {"tie_word_embeddings": True, **window(8, layer_types=MIXED)}),
+    Case("learned positions", "gpt2", {}),
+    Case("not tied", "gpt2", {"tie_word_embeddings": False}),
+    Case("inner size, gelu", "gpt2", {"n_inner": 72, "activation_function": "gelu"}),
+    Case("shards", "llama", {"shard_size": "40KB"}),
+    Case("bfloat16 file", "llama", {"save_dtype": torch.bfloat16}),
+    Case("float16 file, tied", "llama", {"save_dtype": torch.float16, "tie_word_embeddings": True}),
+    Case("bfloat16 file", "gpt2", {"save_dtype": torch.bfloat16}),
+    Case("bfloat16 shards", "qwen3", {"save_dtype": torch.bfloat16, "shard_size": "20KB"}),
+]
+
+
+def tokens(length: int) -> list[int]:
+    draw = random.Random(length)
+    return [draw.randrange(300) for _ in range(length)]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    known: dict[tuple[Path, int], torch.Tensor] = {}
+
+    def get(folder: Path, length: int) -> torch.Tensor:
+        if (folder, length) not in known:
+            known[folder, length] = transformers_logits(folder, tokens(length))
+        return known[folder, length]
+
+    return get
+
+
+def logits(folder: Path, length: int, way: str = "torch") -> torch.Tensor:
+    """``way``: dense by torch, or through the cache, by torch or by the kernels."""
+    packed = kernels() if way == "kernels" else None
+    decoder = load_decoder(folder, read_config(folder), dtype=torch.float32, device=CPU, kernels=packed)
+    return dense_logits(decoder, tokens(length)) if way == "torch" else text_logits(decoder, tokens(length))
+
+
+@pytest.mark.parametrize("way", ["torch", "torch, paged", "kernels"])
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.family}: {case.name}" for case in CASES])
+def test_logits_equal_transformers(case: Case, way: str, checkpoint: MakeCheckpoint, reference: Reference) -> None:
+    folder = checkpoint(case.family, **case.overrides)
+    expected = reference(folder, case.length)
+    assert expected.std() > 0.5, "logits too flat to show anything"
+    assert (logits(folder, case.length, way) - expected).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "plain"),
+    [
+        ("mistral", {"sliding_window": 8}, {}),
+        ("qwen2", window(8, layer_types=MIXED), {}),
+        ("llama", rope("yarn", **YARN), {}),
+        ("llama", rope("yarn", mscale=0.7, mscale_all_dim=1.3, **YARN), rope("yarn", **YARN)),
+        ("llama", WIDE | rope("yarn", beta_fast=8.0, beta_slow=2.0, **YARN), WIDE | rope("yarn", **YARN)),
+        ("llama", WIDE | rope("yarn", truncate=False, **YARN), WIDE | rope("yarn", **YARN)),
+        ("llama", {"max_position_embeddings": 32, **rope("dynamic", factor=2.0)}, {}),
+        ("llama", {"rms_norm_eps": 1e-3}, {}),
+    ],
+)
+def test_options_matter(
+    family: str, changed: dict[str, Any], plain: dict[str, Any], checkpoint: MakeCheckpoint
+) -> None:
+    """The cases above compare something: without the option the logits are others."""
+    with_option, without = (logits(checkpoint(family, **values), 80) for values in (changed, plain))
+    assert (with_option - without).abs().max() > 100 * TOLERANCE
+
+
+def test_shards_are_several_files(checkpoint: MakeCheckpoint) -> None:
+    folder = checkpoint("llama", shard_size="40KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+
+
+OLD_FORMS = [
+    {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32},
+    {"rope_scaling": {"type": "yarn", "finetuned": True, **YARN}},
+    {"rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 32},
+    {"rope_scaling": None},
+]
+
+
+@pytest.mark.parametrize("old", OLD_FORMS)
+def test_older_config_keys(old: dict[str, Any], checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), folder)
+    document = json.loads((folder / "config.json").read_text())
+    del document["rope_parameters"], document["dtype"]
+    document |= {"rope_theta": 5000.0, "torch_dtype": "float32", **old}
+    (folder / "config.json").write_text(json.dumps(document))
+    assert read_config(folder).dtype == "float32"
+    assert (logits(folder, 60) - transformers_logits(folder, tokens(60))).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "prefix", "buffers"),
+    [
+        ("llama", "model.", ["layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"]),
+        ("gpt2", "transformer.", ["h.0.attn.bias", "h.1.attn.masked_bias"]),
+    ],
+)
+def test_names_without_prefix_and_saved_buffers(
+    family: str, prefix: str, buffers: list[str], checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    original = checkpoint(family, tie_word_embeddings=True)
+    folder = tmp_path / "model"
+    shutil.copytree(original, folder)
+    stored = {name.removeprefix(prefix): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    stored |= {name: torch.ones(3, dtype=torch.uint8) for name in buffers}
+    table = "embed_tokens.weight" if family == "llama" else "wte.weight"
+    stored["lm_head.weight"] = stored[table].clone()
+    save_file(stored, folder / "model.safetensors")
+    assert torch.equal(logits(folder, 20), logits(original, 20))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(family: str, dtype: torch.dtype, checkpoint: MakeCheckpoint, reference: Reference) -> None:
+    """By torch, and no less exactly by the kernels."""
+    folder = checkpoint(family, tie_word_embeddings=True)
+    config, expected = read_config(folder), reference(folder, 30)
+    plain, packed = (load_decoder(folder, config, dtype=dtype, device=CPU, kernels=by) for by in (None, kernels()))
+    theirs, mine = dense_logits(plain, tokens(30), dtype), text_logits(packed, tokens(30), dtype)
+    assert theirs.dtype == dtype
+    assert mine.dtype == torch.float32
+    assert (theirs - expected).abs().max() < 0.1 * expected.abs().max()
+    assert (mine - expected).norm() < 1.05 * (theirs - expected).norm()

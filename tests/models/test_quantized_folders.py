@@ -1,0 +1,147 @@
+"""Folders of quantized checkpoints: what is missing, left over, of another kind or not followed is said in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from checkpoints import MakeCheckpoint
+from pronk.errors import CheckpointError, ConfigError
+from pronk.inflate.checkpoint import Shape, inflate
+from pronk.models.decoder import Decoder
+from pronk.models.loader import load_decoder, read_config
+from quantized_formats import FORMATS, edit, edit_config, gptq, ints, write_quantized
+from tiny_models import text_logits
+
+TEXT = [5, 17, 230, 41, 3, 99, 250, 7, 64, 128, 12, 280]
+UP = "model.layers.1.mlp.up_proj"
+
+
+def load(folder: Path) -> Decoder:
+    return load_decoder(folder, read_config(folder), dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("file", "name"), [("quantize_config.json", "gptq-4"), ("quant_config.json", "awq")])
+def test_older_folders(file: str, name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
+    edit_config(quantized, quantization_config=None)
+    config = {
+        key: value for key, value in FORMATS[name].config.items() if key not in ("quant_method", "checkpoint_format")
+    }
+    if name == "awq":
+        config = {"w_bit": config.pop("bits"), "q_group_size": config.pop("group_size"), **config, "version": "GEMM"}
+    (quantized / file).write_text(json.dumps(config))
+    assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
+    (quantized / file).write_text("[]")
+    with pytest.raises(ConfigError, match=rf"{file}: expected a JSON object"):
+        read_config(quantized)
+
+
+def test_the_other_name_of_the_config(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    kind = ints(8, "channel")
+    quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
+    edit_config(quantized, quantization_config=None, compression_config=kind.config)
+    assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
+
+
+def refuse(folder: Path, message: str) -> None:
+    with warnings.catch_warnings(), pytest.raises(CheckpointError, match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def folders(checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Checkpoints that nobody may write into."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = write_quantized(checkpoint("llama"), tmp_path_factory.mktemp(name), FORMATS[name])[0]
+        return made[name]
+
+    return get
+
+
+WRONG: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
+    ("gptq-4", lambda t: t.pop(f"{UP}.qzeros"), r"missing tensors: layers.1.mlp.up_proj.qzeros; expected the \d+ "),
+    ("gptq-4-order", lambda t: t.pop(f"{UP}.g_idx"), r"missing tensors: layers.1.mlp.up_proj.g_idx"),
+    ("awq", lambda t: t.update({f"{UP}.g_idx": torch.zeros(3)}), rf"unexpected tensors: {UP}.g_idx; expected the \d+"),
+    ("awq", lambda t: t.update({f"{UP}.weight": torch.zeros(3)}), rf"unexpected tensors: {UP}.weight;"),
+    ("packed-4-group", lambda t: t.pop(f"{UP}.weight_shape"), r"missing tensors: layers.1.mlp.up_proj.weight_shape"),
+    ("int-8-channel-zeros", lambda t: t.pop(f"{UP}.weight_zero_point"), r"missing tensors: .*.weight_zero_point"),
+    ("packed-4-group", lambda t: t.update({"lm_head.weight_packed": torch.zeros(3)}), r"unexpected tensors: lm_head"),
+    ("packed-4-group", lambda t: t.update({"model.layers.0.self_attn.k_scale": torch.zeros(1)}), "unexpected .*k_sc"),
+    ("packed-4-group", lambda t: t.update({f"{UP}.input_scale2": torch.zeros(1)}), r"unexpected .*input_scale2"),
+    ("gptq-4", lambda t: shorten(t, "qweight"), rf"tensor {UP}.qweight: expected shape \[6, 80\] .* found \[5, 80\]"),
+    ("gptq-4", lambda t: shorten(t, "scales"), rf"{UP}.scales: expected shape \[3, 80\] from .* found \[2, 80\]"),
+    ("awq", lambda t: shorten(t, "qzeros"), r"qzeros: expected shape \[3, 10\] .* found \[2, 10\]"),
+    ("packed-4-group", lambda t: shorten(t, "weight_packed"), r"packed: expected shape \[80, 6\] .* found \[79, 6\]"),
+    ("packed-8-tensor", lambda t: t.update({f"{UP}.weight_scale": torch.ones(2)}), r"\[\] or \[1\] or .* found \[2\]"),
+    ("fp8-block", lambda t: shorten(t, "weight_scale_inv"), r"scale_inv: expected shape \[3, 3\] .* found \[2, 3\]"),
+    ("gptq-4", lambda t: retype(t, "qweight", torch.int64), rf"{UP}.qweight: expected the type I32, found I64;"),
+    ("gptq-4", lambda t: retype(t, "scales", torch.int32), r"scales: expected float32, .* found I32"),
+    ("int-8-channel", lambda t: retype(t, "weight", torch.float16), r"weight: expected the type I8, found F16"),
+    ("fp8-block", lambda t: retype(t, "weight", torch.bfloat16), r"weight: expected the type F8_E4M3, found BF16"),
+    ("gptq-4", lambda t: t[f"{UP}.scales"].fill_(float("nan")), rf"{UP}: expected finite numbers in scale"),
+    ("gptq-4-order", lambda t: t[f"{UP}.g_idx"].fill_(7), rf"{UP}: g_idx: expected 16 inputs in each of"),
+]  # fmt: skip
+
+
+def shorten(tensors: dict[str, Tensor], name: str) -> None:
+    tensors[f"{UP}.{name}"] = tensors[f"{UP}.{name}"][:-1].contiguous()
+
+
+def retype(tensors: dict[str, Tensor], name: str, dtype: torch.dtype) -> None:
+    tensors[f"{UP}.{name}"] = tensors[f"{UP}.{name}"].float().to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"), WRONG, ids=[f"{name}-{message[:30]}" for name, _, message in WRONG]
+)
+def test_refused(
+    name: str, change: Callable[[dict[str, Tensor]], Any], message: str, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(folders(name), tmp_path / "model"))
+    edit(folder, change)
+    refuse(folder, message)
+
+
+def test_a_plain_checkpoint_that_says_it_is_quantized(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
+    edit_config(folder, quantization_config=gptq(4).config)
+    refuse(folder, r"missing tensors: .* and \d+ more")
+    edit_config(folder, quantization_config={"quant_method": "hqq"})
+    refuse(
+        folder, r"model: quantization_config: expected the quant_method .* found 'hqq'; use a checkpoint in one of them"
+    )
+
+
+def test_scales_of_the_cache_and_of_activations_are_left(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    kind = FORMATS["int-8-channel"]
+    folder = Path(shutil.copytree(folders("int-8-channel"), tmp_path / "model"))
+    expected = text_logits(load(folder), TEXT)
+    added = {"model.layers.0.self_attn.k_scale": torch.ones(1), f"{UP}.input_scale": torch.ones(1)}
+    edit(folder, lambda tensors: tensors.update(added))
+    refuse(folder, "unexpected tensors: model.layers.0.self_attn.k_scale")
+    config = json.loads(json.dumps(kind.config).replace('"dynamic": true', '"dynamic": false'))
+    edit_config(folder, quantization_config=config | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
+    with pytest.warns(UserWarning, match=r"model: static scales .*; kv_cache_scheme is not followed"):
+        found = load(folder)
+    assert torch.equal(text_logits(found, TEXT), expected)
+
+
+def test_a_quantized_model_is_not_inflated(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"source: expected plain weights, found .*, which is quantized; inflate what"
+    ):
+        inflate(folders("gptq-4"), tmp_path / "out", Shape(num_layers=6))

@@ -1,0 +1,114 @@
+"""The weights that a pass reads: counted as they are kept, whatever file they came from."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import pronk
+from checkpoints import MakeCheckpoint
+from gguf_files import convert
+from pronk.models.loader import load_decoder, read_config
+from pronk.models.weights import ForwardWeights, count_parameters, pass_weights
+from quantized_formats import FORMATS, write_quantized
+from tiny_models import CPU, kernels
+
+BUNDLED = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
+
+
+def read(
+    path: Path, dtype: torch.dtype = torch.float32, weights: str = "plain", *, packed: bool = True
+) -> ForwardWeights:
+    found = load_decoder(
+        path, read_config(path), dtype=dtype, device=CPU, kernels=kernels() if packed else None, weights=weights
+    )
+    return pass_weights(found)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "unread"),
+    [
+        ("llama", {}, "embed_tokens"),
+        ("llama", {"tie_word_embeddings": True}, None),
+        ("qwen3", {}, "embed_tokens"),
+        ("gpt2", {}, "wpe"),
+    ],
+)
+def test_a_pass_reads_every_matrix_but_the_embedding(
+    checkpoint: MakeCheckpoint, family: str, options: dict[str, bool], unread: str | None
+) -> None:
+    """Counted in the file. A tied head is the embedding, which is then read; norms and biases are left out."""
+    folder = checkpoint(family, **options)
+    tensors = load_file(folder / "model.safetensors")
+    assert unread is None or any(unread in name for name in tensors)
+    matrices = {name: t for name, t in tensors.items() if t.dim() > 1 and (unread is None or unread not in name)}
+    count = sum(t.numel() for t in matrices.values())
+    assert read(folder, packed=False) == ForwardWeights("float32", 4 * count, count)
+    assert read(folder, torch.bfloat16, packed=False) == ForwardWeights("bfloat16", 2 * count, count)
+    vectors = sum(t.nbytes for t in tensors.values() if t.dim() == 1)
+    assert vectors < 0.04 * 4 * count  # even here, where they weigh more than in any real model
+    packed = read(folder)
+    assert (packed.kinds, packed.count) == ("float32", count)
+    assert 1 <= packed.nbytes / (4 * count) < 1.2  # heads of 8 are filled up to 16
+
+
+@pytest.mark.parametrize(
+    ("weights", "kinds", "groups"),
+    [
+        ("int8", "int8 in groups of 64", {"": (8, 64)}),
+        ("int4", "int4 in groups of 32, int8 in groups of 64", {"": (4, 32), "embed_tokens": (8, 64)}),
+    ],
+)
+def test_rounded_as_they_are_loaded(weights: str, kinds: str, groups: dict[str, tuple[int, int]]) -> None:
+    """Codes of whole groups, and a scale of 32 bits for each; the head, which is the embedding, in 8 bits."""
+    folder, expected, count = BUNDLED, 0, 0
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if tensor.dim() == 2:
+            outputs, inputs = tensor.shape
+            bits, size = next((kind for part, kind in groups.items() if part and part in name), groups[""])
+            expected += outputs * ceil(inputs / size) * (size * bits // 8 + 4)
+            count += outputs * inputs
+    found = read(folder, torch.bfloat16, weights)
+    assert found == ForwardWeights(kinds, expected, count)
+    assert found.bits == 8 * expected / count < 16 / 1.6
+
+
+def test_heads_of_several_forms_are_counted_each_in_its_own(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Queries and keys of 4 bits with minima, 6 bytes a group of 32; values of 8 bits in groups of 16, 4 more each."""
+    shape = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
+    plain, options = checkpoint("llama", **SIZES | shape), {"": "Q4_K", "output": "F32"}
+    one, other = (
+        convert(plain, tmp_path / f"{name}.gguf", options | kinds)
+        for name, kinds in (("a", {}), ("b", {"attn_v": "Q6_K"}))
+    )
+    heads, layers = read_config(plain).num_kv_heads * 64, read_config(plain).num_layers
+    before, found = read(one), read(other)
+    assert found.count == before.count
+    assert found.nbytes - before.nbytes == layers * heads * (256 // 16 * (16 + 4) - 256 // 32 * (16 + 8))
+
+
+@pytest.mark.parametrize("name", ["gptq-4-zeros", "awq", "int-8-channel", "float-channel", "gguf"])
+@pytest.mark.filterwarnings("ignore:quantized")
+def test_quantized_checkpoints(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """They hold as many parameters as the plain one, though files pack eight into a number; and fewer bytes."""
+    plain = checkpoint("llama", **SIZES)
+    if name == "gguf":
+        path = convert(plain, tmp_path / "a.gguf", "Q4_0")
+    else:
+        path, _ = write_quantized(plain, tmp_path, FORMATS[name])
+    parameters = sum(prod(t.shape) for t in load_file(plain / "model.safetensors").values())
+    assert count_parameters(read_config(path)) == parameters
+    before, found = read(plain, torch.bfloat16), read(path, torch.bfloat16)
+    assert found.count == before.count
+    if name == "float-channel":  # which is dequantized
+        assert found == before
+    else:
+        bits = 8 if "8" in name else 4
+        assert found.kinds.startswith(f"int{bits} in groups of ")
+        assert found.nbytes < (0.8 if bits == 8 else 0.7) * before.nbytes

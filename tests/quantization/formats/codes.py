@@ -1,0 +1,68 @@
+"""Random quantized matrices of every kind, and their product with rows, written out slowly."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
+
+# Bits, whether there are minima, and whether the inputs are in another order.
+CODED: list[tuple[Bits, bool, bool]] = [
+    (bits, minima, order) for bits in (8, 4) for minima in (False, True) for order in (False, True)
+]
+
+
+def some_codes(
+    shape: tuple[int, int], bits: Bits, minima: bool, order: bool, group: int, seed: int = 0
+) -> QuantizedMatrix:
+    """Codes of all values, scales of all sizes and both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs, inputs = shape
+    groups = ceil(inputs / group)
+    codes = torch.randint(1 << bits, shape, generator=generator, dtype=torch.uint8)
+    scale = torch.randn(outputs, groups, generator=generator) * 0.1
+    minimum = torch.randn(outputs, groups, generator=generator) if minima else None
+    return QuantizedMatrix(
+        codes, scale, minimum, bits, group, torch.randperm(inputs, generator=generator) if order else None
+    )
+
+
+def coded_product(weight: QuantizedMatrix, x: Tensor) -> Tensor:
+    """``[rows, outputs]`` as ``kernels/README.md`` says: rows rounded by groups, groups added in order, once each."""
+    inputs = weight.shape[1]
+    order = range(inputs) if weight.order is None else weight.order.tolist()
+    codes, scale = weight.codes.tolist(), weight.scale.numpy()
+    out = np.zeros((len(x), len(codes)), np.float32)
+    for r, row in enumerate(x.float().numpy()[:, list(order)]):
+        for g, start in enumerate(range(0, inputs, weight.group)):
+            part = row[start : start + weight.group]
+            top = np.abs(part).max()
+            rounded = np.rint(part * (np.float32(127) / np.maximum(top, np.float32(1e-30))))
+            own = [int(each) for each in rounded.clip(-127, 127)]
+            step = top * (np.float32(1) / np.float32(127))
+            for n in range(len(codes)):
+                sum_ = sum(
+                    a * (b - weight.zero) for a, b in zip(own, codes[n][start : start + weight.group], strict=True)
+                )
+                out[r, n] = fused(np.float32(sum_), scale[n, g] * step, out[r, n])
+                if weight.minimum is not None:
+                    out[r, n] = fused(weight.minimum.numpy()[n, g], step * np.float32(sum(own)), out[r, n])
+    return torch.from_numpy(out)
+
+
+def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
+    """``a * b + c`` rounded once, to nearest, ties to even."""
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    near = np.float32(float(exact))  # rounded twice: at most one unit off
+    with np.errstate(over="ignore"):
+        around = (near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf)))
+
+    def distance(each: np.float32) -> tuple[Fraction, int]:
+        return abs(Fraction(float(each)) - exact), int(each.view(np.int32)) & 1
+
+    return min(around, key=distance)

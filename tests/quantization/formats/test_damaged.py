@@ -1,0 +1,142 @@
+"""Numbers that cannot be, one line each; files that are not whole are the loader's (``tests/model``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pronk.errors import CheckpointError
+from pronk.quantization.formats.formats import scheme_of
+from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.formats.scheme import LinearModule
+from quantized_formats import FORMATS, Format, gptq, ints, pack
+
+Tensors = dict[str, Tensor]
+
+
+def damaged(kind: Format, change: Callable[[Tensors], object], message: str) -> None:
+    tensors = kind.make(np.random.default_rng(0), 32, 64)
+    weight = scheme_of(kind.config).weight(LinearModule("model.layers.0.mlp.up_proj", 32, 64))
+    assert weight is not None
+    change(tensors)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        weight.read(tensors, torch.empty(32, 64, dtype=torch.uint8))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        ("gptq-4", "scales"),
+        ("gptq-8-zeros", "scales"),
+        ("awq", "scales"),
+        ("packed-4-group-zeros", "weight_scale"),
+        ("packed-8-tensor", "weight_scale"),
+        ("int-8-channel", "weight_scale"),
+        ("float-channel", "weight_scale"),
+        ("fp8-block", "weight_scale_inv"),
+    ],
+)
+def test_scales_that_are_not_finite(name: str, scale: str, value: float) -> None:
+    damaged(FORMATS[name], lambda tensors: tensors[scale].flatten()[0].fill_(value), "expected finite numbers in")
+
+
+def test_floats_that_are_none() -> None:
+    def spoil(tensors: Tensors) -> None:
+        tensors["weight"].view(torch.uint8)[3, 5] = 0xFF
+
+    damaged(FORMATS["fp8-block"], spoil, "expected finite numbers in weight and weight_scale_inv, found others")
+
+
+def test_zero_points_that_the_first_version_cannot_express() -> None:
+    for bits in (4, 8):
+        full = pack(np.full((4, 32), 2**bits - 1), bits, axis=1)
+        message = rf"qzeros: expected zero points of 0..{2**bits - 1}, found {2**bits}, .*; use .* gptq_v2"
+        damaged(gptq(bits, sym=False), lambda tensors, full=full: tensors.update(qzeros=full), message)
+
+
+def test_symmetric_weights_with_other_zero_points() -> None:
+    """As if a checkpoint of the second version were read as one of the first."""
+    other = pack(np.full((4, 32), 8), 4, axis=1)
+    message = r"qzeros: expected zero points of 8, as sym says, found 9..9; check sym and checkpoint_format"
+    damaged(gptq(4), lambda tensors: tensors.update(qzeros=other), message)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([0] * 16 + [1] * 16 + [2] * 16 + [4] * 16, r"found groups 0..4 of other sizes"),
+        (
+            [0] * 17 + [1] * 15 + [2] * 16 + [3] * 16,
+            r"expected 16 inputs in each of the groups 0..3, found groups 0..3",
+        ),
+        ([0] * 16 + [1] * 16 + [2] * 16 + [-1] * 16, r"found groups -1..2"),
+        ([0] * 32 + [1] * 32, r"found groups 0..1"),
+        ([3] * 64, r"found groups 3..3"),
+        ([0] * 63 + [2**31 - 1], r"found groups 0..2147483647"),
+    ],
+)
+def test_groups_that_do_not_match(index: list[int], message: str) -> None:
+    tensor = torch.tensor(index, dtype=torch.int32)
+    damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=tensor), rf"^g_idx: .*{message}")
+    kind = ints(4, "group", order=True)
+    damaged(kind, lambda tensors: tensors.update(weight_g_idx=tensor), rf"^weight_g_idx: .*{message}")
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_an_order_that_was_never_set(value: int) -> None:
+    """Without it, codes would belong to other inputs; a single group has no order."""
+    index = torch.full((64,), value, dtype=torch.int32)
+    message = rf"^g_idx: expected the group of each input, 0..3, as desc_act .* found {value} for all; use a chec"
+    damaged(gptq(4, order=True), lambda tensors: tensors.update(g_idx=index), message)
+    whole = gptq(4, -1, order=True)
+    tensors = whole.make(np.random.default_rng(0), 32, 64)
+    weight = scheme_of(whole.config).weight(LinearModule("model.layers.0.mlp.up_proj", 32, 64))
+    assert weight is not None
+    read = weight.read(tensors | {"g_idx": index}, torch.empty(32, 64, dtype=torch.uint8))
+    assert isinstance(read, QuantizedMatrix)
+    assert read.order is None
+    assert np.array_equal(read.dequantize().numpy(), whole.rule(tensors))
+
+
+def test_a_bias_that_the_model_does_not_have() -> None:
+    damaged(gptq(4), lambda tensors: tensors.update(bias=torch.ones(32)), r"^bias: expected zeros, .*no bias, found")
+
+
+def test_zero_points_of_symmetric_weights() -> None:
+    zeros = torch.ones(32, 4, dtype=torch.int8)
+    kind = ints(4, "group", packed=False)
+    damaged(kind, lambda tensors: tensors.update(weight_zero_point=zeros), r"^weight_zero_point: expected zeros")
+
+
+@pytest.mark.parametrize("value", [8, -9, 127])
+def test_integers_of_more_bits(value: int) -> None:
+    kind = ints(4, "group", packed=False, sym=False)
+    for name in ("weight", "weight_zero_point"):
+        message = rf"{name}: expected 4-bit integers of -8..7, found "
+        damaged(kind, lambda tensors, name=name: tensors[name].flatten()[0].fill_(value), message)
+
+
+def test_zero_points_in_wide_integers() -> None:
+    kind = ints(8, "channel", packed=False, sym=False)
+    wide = torch.full((32, 1), 200, dtype=torch.int32)
+    message = r"weight_zero_point: expected 8-bit integers of -128..127, found 200..200"
+    damaged(kind, lambda tensors: tensors.update(weight_zero_point=wide), message)
+
+
+def test_the_shape_that_the_weights_had() -> None:
+    shape = torch.tensor([32, 60])
+    message = r"weight_shape: expected \[32, 64\] from config.json, found \[32, 60\]"
+    damaged(ints(4, "group"), lambda tensors: tensors.update(weight_shape=shape), message)
+
+
+def test_one_scale_of_either_name() -> None:
+    kind = FORMATS["fp8-tensor"]
+    message = "expected one of weight_scale_inv and weight_scale, found"
+    damaged(kind, lambda tensors: tensors.pop("weight_scale"), rf"{message} 0")
+    damaged(kind, lambda tensors: tensors.update(weight_scale_inv=torch.ones(1)), rf"{message} 2")

@@ -1,0 +1,116 @@
+"""Which modules of a model a config quantizes, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pronk.errors import CheckpointError
+from pronk.quantization.formats.formats import scheme_of
+from pronk.quantization.formats.scheme import LinearModule
+from quantized_formats import FORMATS, awq, gptq, ints
+
+UP, GATE, DOWN = (LinearModule(f"model.layers.1.mlp.{name}_proj", 64, 64) for name in ("up", "gate", "down"))
+TENTH = LinearModule("model.layers.10.mlp.up_proj", 64, 64)
+HEAD = LinearModule("lm_head", 64, 64, head=True)
+OF_GPT2 = LinearModule("transformer.h.0.mlp.c_fc", 64, 64, transposed=True)
+ALL = (UP, GATE, DOWN, TENTH, HEAD, OF_GPT2)
+
+
+def quantized(config: dict[str, Any]) -> list[LinearModule]:
+    scheme = scheme_of(config)
+    return [module for module in ALL if scheme.weight(module) is not None]
+
+
+INTS, FP8 = ints(4, "group").config, FORMATS["fp8-block"].config
+
+
+def targets(*targets: str, ignore: tuple[str, ...] = ()) -> dict[str, Any]:
+    group = INTS["config_groups"]["group_0"]
+    return INTS | {"config_groups": {"group_0": group | {"targets": list(targets)}}, "ignore": list(ignore)}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (gptq(4).config, [UP, GATE, DOWN, TENTH, OF_GPT2]),
+        (gptq(4).config | {"lm_head": True}, list(ALL)),
+        (gptq(4).config | {"lm_head": True, "dynamic": {"-:lm_head": {}}}, [UP, GATE, DOWN, TENTH, OF_GPT2]),
+        (gptq(4).config | {"dynamic": {r"-:.*\.1\.mlp\.(up|gate)_proj": {}}}, [DOWN, TENTH, OF_GPT2]),
+        (gptq(4).config | {"modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp.c_fc"]]}, [UP, TENTH, OF_GPT2]),
+        (awq().config, [UP, GATE, DOWN, TENTH]),
+        (awq().config | {"modules_to_not_convert": ["down_proj"]}, [UP, GATE, TENTH]),
+        (awq().config | {"modules_to_not_convert": ["layers.1.", "gate"]}, [TENTH]),
+        (awq().config | {"modules_to_not_convert": ["layers.1", "self"]}, []),
+        (awq().config | {"modules_to_not_convert": ["ate_pr", "down.*"]}, [UP, DOWN, TENTH]),
+        (awq().config | {"modules_to_not_convert": None}, [UP, GATE, DOWN, TENTH]),
+        (FP8, [UP, GATE, DOWN, TENTH]),
+        (FP8 | {"modules_to_not_convert": ["model.layers.1.mlp.gate", "layers.1.mlp.down_proj"]}, [UP, GATE, TENTH]),
+        (FP8 | {"modules_to_not_convert": ["model.layers.1"]}, [TENTH]),
+        (FP8 | {"modules_to_not_convert": ["model.layers.*.mlp.up_proj", "("]}, [GATE, DOWN]),
+        (FP8 | {"ignored_layers": ["lm_head", "model.layers.10.mlp.up_proj"]}, [UP, GATE, DOWN]),
+        (targets("Linear"), [UP, GATE, DOWN, TENTH, HEAD]),
+        (targets("Linear", ignore=("lm_head", r"re:.*layers\.1\..*")), [TENTH]),
+        (targets(r"re:.*(up|gate)_proj$"), [UP, GATE, TENTH]),
+        (targets("model.layers.1.mlp.up_proj", "LlamaAttention"), [UP]),
+        (targets("Embedding"), []),
+    ],
+)  # fmt: skip
+def test_modules(config: dict[str, Any], expected: list[LinearModule]) -> None:
+    assert quantized(config) == expected
+
+
+def test_the_closest_rule_holds() -> None:
+    """By name, then by expression, then by class; rules may have formats of their own."""
+    four, eight = INTS["config_groups"]["group_0"], ints(8, "channel", packed=False).config["config_groups"]["group_0"]
+    config = INTS | {
+        "format": "mixed-precision",
+        "config_groups": {
+            "group_0": four | {"format": "pack-quantized"},
+            "group_1": eight | {"format": "int-quantized", "targets": [r"re:.*down_proj", UP.name]},
+            "group_2": {"targets": [r"re:.*"], "weights": None},
+            "group_3": four | {"format": "pack-quantized", "targets": [UP.name + "x"]},
+        },
+    }
+    scheme = scheme_of(config)
+    kinds = {module.name: scheme.weight(module) for module in (UP, GATE, DOWN)}
+    assert "weight_packed" not in kinds[UP.name].tensors  # type: ignore[union-attr]
+    assert kinds[GATE.name] is None
+    config["config_groups"].pop("group_2")
+    scheme = scheme_of(config)
+    assert "weight_packed" not in scheme.weight(DOWN).tensors  # type: ignore[union-attr]
+    assert "weight_packed" in scheme.weight(GATE).tensors  # type: ignore[union-attr]
+
+
+def test_older_configs() -> None:
+    assert scheme_of({"config_groups": INTS["config_groups"], "format": "pack-quantized"}).name == "compressed-tensors"
+    assert scheme_of({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}).name == "AWQ"
+    assert scheme_of({"quant_method": "gptq", "bits": 4}).weight(UP).tensors["scales"].shapes == ((1, 64),)  # type: ignore[union-attr]
+    assert FORMATS["float-block"].config["config_groups"]["group_0"]["weights"]["block_structure"] == [32, 16]
+    config = FORMATS["float-block"].config
+    group = config["config_groups"]["group_0"]
+    config = config | {
+        "config_groups": {"group_0": group | {"weights": group["weights"] | {"block_structure": "32x16"}}}
+    }
+    assert scheme_of(config).weight(UP).tensors["weight_scale"].shapes == ((2, 4),)  # type: ignore[union-attr]
+
+
+def test_what_is_not_followed_is_said() -> None:
+    assert not scheme_of(INTS).notes
+    cache = scheme_of(INTS | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
+    assert cache.notes == ("kv_cache_scheme is not followed: keys and values are not quantized",)
+    assert cache.ignored.fullmatch("layers.3.self_attn.k_scale")
+    assert cache.ignored.fullmatch("layers.3.self_attn.v_proj.output_scale")
+    assert not cache.ignored.fullmatch("layers.3.self_attn.k_proj.weight_scale")
+    group = INTS["config_groups"]["group_0"] | {"input_activations": {"num_bits": 8, "type": "int", "dynamic": False}}
+    static = scheme_of(INTS | {"config_groups": {"group_0": group}})
+    assert len(static.notes) == 1
+    assert "static scales of activations are not used" in static.notes[0]
+    assert "bfloat16" in scheme_of(FP8).notes[0]
+    assert "static scales" in scheme_of(FP8 | {"activation_scheme": "static"}).notes[1]
+
+
+def test_awq_packs_eight_outputs() -> None:
+    with pytest.raises(CheckpointError, match=r"up_proj: expected a multiple of 8 outputs, found 12; use an AWQ"):
+        scheme_of(awq().config).weight(LinearModule("model.layers.0.mlp.up_proj", 12, 64))

@@ -1,0 +1,74 @@
+"""Blocks become codes and scales whose product is, to the bit, what llama.cpp's own rule makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gguf_files import QUANTIZED, SCALES, decode, random_blocks, size_of
+from pronk.quantization.formats.matrix import QuantizedMatrix
+from pronk.quantization.gguf import blocks
+from pronk.quantization.gguf.blocks import BLOCKS, unpack
+from pronk.quantization.gguf.layout import TENSOR_TYPES, TensorType
+
+
+def type_of(kind: str) -> TensorType:
+    return next(each for each in TENSOR_TYPES.values() if each.name == kind)
+
+
+def unpacked(kind: str, stored: np.ndarray, rows: torch.Tensor | None = None) -> QuantizedMatrix:
+    values, size = size_of(kind)
+    codes = torch.empty(len(stored), stored.shape[1] // size * values, dtype=torch.uint8)
+    return unpack(torch.from_numpy(stored), type_of(kind), codes, rows)
+
+
+def same_bits(found: QuantizedMatrix, expected: np.ndarray) -> bool:
+    return np.array_equal(found.dequantize().numpy().view(np.uint32), expected.view(np.uint32))
+
+
+def test_all_types_are_here() -> None:
+    assert set(BLOCKS) == set(QUANTIZED)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_bits_equal_those_of_gguf(kind: str) -> None:
+    for seed in range(4):
+        stored = random_blocks(kind, 7, 512, seed)
+        found = unpacked(kind, stored)
+        assert found.group == (16 if kind == "Q6_K" else 32)
+        assert found.bits == (4 if kind.startswith("Q4") else 8)
+        assert same_bits(found, decode(kind, stored))
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_scales_of_any_size(kind: str) -> None:
+    """Every float16 that is a number, subnormal, negative and zero ones included."""
+    _, size = size_of(kind)
+    stored = np.random.default_rng(1).integers(0, 256, (64, 4, size), dtype=np.uint8)
+    for at in SCALES.get(kind, (0,)):
+        stored[..., at + 1] &= 0xBF  # an exponent of ones is no number
+    stored[0, 0] = 0
+    stored = stored.reshape(64, -1)
+    assert same_bits(unpacked(kind, stored), decode(kind, stored))
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_rows_in_another_order_and_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = random_blocks(kind, 37, 256, 5)
+    order = torch.randperm(37, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(blocks, "_CHUNK", 4 * stored.shape[1])
+    found = unpacked(kind, stored, order)
+    assert same_bits(found, decode(kind, stored)[order.numpy()])
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_scales_that_are_no_numbers(kind: str, bad: float) -> None:
+    stored = random_blocks(kind, 3, 256, 0)
+    at = SCALES.get(kind, (0,))[-1]
+    stored[1, at : at + 2] = np.frombuffer(np.float16(bad).tobytes(), np.uint8)
+    if kind == "Q6_K":
+        stored[1, 192:208] = 1
+    with pytest.raises(ValueError, match="finite"):
+        unpacked(kind, stored)

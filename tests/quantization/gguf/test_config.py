@@ -1,0 +1,185 @@
+"""The shape of a model: the same from a GGUF file as from the folder it was made of; all else refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from checkpoints import MakeCheckpoint
+from gguf_files import QUANTIZED, convert, llama3_divisors
+from pronk.errors import CheckpointError, ConfigError
+from pronk.models.loader import read_config
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
+    ("llama", {"head_dim": 20, "attention_bias": True, "mlp_bias": True}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}}),
+    ("llama", {"rope_parameters": YARN}),
+    ("mistral", {}),
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("qwen2", {"rope_parameters": YARN}),
+    ("qwen3", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "overrides"), CASES)
+def test_equals_that_of_the_folder(
+    family: str, overrides: dict[str, Any], checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    folder = checkpoint(family, **overrides)
+    found, expected = read_config(convert(folder, tmp_path / "a.gguf")), read_config(folder)
+    expected = replace(expected, family="llama" if family == "mistral" else family)
+    assert found == expected
+
+
+def test_rotation_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    rope = read_config(convert(checkpoint("llama", rope_parameters=LLAMA3), tmp_path / "a.gguf")).rope
+    assert rope is not None
+    assert rope.kind == "factors"
+    assert rope.theta == 500000.0
+    assert rope.divisors == tuple(llama3_divisors(LLAMA3, 8).tolist())
+    assert len(set(rope.divisors)) > 1
+
+
+@pytest.mark.parametrize(
+    ("kinds", "dtype"),
+    [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), *((kind, "bfloat16") for kind in QUANTIZED)],
+)
+def test_dtype(kinds: str, dtype: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = checkpoint("llama", hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4)
+    assert read_config(convert(folder, tmp_path / "a.gguf", kinds)).dtype == dtype
+
+
+def number(key: str, value: float) -> Any:
+    return lambda w: (w.add_uint32 if isinstance(value, int) else w.add_float32)(f"llama.{key}", value)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "experts": (number("expert_count", 8), "llama.expert_count = 8 is not supported; expected a plain llama model"),
+    "softcap": (number("attn_logit_softcapping", 50.0), "llama.attn_logit_softcapping = 50.0 is not supported"),
+    "window": (number("attention.sliding_window", 64), "llama.attention.sliding_window = 64 is not supported"),
+    "scale": (number("logit_scale", 0.5), "llama.logit_scale = 0.5 is not supported"),
+    "dense layers": (number("leading_dense_block_count", 1), "llama.leading_dense_block_count = 1 is not supported"),
+    "more layers": (number("nextn_predict_layers", 1), "llama.nextn_predict_layers = 1 is not supported"),
+    "sections": (
+        lambda w: w.add_array("llama.rope.dimension_sections", [16, 24, 24, 0]),
+        r"llama.rope.dimension_sections = \[16, 24, 24, 0\] is not supported; expected a plain llama model",
+    ),
+    "clamped": (
+        lambda w: w.add_array("llama.swiglu_clamp_exp", [7.0] * 100),
+        r"llama.swiglu_clamp_exp = \[7.0, 7.0, .* is not supported",
+    ),
+    "value length": (number("attention.value_length", 4), "attention.value_length: expected the 8 of a head's key, f"),
+    "odd head": (number("attention.key_length", 7), "rope.dimension_count: expected the 7 of a head's key"),
+    "longrope": (
+        lambda w: w.add_string("llama.rope.scaling.type", "longrope"),
+        "llama.rope.scaling.type: expected none, linear or yarn, found 'longrope'",
+    ),
+    "stretched": (number("rope.scaling.factor", float("inf")), "rope.scaling.factor: expected .*found inf"),
+    "bos": (
+        lambda w: w.add_eot_token_id(300),
+        "ggml.eot_token_id: expected an integer in 0..299, found 300",
+    ),
+    "divisors": (
+        lambda w: w.add_tensor("rope_freqs.weight", np.ones(5, np.float32)),
+        r"tensor rope_freqs.weight: expected \[4\] in F32, found \[5\] in F32",
+    ),
+    "divisors of nothing": (
+        lambda w: w.add_tensor("rope_freqs.weight", np.array([1, 0, 1, 1], np.float32)),
+        "tensor rope_freqs.weight: expected numbers above 0",
+    ),
+}
+
+
+def test_values_that_ask_for_nothing(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        for key in ("leading_dense_block_count", "nextn_predict_layers", "expert_count"):
+            writer.add_uint32(f"llama.{key}", 0)
+        writer.add_array("llama.rope.dimension_sections", [0, 0, 0, 0])
+        writer.add_float32("llama.logit_scale", 1.0)
+        writer.add_string("llama.tensor_data_layout", "Meta AI original pth")
+
+    folder = checkpoint("llama")
+    assert read_config(convert(folder, tmp_path / "a.gguf", change=change)) == read_config(folder)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    change, message = REFUSED[name]
+    path = convert(checkpoint("llama"), tmp_path / "a.gguf", change=change)
+    refuse(path, message)
+
+
+def refuse(path: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_config(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert isinstance(caught.value, CheckpointError)
+
+
+def replaced(key: str, value: Any, kind: gguf.GGUFValueType | None = None) -> Any:
+    """A change of a key that was written already."""
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        known = writer.kv_data[0]
+        known[key] = gguf.gguf_writer.GGUFValue(value, kind or known[key].type, known[key].sub_type)
+
+    return change
+
+
+WRONG: dict[str, tuple[str, Any, gguf.GGUFValueType | None, str]] = {
+    "architecture": ("general.architecture", "gemma3", None, "unknown architecture 'gemma3'; supported .*llama, "),
+    "no layers": ("llama.block_count", 0, None, "llama.block_count: expected an integer in 1..10000, found 0"),
+    "layers without end": ("llama.block_count", 2**31, None, "in 1..10000, found 2147483648"),
+    "heads": ("llama.attention.head_count", 5, None, "head_count: expected a divisor of the embedding_length 48"),
+    "shared heads": ("llama.attention.head_count_kv", 4, None, "head_count_kv: expected a divisor of 6 heads, found 4"),
+    "epsilon": ("llama.attention.layer_norm_rms_epsilon", float("nan"), None, "rms_epsilon: expected .* found nan"),
+    "a text": ("llama.context_length", "much", gguf.GGUFValueType.STRING, "context_length: expected an integer"),
+    "theta": ("llama.rope.freq_base", -1.0, None, "rope.freq_base: expected .* found -1.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    key, value, kind, message = WRONG[name]
+    refuse(convert(checkpoint("llama"), tmp_path / "a.gguf", change=replaced(key, value, kind)), message)
+
+
+def test_missing_values(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    path = convert(
+        checkpoint("llama"), tmp_path / "a.gguf", change=lambda w: w.kv_data[0].pop("llama.feed_forward_length")
+    )
+    with pytest.raises(ConfigError, match=r"llama.feed_forward_length: expected an integer .*, found None"):
+        read_config(path)
+
+
+def test_one_value_for_each_layer(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    def layers(values: list[int]) -> Any:
+        def change(writer: gguf.GGUFWriter) -> None:
+            writer.kv_data[0].pop("llama.feed_forward_length")
+            writer.add_array("llama.feed_forward_length", values)
+
+        return change
+
+    same = convert(checkpoint("llama"), tmp_path / "same.gguf", change=layers([80, 80, 80]))
+    assert read_config(same).intermediate_size == 80
+    refuse(
+        convert(checkpoint("llama"), tmp_path / "other.gguf", change=layers([80, 80, 96])),
+        "llama.feed_forward_length: expected the same value in all layers, found several",
+    )

@@ -1,0 +1,320 @@
+"""Models from GGUF files: the same bits as a folder with the weights that the blocks stand for."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from checkpoints import MakeCheckpoint, transformers_logits
+from gguf_files import QUANTIZED, convert, random_blocks
+from models.test_quantized_loading import TEXT, assert_explained, load
+from oracle import dense_logits
+from pronk import LLM, SamplingParams
+from pronk.errors import CheckpointError
+from pronk.kernels.library import CODED_TYPES
+from pronk.models.fingerprint import Fingerprint
+from pronk.models.linear import KernelLinear
+from pronk.models.loader import load_decoder, read_config, resolve_model
+from pronk.quantization.gguf.checkpoint import GgufCheckpoint
+from tiny_models import CPU, kernels, text_logits
+
+# Whole blocks of 256; heads of 64 for a rotation of some size.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+NUMBERS = ["F32", "F16", "BF16"]
+MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"}  # as Q4_K_M is
+TOKENS = random.Random(0).choices(range(300), k=40)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def logits(path: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """By torch, in one pass."""
+    return dense_logits(load_decoder(path, read_config(path), dtype=dtype, device=CPU), TOKENS, dtype)
+
+
+@pytest.mark.parametrize("kind", [*NUMBERS, *QUANTIZED])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_bits_equal_those_of_the_dequantized_model(
+    family: str, kind: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    twin = tmp_path / "twin"
+    path = convert(checkpoint(family, **SHAPE), tmp_path / "a.gguf", kind, twin=twin)
+    found = logits(path)
+    assert found.std() > 0.3, "logits too flat to show anything"
+    assert torch.equal(found, logits(twin))
+    assert (found - transformers_logits(twin, TOKENS)).abs().max() < 1e-3
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"tie_word_embeddings": True}),
+    ("llama", {"attention_bias": True}),
+    ("llama", {"num_key_value_heads": 4}),
+    ("mistral", {}),
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("qwen3", {}),
+    ("qwen3", {"tie_word_embeddings": True}),
+]
+
+
+@pytest.mark.parametrize(("family", "overrides"), CASES)
+def test_families_of_mixed_blocks(
+    family: str, overrides: dict[str, Any], checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    twin = tmp_path / "twin"
+    path = convert(checkpoint(family, **(SHAPE | overrides)), tmp_path / "a.gguf", MIXED, twin=twin)
+    assert torch.equal(logits(path), logits(twin))
+
+
+def test_rotation_of_llama_3(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Frequencies are divided by numbers of the file, which gives what the rule gives up to the last bits."""
+    folder = checkpoint("llama", **SHAPE, rope_parameters=LLAMA3)
+    path, twin = convert(folder, tmp_path / "a.gguf", "F32", twin=tmp_path / "twin"), tmp_path / "twin"
+    plain = checkpoint("llama", **SHAPE)
+    expected = transformers_logits(twin, TOKENS)
+    assert (logits(path) - expected).abs().max() < 1e-3
+    assert (logits(plain) - expected).abs().max() > 0.1
+
+
+def test_the_order_of_rows_matters(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Without undoing it the logits are others: the comparisons above show something."""
+    path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
+    source = GgufCheckpoint(path)
+    name = "blk.0.attn_q.weight"
+    assert source._rows(name) is not None
+    assert source._rows("blk.0.attn_v.weight") is None
+    stored = source.stored(name).view(256, -1)[source._rows(name)]
+    assert not torch.equal(stored, source.stored(name).view(256, -1))
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZED, "mixed"])
+def test_by_the_kernels(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Packed as they are; what differs is what inputs of 8 bits explain."""
+    twin = tmp_path / "twin"
+    path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", MIXED if kind == "mixed" else kind, twin=twin)
+    decoder = load_decoder(path, read_config(path), dtype=torch.float32, device=CPU, kernels=kernels())
+    assert isinstance(decoder.head, KernelLinear)
+    found, expected = text_logits(decoder, TOKENS), logits(twin)
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_values_are_kept_as_they_are_beside_queries_and_keys(
+    family: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q4_K of queries and keys in 4 bits with minima, Q6_K of values in 8 without; rows of q and k put in order."""
+    path = convert(checkpoint(family, **SHAPE), tmp_path / "a.gguf", MIXED | {"token_embd": "F32"})
+    decoder = load(path, kernels=kernels())
+    for layer in decoder.layers:
+        structs = [part.packed.struct for part in layer.qkv.parts]
+        forms = [(struct.n, struct.type, struct.group, struct.minima) for struct in structs]
+        assert forms == [(256 + 128, CODED_TYPES[4], 32, 1), (128, CODED_TYPES[8], 16, 0)]
+    assert_explained(path, text_logits(decoder, TEXT), monkeypatch, most=0.015)
+
+
+def test_llm(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    twin = tmp_path / "twin"
+    path = convert(checkpoint("qwen2", **SHAPE), tmp_path / "a.gguf", "Q4_0", twin=twin)
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    mine, theirs = (LLM(each, kernels="torch", dtype="float32") for each in (str(path), twin))
+    prompts = ["def add(a, b):", "The quick brown fox"]
+    for drafter in ("suffix", "autoregressive", f"draft_model(model={str(path)!r})"):
+        for one, other in zip(
+            mine.generate(prompts, params, drafter=drafter), theirs.generate(prompts, params), strict=True
+        ):
+            assert one.token_ids == other.token_ids
+    assert mine.config.eos_ids == (0,)
+    assert LLM(path, kernels="torch").dtype == torch.bfloat16
+    assert mine.path == path
+    assert mine.tokenizer.fingerprint == theirs.tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_guessing_changes_nothing(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """On blocks as they are, in the dtype that they get by themselves; a draft of other blocks guesses, too."""
+    folder = checkpoint(family, **SHAPE, tie_word_embeddings=True)
+    path, draft = (convert(folder, tmp_path / f"{name}.gguf", kinds) for name, kinds in (("a", MIXED), ("b", "Q8_0")))
+    llm = LLM(path, budget="all")
+    assert llm.exact
+    assert llm.dtype == torch.bfloat16
+    prompts = [llm.tokenizer.encode(text) for text in ("def add(a, b):", "The quick brown fox", "for i in range(10):")]
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.7, seed=3)
+    plain = [each.token_ids for each in llm.generate(prompts, params, drafter="autoregressive")]
+    guessed = 0
+    for drafter in ("suffix", f"draft_model(model={str(draft)!r})"):
+        found = llm.generate(prompts, params, drafter=drafter)
+        assert [each.token_ids for each in found] == plain
+        guessed += sum(each.stats.accepted for each in found)
+    assert guessed > 10
+
+
+def test_a_draft_is_loaded_again_when_its_file_is_written_again(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
+    target = LLM(path, kernels="torch").target
+    made = [target.share(path, "x", make=torch.nn.Module) for _ in range(2)]
+    assert made[0] is made[1]
+    shutil.copyfile(path, tmp_path / "b")
+    (tmp_path / "b").rename(path)
+    assert not target.current(made[0])
+
+
+def test_fingerprint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = checkpoint("llama", **SHAPE)
+    paths = [convert(folder, tmp_path / f"{kind}.gguf", kind) for kind in ("Q8_0", "Q4_0")]
+    prints = [Fingerprint.of(path) for path in [*paths, paths[0], folder]]
+    assert prints[0] == prints[2]
+    assert len({each.weights for each in prints}) == 3
+    assert len({each.architecture for each in prints}) == 1
+    llm = LLM(paths[0], kernels="torch")
+    assert llm.target.fingerprint == prints[0]
+
+
+def damage(path: Path, tensor: str, at: int, value: bytes) -> Path:
+    start = GgufCheckpoint(path).header.tensors[tensor].start
+    with path.open("r+b") as stream:
+        stream.seek(start + at)
+        stream.write(value)
+    return path
+
+
+def test_damaged_blocks(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
+    damage(path, "blk.1.ffn_down.weight", 34, np.float16("nan").tobytes())
+    refuse(path, r"tensor blk.1.ffn_down.weight \(Q8_0\): expected finite numbers in scale, found others")
+
+
+def refuse(path: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_decoder(path, read_config(path), dtype=torch.float32, device=CPU)
+    assert "\n" not in str(caught.value)
+    assert path.stem in str(caught.value)
+
+
+def extra(name: str, array: Any, kind: str | None = None) -> Any:
+    return lambda w: w.add_tensor(name, array, raw_dtype=None if kind is None else gguf.GGMLQuantizationType[kind])
+
+
+def without(*names: str) -> Any:
+    return lambda w: [w.tensors[0].pop(name) for name in names]
+
+
+def test_every_tensor_is_accounted_for(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = checkpoint("llama", **SHAPE)
+    one = np.ones(4, np.float32)
+    refuse(
+        convert(folder, tmp_path / "a.gguf", change=extra("blk.0.attn_sinks.weight", one)),
+        "unexpected tensors: blk.0.attn_sinks.weight; expected the 21 tensors that its metadata asks for, found 22",
+    )
+    refuse(
+        convert(folder, tmp_path / "b.gguf", change=without("blk.1.ffn_up.weight")),
+        "missing tensors: blk.1.ffn_up.weight",
+    )
+    refuse(
+        convert(folder, tmp_path / "c.gguf", change=without("token_embd.weight")),
+        "expected a matrix token_embd.weight, found none",
+    )
+
+    def narrow(writer: gguf.GGUFWriter) -> None:
+        writer.tensors[0].pop("blk.1.ffn_up.weight")
+        writer.add_tensor("blk.1.ffn_up.weight", np.ones((512, 128), np.float32))
+
+    refuse(
+        convert(folder, tmp_path / "d.gguf", change=narrow),
+        r"tensor blk.1.ffn_up.weight: expected shape \[512, 256\] from its metadata, found \[512, 128\]",
+    )
+    ignored = convert(folder, tmp_path / "e.gguf", change=extra("blk.0.attn_rot_embd", one))
+    assert torch.equal(logits(ignored), logits(folder))
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "TQ2_0"])
+def test_other_blocks_are_refused(kind: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.tensors[0].pop("output.weight")
+        blocks = random_blocks(kind, 300, 256, 0)
+        writer.add_tensor("output.weight", blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
+
+    path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0", change=change)
+    refuse(
+        path, f"tensor output.weight: expected F32, .*Q6_K, found {kind}; take another file of this model, Q4_K_M or"
+    )
+
+
+def test_a_vector_of_blocks_is_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.tensors[0].pop("output_norm.weight")
+        writer.add_tensor("output_norm.weight", np.zeros(272, np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+
+    path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", change=change)
+    refuse(path, "tensor output_norm.weight: expected F32, F16, BF16, found Q8_0")
+
+
+def split(folder: Path, path: Path, **options: Any) -> list[Path]:
+    """The parts that llama.cpp's writer makes of a file."""
+    known, parts = gguf.GGUFWriter.__init__, 3
+
+    def several(self: gguf.GGUFWriter, *args: Any, **kwargs: Any) -> None:
+        known(self, *args, **kwargs, split_max_tensors=8)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "__init__", several)
+        convert(folder, path, "Q8_0", **options)
+    return [path.with_name(f"{path.stem}-{part:05}-of-{parts:05}.gguf") for part in range(1, parts + 1)]
+
+
+def test_several_parts(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = checkpoint("llama", **SHAPE)
+    parts = split(folder, tmp_path / "a.gguf")
+    whole = convert(folder, tmp_path / "b.gguf", "Q8_0")
+    assert torch.equal(logits(parts[0]), logits(whole))
+    with pytest.raises(CheckpointError, match=r"expected the first of 3 files, .*; give a-00001-of-00003.gguf"):
+        GgufCheckpoint(parts[1])
+    renamed = shutil.copyfile(parts[0], tmp_path / "c.gguf")
+    with pytest.raises(CheckpointError, match=r"expected a name that ends in -00001-of-00003.gguf, as it is the first"):
+        GgufCheckpoint(renamed)
+    parts[2].unlink()
+    with pytest.raises(CheckpointError, match=r"expected 3 files beside each other, found no a-00003-of-00003.gguf"):
+        GgufCheckpoint(parts[0])
+    shutil.copyfile(parts[1], parts[2])
+    with pytest.raises(CheckpointError, match=r"expected tensor .* in one part, found it in two"):
+        GgufCheckpoint(parts[0])
+
+
+def test_names_of_files(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no such file: 'models/a.gguf'; expected a GGUF file, or"):
+        resolve_model("models/a.gguf")
+    (tmp_path / "a.bin").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"or \*.gguf, found a file"):
+        resolve_model(tmp_path / "a.bin")
+    (tmp_path / "A.GGUF").write_bytes(b"GGUF")
+    assert resolve_model(str(tmp_path / "A.GGUF")) == tmp_path / "A.GGUF"
+    with pytest.raises(CheckpointError, match=r"A.GGUF: expected a GGUF file, found 4 bytes"):
+        LLM(tmp_path / "A.GGUF")
+
+
+def test_a_file_is_not_inflated(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    from pronk.inflate.checkpoint import _read_source
+
+    path = convert(checkpoint("llama"), tmp_path / "a.gguf")
+    with pytest.raises(
+        CheckpointError, match=r"source: expected a model folder, found the file .*; inflate what it was"
+    ):
+        _read_source(path)

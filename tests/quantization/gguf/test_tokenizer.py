@@ -1,0 +1,335 @@
+"""Tokenizers from GGUF files: the ids of the original, on all sorts of texts; what cannot be known is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from gguf_files import write_bytes_bpe
+from pronk.errors import TokenizerError
+from pronk.quantization.gguf.vocabulary import TokenKind
+from pronk.tokenization.tokenizer import Tokenizer
+
+BUNDLED = Path(str(files("pronk") / "bundled" / "pronk-tiny"))
+TEXTS = [
+    "", " ", "\n", "  \n\n\t x", "def add(a, b):\n    return a + b\n", "I'll say IT'S they've; He'D we'Re",
+    "12345 3.14159 1,000,000 \uff12\uff13 ½ ²", "naïve café e\u0301 Å A\u030a",
+    "Grüße aus Köln — „ja“", "東京と大阪 汉字漢字 한국어",
+    "🙂🙃 👩‍👩‍👧 \u200b zero", "a" * 50 + "  " * 20 + "b", "<|endoftext|>x<|user|> y", "\r\nwin\r\n\r\n  dos \r x",
+    "$%^ += <=> ~|~ `code` #!/",
+    "</s> <s> <unk> <0x0A> ▁low▁", "camelCase HTTPServer snake_case ABCdef", "\x00\x01\x7f\ufffd", "ﬁ ﬂ ㎏ ｶﾞ",
+]  # fmt: skip
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIAL = ["<|endoftext|>", "<|user|>"]
+
+
+def random_texts(count: int) -> list[str]:
+    """Texts of characters that the ways to split differ in."""
+    draw = random.Random(0)
+    letters = "aAbBéßЖж漢字'’sTdll 0123½ \t\n\r  .,!$+<|~ \u0301\u200d🙂_▁"
+    return ["".join(draw.choices(letters, k=draw.randrange(1, 60))) for _ in range(count)]
+
+
+def split(*steps: Any) -> Any:
+    return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def by(pattern: str) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+
+
+# As the models' own tokenizer.json have them.
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+SPLITS = {
+    "gpt-2": GPT2,
+    "llama-bpe": split(by(LLAMA3)),
+    "llama3": split(by(LLAMA3)),
+    "llama-v3": split(by(LLAMA3)),
+    "qwen2": split(by(QWEN2)),
+    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
+    "starcoder": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
+    "tekken": split(by(TEKKEN)),
+}
+
+
+def trained(pre: str) -> tokenizers.Tokenizer:
+    """A byte-level BPE that splits like the model that a name stands for."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "llama3", "llama-v3", "tekken")))
+    tokenizer.pre_tokenizer = SPLITS[pre]
+    tokenizer.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([*TEXTS * 3, *random_texts(300)], trainer)
+    tokenizer.add_tokens([AddedToken("<tool>", normalized=False)])
+    return tokenizer
+
+
+def write(path: Path, fill: Any, **pairs: Any) -> Path:
+    """A file with a tokenizer and no tensors."""
+    writer = gguf.GGUFWriter(path, "llama")
+    fill(writer)
+    for key, value in pairs.items():
+        (writer.add_bool if isinstance(value, bool) else writer.add_string)(
+            f"tokenizer.{key.replace('__', '.')}", value
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def same(mine: Tokenizer, theirs: tokenizers.Tokenizer, texts: list[str]) -> None:
+    for text in texts:
+        ids = theirs.encode(text).ids
+        assert mine.encode(text) == ids, repr(text)
+        for silent in (True, False):
+            assert mine.decode(ids, skip_special_tokens=silent) == theirs.decode(ids, skip_special_tokens=silent)
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_ids_equal_those_of_the_original(pre: str, tmp_path: Path) -> None:
+    theirs = trained(pre)
+    path = write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, theirs, pre), ggml__add_bos_token=False)
+    mine = Tokenizer.load(path, 701)
+    same(mine, theirs, [*TEXTS, *random_texts(1500), "a<tool>b <tool>"])
+    plain = Tokenizer(theirs)
+    assert mine.fingerprint == plain.fingerprint
+    assert mine.special_ids == plain.special_ids == {0, 1}
+
+
+def test_the_bundled_vocabulary(tmp_path: Path) -> None:
+    theirs = Tokenizer.load(BUNDLED)
+    config = json.loads((BUNDLED / "tokenizer_config.json").read_text())
+    path = write(
+        tmp_path / "a.gguf",
+        lambda w: write_bytes_bpe(w, theirs.backend, "gpt-2"),
+        chat_template=config["chat_template"],
+    )
+    mine = Tokenizer.load(path, 4096)
+    same(mine, theirs.backend, [*TEXTS, *random_texts(1500), Path(__file__).read_text()])
+    assert mine.fingerprint == theirs.fingerprint
+    assert (mine.eos_ids, mine.bos_id) == (theirs.eos_ids, theirs.bos_id) == ((0,), 0)
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    assert mine.chat(messages) == theirs.chat(messages)
+    assert mine.chat_ids(messages) == theirs.chat_ids(messages)
+
+
+def test_ways_to_split_differ(tmp_path: Path) -> None:
+    """The comparison above shows something: on these texts each way gives other pieces than the others."""
+    pieces = {
+        name: [[piece for piece, _ in SPLITS[name].pre_tokenize_str(text)] for text in TEXTS]
+        for name in ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken")
+    }
+    assert len({json.dumps(each) for each in pieces.values()}) == 5
+
+
+def test_default_splits_as_llama_cpp(tmp_path: Path) -> None:
+    """Four patterns, each on the pieces of the one before; written out here by hand."""
+    path = write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, trained("gpt-2"), "default"))
+    pieces = Tokenizer.load(path).backend.pre_tokenizer.pre_tokenize_str("ab12345 x+=y'll  z")
+    found = [piece.replace("Ġ", " ") for piece, _ in pieces]
+    assert found == ["ab", "123", "45", " x", "+=", "y", "'", "ll", " ", " z"]
+
+
+def test_tokens_that_only_pad(tmp_path: Path) -> None:
+    theirs = trained("gpt-2")
+    mine = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, theirs, "gpt-2", pad=9)), 710)
+    assert mine.fingerprint == Tokenizer(theirs).fingerprint
+    assert mine.is_silent(705)
+    assert mine.encode("[PAD705]") == theirs.encode("[PAD705]").ids
+
+
+@pytest.mark.parametrize(("pre", "says", "begins"), [
+    ("llama-bpe", None, True), ("llama-bpe", False, False), ("gpt-2", None, False), ("gpt-2", True, True),
+    ("tekken", None, True),
+])  # fmt: skip
+def test_texts_begin_as_the_file_says(pre: str, says: bool | None, begins: bool, tmp_path: Path) -> None:
+    pairs = {} if says is None else {"ggml__add_bos_token": says}
+    tokenizer = trained(pre)
+    mine = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_bytes_bpe(w, tokenizer, pre), **pairs))
+    assert (mine.encode("x")[0] == 0) == begins
+    assert mine.encode("x", add_special_tokens=False)[0] != 0
+    ends = write(tmp_path / "b.gguf", lambda w: write_bytes_bpe(w, tokenizer, pre), ggml__add_eos_token=True)
+    assert Tokenizer.load(ends).encode("x")[-1] == 0
+
+
+LLAMA_TEXTS = [text for text in TEXTS if "\x00" not in text]
+
+
+def pieces_vocabulary() -> dict[str, float]:
+    """Tokens of a SentencePiece BPE with their scores, the first merge the best."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁]*"), "isolated")
+    trainer = trainers.BpeTrainer(vocab_size=400, limit_alphabet=60, show_progress=False)
+    tokenizer.train_from_iterator([*LLAMA_TEXTS * 3, *random_texts(200)], trainer)
+    learned = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    singles = [token for token in learned if len(token) == 1]
+    merged = [token for token in learned if len(token) > 1]
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    return (
+        dict.fromkeys(special, 0.0)
+        | {token: -float(i) for i, token in enumerate(merged)}
+        | dict.fromkeys(singles, -1e6)
+    )
+
+
+def write_pieces(writer: gguf.GGUFWriter, vocabulary: dict[str, float]) -> None:
+    kinds = {"<unk>": TokenKind.UNKNOWN, "<s>": TokenKind.CONTROL, "</s>": TokenKind.CONTROL}
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(list(vocabulary))
+    writer.add_token_scores(list(vocabulary.values()))
+    writer.add_token_types(
+        [int(kinds.get(token, TokenKind.BYTE if token.startswith("<0x") else TokenKind.NORMAL)) for token in vocabulary]
+    )
+
+
+def by_sentencepiece(text: str, vocabulary: dict[str, float], *, prefix: bool = True) -> list[int]:
+    """The slow loop: of all neighbours that make a token, the best, the leftmost of equal ones, are put together."""
+    ids = {token: i for i, token in enumerate(vocabulary)}
+    symbols = list((" " * prefix + text).replace(" ", "▁"))
+    while True:
+        pairs = [(vocabulary[a + b], -i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in ids]
+        if not pairs:
+            break
+        at = -max(pairs)[1]
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+    return [i for s in symbols for i in ([ids[s]] if s in ids else [ids[f"<0x{byte:02X}>"] for byte in s.encode()])]
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
+    vocabulary = pieces_vocabulary()
+    path = write(tmp_path / "a.gguf", lambda w: write_pieces(w, vocabulary), ggml__add_space_prefix=prefix)
+    mine = Tokenizer.load(path, len(vocabulary))
+    assert (mine.bos_id, mine.eos_ids) == (1, (2,))
+    fallen = 0
+    for text in [text for text in [*TEXTS, *random_texts(400)] if text and "<s>" not in text]:
+        ids = by_sentencepiece(text, vocabulary, prefix=prefix)
+        fallen += any(3 <= i < 259 for i in ids)
+        assert mine.encode(text) == [1, *ids], repr(text)
+        assert mine.decode(ids) == text.replace("▁", " ")
+    assert fallen > 3, "no character fell back to bytes"
+    assert mine.encode("</s>a")[:2] == [1, 2]
+    assert mine.encode("x", add_special_tokens=False)[0] != 1
+
+
+def test_sentencepiece_equals_transformers_conversion(tmp_path: Path) -> None:
+    """The tokenizer.json that transformers' rules make of the same vocabulary."""
+    from transformers.tokenization_utils_base import generate_merges
+
+    vocabulary = pieces_vocabulary()
+    ids = {token: i for i, token in enumerate(vocabulary)}
+    merges = generate_merges(ids, vocabulary)
+    theirs = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    theirs.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    theirs.decoder = decoders.Sequence(parts)
+    theirs.add_special_tokens(["<unk>", "<s>", "</s>"])
+    theirs.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    mine = Tokenizer.load(write(tmp_path / "a.gguf", lambda w: write_pieces(w, vocabulary)))
+    same(mine, theirs, [*TEXTS, *random_texts(1500)])
+
+
+def no_merges(writer: gguf.GGUFWriter, *tokens: str, pre: str | None = "gpt-2", model: str = "gpt2") -> None:
+    writer.add_tokenizer_model(model)
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(list(tokens))
+
+
+def scored(writer: gguf.GGUFWriter, scores: list[float]) -> None:
+    no_merges(writer, "<unk>", "<s>", "</s>", model="llama")
+    writer.add_token_scores(scores)
+
+
+def crossed(writer: gguf.GGUFWriter) -> None:
+    no_merges(writer, "a", "b")
+    writer.add_token_merges(["a c"])
+
+
+def unlike(writer: gguf.GGUFWriter) -> None:
+    no_merges(writer, "a", "b")
+    writer.add_token_types([1])
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "no tokenizer": (lambda w: None, {}, "expected a tokenizer of the kind gpt2 or llama, found none; take the model"),
+    "no vocabulary": (lambda w: w.add_tokenizer_model("no_vocab"), {}, "kind gpt2 or llama, found none"),
+    "another kind": (lambda w: no_merges(w, "a", model="bert"), {}, "of the kind gpt2 or llama, found 'bert'"),
+    "a way to split": (lambda w: no_merges(w, "a", pre="poro-chat"), {}, "ggml.pre to be one of .*'poro-chat'"),
+    "no way to split": (lambda w: no_merges(w, "a", pre=None), {}, "ggml.pre to be one of .*, found None; how"),
+    "a token twice": (lambda w: no_merges(w, "a", "b", "a"), {}, "expected every token once, found 'a' twice"),
+    "a long token": (lambda w: no_merges(w, "a" * 1025), {}, "tokens of at most 1024 characters, found one of 1025"),
+    "other merges": (crossed, {}, "expected tokens and merges that go together, found others"),
+    "few kinds": (unlike, {}, "tokenizer.ggml.token_type: expected one for each of 2 tokens, found 1"),
+    "few scores": (lambda w: scored(w, [0.0]), {}, "tokenizer.ggml.scores: expected one for each of 3 tokens, found 1"),
+    "no scores": (lambda w: scored(w, [0.0, 0.0, float("nan")]), {}, "tokenizer.ggml.scores: expected a finite number"),
+    "no bos": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": True}, "add_bos_token: expected bos_token_id"),
+    "words": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": "yes"}, "add_bos_token: expected true or false"),
+    "template": (lambda w: no_merges(w, "a"), {"chat_template": True}, "chat_template: expected a text, found bool"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, tmp_path: Path) -> None:
+    fill, pairs, message = REFUSED[name]
+    path = write(tmp_path / "a.gguf", fill, **pairs)
+    with pytest.raises(TokenizerError, match=message) as caught:
+        Tokenizer.load(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_more_tokens_than_the_model_has(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", lambda w: no_merges(w, "a", "b", "c"))
+    with pytest.raises(TokenizerError, match=r"ids up to 2, but the model's vocabulary has 2"):
+        Tokenizer.load(path, 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kinds", "pairs", "expected"),
+    [
+        (["a", "<|im_end|>"], [1, 3], {}, (1,)),
+        (["a", "<|im_end|>"], [1, 1], {}, ()),
+        (["a", "b", "<|endoftext|>", "<|eot_id|>"], [1, 3, 3, 3], {"eos": 1}, (1, 2, 3)),
+        (["a", "b", "c"], [1, 3, 3], {"eos": 2, "eot": 1}, (2, 1)),
+    ],
+)
+def test_what_ends_a_text(
+    tokens: list[str], kinds: list[int], pairs: dict[str, int], expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    from pronk.quantization.gguf.reader import GgufFile
+    from pronk.quantization.gguf.vocabulary import Vocabulary
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        no_merges(writer, *tokens)
+        writer.add_token_types(kinds)
+        for name, value in pairs.items():
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
+
+    assert Vocabulary.read(GgufFile(write(tmp_path / "a.gguf", fill))).eos_ids == expected

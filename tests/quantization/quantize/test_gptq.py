@@ -1,0 +1,109 @@
+"""GPTQ against the slow method that it is a rearrangement of, and what it is for: outputs that err less."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pronk.kernels.library import candidates
+from pronk.quantization.formats.matrix import Bits
+from pronk.quantization.quantize.gptq import gptq, output_error
+from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
+
+KERNELS = candidates()[0]
+
+
+def some_layer(outputs: int, inputs: int, samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A weight, and ``X Xᵀ`` of inputs that go together, as those of a language model do."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    mixing = torch.randn(inputs // 4, inputs, generator=generator)
+    x = torch.randn(samples, inputs // 4, generator=generator) @ mixing
+    x += 0.3 * torch.randn(samples, inputs, generator=generator)
+    return weight, x.t() @ x
+
+
+def slow_gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
+    """One column after the other: round it, move the others, take it out of the problem (equations 2 and 3)."""
+    left, h = weight.double().clone(), hessian.double().clone()
+    h.diagonal().add_(0.01 * h.diagonal().mean())
+    inverse = torch.linalg.inv(h)
+    inputs = weight.shape[1]
+    group = rule.group or inputs
+    result = torch.zeros_like(left)
+    for j in range(inputs):
+        if j % group == 0:
+            scale = rule.scales(left[:, j : j + group].float())[:, 0].double()
+        low, high = -rule.zero, rule.zero - 1
+        result[:, j] = (left[:, j] / scale).round().clamp(low, high) * scale
+        error = (left[:, j] - result[:, j]) / inverse[j, j]
+        left[:, j:] -= error[:, None] * inverse[j, j:]
+        inverse -= inverse[:, j : j + 1] * inverse[j : j + 1] / inverse[j, j]
+    return result.float()
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "inputs"), [(4, 8, 24), (4, 24, 24), (8, 8, 32), (4, WHOLE_ROW, 32), (4, 64, 192), (4, 136, 272)]
+)
+def test_codes_are_those_of_the_slow_method(bits: Bits, group: int, inputs: int) -> None:
+    weight, hessian = some_layer(6, inputs, 4 * inputs)
+    rule = RoundingRule(KERNELS, bits, group, torch.bfloat16)
+    before = weight.clone(), hessian.clone()
+    made = gptq(weight, hessian, rule)
+    expected = slow_gptq(weight, hessian, rule)
+    torch.testing.assert_close(made.dequantize(), expected, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(made.codes, rule.nearest(weight).codes)
+    assert torch.equal(before[0], weight)
+    assert torch.equal(before[1], hessian)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, WHOLE_ROW), (8, 128)])
+def test_outputs_err_less_than_those_of_the_nearest_codes(bits: Bits, group: int) -> None:
+    weight, hessian = some_layer(64, 256, 1024)
+    rule = RoundingRule(KERNELS, bits, group, torch.bfloat16)
+    mine, nearest = (
+        output_error(weight, made.dequantize(), hessian) for made in (gptq(weight, hessian, rule), rule.nearest(weight))
+    )
+    assert mine < 0.5 * nearest
+
+
+def test_the_error_is_that_of_the_outputs() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, other = torch.randn(2, 5, 12, generator=generator)
+    x = torch.randn(40, 12, generator=generator)
+    wrong = (x @ weight.t() - x @ other.t()).square().sum()
+    assert output_error(weight, other, x.t() @ x) == pytest.approx(float(wrong), rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [(3, 3), (3, 5)], ids=["diagonal", "beside"])
+def test_products_that_are_no_numbers(place: tuple[int, int], value: float) -> None:
+    weight, hessian = some_layer(8, 32, 64)
+    hessian[place] = hessian[place[::-1]] = value
+    with pytest.raises(ValueError, match="expected finite products of the inputs, found others; quantize w") as caught:
+        gptq(weight, hessian, RoundingRule(KERNELS, 4, 8, torch.bfloat16))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_matrix_that_no_inputs_have() -> None:
+    """Damping ends."""
+    hessian = torch.eye(32)
+    hessian[3, 5] = hessian[5, 3] = 1e30
+    with pytest.raises(ValueError, match="found a matrix that is far from positive definite"):
+        gptq(torch.ones(8, 32), hessian, RoundingRule(KERNELS, 4, 8, torch.bfloat16))
+
+
+def test_inputs_that_are_never_there_and_too_few_samples() -> None:
+    """Nothing is divided by 0: such weights go to the nearest code."""
+    weight, hessian = some_layer(16, 64, 3)
+    hessian[8:16] = 0.0
+    hessian[:, 8:16] = 0.0
+    rule = RoundingRule(KERNELS, 4, 8, torch.bfloat16)
+    made = gptq(weight, hessian, rule)
+    assert torch.equal(made.codes[:, 8:16], rule.nearest(weight).codes[:, 8:16])
+    assert output_error(weight, made.dequantize(), hessian) < output_error(
+        weight, rule.nearest(weight).dequantize(), hessian
+    )
+    nothing = gptq(weight, torch.zeros(64, 64), rule)
+    assert torch.equal(nothing.codes, rule.nearest(weight).codes)

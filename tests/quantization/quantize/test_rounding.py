@@ -1,0 +1,93 @@
+"""Codes are chosen for the scales that the file holds, and groups are those that every matrix can have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pronk.architecture.config import ModelConfig, llama_config
+from pronk.errors import OptionError
+from pronk.kernels.library import candidates
+from pronk.kernels.rounding import round_weights
+from pronk.quantization.formats.matrix import Bits
+from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule, choose_group
+
+KERNELS = candidates()[0]
+
+
+def some_weight(outputs: int = 24, inputs: int = 96) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(inputs)
+    return torch.randn(outputs, inputs, generator=generator) * torch.logspace(-3, 1, outputs)[:, None]
+
+
+def shape(hidden: int, mlp: int, heads: int = 2) -> ModelConfig:
+    return llama_config(
+        hidden=hidden, layers=1, heads=heads, kv_heads=1, mlp=mlp, vocab=8, context=8, bos_id=None, eos_ids=(0,)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, WHOLE_ROW), (8, 96), (8, 8)])
+def test_codes_are_nearest_for_the_stored_scale(bits: Bits, group: int, dtype: torch.dtype) -> None:
+    weight = some_weight()
+    weight[3] = 0.0
+    made = RoundingRule(KERNELS, bits, group, dtype).nearest(weight)
+    assert torch.equal(made.scale, made.scale.to(dtype).float())
+    clipped = round_weights(KERNELS, weight, bits, group or 96)
+    assert torch.equal(made.scale, clipped.scale.to(dtype).float())
+    if dtype == torch.float32:
+        assert torch.equal(made.codes, clipped.codes)
+    scale = made.scale.repeat_interleave(made.group, dim=1)
+    codes = torch.arange(-made.zero, made.zero)
+    for n in range(len(weight)):
+        wrong = (weight[n, :, None] - scale[n, :, None] * codes).abs().amin(1)
+        torch.testing.assert_close((made.dequantize()[n] - weight[n]).abs(), wrong, rtol=1e-4, atol=1e-7)
+    assert not made.dequantize()[3].any()
+
+
+def test_a_scale_that_its_type_cannot_hold() -> None:
+    """In float16 a small one is 0, and so are its weights; a large one is the largest."""
+    weight = some_weight() * 1e-8
+    assert not RoundingRule(KERNELS, 8, 32, torch.float16).nearest(weight).dequantize()[0].any()
+    large = RoundingRule(KERNELS, 8, 32, torch.float16).nearest(some_weight() * 1e9)
+    assert bool(large.dequantize().isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("hidden", "mlp", "bits", "group", "found"),
+    [
+        (256, 512, 8, None, 128),
+        (320, 832, 8, None, 64),
+        (320, 832, 4, None, 32),
+        (48, 80, 4, None, 16),
+        (320, 832, 4, 16, 16),
+        (96, 192, 4, 24, 24),
+        (96, 200, 8, 0, WHOLE_ROW),
+    ],
+)
+def test_groups(hidden: int, mlp: int, bits: int, group: int | None, found: int) -> None:
+    assert choose_group(shape(hidden, mlp), bits, group) == (bits, found)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "mlp", "bits", "group", "message"),
+    [
+        (64, 128, 3, 32, "bits: expected 4 or 8, found 3"),
+        (320, 832, 4, 128, "divides the matrices' 320 and 832 inputs, found 128; use 64, 32, 16, 8, or 0 for a"),
+        (64, 128, 4, 12, "expected a multiple of 8"),
+        (64, 128, 4, -1, "found -1"),
+        (60, 128, 4, None, "found inputs of no common multiple of 8"),
+        (60, 128, 4, 0, "found 0"),
+    ],
+)
+def test_what_no_matrix_can_have_is_refused(hidden: int, mlp: int, bits: int, group: int | None, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        choose_group(shape(hidden, mlp), bits, group)
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_of_the_output_projection_count() -> None:
+    config = replace(shape(64, 128), head_dim=20)
+    assert choose_group(config, 4, None) == (4, 8)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from guides import ToyFollower
+from pronk.errors import OptionError
+from pronk.sampling.grammar_pruning import prune
+from pronk.sampling.guide import MAX_SIZE, Guide
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.tree import TokenTree
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "expected one of json, regex, choice and grammar, found none"),
+        ({"regex": "a", "grammar": "start: "}, "found regex and grammar"),
+        ({"json": {}, "choice": ["a"]}, "found json and choice"),
+        ({"json": "{"}, "no JSON .line 1"),
+        ({"json": "[" * 100_000}, "levels"),
+        ({"json": [1]}, "an object or true"),
+        ({"json": 3}, "an object or true"),
+        ({"json": '"abc"'}, "an object or true"),
+        ({"json": False}, "that something fits"),
+        ({"json": "false"}, "that something fits"),
+        ({"json": {"a": object()}}, "JSON values"),
+        ({"json": {"minimum": float("nan")}}, "JSON values"),
+        ({"json": nested(70)}, "at most 64 levels"),
+        ({"json": json.dumps(nested(70))}, "at most 64 levels"),
+        ({"json": {"enum": ["x" * MAX_SIZE]}}, f"at most {MAX_SIZE} characters"),
+        ({"json": "x" * (MAX_SIZE + 1)}, f"at most {MAX_SIZE} characters"),
+        ({"regex": ""}, "not empty"),
+        ({"regex": 3}, "not empty"),
+        ({"regex": "a" * (MAX_SIZE + 1)}, f"at most {MAX_SIZE} characters"),
+        ({"regex": "a\ud800"}, "half a character"),
+        ({"grammar": ""}, "not empty"),
+        ({"grammar": "x" * 10_000_000}, "at most"),
+        ({"choice": []}, "expected 1..1024 texts, found 0"),
+        ({"choice": ["a"] * 1025}, "found 1025"),
+        ({"choice": "yes"}, "expected a list of texts"),
+        ({"choice": ["a", ""]}, "not empty"),
+        ({"choice": ["a", 1]}, "not empty"),
+        ({"choice": ["a", "a"]}, "no two are alike"),
+        ({"choice": ["a\udc80"]}, "half a character"),
+        ({"regex": "a", "whitespace": True}, "beside json alone"),
+        ({"json": True, "whitespace": 1}, "whitespace"),
+    ],
+)
+def test_guides_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Guide(**given)
+
+
+def test_equal_guides_are_one() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert Guide(json=schema) == Guide(json=json.dumps(schema))
+    assert hash(Guide(choice=["a", "b"])) == hash(Guide(choice=("a", "b")))
+    assert Guide(json=schema) != Guide(json={"type": "object", "properties": {"a": {}, "b": {}}})
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide(json={"type": "object"}, whitespace=True),
+        Guide(json=True),
+        Guide(regex="[ab]+"),
+        Guide(choice=["é", "b"]),
+        Guide(grammar='start: "a"'),
+    ],
+    ids=lambda guide: guide.kind,
+)
+def test_plain_values_make_it_again(guide: Guide) -> None:
+    assert Guide(**json.loads(json.dumps(guide.to_dict()))) == guide
+    params = SamplingParams(guide=guide, guide_mode="plain")
+    values = json.loads(json.dumps(params.to_dict()))
+    assert SamplingParams(**(values | {"guide": Guide(**values["guide"])})) == SamplingParams(
+        **(params.to_dict() | {"guide": guide})
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"guide": "[0-9]+"}, "expected a Guide"),
+        ({"guide_mode": "fast"}, "guide_mode"),
+        ({"guide": Guide(regex="a"), "ignore_eos": True}, "ignore_eos"),
+        ({"guide": Guide(regex="a"), "guide_mode": "jump", "logprobs": 0}, "logprobs"),
+        ({"guide": Guide(regex="a"), "guide_mode": "jump", "bad_words": ["b"]}, "bad_words"),
+    ],
+)
+def test_options_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        SamplingParams(**given)
+
+
+def test_pruned_trees_keep_what_the_guide_allows() -> None:
+    """And the follower stands where it stood. In the table 20 comes first, and then 21."""
+    follower = ToyFollower(131)
+    tree = TokenTree((9, 20, 21, 20, 5, 21, 20), (-1, 0, 1, 1, 0, 4, 4), verify=(True,) * 4 + (False, True, True))
+    kept = prune(tree, follower)
+    assert (kept.tokens, kept.parents) == ((9, 20, 21, 5, 21, 20), (-1, 0, 1, 0, 3, 3))
+    assert follower.states == [0]
+    assert prune(kept, follower) is kept
+
+
+def test_an_error_leaves_the_follower_where_it_stood() -> None:
+    class Broken(ToyFollower):
+        def legal(self, token: int) -> bool:
+            if len(self.states) > 2:
+                raise RuntimeError
+            return super().legal(token)
+
+    follower = Broken(131)
+    with pytest.raises(RuntimeError):
+        prune(TokenTree.chain([9, 20, 21, 22]), follower)
+    assert follower.states == [0]

@@ -1,0 +1,278 @@
+"""The rejection rule where nothing is known of how guesses were drawn: the exact law, and the numbers of the trials.
+
+The law is found by following every outcome of every draw with its probability (``laws.py``). With guesses that are
+drawn from distributions of their own it is in ``test_rules_law.py``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pronk.sampling.sampler
+import pronk.sampling.verify
+import quick_noise
+from chi_square import p_value
+from laws import VOCAB, ExactDistribution, Source, String, Table, outputs, wrong_by
+from pronk.errors import OptionError
+from pronk.sampling.noise import block_uniform, draft_noise, gumbel_noise, rejection_noise, rejection_uniform
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.sampling.verify import rejection_sample
+from pronk.speculation.tree import DraftSample, TokenTree
+from sampling.test_sampler import LOGITS, OPTIONS, scores_of
+
+
+def trees(size: int) -> Iterator[TokenTree]:
+    """Every tree over the vocabulary, its children in every order."""
+    for parents in product(*(range(node) for node in range(1, size))):
+        for tokens in product(range(VOCAB), repeat=size - 1):
+            if len(set(zip(parents, tokens, strict=True))) == size - 1:
+                yield TokenTree((0, *tokens), (-1, *parents))
+
+
+def law_of(tree: TokenTree, table: Table, rule: str = "rejection") -> ExactDistribution:
+    return outputs(rule, lambda *_: tree, table)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_every_small_tree_leaves_the_law_as_it_is(size: int, rule: str) -> None:
+    every = list(trees(size))
+    chosen = every if size < 5 else random.Random(0).sample(every, 300)
+    tables = [Table(seed) for seed in range(4)]
+    for count, tree in enumerate(chosen):
+        assert wrong_by(law_of(tree, tables[count % 4], rule), tables[count % 4]) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_nodes_that_may_not_be_accepted_are_not_tried(rule: str) -> None:
+    tree = TokenTree((0, 1, 1, 2, 0, 2), (-1, 0, 0, 0, 0, 2), (True, False, True, False, True, True))
+    for seed in range(4):
+        table = Table(seed)
+        assert wrong_by(law_of(tree, table, rule), table) < 1e-12
+        # The nodes in question make no difference at all.
+        assert law_of(tree, table, rule) == law_of(tree.keep([2, 4, 5]), table, rule)
+
+
+def without_norm(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
+    p = p.clone()
+    for j, (x, _) in enumerate(draft_tokens):
+        if accepts(j, float(p[x])):
+            return x
+        p[x] = 0.0
+    return draw(p / p.sum()) if bool(p.any()) else 0
+
+
+def without_removal(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
+    for j, (x, _) in enumerate(draft_tokens):
+        if accepts(j, float(p[x])):
+            return x
+    return draw(p)
+
+
+def first_is_right(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, draw: Any) -> int:
+    """One draw, which takes the first guess for the other ones as well."""
+    token = draw(p)
+    return draft_tokens[0][0] if token in [x for x, _ in draft_tokens] else token
+
+
+@pytest.mark.parametrize("wrong", [without_norm, without_removal, first_is_right])
+def test_wrong_rules_are_found(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pronk.sampling.verify, "reject", wrong)
+    assert max(wrong_by(law_of(tree, Table(1)), Table(1)) for tree in trees(3)) > 0.02
+
+
+def algorithm_4(grams: Sequence[String], table: Table, source: Source) -> String:
+    """The paper's loop over disjoint n-grams, line by line."""
+    v, o = list(grams), list[int]()
+    for i in range(len(grams[0])):
+        p = table[tuple(o)].clone()
+        for j, gram in enumerate(v):
+            s = gram[i]
+            if source.accepts(j, float(p[s])):
+                o.append(s)
+                v = [other for other in v[j:] if other[i] == s]
+                break
+            p[s] = 0.0
+            p = p / p.sum()
+        else:
+            return (*o, source.draw(p))
+    return (*o, source.draw(table[tuple(o)]))
+
+
+def test_on_a_trie_it_is_the_papers_algorithm() -> None:
+    dice, lengths = random.Random(3), set[int]()
+    for seed in range(40):
+        table = Table(seed)
+        grams = [tuple(dice.choices(range(VOCAB), k=3)) for _ in range(3)]
+        nodes: dict[String, int] = {(): 0}
+        tokens, parents = [0], [-1]
+        for gram in grams:
+            for end in range(1, 4):
+                if gram[:end] not in nodes:
+                    nodes[gram[:end]] = len(tokens)
+                    tokens.append(gram[end - 1])
+                    parents.append(nodes[gram[: end - 1]])
+        want, source = defaultdict[String, float](float), Source()
+        for _ in source.runs():
+            output = algorithm_4(grams, table, source)
+            want[output] += source.weight
+        got = law_of(TokenTree(tuple(tokens), tuple(parents)), table)
+        assert dict(got) == pytest.approx(dict(want), rel=0, abs=1e-12)
+        lengths |= {len(output) for output in got}
+    assert lengths == {1, 2, 3, 4}
+
+
+def points(*tokens: int) -> list[DraftSample]:
+    return [(token, None) for token in tokens]
+
+
+def test_extremes() -> None:
+    """A certain token is always accepted, an impossible one never, and the distribution is left as it was."""
+    p = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    for u in (0.0, 1 - 2**-53):
+        assert (
+            rejection_sample(p, points(0, 2, 1), lambda _, chance, u=u: u < chance, lambda _: pytest.fail("drew")) == 1
+        )
+        assert (
+            rejection_sample(p, points(0, 0, 2), lambda _, chance, u=u: u < chance, lambda rest: int(rest.argmax()))
+            == 1
+        )
+    assert p.tolist() == [0.0, 1.0, 0.0]
+    # Next to nothing is left after the rejection, and it is a distribution all the same.
+    p = torch.tensor([1e-300, 1.0, 3e-300], dtype=torch.float64)
+    drawn: list[Tensor] = []
+    rejection_sample(p, points(1), lambda *_: False, lambda rest: drawn.append(rest) or 0)  # type: ignore[func-returns-value]
+    torch.testing.assert_close(drawn[0], torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64))
+
+
+def sampler(seed: int, vocab: int = 8, **options: Any) -> Sampler:
+    return Sampler(SamplingParams(rule="rejection", **options), seed, [1, 2], vocab, stop_token_ids=(3, 17))
+
+
+@pytest.mark.parametrize("options", [option for option in OPTIONS if option.get("temperature")], ids=str)
+def test_distribution_is_the_processed_softmax(options: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    made = sampler(0, 40, max_tokens=50, **options)
+    for token in (6, 4, 9, 6):
+        logits = 3 * torch.randn(40, generator=generator)
+        before = logits.clone()
+        want = torch.tensor(scores_of(logits, made), dtype=torch.float64).softmax(0)
+        torch.testing.assert_close(made.distribution(logits), want, rtol=1e-5, atol=1e-7)
+        assert torch.equal(logits, before)
+        made.advance(token)
+
+
+@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.parametrize("draft_tokens", [(), (6, 1), (1, 0, 7, 3, 2, 4, 5, 6)], ids=str)
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
+def test_draws_over_seeds(draft_tokens: tuple[int, ...], options: dict[str, Any]) -> None:
+    exact = sampler(0, **options).distribution(LOGITS)
+    chosen = [sampler(seed, **options).rejection_sample(exact, points(*draft_tokens)) for seed in range(2000)]
+    assert p_value(torch.bincount(torch.tensor(chosen), minlength=8), exact) > 1e-4
+
+
+def drawn_by_noise(seed: int, position: int, share: float) -> int:
+    """The guess of a draft model that samples with the target's noise, from a law that is not the target's."""
+    return int((share * LOGITS.flip(0) + quick_noise.gumbel_noise(seed, position, torch.arange(8))).argmax())
+
+
+def draws_with_guesses_by_noise() -> float:
+    counts, exact = torch.zeros(8), LOGITS.double().softmax(0)
+    for seed in range(3000):
+        counts[sampler(seed, temperature=1.0).rejection_sample(exact, points(drawn_by_noise(seed, 2, 0.7)))] += 1
+    return p_value(counts, exact)
+
+
+@pytest.mark.usefixtures("quickly_drawn")
+def test_guesses_drawn_with_the_coupled_noise() -> None:
+    assert draws_with_guesses_by_noise() > 1e-4
+
+
+@pytest.mark.usefixtures("quickly_drawn")
+def test_the_draw_must_not_share_the_noise_of_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pronk.sampling.sampler, "rejection_noise", quick_noise.gumbel_noise)
+    monkeypatch.setattr(pronk.sampling.sampler, "trial_seed", lambda seed, _: seed)
+    assert draws_with_guesses_by_noise() < 1e-6
+
+
+@pytest.mark.usefixtures("quickly_drawn")
+@pytest.mark.parametrize("shared", ["trials", "trial and draw"])
+def test_numbers_used_twice_are_found(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
+    if shared == "trials":
+        monkeypatch.setattr(
+            pronk.sampling.sampler, "rejection_uniform", lambda s, place, _: rejection_uniform(s, place, 0)
+        )
+    else:
+
+        def inverse(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
+            """Draws from what is left with the number that has just led to a rejection."""
+            used: list[int] = []
+
+            def tried(j: int, chance: float) -> bool:
+                used.append(j)
+                return accepts(j, chance)
+
+            def draw(rest: Tensor) -> int:
+                low, high = 0.0, 1.0
+                for _ in range(40):
+                    mid = (low + high) / 2
+                    low, high = (low, mid) if accepts(used[-1], mid) else (mid, high)
+                return int((rest.cumsum(0) > low).nonzero()[0])
+
+            return rejection_sample(p, draft_tokens, tried, draw)
+
+        monkeypatch.setattr(pronk.sampling.sampler, "reject", inverse)
+    exact = LOGITS.double().softmax(0)
+    chosen = [sampler(seed, temperature=1.0).rejection_sample(exact, points(1, 0)) for seed in range(1500)]
+    assert p_value(torch.bincount(torch.tensor(chosen), minlength=8), exact) < 1e-6
+
+
+def test_uniform_numbers() -> None:
+    """Pure, in [0, 1), flat, and independent of neighbours, of chains' trials, and of the noise of draws."""
+    trials = [[rejection_uniform(5, place, trial) for trial in range(4)] for place in range(2000)]
+    values = torch.tensor(trials, dtype=torch.float64).flatten()
+    assert trials[0] == [rejection_uniform(5, 0, trial) for trial in range(4)]
+    assert bool((values >= 0).all())
+    assert bool((values < 1).all())
+    assert len(values.unique()) > 7990
+    assert p_value(torch.histc(values, 50, 0.0, 1.0), torch.ones(50)) > 1e-4
+    draws = torch.stack([rejection_noise(5, place, torch.arange(3)) for place in range(2000)])
+    draft_tokens = torch.stack([gumbel_noise(5, place, torch.arange(3)) for place in range(2000)])
+    chains = torch.tensor([[block_uniform(5, place, i) for i in range(1, 4)] for place in range(2000)])
+    drafts = torch.stack([draft_noise(5, place - 1, place, torch.arange(3)) for place in range(2000)])
+    every = torch.cat((values.view(2000, 4), draws, draft_tokens, chains, drafts), 1)
+    correlations = torch.corrcoef(every.T) - torch.eye(16)
+    assert float(correlations.abs().max()) * 2000**0.5 < 4.5
+    for seed, place, trial in ((0, 0, 0), (2**63 - 1, 2**31, 127)):
+        assert 0 <= rejection_uniform(seed, place, trial) < 1
+
+
+def test_numbers_stay_what_they_are() -> None:
+    """A seed and the same guesses give the same text in the next release."""
+    got = [rejection_uniform(1, 5, 0), rejection_uniform(1, 5, 1), rejection_uniform(7, 123, 0), block_uniform(1, 5, 1)]
+    assert got == pytest.approx([0.138236753997, 0.719373297950, 0.366973556788, 0.848945010133], abs=1e-11)
+    assert rejection_noise(1, 5, torch.tensor([0, 70_000])).tolist() == pytest.approx(
+        [-1.056932047332, 2.701661860240], abs=1e-10
+    )
+
+
+def test_the_option() -> None:
+    assert SamplingParams().rule == "coupled"
+    assert SamplingParams(rule="rejection").to_dict()["rule"] == "rejection"
+    assert not SamplingParams(rule="rejection").rejects
+    assert SamplingParams(rule="rejection", temperature=0.1).rejects
+    assert SamplingParams(rule="block", temperature=0.1).rejects
+    assert not SamplingParams(rule="block").rejects
+    assert not SamplingParams(temperature=0.1).rejects
+    for wrong in ("Rejection", "", None, 1, ["coupled"]):
+        with pytest.raises(OptionError, match="rule: expected one of coupled, rejection, block, found"):
+            SamplingParams(rule=wrong)  # type: ignore[arg-type]

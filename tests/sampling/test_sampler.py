@@ -1,0 +1,404 @@
+"""The target's choice: each processor against the obvious one and transformers', and the distribution it gives."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from chi_square import p_value
+from pronk.kernels.library import Kernels, candidates
+from pronk.sampling.logits_processors import BadWords, Penalties
+from pronk.sampling.noise import gumbel_noise
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import NotFiniteError, Sampler, token_logprobs
+from pronk.sampling.truncation import truncate
+from quick_noise import noise_over
+from tiny_models import context_of
+
+VOCAB = 40
+ENDS = (3, 17)
+BAD_WORDS = ((5,), (6, 7), (6, 6, 8), (9, 9))
+
+
+def sampler(
+    prompt: Sequence[int] = (1, 2), seed: int = 0, vocab: int = VOCAB, kernels: Kernels | None = None, **options: Any
+) -> Sampler:
+    bad = BAD_WORDS if options.get("bad_words") else ()
+    return Sampler(SamplingParams(**options), seed, prompt, vocab, stop_token_ids=ENDS, bad_words=bad, kernels=kernels)
+
+
+def scores_of(logits: Tensor, made: Sampler) -> list[float]:
+    """The obvious processors, one after the other, token by token, in exact order; -inf where a token is out."""
+    p, text, place = made.params, context_of(made), made.context.num_prompt
+    prompt, output = text[:place], text[place:]
+    scores = [float(value) for value in logits]
+    for token in range(len(scores)):
+        if token in prompt or token in output:
+            scores[token] *= p.repetition_penalty if scores[token] <= 0 else 1 / p.repetition_penalty
+        scores[token] -= p.frequency_penalty * output.count(token) + p.presence_penalty * (token in output)
+        scores[token] += (p.logit_bias or {}).get(token, 0.0)
+    for word in next((each.words for each in made.processors if isinstance(each, BadWords)), []):
+        if context_of(made)[len(made.context) - len(word) + 1 :] == word[:-1]:
+            scores[word[-1]] = -math.inf
+    if len(output) < p.min_tokens:
+        for end in ENDS:
+            scores[end] = -math.inf
+    if p.greedy:
+        return scores
+    return truncated([score / p.temperature for score in scores], p)
+
+
+def truncated(scores: list[float], p: SamplingParams) -> list[float]:
+    """Top-k, top-p and min-p."""
+    order = sorted(range(len(scores)), key=lambda token: -scores[token])
+    if p.top_k:
+        order = order[: p.top_k]
+    if p.top_p < 1:
+        weights = [math.exp(scores[token] - scores[order[0]]) for token in order]
+        before = [sum(weights[:i]) / sum(weights) for i in range(len(order))]
+        order = [token for token, share in zip(order, before, strict=True) if share < p.top_p]
+    if p.min_p > 0:
+        order = [token for token in order if math.exp(scores[token] - scores[order[0]]) >= p.min_p]
+    return [score if token in order else -math.inf for token, score in enumerate(scores)]
+
+
+def obvious(logits: Tensor, made: Sampler) -> int:
+    scores = torch.tensor(scores_of(logits, made), dtype=torch.float64)
+    if made.params.greedy:
+        return int(scores.argmax())
+    return int((scores + gumbel_noise(made.seed, len(made.context), torch.arange(len(scores)))).argmax())
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.0},
+    {"temperature": 2.5, "top_k": 1},
+    {"temperature": 2.5, "top_k": 5},
+    {"temperature": 1.0, "top_k": VOCAB},
+    {"temperature": 1.0, "top_k": 10**6},
+    {"temperature": 1.3, "top_p": 0.5},
+    {"temperature": 1.3, "top_p": 0.01},
+    {"temperature": 1.3, "top_p": 0.999},
+    {"temperature": 1.3, "min_p": 0.2},
+    {"temperature": 1.3, "min_p": 1.0},
+    {"temperature": 1.8, "top_k": 12, "top_p": 0.8, "min_p": 0.05},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.4},
+    {"presence_penalty": 1.9},
+    {"presence_penalty": -1.9},
+    {"frequency_penalty": 0.8},
+    {"frequency_penalty": -0.8},
+    {"logit_bias": {4: 5.0, 11: -100.0, 0: 3.0}},
+    {"logit_bias": {4: 2.0}, "temperature": 0.8},
+    {"min_tokens": 6, "logit_bias": {3: 20.0, 17: 20.0}},
+    {"bad_words": ["b"], "logit_bias": {5: 9.0, 6: 9.0, 7: 8.0, 8: 7.0, 9: 9.0}},
+    {
+        "temperature": 1.5,
+        "top_k": 30,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.3,
+        "logit_bias": {6: 3.0, 9: 3.0, 3: 3.0},
+        "min_tokens": 5,
+        "bad_words": ["b"],
+    },
+]
+
+
+def stateless_sampler() -> list[Any]:
+    """Options by who computes: all kernels where logits and noise are all there is to it, else one."""
+    return [
+        pytest.param(options, by, id=f"{options}-{'torch' if by is None else by.name}")
+        for options in OPTIONS
+        for by in (None, *candidates()[: 1 if set(options) - {"temperature"} else None])
+    ]
+
+
+@pytest.mark.parametrize(("options", "by"), stateless_sampler())
+def test_the_choice_equals_the_obvious_one(options: dict[str, Any], by: Kernels | None) -> None:
+    """Along whole outputs, so that contexts of all lengths occur; the logits are left as they were."""
+    generator, seen = torch.Generator().manual_seed(1), Counter[int]()
+    for seed in range(6):
+        made = sampler([1, 2, 9, 6, 30 + seed], seed, kernels=by, max_tokens=50, **options)
+        for _ in range(12):
+            logits = 3 * torch.randn(VOCAB, generator=generator)
+            before = logits.clone()
+            token = made.choose(logits)
+            assert token == obvious(logits, made)
+            assert torch.equal(logits, before)
+            made.advance(token)
+            seen[token] += 1
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_advance_and_rollback_leave_no_trace(options: dict[str, Any]) -> None:
+    dice, generator = random.Random(2), torch.Generator().manual_seed(2)
+    made, fresh = (sampler([1, 2, 6, 9], 7, max_tokens=50, **options) for _ in range(2))
+    for _ in range(30):
+        draft_tokens = [dice.choice((1, 4, 5, 6, 6, 7, 8, 9, 9, 3)) for _ in range(dice.randrange(5))]
+        for token in draft_tokens:
+            made.advance(token)
+        assert made.context.num_chosen == fresh.context.num_chosen + len(draft_tokens)
+        made.rollback(len(draft_tokens))
+        made.rollback(0)
+        logits = 3 * torch.randn(VOCAB, generator=generator)
+        token = fresh.choose(logits)
+        assert made.choose(logits) == token
+        for one in (made, fresh):
+            one.advance(token)
+        assert context_of(made) == context_of(fresh)
+        for one, other in zip(made.processors, fresh.processors, strict=True):
+            if isinstance(one, Penalties) and isinstance(other, Penalties):
+                assert torch.equal(one.counts, other.counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[7], OPTIONS[-1]], ids=str)
+def test_any_dtype(options: dict[str, Any], dtype: torch.dtype) -> None:
+    made = sampler(max_tokens=50, **options)
+    for seed in range(20):
+        logits = (3 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))).to(dtype)
+        assert made.choose(logits) == made.choose(logits.float())
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-300, 1e-46, 1e-38, 1e-20])
+@pytest.mark.parametrize("option", ["top_p", "min_p", "temperature"])
+def test_the_smallest_values(option: str, value: float) -> None:
+    """Nothing underflows: so low a temperature or top-p is greedy, and so low a min-p keeps all."""
+    options = {"temperature": 1.0, option: value}
+    for seed in range(20):
+        logits = 30 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
+        made = sampler(seed=seed, **options)
+        plain = sampler(seed=seed, temperature=1.0)
+        assert made.choose(logits) == (plain.choose(logits) if option == "min_p" else int(logits.argmax()))
+
+
+@pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "torch" if by is None else by.name)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf], ids=str)
+def test_logits_that_have_overflowed(number: float, by: Kernels | None) -> None:
+    """Nothing is chosen from them, wherever they are."""
+    for options in (
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1},
+        {"temperature": 9.0, "top_k": 5},
+        {"logit_bias": {3: 1.0}},
+    ):
+        for place in (0, 7, VOCAB - 1):
+            logits = torch.zeros(VOCAB)
+            logits[place] = number
+            with pytest.raises(NotFiniteError):
+                sampler(kernels=by, **options).choose(logits)
+
+
+# Choices that are made one at a time, where thousands are made together.
+ALONE = 150
+
+
+def draws(logits: Tensor, count: int, **options: Any) -> Tensor:
+    """How often each token is chosen, over seeds: all at once, and the first ones by their own choosers as well."""
+    vocab = len(logits)
+    made = sampler(vocab=vocab, **options)
+    chosen = chosen_by([(seed, 2) for seed in range(count)], logits, made)
+    alone = [sampler(seed=seed, vocab=vocab, **options).choose(logits) for seed in range(ALONE)]
+    assert chosen[:ALONE].tolist() == alone
+    return torch.bincount(chosen, minlength=vocab)
+
+
+def chosen_by(places: Sequence[tuple[int, int]], logits: Tensor, made: Sampler) -> Tensor:
+    """What is chosen with each seed at each position, in the context of ``made``."""
+    return (made.distribution(logits).log() + noise_over(places, len(logits))).argmax(1)
+
+
+LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 1.2])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.5},
+        {"temperature": 2.0},
+        {"temperature": 1.0, "top_k": 3},
+        {"temperature": 1.0, "top_p": 0.6},
+        {"temperature": 1.0, "min_p": 0.3},
+        {"temperature": 1.5, "top_k": 6, "top_p": 0.9, "min_p": 0.2},
+        {"temperature": 1.0, "logit_bias": {6: 3.0}, "repetition_penalty": 1.5},
+    ],
+    ids=str,
+)
+def test_the_distribution_is_the_processed_softmax(options: dict[str, Any]) -> None:
+    exact = torch.tensor(scores_of(LOGITS, sampler(vocab=8, **options)), dtype=torch.float64).softmax(0)
+    assert p_value(draws(LOGITS, 4000, **options), exact) > 1e-4
+
+
+def test_the_test_of_the_distribution_can_fail() -> None:
+    """It tells a temperature of 1.2 from one of 1."""
+    counts = draws(LOGITS, 4000, temperature=1.2)
+    assert p_value(counts, LOGITS.double().softmax(0)) < 1e-4
+
+
+def test_the_distribution_over_positions_of_one_seed() -> None:
+    made = sampler(seed=99, vocab=8, temperature=1.0)
+    chosen = chosen_by([(99, 2 + i) for i in range(4000)], LOGITS, made)
+    for token in chosen[:ALONE].tolist():
+        assert made.choose(LOGITS) == token
+        made.advance(token)
+    assert p_value(torch.bincount(chosen, minlength=8), LOGITS.double().softmax(0)) > 1e-4
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 1.4, "top_p": 0.9}], ids=str)
+def test_two_tokens_in_a_row(options: dict[str, Any]) -> None:
+    """Joint frequencies on a Markov table: the second draw does not depend on the first but through the table."""
+    table = 1.2 * torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
+    counts, exact = torch.zeros(5, 5), torch.zeros(5, 5, dtype=torch.float64)
+    made = sampler([0], vocab=5, **options)
+    firsts = chosen_by([(seed, 1) for seed in range(6000)], table[0], made)
+    seconds = torch.empty_like(firsts)
+    for first in range(5):
+        made.advance(first)
+        (seeds,) = (firsts == first).nonzero(as_tuple=True)
+        seconds[seeds] = chosen_by([(seed, 2) for seed in seeds.tolist()], table[first], made)
+        made.rollback(1)
+    for seed in range(ALONE):
+        alone = sampler([0], seed, 5, **options)
+        for token in (int(firsts[seed]), int(seconds[seed])):
+            assert alone.choose(table[context_of(alone)[-1]]) == token
+            alone.advance(token)
+    counts.index_put_((firsts, seconds), torch.ones(6000), accumulate=True)
+    rows = [torch.tensor(scores_of(row, sampler(vocab=5, **options)), dtype=torch.float64).softmax(0) for row in table]
+    for first in range(5):
+        exact[first] = rows[0][first] * rows[first]
+    likely = exact > 1e-3  # the test needs a few draws in each cell
+    assert float(exact[likely].sum()) > 0.98
+    rest = (counts[~likely].sum(), exact[~likely].sum())
+    lumped = (torch.cat((counts[likely], rest[0][None])), torch.cat((exact[likely], rest[1][None])))
+    assert p_value(*(lumped if float(rest[1]) * 6000 >= 5 else (counts[likely], exact[likely]))) > 1e-4
+
+
+def test_two_seeds_choose_independently() -> None:
+    pairs = torch.zeros(8, 8)
+    made = sampler(vocab=8, temperature=2.0)
+    one, other = (chosen_by([(start + seed, 2) for seed in range(6000)], LOGITS, made) for start in (0, 100_000))
+    for start, chosen in ((0, one), (100_000, other)):
+        alone = [sampler(seed=start + seed, vocab=8, temperature=2.0).choose(LOGITS) for seed in range(ALONE)]
+        assert chosen[:ALONE].tolist() == alone
+    pairs.index_put_((one, other), torch.ones(6000), accumulate=True)
+    exact = (LOGITS.double() / 2).softmax(0)
+    assert p_value(pairs, exact[:, None] * exact[None]) > 1e-4
+
+
+def test_what_the_penalties_count() -> None:
+    """Repetition counts the prompt, presence and frequency do not."""
+    flat = torch.ones(VOCAB)
+    made = sampler([4, 4, 5], repetition_penalty=2.0)
+    assert made.choose(flat) == 0
+    high = flat.clone()
+    high[4] = 1.9
+    assert made.choose(high) == 0
+    for name in ("presence_penalty", "frequency_penalty"):
+        made = sampler([4, 4, 5], **{name: 0.5})
+        assert made.choose(high) == 4
+        made.advance(4)
+        assert made.choose(high) == 4
+        made.advance(4)
+        # 1.9 - 2 · 0.5 is less than 1, 1.9 - 0.5 is not.
+        assert made.choose(high) == (4 if name == "presence_penalty" else 0)
+
+
+def test_bad_words_are_never_completed() -> None:
+    dice = torch.Generator().manual_seed(4)
+    made = sampler(
+        [6], seed=3, max_tokens=400, temperature=1.0, bad_words=["b"], logit_bias=dict.fromkeys(range(5, 10), 4.0)
+    )
+    for _ in range(400):
+        made.advance(made.choose(torch.randn(VOCAB, generator=dice)))
+    text = context_of(made)
+    assert {6, 7, 8, 9} <= set(text)
+    for word in BAD_WORDS:
+        assert all(tuple(text[i : i + len(word)]) != word for i in range(len(text)))
+
+
+def test_ends_are_not_chosen_before_min_tokens() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[[3, 17]] = 50.0
+    made = sampler([3, 3, 3, 3], min_tokens=3)  # ends in the prompt do not count
+    chosen = []
+    for _ in range(4):
+        chosen.append(made.choose(logits))
+        made.advance(chosen[-1])
+    assert chosen == [0, 0, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options"),
+    [
+        ("TemperatureLogitsWarper", (0.6,), {"temperature": 0.6}),
+        ("TopKLogitsWarper", (7,), {"temperature": 1.0, "top_k": 7}),
+        ("TopPLogitsWarper", (0.8,), {"temperature": 1.0, "top_p": 0.8}),
+        ("TopPLogitsWarper", (0.3,), {"temperature": 1.0, "top_p": 0.3}),
+        ("MinPLogitsWarper", (0.15,), {"temperature": 1.0, "min_p": 0.15}),
+        ("RepetitionPenaltyLogitsProcessor", (1.4,), {"repetition_penalty": 1.4}),
+        ("RepetitionPenaltyLogitsProcessor", (0.6,), {"repetition_penalty": 0.6}),
+        ("NoBadWordsLogitsProcessor", ([list(word) for word in BAD_WORDS],), {"bad_words": ["b"]}),
+        ("SequenceBiasLogitsProcessor", ({(4,): 3.0, (8,): -2.0},), {"logit_bias": {4: 3.0, 8: -2.0}}),
+    ],
+)
+def test_the_same_as_transformers(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Where the definitions coincide: the scores after the processor, up to a constant."""
+    import transformers
+
+    processor = getattr(transformers, name)(*arguments)
+    for seed in range(5):
+        context = [6, 6, 9, seed, 2, *([6, 6] if seed % 2 else [9])]
+        made = sampler(context, **options)
+        logits = 2 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
+        theirs = processor(torch.tensor([context]), logits[None].clone())[0]
+        ours = torch.full((VOCAB,), -math.inf)
+        if made.params.greedy:
+            ours = made._shape(logits)
+        else:
+            scores, ids = truncate(logits / made.params.temperature, made.params)
+            ours[ids] = scores
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("vocab", "top_p"), [(600, 0.9), (600, 0.9999), (5000, 0.5), (5000, 0.99), (5000, 0.999999)])
+def test_top_p_of_a_large_vocabulary(vocab: int, top_p: float) -> None:
+    """Sorting only the likeliest gives what sorting all gives, flat or peaked."""
+    for spread in (0.0, 0.1, 1.0, 4.0):
+        logits = spread * torch.randn(vocab, generator=torch.Generator().manual_seed(5))
+        made = sampler(vocab=vocab, temperature=1.0, top_p=top_p)
+        scores, ids = truncate(logits, made.params)
+        order = logits.sort(descending=True, stable=True)
+        before = order.values.double().softmax(0).cumsum(0) - order.values.double().softmax(0)
+        want = int((before < top_p).sum())
+        assert abs(len(ids) - want) <= 1 + want // 100  # float32 sums, float64 sums
+        assert torch.equal(scores, order.values[: len(ids)])
+        assert len(set(ids.tolist())) == len(ids)
+
+
+def test_logprobs() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(6))
+    exact = logits.double().log_softmax(-1)
+    for top in (0, 1, 4, VOCAB, VOCAB + 5):
+        for row, (token, report) in enumerate(zip((5, 6, 7), token_logprobs(logits, (5, 6, 7), top), strict=True)):
+            best = exact[row].topk(min(top, VOCAB)).indices.tolist()
+            assert next(iter(report)) == token
+            assert set(report) == {token, *best}
+            assert report == pytest.approx({t: float(exact[row, t]) for t in report}, abs=1e-5)
+            assert [t for t in report if t != token] == [t for t in best if t != token]
+    assert token_logprobs(logits[:0], (), 3) == []
+    (wanted,) = token_logprobs(logits[:1], (5,), 1, (9, 5))
+    assert wanted == token_logprobs(logits[:1], (5,), 1)[0] | {9: pytest.approx(float(exact[0, 9]), abs=1e-5)}

@@ -1,0 +1,76 @@
+"""The walk against the obvious recursion, on every tree of up to five nodes over two letters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+
+from pronk.sampling.verify import verify_tree
+from pronk.speculation.tree import TokenTree
+
+
+def shapes(size: int) -> Iterator[tuple[int, ...]]:
+    for parents in product(*(range(node) for node in range(1, size))):
+        yield (-1, *parents)
+
+
+def trees(size: int) -> Iterator[TokenTree]:
+    """Every tree over two letters, with every choice of what may be accepted."""
+    for parents in shapes(size):
+        for tokens in product((0, 1), repeat=size - 1):
+            for verify in product((True, False), repeat=size - 1):
+                try:
+                    yield TokenTree((0, *tokens), parents, (True, *verify))
+                except ValueError:
+                    continue  # two acceptable siblings with one token
+
+
+def children(tree: TokenTree, node: int) -> list[int]:
+    """Below ``node``, as far as they may be accepted."""
+    return [i for i in range(len(tree)) if tree.parents[i] == node and (tree.verify is None or tree.verify[i])]
+
+
+def recurse(tree: TokenTree, choices: tuple[int, ...], node: int) -> tuple[list[int], list[int]]:
+    """Accepted nodes and emitted tokens from ``node`` on."""
+    token = choices[node]
+    for child in children(tree, node):
+        if tree.tokens[child] == token:
+            path, tokens = recurse(tree, choices, child)
+            return [child, *path], [token, *tokens]
+    return [], [token]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_every_small_tree(size: int) -> None:
+    dice = random.Random(size)
+    seen = 0
+    for tree in trees(size):
+        every = list(product((0, 1, 2), repeat=size))
+        for choices in every if size < 4 else dice.sample(every, 6):
+            asked: list[tuple[int, int]] = []
+
+            def choose(node: int, depth: int, choices: tuple[int, ...] = choices, asked: list = asked) -> int:
+                asked.append((node, depth))
+                return choices[node]
+
+            found = verify_tree(tree, choose)
+            path, tokens = recurse(tree, choices, 0)
+            assert (list(found.path), list(found.tokens)) == (path, tokens)
+            # The target is asked once at each visited node, in order, and told how far it has come.
+            visited = [0, *path]
+            assert asked == list(zip(visited, range(len(visited)), strict=True))
+            seen += len(path)
+    assert seen > 0 or size == 1
+
+
+def test_the_output_is_the_path_and_one_more() -> None:
+    tree = TokenTree((9, 1, 2, 3, 1), (-1, 0, 1, 0, 3))
+    found = verify_tree(tree, lambda node, _: {0: 3, 3: 1, 4: 8}[node])
+    assert (found.path, found.tokens) == ((3, 4), (3, 1, 8))
+    found = verify_tree(tree, lambda node, _: {0: 1, 1: 2, 2: 7}[node])
+    assert (found.path, found.tokens) == ((1, 2), (1, 2, 7))
+    found = verify_tree(tree, lambda node, _: {0: 5}[node])
+    assert (found.path, found.tokens) == ((), (5,))

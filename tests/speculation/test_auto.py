@@ -1,0 +1,483 @@
+"""Who is asked: by made-up sources and costs, with a clock that stands still unless somebody works."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pronk import LLM, OptionError
+from pronk.drafters import DraftContext, Outcome, Proposer
+from pronk.drafters.combined.grammar import GrammarProposer
+from pronk.kv_cache.blocks import BlockTable
+from pronk.sampling.params import SamplingParams
+from pronk.sampling.sampler import Sampler
+from pronk.speculation.auto import Auto, AutoProposer
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.node_selection import select_paying_nodes
+from pronk.speculation.source_states import SourceStates
+from pronk.speculation.source_value import SourceCost
+from pronk.speculation.tree import TokenTree
+from pronk.testing import tiny_checkpoint
+from tiny_models import Clock
+
+VOCAB = 1000
+
+# A plain step takes 1, and each row more a tenth.
+COSTS = CostCurve((1, 2), (1.0, 1.1), slope=0.1)
+
+# How likely a source's guesses are right, each, by the step.
+Truth = Callable[[int], float]
+
+
+class Source(Proposer[None]):
+    """Knows the text, and is right by chance; its gains are true."""
+
+    observes_all_steps = False
+
+    def __init__(self, world: World, name: str, seconds: float, right: Truth, count: int = 4) -> None:
+        self.world, self.name, self.seconds, self.right, self.count = world, name, seconds, right, count
+        self.asked: list[int] = []
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Nothing to know."""
+
+    def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
+        self.world.clock.now += self.seconds
+        self.asked.append(self.world.step)
+        right, trees = self.right(self.world.step), list[TokenTree]()
+        for context in contexts:
+            place, good, tokens = len(context.tokens), True, [context.tokens[-1]]
+            for depth in range(self.count):
+                good = good and self.world.dice.random() < right
+                tokens.append(self.world.text[place + depth] if good else VOCAB - 1)
+            gain = [right**depth for depth in range(self.count + 1)]
+            trees.append(TokenTree.chain(tokens, gain=gain) if right > 0.05 else TokenTree.chain(tokens[:1]))
+        return trees
+
+    def observe(self, outcome: Outcome[None]) -> None:
+        """Nothing to learn."""
+
+
+@dataclass
+class World:
+    """A text that is decoded, and whoever guesses it."""
+
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    clock: Clock = field(default_factory=Clock)
+    step: int = 0
+    text: list[int] = field(default_factory=list)
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.text = [self.dice.randrange(VOCAB - 1) for _ in range(20_000)]
+
+    def proposer(self, *sources: Source) -> AutoProposer:
+        target: Any = SimpleNamespace(clock=self.clock)
+        return AutoProposer(Auto(), sources, target)
+
+    def decode(self, proposer: AutoProposer, steps: int, params: SamplingParams | None = None) -> SourceStates:
+        """So many steps of one request, all of whose guesses that pay are computed."""
+        made, params = self.text[: self.tokens + 4], params or SamplingParams(max_tokens=10_000)
+        state = proposer.start(made)
+        for _ in range(steps):
+            tree = TokenTree.chain(made[-1:])
+            if not proposer.should_skip(state, made):
+                sampler, block_table = Sampler(params, 0, made, VOCAB), BlockTable(length=len(made) - 1)
+                context = DraftContext(state, made, 99, 99, params, sampler, block_table, COSTS, thrifty=True)
+                (tree,) = proposer.propose([context])
+                (tree,) = select_paying_nodes([tree], 1, COSTS)
+            path = [0]
+            while (node := tree.child(path[-1], self.text[len(made) + len(path) - 1])) is not None:
+                path.append(node)
+            new = tuple(self.text[len(made) : len(made) + len(path)])
+            proposer.observe(Outcome(state, tree, tuple(path[1:]), new, len(made) - 1, params))
+            self.clock.now += COSTS.at(len(tree))
+            made, self.step, self.tokens = [*made, *new], self.step + 1, self.tokens + len(new)
+        return state
+
+
+def always(right: float) -> Truth:
+    return lambda _: right
+
+
+def test_who_is_cheap_and_right_leaves_nothing_to_the_dear() -> None:
+    world = World()
+    copy, draft = Source(world, "copy", 0.01, always(0.98), 8), Source(world, "draft", 0.6, always(0.9))
+    world.decode(world.proposer(copy, draft), 300)
+    assert len(copy.asked) == 300
+    assert len(draft.asked) < 15
+
+
+def test_where_the_cheap_has_nothing_the_dear_is_asked() -> None:
+    world = World()
+    copy, draft = Source(world, "copy", 0.01, always(0.0)), Source(world, "draft", 0.6, always(0.9))
+    world.decode(world.proposer(copy, draft), 300)
+    assert len(draft.asked) > 290
+    assert world.tokens / world.clock.now > 1.4
+
+
+def test_where_nothing_pays_nobody_is_asked_and_it_costs_next_to_nothing() -> None:
+    world = World()
+    sources = [Source(world, str(seconds), seconds, always(0.1)) for seconds in (0.2, 0.6, 3.0)]
+    proposer = world.proposer(*sources)
+    world.decode(proposer, 1000)
+    plain = world.tokens * COSTS.at(1)
+    first = sum(source.seconds for source in sources)
+    assert world.clock.now <= plain + 2.0 + 0.01 * 1000 + 2 * first
+    assert all(source.asked[-1] > 300 for source in sources)  # they are not forgotten
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_exploring_takes_no_more_than_its_share(seed: int) -> None:
+    """The stated bound: 2 plain steps, a hundredth of each step, and one proposal of each source."""
+    dice = random.Random(seed)
+    world = World(random.Random(seed))
+    sources = [
+        Source(world, str(number), dice.choice((0.01, 0.1, 0.5, 2.0)), changing(dice), dice.randint(1, 8))
+        for number in range(dice.randint(1, 4))
+    ]
+    proposer, spent, explored = world.proposer(*sources), 0.0, 0
+    ask = proposer._ask
+
+    def watched(number: int, asked: Any, requests: int) -> None:
+        nonlocal spent, explored
+        ask(number, asked, requests)
+        if asked[0][1] == "explores":
+            spent += sources[number].seconds
+            explored += 1
+
+    proposer._ask = watched  # type: ignore[method-assign]
+    for _ in range(4):
+        world.decode(proposer, 250)
+    assert explored
+    assert spent <= 2.0 + 0.01 * 1000 + sum(source.seconds for source in sources)
+
+
+def changing(dice: random.Random) -> Truth:
+    """Other rates in every 100 steps."""
+    rates = [dice.choice((0.0, 0.1, 0.5, 0.8, 0.95)) for _ in range(20)]
+    return lambda step: rates[step // 100 % 20]
+
+
+def test_a_change_of_the_text_is_followed() -> None:
+    """Code, prose, a copied passage, by turns: the right ones are asked within 10 steps, in the median."""
+    phases = {"copy": (0.05, 0.05, 0.97), "draft": (0.85, 0.2, 0.85)}
+    late: dict[bool, list[int]] = {True: [], False: []}
+    for seed in range(20):
+        world = World(random.Random(seed))
+
+        def right(name: str) -> Truth:
+            return lambda step: phases[name][step // 120 % 3]
+
+        copy, draft = Source(world, "copy", 0.02, right("copy"), 8), Source(world, "draft", 0.25, right("draft"))
+        world.decode(world.proposer(copy, draft), 120 * 7)
+        for change in range(120 * 3, 120 * 6, 120):
+            wanted = change // 120 % 3 == 0
+            late[wanted].append(settled(draft, change, wanted=wanted))
+    # Who pays now is asked at once; who does not any more is left alone a little later.
+    for steps in (late[True], late[True] + late[False]):
+        steps.sort()
+        assert steps[len(steps) // 2] <= 10
+        assert steps[9 * len(steps) // 10] <= 40
+
+
+def settled(source: Source, change: int, *, wanted: bool) -> int:
+    """Steps after a change until a source is asked, or left alone, in most of the next ten."""
+    for step in range(change, change + 110):
+        asked = sum(step <= each < step + 10 for each in source.asked)
+        if (asked >= 8) if wanted else (asked <= 2):
+            return step - change
+    return 110
+
+
+def test_it_repeats() -> None:
+    runs = []
+    for _ in range(2):
+        world = World(random.Random(5))
+        sources = [Source(world, "a", 0.1, changing(random.Random(1))), Source(world, "b", 0.5, always(0.6))]
+        world.decode(world.proposer(*sources), 400)
+        runs.append(([source.asked for source in sources], world.clock.now))
+    assert runs[0] == runs[1]
+    assert all(runs[0][0])
+
+
+def test_another_request_begins_with_what_is_known() -> None:
+    world = World()
+    poor, good = Source(world, "poor", 0.5, always(0.1)), Source(world, "good", 0.3, always(0.9))
+    proposer = world.proposer(poor, good)
+    world.decode(proposer, 200)
+    poor.asked.clear(), good.asked.clear()
+    began = world.step
+    world.decode(proposer, 20)
+    assert good.asked[:5] == [*range(began, began + 5)]
+    assert len(poor.asked) <= 1
+
+
+def test_what_one_request_says_of_a_source_has_a_bound() -> None:
+    world = World()
+    proposer = world.proposer(Source(world, "a", 0.01, always(0.9)))
+    world.decode(proposer, 500)
+    assert sum(proposer.worth[0].count) == 64.0
+    world.decode(proposer, 10)
+    assert sum(proposer.worth[0].count) == 74.0
+
+
+def test_nothing_is_learned_for_others_of_requests_whose_guesses_are_drawn() -> None:
+    world = World()
+    proposer = world.proposer(Source(world, "a", 0.01, always(0.9)))
+    world.decode(proposer, 50, SamplingParams(max_tokens=10_000, temperature=0.8, rule="rejection"))
+    assert sum(proposer.worth[0].count) == 0.0
+
+
+def test_what_was_offered_counts_and_not_only_what_was_verified() -> None:
+    """Of guesses that others had better ones for, or that did not pay, the text says whether they were right, too."""
+    heard: list[Outcome[None]] = []
+
+    class Listener(Source):
+        def observe(self, outcome: Outcome[None]) -> None:
+            heard.append(outcome)
+
+    world = World()
+    proposer = world.proposer(Listener(world, "a", 0.01, always(0.9)), Listener(world, "b", 0.01, always(0.9)))
+    world.decode(proposer, 60)
+    assert len(heard) > 60
+    for outcome in heard:
+        tree, path = outcome.judged
+        assert outcome.offered is not None
+        assert tree.tokens == outcome.offered.tokens[: len(tree)]
+        if len(path) < len(outcome.committed):
+            assert tree is outcome.offered
+        else:  # what the text has not reached yet is neither right nor wrong
+            assert len(tree) == 1 + len(path)
+        assert tuple(tree.tokens[node] for node in path) == outcome.committed[: len(path)]
+        ends = len(path) == len(outcome.committed)
+        assert ends or tree.child(path[-1] if path else 0, outcome.committed[len(path)]) is None
+
+
+def test_where_it_guessed_behind_what_did_not_come_nothing_is_learned() -> None:
+    state = SourceStates((), [], [], lead=(7, 8), root=12)
+    tree = TokenTree.chain([8, 1, 2])
+    outcome = Outcome(None, tree, (), (7, 8, 1, 9), 10, SamplingParams())
+    right = state.judged(outcome, tree)
+    assert right.judged == (tree, (1,))
+    wrong = state.judged(Outcome(None, tree, (), (7, 5, 1, 9), 10, SamplingParams()), tree)
+    assert wrong.judged[0].num_draft_tokens == 0
+    assert wrong.judged[1] == ()
+
+
+def test_repetition_is_seen_and_guesses_are_no_text() -> None:
+    state, text = SourceStates((), [], []), [1, 2, 3, 4, 1, 2, 3]
+    assert not state.repeats(text[:6], 6)
+    assert state.repeats(text, 7)
+    assert state.repeats([*text, 1, 2, 3], 7)
+    assert not state.repeats([*text, 9, 9, 9], 7)
+    assert not state.repeats([*text, 9, 9, 9], 8)
+    assert not SourceStates((), [], []).repeats([1], 1)
+
+
+def test_what_is_copied_is_told_from_what_ends_alike_by_chance() -> None:
+    state, text = SourceStates((), [], []), [*range(9), 50, *range(9), 51, *range(4)]
+    copied = [state.copies for end in range(1, len(text) + 1) if state.repeats(text[:end], end) or True]
+    assert [end for end, found in enumerate(copied, 1) if found] == [18, 19]
+
+
+def one_decision(proposer: AutoProposer, text: list[int], allowance: float) -> tuple[SourceStates, int]:
+    """A request that may lose so much: its state, and how many guesses it is given."""
+    params = SamplingParams(max_tokens=10_000)
+    state, block_table = proposer.start(text[:4]), BlockTable(length=len(text) - 1)
+    sampler = Sampler(params, 0, text, VOCAB)
+    context = DraftContext(state, text, 99, 99, params, sampler, block_table, COSTS, thrifty=True, allowance=allowance)
+    (tree,) = proposer.propose([context])
+    return state, tree.num_draft_tokens
+
+
+def test_little_is_kept_for_what_is_copied() -> None:
+    """A request that can lose two steps more asks nobody until its text is copied from before."""
+    world, plain = World(), COSTS.at(1)
+    proposer = world.proposer(Source(world, "copy", 0.01, always(0.98), 8))
+    world.text[:9] = world.text[9:18] = [*range(9)]
+    fresh, copied = world.text[:9], world.text[:18]
+    assert one_decision(proposer, fresh, 2.2 * plain)[1] == 8
+    assert one_decision(proposer, copied, 0.5 * plain)[1] == 8
+    state, draft_tokens = one_decision(proposer, fresh, 1.9 * plain)
+    assert (draft_tokens, state.sparing) == (0, True)
+    # What ends like an earlier place by chance does not end its rest; what is copied does.
+    state.rest = 1, 1
+    assert proposer.should_skip(state, [*fresh, 0, 1, 2])
+    state.rest = 1, 1
+    assert not proposer.should_skip(state, [*fresh, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+
+
+@pytest.mark.parametrize(("seconds", "rest"), [(0.0, 0), (0.025, 2), (0.3, 15)])
+def test_who_was_asked_in_vain_rests_the_longer_the_dearer_it_was(seconds: float, rest: int) -> None:
+    world = World()
+    silent = Source(world, "silent", seconds * COSTS.at(1), always(0.0))
+    proposer, text = world.proposer(silent), world.text[:9]
+    proposer.worth[0].learn(0, 1.0, 0.0)  # it is worth asking, so far
+    params = SamplingParams(max_tokens=10_000)
+    state, block_table = proposer.start(text[:4]), BlockTable(length=len(text) - 1)
+    context = DraftContext(
+        state, text, 99, 99, params, Sampler(params, 0, text, VOCAB), block_table, COSTS, thrifty=True
+    )
+    rests = []
+    for _ in range(6):
+        proposer.propose([context])
+        rests.append(state.rest[1])
+    assert rests == [min(rest, most) for most in (1, 3, 7, 15, 15, 15)][: len(rests)]
+
+
+def test_who_has_to_be_prepared_keeps_nobody_from_being_tried() -> None:
+    """A model waits for its first guess where steps are short; meanwhile others are explored, and then it is."""
+    world = World()
+    model, other = Source(world, "model", 0.001, always(0.1)), Source(world, "other", 0.001, always(0.1))
+    model.models = (object(),)
+    proposer = world.proposer(model, other)
+    # Steps of half a millisecond.
+    swift = replace(COSTS, seconds=tuple(0.0005 * each / COSTS.seconds[0] for each in COSTS.seconds))
+    params, text = SamplingParams(max_tokens=10_000), world.text[:9]
+    state, block_table = proposer.start(text[:4]), BlockTable(length=len(text) - 1)
+    context = DraftContext(
+        state, text, 99, 99, params, Sampler(params, 0, text, VOCAB), block_table, swift, thrifty=True
+    )
+    for _ in range(2000):
+        proposer.propose([context])
+        proposer.observe(Outcome(state, TokenTree.chain(text[-1:]), (), (1,), len(text) - 1, params))
+    assert len(other.asked) > 2
+    assert len(model.asked) > 0
+    assert not proposer.propose([])
+
+
+def test_a_model_is_tried_before_it_is_believed_to_pay() -> None:
+    """For that there is an account; others are asked with the first step."""
+    for models, why in ((), "pays"), ((object(),), "explores"):
+        world = World()
+        source = Source(world, "source", 0.3, always(0.9))
+        source.models = models
+        proposer = world.proposer(source)
+        state, _ = one_decision(proposer, world.text[:9], 9.0 * COSTS.at(1))
+        assert [each.why for each in proposer.source_reports(state)] == [why]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(tiny_checkpoint(tmp_path_factory.mktemp("auto") / "tiny"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("auto", ["suffix", "recycling", "lookahead"]),
+        ("auto(recycling(num_nodes=3))", ["suffix", "recycling", "lookahead"]),
+        ("auto(prompt_lookup, suffix)", ["prompt_lookup", "suffix", "recycling", "lookahead"]),
+        ("auto(autoregressive)", ["suffix", "recycling", "lookahead"]),
+    ],
+)
+def test_who_is_at_hand_of_a_model_with_another_vocabulary(llm: LLM, spec: str, names: list[str]) -> None:
+    assert [part.name for part in llm.get_proposer(spec).parts] == names
+
+
+def test_who_is_at_hand_of_the_bundled_model() -> None:
+    llm = LLM()
+    assert [part.name for part in llm.get_proposer().parts] == ["suffix", "recycling", "lookahead", "cape"]
+    assert "cape" not in [part.name for part in llm.get_proposer("auto(bundled=False)").parts]
+    assert [part.name for part in llm.get_proposer("auto(glide)").parts] == [
+        "suffix",
+        "recycling",
+        "lookahead",
+        "glide",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("auto(num_nodes=0)", "auto: num_nodes"),
+        ("auto(bundled=2)", "auto: bundled"),
+        ("auto(deep=1)", "unknown option 'deep'"),
+        ("auto(nobody)", "unknown drafter 'nobody'"),
+    ],
+)
+def test_mistakes(llm: LLM, spec: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        llm.get_proposer(spec)
+
+
+def test_a_given_one_that_does_not_fit_is_refused(llm: LLM) -> None:
+    with pytest.raises(OptionError, match="kangaroo"):
+        llm.get_proposer("auto(kangaroo)")
+
+
+def test_a_rest_ends_where_the_text_begins_to_repeat_itself() -> None:
+    world = World()
+    proposer = world.proposer(Source(world, "one", 2.0, always(0.0)))
+    state = proposer.start([1, 2, 3])
+    text = [5, 6, 7, 8, 9]
+    state.rest = 7, 7
+    assert proposer.should_skip(state, text)
+    assert proposer.should_skip(state, [*text, 10, 5, 6])
+    assert state.rest == (5, 7)
+    assert not proposer.should_skip(state, [*text, 10, 5, 6, 7])
+    state.repeating = True  # it did so when the rest began: nothing new
+    assert proposer.should_skip(state, [*text, 10, 5, 6, 7, 8])
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("lookahead", 0.1), ("slow", 100.0)])
+def test_who_cannot_be_asked_keeps_nobody_from_being_tried_again(name: str, seconds: float) -> None:
+    """Lookahead where rows are dear, and who costs more than there is: the others take their turns."""
+    world = World()
+    copy = Source(world, "copy", 0.01, always(0.1))
+    draft = Source(world, "draft", 0.25, lambda step: 0.1 if step < 300 else 0.9)
+    proposer = world.proposer(copy, Source(world, name, seconds, always(0.5)), draft)
+    world.decode(proposer, 1500)
+    assert sum(step >= 700 for step in draft.asked) > 600
+
+
+def test_what_prepares_a_source_does_not_end_exploring() -> None:
+    world = World()
+    source = Source(world, "one", 30.0, always(0.0))
+    proposer = world.proposer(source)
+    world.decode(proposer, 1)
+    assert source.asked == [0]
+    assert proposer.account >= 0.0
+
+
+def test_text_that_came_while_nobody_asked_has_to_be_read() -> None:
+    price = SourceCost()
+    price.learn(1.0, 1, [5])  # prepares it for all
+    for _ in range(3):
+        price.learn(0.1, 1, [2])
+    price.learn(1.1, 1, [200])
+    assert price.seconds(1) == pytest.approx(0.1)
+    assert price.reads(400) == pytest.approx(2.0)
+    assert price.reads(2) == 0.0
+
+
+def test_parts_of_parts_are_at_hand_already(llm: LLM) -> None:
+    proposer = llm.get_proposer("auto(first_of(suffix, recycling), bundled=False)")
+    assert isinstance(proposer, AutoProposer)
+    assert [each.name for each in proposer.parts] == ["first_of", "lookahead"]
+
+
+def test_a_given_window_is_computed_whatever_its_size(tmp_path: Path) -> None:
+    llm = LLM(tiny_checkpoint(tmp_path / "tiny"), budget="all")
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompt = "the cat and the dog and the cat and the dog and the cat"
+    out = llm.generate(prompt, params, drafter="auto(lookahead(window=15, ngram=5), bundled=False)")
+    assert out.token_ids == llm.generate(prompt, params, drafter="autoregressive").token_ids
+    assert max(step.rows for step in out.stats.steps) > 32
+
+
+def test_requests_with_guides_draw_on_the_fund_of_the_others(llm: LLM) -> None:
+    """What forces tokens for them lives no longer than they do, and would begin with a full one each time."""
+    proposer = llm.get_proposer("auto(bundled=False)")
+    assert proposer.budget_owner is proposer
+    one, other = GrammarProposer(proposer), GrammarProposer(proposer)
+    funds = llm.engine.speculator._shared_budget
+    assert funds(one) is funds(other) is funds(proposer)
+    assert funds(llm.get_proposer("suffix")) is not funds(proposer)

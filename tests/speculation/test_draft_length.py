@@ -1,0 +1,254 @@
+"""Whether it pays to draft one more token: against the formula, and what becomes of it in whole decodings."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from drafters.drafting import Pass, bound, decode, plain_output, watch_draft
+from drafters.from_draft.drafts import draft_folder
+from drafters.helpers import within
+from drafters.trees import TreeDrafter
+from pronk.drafters import Merged, Proposer
+from pronk.drafters.from_draft.draft_model import ModelProposer
+from pronk.engine.request import Request
+from pronk.sampling.params import SamplingParams
+from pronk.speculation.cost_model import CostCurve
+from pronk.speculation.draft_length import Backoff, DraftLengthTracker, StepCost
+from pronk.speculation.tree import TokenTree
+from tiny_models import GivenTimes, make_engine, make_request, run, set_costs, tiny_decoder
+
+RIGHT, FAIR, HOPELESS = 0.0, 0.03, 3.0
+TARGET = CostCurve((1, 4, 8, 12, 64), (1.0, 1.0, 1.0, 1.2, 4.0))
+
+
+def rate(length_tracker: DraftLengthTracker) -> float:
+    return (length_tracker.taken + 0.7 * 2) / (length_tracker.offered + 2)
+
+
+def worth(gains: list[float], step_cost: StepCost) -> float:
+    """Tokens a second of a chain with these gains."""
+    rows = step_cost.requests * (1 + len(gains))
+    seconds = step_cost.target.at(rows) / step_cost.requests
+    seconds += len(gains) * step_cost.draft.at(step_cost.requests) / step_cost.requests
+    return (1 + sum(gains)) / seconds
+
+
+def test_it_goes_on_where_some_longer_chain_is_worth_more() -> None:
+    dice, answers = random.Random(0), list[bool]()
+    for _ in range(1200):
+        draft = dice.choice((0.01, 0.05, 0.2, 0.6))
+        step_cost = StepCost(TARGET, CostCurve((1, 64), (draft, dice.choice((1, 4)) * draft)), dice.randint(1, 5))
+        length_tracker = DraftLengthTracker(offered=dice.uniform(0, 20))
+        length_tracker.taken = length_tracker.offered * dice.random()
+        gains, most = list[float](), dice.randint(0, 20)
+        for _ in range(min(most, dice.randint(0, 6))):
+            gains.append((gains or [1.0])[-1] * dice.random() ** 0.3)
+        a, last = rate(length_tracker), (gains or [1.0])[-1]
+        longer = [
+            [*gains, *(last * a**power for power in range(1, ahead + 1))]
+            for ahead in range(1, 9)
+            if len(gains) + ahead <= most
+        ]
+        want = any(worth(each, step_cost) > worth(gains, step_cost) for each in longer)
+        assert length_tracker.goes_on(gains, most, step_cost) == want
+        answers.append(want)
+    assert 0.1 < sum(answers) / len(answers) < 0.9
+
+
+def test_a_chain_at_its_limit_does_not_go_on() -> None:
+    free = StepCost(CostCurve((1, 64), (1.0, 1.0)), CostCurve((1, 64), (0.0, 0.0)), 1)
+    assert DraftLengthTracker().goes_on([0.5, 0.4], 3, free)
+    assert not DraftLengthTracker().goes_on([0.5, 0.4], 2, free)
+    assert not DraftLengthTracker().goes_on([], 0, free)
+
+
+def test_several_rows_may_pay_where_one_more_does_not() -> None:
+    """The fifth row costs as much as the next three beyond it."""
+    steps = CostCurve((1, 4, 5, 8, 64), (1.0, 1.0, 1.3, 1.3, 9.0))
+    step_cost, length_tracker = (
+        StepCost(steps, CostCurve((1, 64), (0.01, 0.01)), 1),
+        DraftLengthTracker(offered=100.0, taken=95.0),
+    )
+    gains = [0.9, 0.85, 0.8]
+    assert worth([*gains, 0.8 * length_tracker.rate], step_cost) < worth(gains, step_cost)
+    assert length_tracker.goes_on(gains, 64, step_cost)
+    assert not length_tracker.goes_on(gains, 4, step_cost)
+
+
+def test_a_share_of_passes_that_requests_make_together() -> None:
+    draft = CostCurve((1, 4, 64), (0.5, 0.5, 8.0))
+    assert StepCost(TARGET, draft, 1).seconds(3) == pytest.approx(1.0 + 3 * 0.5)
+    assert StepCost(TARGET, draft, 4).seconds(2) == pytest.approx((1.2 + 2 * 0.5) / 4)
+    assert StepCost(TARGET, draft, 1).seconds(7, passes=2) == pytest.approx(1.0 + 2 * 0.5)
+
+
+def test_recent_guesses_count_most() -> None:
+    length_tracker = DraftLengthTracker()
+    assert length_tracker.rate == pytest.approx(0.7)
+    offered = taken = 0.0
+    for draft_tokens, accepted in ((4, 4), (4, 0), (5, 2), (1, 1), (3, 3)):
+        length_tracker.learn(draft_tokens, accepted)
+        offered, taken = 0.9 * offered + min(draft_tokens, accepted + 1), 0.9 * taken + accepted
+        assert (length_tracker.offered, length_tracker.taken) == pytest.approx((offered, taken))
+        assert length_tracker.rate == pytest.approx((taken + 1.4) / (offered + 2))
+    for _ in range(100):
+        length_tracker.learn(3, 0)
+    assert length_tracker.rate < 0.15
+    for _ in range(100):
+        length_tracker.learn(3, 3)
+    assert length_tracker.rate > 0.9
+
+
+def test_it_tries_again_less_and_less_often() -> None:
+    """After 4 steps without a guess, after twice as many each time that it was in vain, up to 64."""
+    length_tracker, waits = DraftLengthTracker(), list[int]()
+    for _ in range(7):
+        wait = 0
+        while not length_tracker.tries:
+            length_tracker.learn(0, 0)
+            wait += 1
+        waits.append(wait)
+        length_tracker.learn(2, 0)
+        assert not length_tracker.tries
+    assert waits == [4, 8, 16, 32, 64, 64, 64]
+    for _ in range(64):
+        length_tracker.learn(0, 0)
+    length_tracker.learn(2, 1)
+    assert length_tracker.patience == 4
+    length_tracker.learn(2, 0)  # guesses without a pause before them say nothing about pauses
+    assert length_tracker.patience == 4
+
+
+def one_guess(guess: Any) -> TokenTree:
+    """A guess that is hardly ever right."""
+    return TokenTree.chain([guess.root, 77])
+
+
+def go(
+    spec: str,
+    cost: float,
+    *,
+    budget: bool = True,
+    beside: Proposer[Any] | None = None,
+    max_tokens: int = 120,
+) -> tuple[Request, list[Pass]]:
+    """Decode a text at made-up costs."""
+    engine = make_engine(tiny_decoder(), budget=budget)
+    set_costs(engine, TARGET)
+    drafter = bound(spec, engine)
+    if beside is not None:
+        drafter = Merged((drafter, beside)).bind(engine.target)
+    model = within(drafter, ModelProposer)[0]
+    model.draft.runner.times = GivenTimes(CostCurve((1, 64), (cost, cost)))
+    passes = watch_draft(model.draft)
+    request = make_request([1, 2, 3], SamplingParams(max_tokens=max_tokens, seed=1), drafter)
+    run(engine, [request])
+    assert request.output == plain_output(request.prompt, request.params)
+    return request, passes
+
+
+def model(noise: float, **options: Any) -> str:
+    more = "".join(f", {name}={value}" for name, value in options.items())
+    return f"draft_model(model={draft_folder(noise)!r}{more})"
+
+
+KINDS = {
+    "draft_model": "{}",
+    "threshold": "threshold({})",
+    "cape": "cape({})",
+    "staged": "staged({}, autoregressive)",
+    "beam": "beam({})",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_hopeless_drafts_are_soon_left_alone(kind: str) -> None:
+    request, passes = go(kind.format(model(HOPELESS)), 0.3)
+    assert request.stats.accepted < 6
+    assert len(passes) < 0.5 * len(request.output)
+    late = [step.drafted for step in request.stats.steps][-60:]
+    assert sum(count > 0 for count in late) <= 4  # a try now and then
+    assert any(step.drafted for step in request.stats.steps)
+
+
+def test_drafts_that_are_right_make_long_chains() -> None:
+    request, passes = go(model(RIGHT, num_tokens=20), 0.02)
+    depths = [step.depth for step in request.stats.steps[1:-1]]
+    assert request.stats.step_compression > 6
+    assert max(depths) >= 7
+    dear, fewer = go(model(RIGHT, num_tokens=20), 0.6)
+    assert len(fewer) < len(passes)
+    assert dear.stats.drafted < request.stats.drafted
+
+
+def test_a_draft_as_dear_as_the_target_is_not_asked_for_long() -> None:
+    request, passes = go(model(RIGHT), 1.0)
+    assert len(passes) < 0.3 * len(request.output)
+
+
+@pytest.mark.parametrize("noise", [RIGHT, HOPELESS])
+def test_where_all_guesses_are_asked_for_it_is_never_idle(noise: float) -> None:
+    request, passes = go(model(noise), 5.0, budget=False, max_tokens=40)
+    left = 40 - 1
+    for step in request.stats.steps[1:]:
+        assert step.drafted == min(7, left - 1)
+        left -= step.tokens
+    assert len(passes) == request.stats.drafted > 20
+
+
+def test_beside_others_that_guess_it_tries_again_too() -> None:
+    """Steps without a guess of its own count, whoever else guessed in them."""
+    request, passes = go(model(HOPELESS), 0.3, beside=TreeDrafter(one_guess), max_tokens=100)
+    assert all(step.drafted for step in request.stats.steps[1:-1])
+    asked = [each.texts[0][-1] for each in passes]
+    assert max(map(len, asked)) > 60  # not only at the beginning
+    assert len(passes) < 0.5 * len(request.output)
+
+
+def test_costs_are_known_once_there_was_a_pass() -> None:
+    engine = make_engine(tiny_decoder())
+    drafter = bound(model(FAIR), engine)
+    assert isinstance(drafter, ModelProposer)
+    assert drafter.draft.costs(0, 1) is None
+    decode(engine, drafter, [[1, 2, 3]])
+    costs = drafter.draft.costs(0, 1)
+    assert costs is not None
+    assert costs.at(1) > 0
+
+
+def test_nothing_is_drafted_while_the_target_s_passes_are_unknown() -> None:
+    engine = make_engine(tiny_decoder(), budget=True)
+    set_costs(engine, None)
+    drafter = bound(model(RIGHT), engine)
+    assert isinstance(drafter, ModelProposer)
+    passes = watch_draft(drafter.draft)
+    (request,) = decode(engine, drafter, [[1, 2, 3]])
+    assert request.stats.drafted == 0
+    assert not passes
+
+
+def test_a_draft_s_first_chain_is_whole() -> None:
+    """Before its own passes are known they are taken for free."""
+    engine = make_engine(tiny_decoder(), costs=TARGET)
+    (request,) = decode(engine, bound(model(HOPELESS), engine), [[1, 2, 3]])
+    assert next(step.drafted for step in request.stats.steps if step.drafted) == 7
+
+
+def test_rest_grows_while_nothing_is_kept() -> None:
+    rest, bare, own = Backoff(), TokenTree.chain([1]), TokenTree((1, 2), (-1, 0), origin=(("", 0), ("heads", 5)))
+    other = TokenTree((1, 2), (-1, 0), origin=(("", 0), ("lookup", 0)))
+    for steps in (2, 4, 8, 16, 32, 32):
+        rest.learn(bare, {"heads"}, guessed=True)
+        assert rest.steps == steps
+        for left in reversed(range(steps)):
+            rest.learn(bare, {"heads"}, guessed=True)
+            assert rest.steps == left
+    rest.learn(other, {"heads"}, guessed=True)
+    rest.learn(bare, {"heads"}, guessed=False)
+    assert rest.steps == 0
+    rest.learn(own, {"heads"}, guessed=True)
+    rest.learn(bare, {"heads"}, guessed=True)
+    assert rest.steps == 2

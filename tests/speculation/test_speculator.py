@@ -1,0 +1,199 @@
+"""A guesser that raises, or proposes nonsense, costs its request the guesses, and nobody the text."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.touchy import (
+    PROMPTS,
+    Fuse,
+    Own,
+    PlantedError,
+    Touchy,
+    assert_as_plain,
+    assert_heard,
+    batch,
+    finish,
+    options,
+    plain,
+    touchy,
+)
+from pronk.drafters import DraftContext
+from pronk.speculation.tree import TokenTree
+from tiny_models import make_engine, make_request, tiny_decoder
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("verb", ["start", "propose", "observe", "stop"])
+def test_guessers_that_raise_for_one_request(verb: str, *, lasting: bool, caplog: pytest.LogCaptureFixture) -> None:
+    dice, burnt = random.Random(verb), 0
+    for _ in range(6):
+        victim = dice.randrange(8)
+        fuse = Fuse(1 if verb in ("start", "stop") else dice.randrange(1, 9), lasting)
+        proposer = touchy(verb=verb, victim=PROMPTS[victim], fuse=fuse)
+        requests = batch(proposer)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            finish(make_engine(tiny_decoder()), requests)
+        assert_as_plain(requests)
+        # Asked alone after it has raised among others, it may have thought better of it.
+        recovered = verb == "propose" and not lasting
+        assert_heard(proposer, requests, but=[] if recovered else [victim])
+        burnt += bool(fuse.burnt)
+        said = requests[victim].stats.draft_error
+        assert (said is None) == (recovered or not fuse.burnt)
+        assert said is None or said.startswith("PlantedError: ")
+        assert [record.getMessage() for record in caplog.records] == (
+            [] if said is None else [f"touchy: {said}; the request goes on without guesses"]
+        )
+        assert all(each.stats.draft_error is None for each in requests if each is not requests[victim])
+        if said is not None and verb == "start":
+            assert requests[victim].stats.drafted == 0
+    assert burnt >= 4
+
+
+def test_a_guesser_that_raises_for_everybody() -> None:
+    proposer = touchy(verb="propose", fuse=Fuse(9, lasting=True))
+    requests = batch(proposer)
+    finish(make_engine(tiny_decoder()), requests)
+    assert_as_plain(requests)
+    assert all(request.stats.draft_error for request in requests)
+    assert sum(request.stats.drafted for request in requests) > 0
+
+
+@pytest.mark.parametrize("wrong", ["root", "fewer", "none", "nothing"])
+def test_proposals_that_are_none(wrong: str) -> None:
+    class Wrong(Touchy):
+        def propose(self, contexts: Sequence[DraftContext[Own]]) -> Any:
+            trees = super().propose(contexts)
+            if wrong == "root":
+                return [TokenTree.chain([(tree.tokens[0] + 1) % 7, 3]) for tree in trees]
+            return {"fewer": trees[1:], "none": None, "nothing": [None] * len(trees)}[wrong]
+
+    proposer = Wrong(touchy().texts)
+    requests = batch(proposer)
+    finish(make_engine(tiny_decoder()), requests)
+    assert_as_plain(requests)
+    errors = [request.stats.draft_error for request in requests]
+    assert all(errors)
+    if wrong == "root":
+        assert all("drafter touchy: expected a tree below token " in str(error) for error in errors)
+
+
+def with_first_guess(tree: TokenTree, **changed: Any) -> TokenTree:
+    """A proposal whose first guess is something odd."""
+    given = {
+        name: (None, value) if name == "probs" else (values[0], value)
+        for name, value in changed.items()
+        for values in [{"tokens": tree.tokens, "parents": (-1,), "gain": (1.0,), "origin": (("a", 0),)}.get(name, (0,))]
+    }
+    return TokenTree(**{"tokens": (tree.tokens[0], 3), "parents": (-1, 0), **given})
+
+
+VOCAB = 131
+
+ODD = {
+    "token 3.5": {"tokens": 3.5},
+    "token a": {"tokens": "a"},
+    "token None": {"tokens": None},
+    "gain None": {"gain": None},
+    "gain a": {"gain": "a"},
+    "gain nan": {"gain": math.nan},
+    "gain 1j": {"gain": 1j},
+    "origin None": {"origin": None},
+    "origin 5": {"origin": (5, "a", 3)},
+    "probs 5": {"probs": 5},
+    "probs text": {"probs": "a" * VOCAB},
+    "probs nan": {"probs": torch.full((VOCAB,), math.nan)},
+    "probs negative": {"probs": torch.full((VOCAB,), 1.0).index_fill_(0, torch.tensor([3]), 2.0 - VOCAB)},
+    "probs 0": {"probs": torch.zeros(VOCAB)},
+    "probs whole": {"probs": torch.ones(VOCAB, dtype=torch.int64)},
+    "probs of two": {"probs": torch.full((VOCAB, 2), 1 / VOCAB)},
+}
+
+
+@pytest.mark.parametrize("rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow), "block"])
+@pytest.mark.parametrize("odd", ODD)
+def test_guesses_that_are_none(odd: str, rule: Any) -> None:
+    class Odd(Touchy):
+        def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
+            trees = super().propose(contexts)
+            return [
+                with_first_guess(tree, **ODD[odd]) if context.state.prompt == PROMPTS[2] and context.max_depth else tree
+                for tree, context in zip(trees, contexts, strict=True)
+            ]
+
+    engine, want = make_engine(tiny_decoder()), touchy().texts
+    assert engine.runner.decoder.config.vocab_size == VOCAB
+    made = [make_request(prompt, replace(options(index), rule=rule), Odd(want)) for index, prompt in enumerate(PROMPTS)]
+    finish(engine, made)
+    for index, request in enumerate(made):
+        assert request.error is None
+        assert (request.stats.draft_error is not None) == (index == 2)
+        assert rule != "coupled" or request.output == plain()[index].output
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    class Foreign(Touchy):
+        def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
+            return [
+                TokenTree(
+                    np.array(tree.tokens),  # type: ignore[arg-type]
+                    np.array(tree.parents),  # type: ignore[arg-type]
+                    verify=(1,) * len(tree),  # type: ignore[arg-type]
+                    gain=tuple(np.float32(0.5) for _ in tree.tokens),  # type: ignore[misc]
+                    origin=(("mine", np.int64(3)),) * len(tree),
+                )
+                for tree in super().propose(contexts)
+            ]
+
+    requests = batch(Foreign(touchy().texts))
+    finish(make_engine(tiny_decoder()), requests)
+    assert_as_plain(requests)
+    for request in requests:
+        assert request.stats.draft_error is None
+        assert set(map(type, request.output)) == {int}
+    assert sum(request.stats.accepted for request in requests) > 60
+
+
+def test_a_guesser_asked_again_finds_the_choosers_at_their_texts() -> None:
+    ahead = []
+
+    class Borrower(Touchy):
+        def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
+            ahead.extend(len(context.sampler.context) - len(context.tokens) for context in contexts)
+            for context in contexts:
+                context.sampler.advance(3)
+            if len(contexts) > 1:
+                raise PlantedError
+            contexts[0].sampler.rollback(1)
+            return super().propose(contexts)
+
+    requests = batch(Borrower(touchy().texts))
+    finish(make_engine(tiny_decoder()), requests)
+    assert_as_plain(requests)
+    assert set(ahead) == {0}
+    assert sum(request.stats.accepted for request in requests) > 60
+
+
+def test_a_guesser_cannot_decode_with_its_own_target() -> None:
+    engine = make_engine(tiny_decoder())
+
+    class Inward(Touchy):
+        def propose(self, contexts: Sequence[DraftContext[Own]]) -> list[TokenTree]:
+            engine.run([make_request([3, 4], options(0))])
+            return super().propose(contexts)
+
+    requests = batch(Inward(touchy().texts))
+    finish(engine, requests)
+    assert_as_plain(requests)
+    assert all("expected one step at a time" in str(request.stats.draft_error) for request in requests)

@@ -1,0 +1,432 @@
+"""Compiled guides: what they are refused for, what they cost, and which tokens they allow.
+
+The oracle of masks is a loop over the vocabulary: a token may come if some text goes on with its bytes.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import MakeCheckpoint
+from pronk.errors import GuideError, OptionError, PronkError
+from pronk.llm import LLM
+from pronk.sampling.guide import Guide
+from pronk.structured.grammar_processor import GrammarProcessor
+from pronk.structured.grammars import Grammars
+from pronk.tokenization.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(threads=1)
+
+
+@pytest.fixture(scope="module")
+def grammars(llm: LLM) -> Grammars:
+    return llm.request_factory.grammars
+
+
+def allowed(follower: GrammarProcessor, vocab: int) -> set[int]:
+    """Ids that the mask leaves; it changes no logit, and nothing in place."""
+    logits = torch.arange(vocab, dtype=torch.float32)
+    masked = follower.mask(logits)
+    assert torch.equal(logits, torch.arange(vocab, dtype=torch.float32))
+    kept = masked > -torch.inf
+    assert torch.equal(masked[kept], logits[kept])
+    return set(kept.nonzero().flatten().tolist())
+
+
+def spelled(tokenizer: Tokenizer, vocab: int) -> dict[int, bytes]:
+    """The bytes of each token that is text: byte-level BPE writes a byte as one character."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    found = {}
+    for token in range(vocab):
+        name = tokenizer.backend.id_to_token(token)
+        if name is not None and not tokenizer.is_silent(token):
+            found[token] = bytes(table[character] for character in name)
+    return found
+
+
+TEXTS = ("yes", "yes, of course", "no", "nö", "no way\n", "\tindented")
+
+
+def expected(spellings: dict[int, bytes], texts: Sequence[str], said: bytes, ends: set[int]) -> set[int]:
+    rest = [text.encode()[len(said) :] for text in texts if text.encode().startswith(said)]
+    found = {token for token, own in spellings.items() if any(text.startswith(own) for text in rest)}
+    return found | (ends if b"" in rest else set())
+
+
+def test_masks_are_those_of_a_loop_over_the_vocabulary(llm: LLM, grammars: Grammars) -> None:
+    vocab, ends = llm.config.vocab_size, set(llm.config.eos_ids)
+    spellings, dice, counts = spelled(llm.tokenizer, vocab), random.Random(0), Counter[str]()
+    for _ in range(30):
+        follower, said = grammars.compile(Guide(choice=TEXTS)).follower(), b""
+        while True:
+            want = expected(spellings, TEXTS, said, ends)
+            if (forced := follower.forced()) and forced[0] not in ends:
+                # One text is left, or several that begin alike: of its spellings the mask leaves the tokenizer's.
+                assert forced[0] in want
+                rest = next(text.encode()[len(said) :] for text in TEXTS if text.encode().startswith(said))
+                if rest[0] < 128:  # otherwise it may begin within a character
+                    assert forced[0] == llm.tokenizer.encode(rest.decode(), add_special_tokens=False)[0]
+                want, counts["forced"] = {forced[0]}, counts["forced"] + 1
+            assert allowed(follower, vocab) == want
+            assert all(follower.legal(token) == (token in want) for token in [*dice.sample(range(vocab), 40), *want])
+            counts["all"] += 1
+            token = dice.choice(sorted(want))
+            follower.advance(token)
+            if token in ends:
+                break
+            said += spellings[token]
+    assert counts["all"] > 100
+    assert counts["forced"] > 20
+
+
+def test_all_that_is_tried_is_taken_back(llm: LLM, grammars: Grammars) -> None:
+    """Also what the grammar forbids, and what comes after an end."""
+    vocab, dice = llm.config.vocab_size, random.Random(1)
+    follower = grammars.compile(Guide(json={"type": "array", "items": {"type": "integer"}})).follower()
+    certain: list[int] = []
+    for _ in range(40):
+        before = allowed(follower, vocab)
+        tried = [dice.choice([*before, dice.randrange(vocab), *llm.config.eos_ids]) for _ in range(dice.randint(0, 6))]
+        for token in tried:
+            follower.advance(token)
+        back = dice.randint(0, len(tried))
+        follower.rollback(back)
+        follower.rollback(len(tried) - back)
+        assert allowed(follower, vocab) == before
+        inner = sorted(before - set(llm.config.eos_ids))
+        if not inner:
+            break
+        certain.append(dice.choice(inner))
+        follower.advance(certain[-1])
+        fresh = grammars.compile(Guide(json={"type": "array", "items": {"type": "integer"}})).follower(certain)
+        assert allowed(fresh, vocab) == allowed(follower, vocab)
+
+
+def test_behind_the_end_nothing_is_masked(llm: LLM, grammars: Grammars) -> None:
+    follower = grammars.compile(Guide(choice=["a"])).follower()
+    (a,) = llm.tokenizer.encode("a", add_special_tokens=False)
+    follower.advance(a)
+    assert allowed(follower, llm.config.vocab_size) == set(llm.config.eos_ids)
+    assert follower.forced() == [min(llm.config.eos_ids)]
+    follower.advance(llm.config.eos_ids[0])
+    assert len(allowed(follower, llm.config.vocab_size)) == llm.config.vocab_size
+    assert follower.forced() == []
+    assert follower.legal(5)
+
+
+def test_forced_text_is_spelled_as_the_tokenizer_does(llm: LLM, grammars: Grammars) -> None:
+    text = "Dear reader, this text is what it is: forced."
+    follower = grammars.compile(Guide(choice=[text])).follower()
+    forced = follower.forced()
+    assert forced == llm.tokenizer.encode(text, add_special_tokens=False)[: len(forced)]
+    assert len(forced) > 5
+    # What may still become a longer token with what follows is left out.
+    follower = grammars.compile(Guide(regex="The number is [0-9]+")).follower()
+    assert llm.tokenizer.decode(follower.forced()).startswith("The number")
+    for token in follower.forced():
+        follower.advance(token)
+    assert follower.forced() == []
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("guide", "message"),
+        [
+            (Guide(regex="(a"), "unclosed group"),
+            (Guide(regex="(?=a)b"), "look-around"),
+            (Guide(regex=r"(a)\1"), "backreferences"),
+            (Guide(grammar='start: "a" b'), "b"),
+            (Guide(grammar="start: ("), "1"),
+            (Guide(grammar='begin: "a"'), "start"),
+            (Guide(json={"not": {}}), "not"),
+            (Guide(json={"uniqueItems": True}), "uniqueItems"),
+            (Guide(json={"type": "strin"}), "strin"),
+            (Guide(json={"type": "string", "format": "no-such-format"}), "no-such-format"),
+            (Guide(json={"$ref": "http://example.com/schema.json"}), "example.com"),
+            (Guide(json={"$ref": "#/$defs/nobody"}), "nobody"),
+            (Guide(json={"$ref": "#"}), "NoExtension"),
+            (Guide(json={"enum": []}), "empty"),
+            (Guide(json={"type": "string", "pattern": "("}), "regex"),
+            (Guide(json={"type": "integer", "multipleOf": 1000003}), "multipleOf"),
+            (Guide(json={"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}), "multipleOf"),
+            (Guide(grammar='start: %json {"type": "integer", "multip\\u006ceOf": 1000003}'), "multipleOf"),
+            (Guide(json={"x-guidance": {"lenient": True}, "not": {}}), "not"),
+        ],
+        ids=lambda value: value.source[:40] if isinstance(value, Guide) else None,
+    )
+    def test_say_where_it_is(self, grammars: Grammars, guide: Guide, message: str) -> None:
+        with pytest.raises(OptionError, match="guide") as raised:
+            grammars.compile(guide)
+        assert message in str(raised.value)
+        assert "\n" not in str(raised.value)
+        assert len(str(raised.value)) < 500
+
+    def test_without_the_extra(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "llguidance", None)
+        with pytest.raises(OptionError, match=r"pip install 'pronk\[guided\]'"):
+            Grammars(llm.tokenizer, llm.config.vocab_size, [0]).compile(Guide(regex="a"))
+
+    def test_a_model_without_an_end(self, llm: LLM) -> None:
+        with pytest.raises(OptionError, match="a token that ends a text"):
+            Grammars(llm.tokenizer, llm.config.vocab_size, []).compile(Guide(regex="a"))
+
+    def test_characters_without_tokens(self, tokenizer: Tokenizer) -> None:
+        """A tokenizer that lacks bytes of a text that must come."""
+        poor = Tokenizer(_without(tokenizer, "Z"), special_tokens={"eos_token": "<|endoftext|>"})
+        grammars = Grammars(poor, tokenizer.vocab_size, list(tokenizer.eos_ids))
+        for guide in (Guide(choice=["Zebra"]), Guide(regex="Z[ab]")):
+            with pytest.raises(OptionError, match="the tokenizer has no token for"):
+                grammars.compile(guide)
+        follower = grammars.compile(Guide(choice=["aZ"])).follower()
+        for token in poor.encode("a", add_special_tokens=False):
+            follower.advance(token)
+        with pytest.raises(PronkError, match="guide"):
+            follower.mask(torch.zeros(tokenizer.vocab_size))
+
+
+def _without(tokenizer: Tokenizer, character: str) -> Any:
+    """The same tokenizer, where the token of a character has another name."""
+    import json
+
+    import tokenizers
+
+    data = json.loads(tokenizer.backend.to_str())
+    vocab = data["model"]["vocab"]
+    data["model"]["vocab"] = {(name if character not in name else f"{name}☃"): i for name, i in vocab.items()}
+    data["model"]["merges"] = [m for m in data["model"]["merges"] if character not in "".join(m)]
+    return tokenizers.Tokenizer.from_str(json.dumps(data))
+
+
+def references(levels: int, width: int) -> dict[str, Any]:
+    """A schema whose texts double with every level."""
+    defs: dict[str, Any] = {
+        f"d{i}": {"type": "object", "properties": {f"p{j}": {"$ref": f"#/$defs/d{i + 1}"} for j in range(width)}}
+        for i in range(levels)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{levels}": {"type": "string"}}}
+
+
+def combinations(count: int) -> dict[str, Any]:
+    either = [
+        {"anyOf": [{"properties": {f"a{i}": {"type": "integer"}}}, {"properties": {f"b{i}": {"type": "string"}}}]}
+        for i in range(count)
+    ]
+    return {"type": "object", "allOf": either}
+
+
+HOSTILE: dict[str, Callable[[], Guide]] = {
+    "catastrophic": lambda: Guide(regex="(a+)+$"),
+    "alternatives": lambda: Guide(regex="(a|aa)+b"),
+    "repetitions": lambda: Guide(regex="((a{1,1000}){1,1000}){1,1000}"),
+    "states": lambda: Guide(regex="(a|b)*a(a|b){25}"),
+    "words": lambda: Guide(regex=r"(\w{1,500}\s){500}"),
+    "parentheses": lambda: Guide(regex="(" * 5000 + "a" + ")" * 5000),
+    "pattern": lambda: Guide(json={"type": "string", "pattern": "^(([a-z]+)+)+$"}),
+    "references": lambda: Guide(json=references(20, 3)),
+    "combinations": lambda: Guide(json=combinations(20)),
+    "recursive": lambda: Guide(json={"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}}]}),
+    "circle": lambda: Guide(json={"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+    "long array": lambda: Guide(json={"type": "array", "items": {}, "minItems": 10**7, "maxItems": 10**9}),
+    "long string": lambda: Guide(json={"type": "string", "minLength": 10**7}),
+    "many properties": lambda: Guide(json={"properties": {f"p{i}": {"pattern": "^[a-z]{3,50}$"} for i in range(2000)}}),
+    "many values": lambda: Guide(json={"enum": [f"value {i}" * 3 for i in range(8000)]}),
+    "numbers": lambda: Guide(json={"type": "number", "minimum": -1e300, "maximum": 1.2345e300}),
+    "multiples": lambda: Guide(json={"type": "integer", "multipleOf": 9973}),
+    "ambiguous": lambda: Guide(grammar='start: a\na: a a | "x"\n'),
+    "left alone": lambda: Guide(grammar="start: a{1,10000}\na: b{1,10000}\nb: /x/ | c\nc: a\n"),
+    "long rule": lambda: Guide(grammar="start: " + '"a" ' * 60_000),
+    "deep rule": lambda: Guide(grammar="start: " + "(" * 5000 + '"a"' + ")" * 5000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_guides_cost_little(grammars: Grammars, llm: LLM, name: str) -> None:
+    """Refused, or followed: in seconds where a grammar without bounds would take for ever, step by step."""
+    began, vocab, dice = time.perf_counter(), llm.config.vocab_size, random.Random(0)
+    try:
+        follower = grammars.compile(HOSTILE[name]()).follower()
+        for _ in range(30):
+            token = dice.choice(sorted(allowed(follower, vocab)))
+            follower.forced()
+            follower.advance(token)
+    except PronkError:
+        pass
+    assert time.perf_counter() - began < 60  # two seconds, on a machine that does nothing else
+
+
+def chain(length: int, step: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """A schema that leads from one to the next."""
+    defs = {f"d{i}": step(f"#/$defs/d{i + 1}") for i in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{length}": {"type": "integer"}}}
+
+
+def rules(length: int, rule: str) -> str:
+    """The same as a grammar."""
+    return (
+        f"start: {rule[0]}0\n"
+        + "".join(f"{rule[0]}{i}: {rule[0]}{i + 1}{rule[1:]}\n" for i in range(length))
+        + f'{rule[0]}{length}: "y"\n'
+    )
+
+
+def ambiguous(size: int) -> str:
+    names = [f"r{i}" for i in range(size)]
+    bodies = (f'r{i}: start "x" | r{(i * 7 + 1) % size} "z" | "y"' for i in range(size))
+    return "start: " + " | ".join(names) + "\n" + "\n".join(bodies) + "\n"
+
+
+# What ends llguidance's process, or takes it minutes; or, on a fast machine, what one of its own limits ends in time.
+DEADLY: dict[str, Callable[[], Guide]] = {
+    "objects": lambda: Guide(
+        json=chain(1000, lambda to: {"type": "object", "properties": {"a": {"$ref": to}}, "required": ["a"]})
+    ),
+    "references": lambda: Guide(json=chain(5000, lambda to: {"$ref": to})),
+    "intersections": lambda: Guide(json=chain(3500, lambda to: {"allOf": [{"$ref": to}, {"minimum": 1}]})),
+    "rules": lambda: Guide(grammar=rules(5000, 'a "x"')),
+    "terminals": lambda: Guide(grammar=rules(4000, 'T "x"')),
+    "intersected terminals": lambda: Guide(grammar=rules(5000, "T & /[a-z]*/")),
+    "left recursion": lambda: Guide(grammar=ambiguous(1600)),
+    "nothing": lambda: Guide(grammar="start: " + "e " * 50_000 + '\ne: "" | "x"\n'),
+}
+
+
+@pytest.mark.parametrize("name", DEADLY)
+def test_deadly_guides_are_tried_elsewhere(grammars: Grammars, name: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(GuideError, match=r"expected (one|a grammar) that"):
+        grammars.compile(DEADLY[name]())
+    assert time.perf_counter() - began < 60
+
+
+def test_long_guides_that_are_harmless_are_compiled(grammars: Grammars, llm: LLM) -> None:
+    schema = {"type": "object", "properties": {f"property_{i}": {"type": "integer"} for i in range(300)}}
+    follower = grammars.compile(Guide(json=schema)).follower()
+    assert follower.legal(llm.tokenizer.encode("{", add_special_tokens=False)[0])
+
+
+def test_branches_that_are_taken_back_leave_no_trace(llm: LLM, grammars: Grammars) -> None:
+    """llguidance remembers what it worked out for a branch; the next one must not be masked by it."""
+    loose = Guide(
+        json={"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "integer"}}}, whitespace=True
+    )
+    lark = Guide(grammar='start: a | b\na: "p" EQ NUM\nb: "q" EQ W\nNUM: /[0-9]{1,2}/\nW: /[a-z]+/\nEQ: /= */\n')
+    cases = [(loose, "{", '"b": ', '"a": '), (loose, "{", '"a": ', '"b": '), (lark, "", "q= ", "p= ")]
+    for guide, before, one, other in cases:
+        ids = [llm.tokenizer.encode(text, add_special_tokens=False) for text in (before, one, other)]
+        follower, fresh = (grammars.compile(guide).follower(ids[0]) for _ in range(2))
+        for token in ids[1]:
+            follower.advance(token)
+        allowed(follower, llm.config.vocab_size)
+        follower.rollback(len(ids[1]))
+        for token in ids[2]:
+            follower.advance(token)
+            fresh.advance(token)
+        assert allowed(follower, llm.config.vocab_size) == allowed(fresh, llm.config.vocab_size)
+
+
+def test_what_is_legal_is_what_the_mask_leaves(llm: LLM, grammars: Grammars) -> None:
+    vocab, dice, seen = llm.config.vocab_size, random.Random(4), 0
+    for guide in (Guide(choice=["forced text", "free"]), Guide(json={"enum": ["ab", 12]}), Guide(regex="[a-c]{2,}x+")):
+        follower = grammars.compile(guide).follower()
+        for _ in range(12):
+            may = allowed(follower, vocab)
+            assert {token for token in range(vocab) if follower.legal(token)} == may
+            token = dice.choice(sorted(may))
+            seen += 1
+            if token in llm.config.eos_ids:
+                break
+            follower.advance(token)
+    assert seen > 10
+
+
+def test_an_end_that_spells_text_does_not_cut_it_off(llm: LLM) -> None:
+    (letter,) = llm.tokenizer.encode("f", add_special_tokens=False)
+    ends, vocab = {*llm.config.eos_ids, letter}, llm.config.vocab_size
+    follower = Grammars(llm.tokenizer, vocab, [*ends]).compile(Guide(regex="[e-g]{2}")).follower()
+    for _ in range(2):
+        may = allowed(follower, vocab)
+        assert not may & ends
+        follower.advance(min(may, key=lambda token: len(llm.tokenizer.decode([token]))))
+    assert allowed(follower, vocab) == ends
+
+
+def test_ends_that_the_tokenizer_does_not_have(llm: LLM) -> None:
+    vocab = llm.config.vocab_size + 10
+    follower = Grammars(llm.tokenizer, vocab, [*llm.config.eos_ids, vocab - 1]).compile(Guide(choice=["a"])).follower()
+    assert follower.legal(llm.tokenizer.encode("a", add_special_tokens=False)[0])
+
+
+@pytest.mark.parametrize("schema", [True, "true", {}])
+def test_any_value(llm: LLM, grammars: Grammars, schema: Any) -> None:
+    follower = grammars.compile(Guide(json=schema)).follower()
+    for text in ("{", "[", '"', "1", "true"):
+        assert follower.legal(llm.tokenizer.encode(text, add_special_tokens=False)[0])
+
+
+class TestKept:
+    def test_compiled_once(self, llm: LLM) -> None:
+        grammars = Grammars(llm.tokenizer, llm.config.vocab_size, llm.config.eos_ids)
+        first = grammars.compile(Guide(regex="[ab]+"))
+        assert grammars.compile(Guide(regex="[ab]+")) is first
+        assert first.seconds > 0
+        for number in range(64):
+            grammars.compile(Guide(choice=[str(number)]))
+        assert grammars.compile(Guide(regex="[ab]+")) is not first
+
+    def test_threads(self, llm: LLM) -> None:
+        grammars = Grammars(llm.tokenizer, llm.config.vocab_size, llm.config.eos_ids)
+        found: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(grammars.compile(Guide(json={"type": "object"}))))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 8
+        assert len(set(map(id, found))) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
+def test_tokenizers_of_other_families(checkpoint: MakeCheckpoint, family: str) -> None:
+    llm = LLM(checkpoint(family), threads=1)
+    vocab = llm.config.vocab_size
+    follower = llm.request_factory.grammars.compile(Guide(choice=["yes", "no"])).follower()
+    text = b""
+    for _ in range(8):
+        may = sorted(allowed(follower, vocab))
+        follower.advance(may[0])
+        if may[0] in llm.config.eos_ids:
+            break
+        text += llm.tokenizer.decode([may[0]]).encode()
+    assert text in (b"yes", b"no")
+
+
+def test_separators_are_those_of_json_dumps(llm: LLM, grammars: Grammars) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": [1, 2]}}, "required": ["a", "b"]}
+    schema["additionalProperties"] = False
+    schema["x-guidance"] = {"item_separator": ";", "whitespace_flexible": True}
+    follower, text = grammars.compile(Guide(json=schema)).follower(), list[int]()
+    while not text or text[-1] not in llm.config.eos_ids:
+        text.append(min(allowed(follower, llm.config.vocab_size)))
+        follower.advance(text[-1])
+    assert llm.tokenizer.decode(text) == '{"a": 1, "b": [1, 2]}'
+    loose = grammars.compile(Guide(json={"type": "array"}, whitespace=True)).follower()
+    assert llm.tokenizer.encode("\n", add_special_tokens=False)[0] not in allowed(loose, llm.config.vocab_size)
+    loose.advance(llm.tokenizer.encode("[", add_special_tokens=False)[0])
+    assert llm.tokenizer.encode("\n", add_special_tokens=False)[0] in allowed(loose, llm.config.vocab_size)

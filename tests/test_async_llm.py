@@ -1,0 +1,276 @@
+"""The model for asyncio: the same texts as the facade's, many at a time, and whoever leaves frees what it held."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from checkpoints import MakeCheckpoint
+from pronk.async_llm import AsyncLLM
+from pronk.errors import ClosedError, DeadlineError, OptionError, OverloadedError, PromptError
+from pronk.llm import LLM
+from pronk.outputs import Piece
+from pronk.sampling.guide import Guide
+from pronk.sampling.params import SamplingParams
+
+PROMPTS = ["a b c", "one two", "x", "the quick brown fox", "def f(x):", "0 1 2 3 4 5 6 7"]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: MakeCheckpoint) -> Iterator[LLM]:
+    return LLM(checkpoint("llama"), prefix_cache=True, max_batch=3)
+
+
+@asynccontextmanager
+async def served(llm: LLM, **options: Any) -> AsyncIterator[AsyncLLM]:
+    async with AsyncLLM(llm, **options) as made:
+        yield made
+    assert not llm.engine.scheduler.running
+    assert not llm.engine.scheduler.waiting
+    assert llm.engine.cache.allocator.num_free == llm.engine.cache.allocator.num_blocks
+
+
+def drive(llm: LLM, work: Callable[[AsyncLLM], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with served(llm, **options) as made:
+            await asyncio.wait_for(work(made), 120)
+
+    asyncio.run(main())
+
+
+def params(seed: int, **options: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, "seed": seed, "temperature": 0.8, "ignore_eos": True, **options})
+
+
+async def collected(pieces: AsyncIterator[Piece]) -> list[Piece]:
+    return [piece async for piece in pieces]
+
+
+def test_many_at_a_time_have_the_texts_of_each_alone(llm: LLM) -> None:
+    options = [params(seed) for seed in range(len(PROMPTS))]
+    want = [llm.generate(prompt, own) for prompt, own in zip(PROMPTS, options, strict=True)]
+
+    async def work(made: AsyncLLM) -> None:
+        tasks = [collected(made.stream(p, o, drafter="recycling")) for p, o in zip(PROMPTS, options, strict=True)]
+        streams = await asyncio.gather(*tasks)
+        whole = await asyncio.gather(*(made.generate(p, o) for p, o in zip(PROMPTS, options, strict=True)))
+        for pieces, completion, one in zip(streams, whole, want, strict=True):
+            assert "".join(piece.text for piece in pieces) == completion.text == one.text
+            assert [piece.token_id for piece in pieces] == completion.token_ids == one.token_ids
+            assert [piece.completion is not None for piece in pieces] == [False] * 11 + [True]
+
+    drive(llm, work)
+
+
+def test_samples(llm: LLM) -> None:
+    want = llm.generate(PROMPTS[3], params(5, n=3))
+
+    async def work(made: AsyncLLM) -> None:
+        got = await made.generate(PROMPTS[3], params(5, n=3))
+        assert [got.text, *(other.text for other in got.others)] == [want.text, *(other.text for other in want.others)]
+        pieces = await collected(made.stream(PROMPTS[3], params(5, n=3)))
+        assert {piece.index for piece in pieces if piece.completion} == {0, 1, 2}
+
+    drive(llm, work)
+
+
+@pytest.mark.parametrize("how", ["break", "cancel"])
+def test_whoever_leaves_frees_what_it_held(llm: LLM, how: str) -> None:
+    want = llm.generate(PROMPTS[1], params(1))
+
+    async def leave(made: AsyncLLM) -> None:
+        async for _ in (stream := made.stream(PROMPTS[0], params(0, max_tokens=100))):
+            if how == "break":
+                break
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+        await stream.aclose()
+
+    async def work(made: AsyncLLM) -> None:
+        leaving = [asyncio.create_task(leave(made)) for _ in range(5)]
+        assert (await made.generate(PROMPTS[1], params(1))).token_ids == want.token_ids
+        for task in leaving:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    drive(llm, work)
+
+
+def test_errors_are_of_whoever_asked(llm: LLM) -> None:
+    async def work(made: AsyncLLM) -> None:
+        good = asyncio.create_task(made.generate(PROMPTS[0], params(0)))
+        with pytest.raises(PromptError):
+            await made.generate("", params(0))
+        with pytest.raises(OptionError):
+            await made.generate(PROMPTS[0], params(0), drafter="psychic")
+        with pytest.raises(DeadlineError, match="was not done by its deadline"):
+            await made.generate(PROMPTS[0], params(0, max_tokens=100), deadline=0.0)
+        assert len((await good).token_ids) == 12
+
+    drive(llm, work)
+
+
+@pytest.mark.parametrize("options", [{"priority": "high"}, {"salt": "tenant"}, {"deadline": -1.0}], ids=str)
+def test_options_are_checked_before_anybody_else_notices(llm: LLM, options: dict[str, Any]) -> None:
+    async def work(made: AsyncLLM) -> None:
+        good = asyncio.create_task(made.generate(PROMPTS[0], params(0)))
+        with pytest.raises(OptionError, match=f"{next(iter(options))}: expected"):
+            await made.generate(PROMPTS[1], params(0), **options)
+        assert len((await good).token_ids) == 12
+
+    drive(llm, work)
+
+
+def test_too_many(llm: LLM) -> None:
+    async def work(made: AsyncLLM) -> None:
+        stream = made.stream(PROMPTS[0], params(0, n=2, max_tokens=100))
+        await anext(stream)
+        with pytest.raises(OverloadedError, match="at most 2 requests at a time"):
+            await made.generate(PROMPTS[1], params(0))
+        await stream.aclose()
+        got = None
+        while got is None:  # it leaves with the next step
+            with suppress(OverloadedError):
+                got = await made.generate(PROMPTS[1], params(0))
+        assert got.token_ids
+
+    drive(llm, work, max_requests=2)
+
+
+def test_a_step_that_fails_ends_those_that_were_in_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(made: AsyncLLM) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine.runner, "forward", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await made.generate(PROMPTS[0], params(0))
+        assert (await made.generate(PROMPTS[0], params(0))).token_ids
+
+    drive(llm, work)
+
+
+def test_closing_ends_what_runs(llm: LLM) -> None:
+    async def main() -> None:
+        made = AsyncLLM(llm)
+        task = asyncio.create_task(made.generate(PROMPTS[0], params(0, max_tokens=100)))
+        await asyncio.sleep(0.02)
+        await made.close()
+        with pytest.raises(ClosedError, match="closed meanwhile"):
+            await task
+        with pytest.raises(ClosedError, match="being closed"):
+            await made.generate(PROMPTS[0])
+        assert not made.alive
+
+    asyncio.run(main())
+
+
+def test_other_threads_use_the_same_model(llm: LLM) -> None:
+    want = [llm.generate(prompt, params(3)).token_ids for prompt in PROMPTS]
+
+    async def work(made: AsyncLLM) -> None:
+        mine = asyncio.gather(*(made.generate(prompt, params(3)) for prompt in PROMPTS))
+        theirs = await asyncio.to_thread(llm.generate, PROMPTS, params(3))
+        assert [each.token_ids for each in await mine] == want
+        assert [each.token_ids for each in theirs] == want
+
+    drive(llm, work)
+
+
+def test_one_that_is_forgotten_lets_its_thread_go(llm: LLM) -> None:
+    made = AsyncLLM(llm)
+    thread = made._thread.thread
+    assert thread.is_alive()
+    del made
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_prompts_side_by_side(llm: LLM) -> None:
+    own = params(3, n=2)
+    firsts = [llm.generate(prompt, own) for prompt in PROMPTS[:3]]
+    want = [sample for first in firsts for sample in (first, *first.others)]
+
+    async def work(made: AsyncLLM) -> None:
+        done = {}
+        async for pieces in made.steps(PROMPTS[:3], own):
+            done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
+        assert [done[index].token_ids for index in range(6)] == [sample.token_ids for sample in want]
+        with pytest.raises(PromptError):
+            async for _ in made.steps([PROMPTS[0], ""], own):
+                pass
+        assert made.num_requests == 0
+
+    drive(llm, work)
+
+
+def test_a_thread_that_dies_tells_everybody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DeadError(BaseException):
+        pass
+
+    def die() -> None:
+        raise DeadError
+
+    async def work(made: AsyncLLM) -> None:
+        monkeypatch.setattr(llm.engine, "step", die)
+        with pytest.raises(DeadError):
+            await made.generate("x", params(1))
+        with pytest.raises(ClosedError, match="being closed"):
+            await made.generate("x", params(1))
+
+    drive(llm, work)
+
+
+def test_reading_has_the_deadline(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(engine: AsyncLLM) -> None:
+        monkeypatch.setattr(llm.request_factory, "ids", lambda _: held.wait(30))
+        with pytest.raises(DeadlineError, match=r"after 0\.1 s"):
+            await engine.generate("x", deadline=0.1)
+        held.set()
+        assert engine.num_requests == 0
+
+    held = threading.Event()
+    drive(llm, work)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.0},
+        {"logprobs": 2, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "min_tokens": 4},
+        {"stop": ("0", "st", "\ufffd"), "max_tokens": 30},
+        {"n": 3, "logprobs": 0},
+        {"guide": Guide(regex="[a-z]{2,5}( [a-z]{2,5}){4}"), "ignore_eos": False, "guide_mode": "jump"},
+    ],
+    ids=["plain", "greedy", "penalties", "stop", "samples", "guide"],
+)
+def test_what_was_given_out_before_is_gone_on_from(llm: LLM, options: dict[str, Any]) -> None:
+    """At every place: the same pieces follow, and the same whole comes out."""
+    asked = params(5, **options)
+
+    async def all_of(made: AsyncLLM, given: dict[int, list[Piece]] | None = None) -> list[Piece]:
+        steps = made.steps(["the quick"], asked, drafter="recycling", given=given)
+        return [piece async for pieces in steps for piece in pieces]
+
+    def seen(pieces: Sequence[Piece]) -> list[Any]:
+        ends = [piece.completion for piece in pieces]
+        whole = [end and (end.text, end.token_ids, end.logprobs, end.finish_reason, end.stop_reason) for end in ends]
+        said = [(piece.index, piece.token_id, piece.text, piece.logprobs) for piece in pieces]
+        return sorted(zip(said, whole, strict=True), key=lambda each: each[0][0])
+
+    async def work(made: AsyncLLM) -> None:
+        want = await all_of(made)
+        assert len(want) > 6
+        for cut in range(len(want)):
+            given: dict[int, list[Piece]] = {}
+            for piece in want[:cut]:
+                given.setdefault(piece.index, []).append(piece)
+            found = await all_of(made, given)
+            assert seen([*want[:cut], *found]) == seen(want)
+
+    drive(llm, work)

@@ -1,0 +1,96 @@
+"""Messages that are none, and contents in parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pronk.errors import PromptError
+from pronk.tokenization.chat.messages import check_messages, join_parts
+
+USER = {"role": "user", "content": "Hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def parts(*given: Any) -> list[Any]:
+    return [{"role": "user", "content": list(given)}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (None, "messages: expected a list of objects with 'role' and 'content', found None"),
+        ("Hi", "messages: expected a list of objects with 'role' and 'content', found str 'Hi'"),
+        (b"Hi", "messages: expected a list of objects with 'role' and 'content', found bytes b'Hi'"),
+        (USER, "messages: expected a list of objects with 'role' and 'content', found dict {'role': 'user', "),
+        (5, "messages: expected a list of objects with 'role' and 'content', found int 5"),
+        ([], "messages: expected at least one message with 'role' and 'content', found none"),
+        ([None], "messages[0]: expected an object with 'role' and 'content', found None"),
+        (["Hi"], "messages[0]: expected an object with 'role' and 'content', found str 'Hi'"),
+        (
+            [USER, {"role": "user"}],
+            "messages[1]: expected a string or a list of parts for 'content', found no such key",
+        ),
+        ([{"content": "Hi"}], "messages[0]: expected a string for 'role', found no such key"),
+        ([{"role": None, "content": "Hi"}], "messages[0]: expected a string for 'role', found None"),
+        ([{"role": 1, "content": "x"}], "messages[0]: expected a string for 'role', found int 1"),
+        (
+            [{"role": "user", "content": None}],
+            "messages[0]: expected a string or a list of parts for 'content', found None",
+        ),
+        ([{"role": "assistant", "content": None}], "messages[0]: expected a string or a list of parts for 'content'"),
+        (
+            [{"role": "user", "content": None, "tool_calls": [CALL]}],
+            "messages[0]: expected a string or a list of parts",
+        ),
+        (
+            [{"role": "user", "content": 5}],
+            "messages[0]: expected a string or a list of parts for 'content', found int 5",
+        ),
+        (
+            parts({"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "…"}}),
+            "messages[0], part 1: expected the type 'text', found 'image_url'; the model reads text alone, so leave it",
+        ),
+        (parts({"type": "input_audio"}), "messages[0], part 0: expected the type 'text', found 'input_audio'"),
+        (parts("Hi"), "messages[0], part 0: expected an object such as {'type': 'text', 'text': '…'}, found str 'Hi'"),
+        (parts({"text": "Hi"}), "messages[0], part 0: expected an object such as {'type': 'text', 'text': '…'}, found"),
+        (parts({"type": "text"}), "messages[0], part 0: expected a string for 'text', found no such key"),
+        (parts({"type": "text", "text": ["a"]}), "messages[0], part 0: expected a string for 'text', found list ['a']"),
+    ],
+)
+def test_malformed_messages(messages: Any, message: str) -> None:
+    with pytest.raises(PromptError) as caught:
+        check_messages(messages)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_of_many_lines_are_shown_in_one() -> None:
+    class Table:
+        def __repr__(self) -> str:
+            return "a\n  b\n" * 50
+
+    with pytest.raises(PromptError, match=r"found Table a b a b a [ab ]+$"):
+        check_messages([Table()])
+
+
+def test_messages_are_copied_with_all_that_they_have() -> None:
+    given = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": [1]},
+    ]
+    validate_draft = check_messages(tuple(given))
+    read = {**CALL, "function": {"name": "f", "arguments": {}}}  # as templates take it
+    assert validate_draft == [given[0], {**given[1], "tool_calls": [read]}, given[2]]
+    assert CALL["function"] == {"name": "f", "arguments": "{}"}
+    assert all(a is not b for a, b in zip(validate_draft, given, strict=True))
+
+
+def test_parts_are_lines() -> None:
+    (message,) = check_messages(parts({"type": "text", "text": "one"}, {"type": "text", "text": "two", "more": 1}))
+    assert message["content"] == [{"type": "text", "text": "one"}, {"type": "text", "text": "two", "more": 1}]
+    assert join_parts(message) == {"role": "user", "content": "one\ntwo"}
+    assert join_parts(USER) == USER
+    assert join_parts({"role": "assistant", "tool_calls": [CALL]}) == {"role": "assistant", "tool_calls": [CALL]}

@@ -1,0 +1,430 @@
+"""The forms in which models call tools: found, guided, and read back however they arrive."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoints import byte_tokenizer
+from pronk.errors import OptionError, PromptError, TokenizerError
+from pronk.sampling.guide import Guide
+from pronk.structured.grammars import Grammars
+from pronk.tokenization.chat.calls import CallPart, CallReader
+from pronk.tokenization.chat.template import ChatTemplate
+from pronk.tokenization.chat.tools import ToolForm, arguments_schema, find_form
+from pronk.tokenization.stream import TextStream
+from pronk.tokenization.tokenizer import Tokenizer
+from tokenization.chat.tool_templates import HERMES, LLAMA, MISTRAL, TEMPLATES, TOKENS, tool_tokenizer
+
+FAMILIES = [(family, tokens) for family in TEMPLATES for tokens in (True, False)]
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x}", '"]', "\\"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+NONE = None
+SCHEMAS = {"add": arguments_schema(ADD), "add_more": arguments_schema(NONE)}
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "description": "Adds <numbers> & 'é'.", "parameters": ADD}},
+    {"type": "function", "function": {"name": "add_more", "description": "More."}},
+]
+USER = {"role": "user", "content": "What is 2 + 2?"}
+
+
+def called(*calls: tuple[str, Any]) -> dict[str, Any]:
+    made = [
+        {
+            "id": f"call_0123456789abcdef0000000{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": args},
+        }
+        for number, (name, args) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+def answered(number: int, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_0123456789abcdef0000000{number}", "content": content}
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda pair: f"{pair[0]}-{'tokens' if pair[1] else 'text'}")
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    family, tokens = request.param
+    return tool_tokenizer(family, tokens=tokens)
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_templates_render_as_those_of_transformers(family: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATES[family]}))
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
+    call = {"id": "abcdef123", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": "é<"}}}
+    reply = {"role": "tool", "tool_call_id": "abcdef123", "content": '{"sum": "4 ü"}'}
+    talk = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, reply]
+    for messages in ([USER], talk, [{"role": "system", "content": "Be kind."}, *talk, USER]):
+        for tools in (None, TOOLS):
+            want = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            assert ours.chat(messages, tools=tools) == want
+            assert ("Adds <numbers> & 'é'." in want) == (tools is not None)
+
+
+def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }} tools"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.chat([USER]), loaded.chat([USER], tools=TOOLS)) == ("plain", "2 tools")
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_arguments_come_as_text_and_ids_are_as_long_as_the_template_has_them(family: str) -> None:
+    tokenizer = tool_tokenizer(family)
+    given = called(("add", '{"a": 2, "b": "é"}'))
+    assert '{"a": 2, "b": "é"}' in tokenizer.chat([USER, given, answered(0, "4")])
+    assert given["tool_calls"][0]["function"]["arguments"] == '{"a": 2, "b": "é"}'
+    if family == "mistral":
+        assert '"id": "f00000000"' in tokenizer.chat([USER, given])
+        for ident in ("short", "-" * 20):
+            given["tool_calls"][0]["id"] = ident
+            with pytest.raises(PromptError, match="ids of 9 letters"):
+                tokenizer.chat([USER, given])
+    if family == "llama":
+        with pytest.raises(PromptError, match="one call at a time"):
+            tokenizer.chat([USER, called(("add", "{}"), ("add", "{}"))])
+
+
+@pytest.mark.parametrize(
+    "arguments", ["no", "[1]", "5", "{", '{"a": NaN}', "[" * 10**5, '{"a": ' * 10**5, '{"a": ' + "9" * 5000 + "}"]
+)
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    with pytest.raises(
+        PromptError, match=r"messages\[1\], call 0: expected arguments that are a JSON object, found str"
+    ):
+        ChatTemplate(HERMES, {}).render([USER, called(("add", arguments))])
+
+
+def test_a_call_that_was_cut_off_has_no_arguments() -> None:
+    assert '"arguments": {}}' in ChatTemplate(HERMES, {}).render([USER, called(("add", " "))])
+
+
+def test_many_tools_have_a_larger_budget() -> None:
+    many = [{"type": "function", "function": {"name": f"f{n}", "parameters": ADD}} for n in range(128)]
+    for template in TEMPLATES.values():
+        assert '"f127"' in ChatTemplate(template, {"bos_token": "", "eos_token": ""}).render([USER], tools=many)
+    with pytest.raises(PromptError, match="loops or repeats for too long"):
+        ChatTemplate("{% for a in tools * 10**4 %}{{ tools }}{% endfor %}", {}).render([USER], tools=TOOLS)
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_names_of_special_tokens_stay_text(family: str) -> None:
+    tokenizer = tool_tokenizer(family)
+    bad = "".join(name for name, silent in TOKENS[family].items() if silent)
+    half = bad[: len(next(iter(TOKENS[family]))) - 1]
+    parameters = {"type": "object", "properties": {bad: {"description": bad, "default": [bad, half]}, half: {}}}
+    tools = [{"type": "function", "function": {"name": "add", "description": bad, "parameters": parameters}}]
+    talk = [USER, called(("add", json.dumps({bad: bad, half: [half]}))), answered(0, bad)]
+    honest = [USER, called(("add", {"a": 1})), answered(0, "4")]
+
+    def specials(ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in tokenizer.special_ids]
+
+    ids = tokenizer.chat_ids(talk, tools=tools, trusted=False)
+    assert specials(ids) == specials(tokenizer.chat_ids(honest, tools=TOOLS[:1])) != []
+    assert len(specials(tokenizer.chat_ids(talk, tools=tools))) > len(specials(ids))
+    assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.chat(talk, tools=tools)
+
+
+def test_forms_are_found(tokenizer: Tokenizer) -> None:
+    form = find_form(tokenizer)
+    assert TEMPLATES[form.name] == tokenizer._chat_template
+    own = bool(tokenizer.special_ids - {0})
+    assert form.opening == {"hermes": "\n", "mistral": " [", "llama": ""}[form.name]
+    if form.begin is not None:
+        assert (form.begin.token is not None) == own
+        assert form.begin.silent == (own and form.name != "hermes")
+        assert form.begin.token not in form.others
+    assert (form.begin is None) == (form.name == "llama" and not own)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "tools: expected a model whose chat template has tools"),
+        (HERMES.replace("tools", "documents"), "tools: expected a model whose chat template has tools"),
+        (HERMES.replace("arguments", "args"), "tools: expected a model whose chat template has tools"),
+        (
+            HERMES.replace("<tool_call>", "<call>"),
+            "tools: expected calls as Hermes, Qwen, Mistral or Llama 3 write them",
+        ),
+        (MISTRAL.replace("[TOOL_CALLS]", "[CALLS]"), "tools: expected calls as Hermes, Qwen, Mistral or Llama 3 write"),
+        (LLAMA.replace('"name"', '"function"'), "tools: expected a model whose chat template has tools"),
+        ("{{ raise_exception('no') }}", "tools: expected a model whose chat template has tools"),
+    ],
+)
+def test_other_forms_are_refused(template: str, message: str) -> None:
+    other = Tokenizer(byte_tokenizer(), chat_template=template, special_tokens={"bos_token": "", "eos_token": ""})
+    with pytest.raises(PromptError) as caught:
+        find_form(other)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(TokenizerError, match="no chat template"):
+        find_form(Tokenizer(byte_tokenizer()))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"type": "string"}, "expected a schema of the type 'object', found the type 'string'"),
+        ({"type": ["object", "null"]}, "expected a schema of the type 'object', found the type"),
+        ({"properties": {"a": {"default": {1, 2}}}}, "expected a schema of JSON values, found others"),
+        ({"properties": {"a\ud800": {}}}, "expected text, found half a character"),
+    ],
+)
+def test_parameters_that_are_no_schema_of_an_object(parameters: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=f"guide: json: {re.escape(message)}"):
+        arguments_schema(parameters)
+
+
+Parts = list[str | CallPart]
+
+
+def joined(parts: Parts) -> tuple[str, list[tuple[str, str]]]:
+    """The text, and the calls with their arguments; ids are as OpenAI's."""
+    text, calls = "", list[tuple[str, str]]()
+    for part in parts:
+        if isinstance(part, str):
+            assert part
+            text += part
+        elif part.name is not None:
+            assert part.index == len(calls)
+            assert re.fullmatch("call_[0-9a-f]{24}", part.ident or "")
+            assert part.arguments == ""
+            calls.append((part.name, ""))
+        else:
+            assert part.index == len(calls) - 1
+            assert part.ident is None
+            calls[-1] = calls[-1][0], calls[-1][1] + part.arguments
+    return text, calls
+
+
+def read(form: ToolForm, pieces: Sequence[tuple[str, int | None]], names: Sequence[str] = tuple(SCHEMAS)) -> Any:
+    reader = CallReader(form, names)
+    parts = [part for text, token in pieces for part in reader.push(text, token)]
+    parts += reader.flush()
+    text, calls = joined(parts)
+    assert reader.called == bool(calls)
+    return text, calls
+
+
+def written(form: ToolForm, *calls: tuple[str, str], before: str = "") -> list[tuple[str, int | None]]:
+    """Calls as the form has them: pieces of text, and tokens that read as nothing."""
+
+    def mark(marker: Any) -> tuple[str, int | None]:
+        return (marker.spelled, marker.token) if marker else ("", None)
+
+    bodies = [f"{form.head}{name}{form.middle}{arguments}}}" for name, arguments in calls]
+    groups = [form.joint.join(bodies)] if form.joint else bodies
+    pieces: list[tuple[str, int | None]] = [(before, None)] if before else []
+    for number, group in enumerate(groups):
+        section = [mark(form.begin), (f"{form.opening}{group}{form.closing}", None), mark(form.end)]
+        pieces += [("\n", None), *section] if number else section
+    return [piece for piece in pieces if piece != ("", None)]
+
+
+def cut(pieces: Sequence[tuple[str, int | None]], size: int) -> Iterator[tuple[str, int | None]]:
+    for text, token in pieces:
+        yield from ((text[at : at + size], None) for at in range(0, len(text), size))
+        if token is not None:
+            yield "", token
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10**6])
+def test_calls_are_read_however_they_are_cut(tokenizer: Tokenizer, size: int) -> None:
+    form = find_form(tokenizer)
+    one = ("add", '{"a": 1, "b": "x}", "c": {"\\"": ["}", {"é": "\\\\"}]}}')
+    cases = [[one], [("add_more", "{}")]] + ([[one, ("add_more", "{}"), one]] if form.name != "llama" else [])
+    for calls in cases:
+        assert read(form, [*cut(written(form, *calls), size)]) == ("", calls)
+    if form.begin is not None:
+        assert read(form, [*cut(written(form, one, before=" Well,\nthen. "), size)]) == (" Well,\nthen. ", [one])
+        assert read(form, [*cut(written(form, one, before="\n"), size)]) == ("", [one])
+
+
+def test_every_place_to_cut_it_off(tokenizer: Tokenizer) -> None:
+    """What has come of a call is given; before its tool is named, it is text."""
+    form = find_form(tokenizer)
+    whole = "".join(text for text, _ in written(form, ("add", '{"a": [1]}')))
+    silent = form.begin is not None and form.begin.silent and not form.bare
+    named = whole.index('add"') + 4
+    begin = whole.index('{"a"')
+    for stop in range(len(whole) + 1):
+        pieces: list[tuple[str, int | None]] = [("", form.begin.token)] if silent and form.begin else []
+        text, calls = read(form, [*pieces, *cut([(whole[:stop], None)], 1)])
+        arguments = whole[begin : min(stop, whole.index("]}") + 2)] if stop > begin else ""
+        assert (text, calls) == ((whole[:stop], []) if stop < named else ("", [("add", arguments)]))
+
+
+def test_another_call_that_was_cut_off_is_no_text() -> None:
+    form = find_form(tool_tokenizer("hermes"))
+    one = written(form, ("add_more", "{}"))
+    for rest in ("\n", "\n<tool", "\n<tool_call>", '\n<tool_call>\n{"name": "ad'):
+        assert read(form, [*one, (rest, None)]) == ("", [("add_more", "{}")])
+    assert read(form, [*one, ("\nDone <", None)]) == ("\nDone <", [("add_more", "{}")])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", " \n", "\n\na b \n", "<", "<tool", "<tool_cal", "<tool_call", "[TOOL_CALLS", "{", '{"name": ',
+     '{"name":"add"',
+     '{"names": 1}', "a <tool_call> b", "<tool_call><tool_call>", '<tool_call>\n{"name": "rm", "arguments": {}}',
+     '<tool_call>\n{"name": "add!"', '<tool_call>\n{"name": "' + "a" * 300, '<tool_call>\n{"arguments": {}}',
+     '[TOOL_CALLS] [{"name": "rm"', "[TOOL_CALLS][[", '{"name": "rm", "parameters": {}}', '\n{"name": "add"'],
+)  # fmt: skip
+def test_what_is_no_call_is_text(tokenizer: Tokenizer, text: str) -> None:
+    form = find_form(tokenizer)
+    for size in (1, 5, 10**6):
+        assert read(form, [*cut([(text, None)], size)]) == (text, [])
+
+
+def test_text_is_held_back_only_where_a_call_may_begin() -> None:
+    hermes = CallReader(find_form(tool_tokenizer("hermes")), SCHEMAS)
+    given = [
+        (" Hi", " Hi"),
+        (" <", " "),
+        ("b", "<b"),
+        (" \n", " \n"),
+        ("<tool_call", ""),
+        (">", ""),
+        ("x", "<tool_call>x"),
+    ]
+    for text, out in given:
+        assert "".join(map(str, hermes.push(text))) == out
+    llama = CallReader(find_form(tool_tokenizer("llama")), SCHEMAS)
+    assert llama.push('{"name": "a') == []
+    assert llama.push("x") == []
+    assert llama.push('"') == ['{"name": "ax"']
+    assert llama.push('{"name": "add"') == ['{"name": "add"']
+
+
+def test_a_token_within_breaks_what_would_be_a_call() -> None:
+    """The grammar does not guide what stands around it."""
+    for family, begun, rest in (("hermes", "<tool", '_call>\n{"name": "add"'), ("llama", '{"name', '": "add"')):
+        form = find_form(tool_tokenizer(family))
+        other = next(iter(form.others))
+        assert read(form, [(begun, None), ("", other), (rest, None)]) == (begun + rest, [])
+    llama = find_form(tool_tokenizer("llama"))
+    assert read(llama, [("", next(iter(llama.others))), ('{"name": "add", "parameters": {', None)])[1] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>" * 6_000,
+        "<tool_cal" * 6_000,
+        " " * 60_000,
+        '<tool_call>\n{"name": "add' * 2_000,
+        '<tool_call>\n{"name": "' + "a" * 60_000,
+        '<tool_call>\n{"name": "add", "arguments": ' + '{"a": ' * 10_000,
+        '<tool_call>\n{"name": "add", "arguments": {"' + "\\" * 60_000,
+        '<tool_call>\n{"name": "add", "arguments": {}}' * 1_200,
+    ],
+)
+def test_hostile_texts_take_no_longer_than_others(text: str) -> None:
+    form = find_form(tool_tokenizer("hermes"))
+    began = time.perf_counter()
+    results = [read(form, [*cut([(text, None)], size)]) for size in (1, 10**7)]
+    assert time.perf_counter() - began < 20
+    assert results[0] == results[1]
+
+
+def random_text(tokenizer: Tokenizer, guide: Guide, seed: int, trigger: int | None, length: int = 400) -> list[int]:
+    """Tokens that the guide allows, drawn at random, now and then the one that begins a call; to an end if it comes."""
+    rng = random.Random(seed)
+    follower = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile(guide).follower()
+    tokens = list[int]()
+    while len(tokens) < length:
+        mask = follower.mask(torch.zeros(tokenizer.vocab_size))
+        allowed = np.flatnonzero(np.isfinite(mask.numpy())).tolist()
+        token = trigger if trigger in allowed and rng.random() < 0.05 else rng.choice(allowed)
+        if token == 0:
+            break
+        tokens.append(token)
+        follower.advance(token)
+    return tokens
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_what_the_guide_allows_is_read_as_calls_of_the_tools(tokenizer: Tokenizer, free: bool, several: bool) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    form = find_form(tokenizer)
+    guide = form.guide(SCHEMAS, free=free, several=several)
+    counts = list[int]()
+    for seed in range(6):
+        tokens = random_text(tokenizer, guide, seed, form.begin.token if form.begin else None)
+        stream = TextStream(tokenizer, [5], ())
+        pieces = [(stream.push(token)[0], token) for token in tokens]
+        text, calls = read(form, [*pieces, (stream.flush()[0], None)])
+        counts.append(len(calls))
+        whole = calls if len(tokens) < 400 else calls[:-1]
+        for name, arguments in whole:
+            jsonschema.validate(json.loads(arguments), json.loads(SCHEMAS[name]))
+            assert json.dumps(json.loads(arguments), ensure_ascii=False) == arguments or "\\u" in arguments
+        assert free or (text.strip() == "" and len(calls) >= 1)
+    most = 1 if form.name == "llama" or not several else 100
+    assert max(counts) <= most
+    if form.begin is not None and form.begin.token is not None:
+        assert max(counts) >= 1
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_the_guide_knows_calls_that_text_spells(free: bool) -> None:
+    """The tools' names, the white space, and what the schema asks for are all that is left."""
+    for family, begin in (("hermes", '<tool_call>\n{"name": "'), ("llama", '{"name": "')):
+        tokenizer = tool_tokenizer(family, tokens=False)
+        form = find_form(tokenizer)
+        grammars = Grammars(tokenizer, tokenizer.vocab_size, [0])
+        follower = grammars.compile(form.guide(SCHEMAS, free=free, several=True)).follower()
+        good = f'{begin}add{form.middle}{{"a": 7, "b": "x}}"}}}}'
+        for at, letter in enumerate(good):
+            (token,) = tokenizer.encode(letter)[:1]
+            # Of forced text the mask leaves one spelling; here it is read letter by letter all the same.
+            assert follower.legal(token) or tokenizer.decode(follower.forced()).startswith(letter), good[: at + 1]
+            others = [bad for bad in '"x} ,_:\n' if bad != letter and follower.legal(tokenizer.encode(bad)[0])]
+            inside = good[:at].endswith(begin + "add")
+            assert at < len(begin) or not others or inside or good[at - 1] in '7"', (good[:at], others)
+            follower.advance(token)
+
+
+def test_schemas_cannot_say_how_json_is_written() -> None:
+    loose = {**ADD, "x-guidance": {"whitespace_flexible": True, "lenient": True, "item_separator": "nonsense"}}
+    assert arguments_schema(loose) == SCHEMAS["add"]
+    tokenizer = tool_tokenizer("llama")
+    form = find_form(tokenizer)
+    compile_guide = Grammars(tokenizer, tokenizer.vocab_size, [0]).compile
+    follower = compile_guide(form.guide({"add": arguments_schema(loose)}, free=False, several=False)).follower()
+    assert tokenizer.decode(follower.forced()).startswith('{"name": "add", "parameters": {"a":')
+    with pytest.raises(OptionError, match="guide: grammar: expected one that can be followed"):
+        compile_guide(
+            form.guide({"f": arguments_schema({"not": {}, "x-guidance": {"lenient": True}})}, free=False, several=True)
+        )
+
+
+def test_schemas_that_are_too_large() -> None:
+    form = find_form(tool_tokenizer("hermes"))
+    large = arguments_schema({"type": "object", "description": "x" * 200_000})
+    with pytest.raises(OptionError, match="guide: grammar: expected at most 262144 characters"):
+        form.guide({"f": large, "g": large}, free=True, several=True)

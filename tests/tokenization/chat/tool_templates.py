@@ -1,0 +1,118 @@
+"""Templates that call tools as those of well-known families do, and tokenizers for them."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken
+
+from checkpoints import byte_tokenizer
+from pronk.tokenization.tokenizer import Tokenizer
+
+HERMES = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{%- endif %}
+    {{- 'Tools:' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'assistant' and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+        {%- for call in message.tool_calls %}
+            {%- if call.function is defined %}{%- set call = call.function %}{%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}
+            {{- call.arguments | tojson }}{{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+MISTRAL = """{%- if messages[0].role == 'system' %}
+    {%- set system = messages[0].content %}{%- set turns = messages[1:] %}
+{%- else %}
+    {%- set turns = messages %}
+{%- endif %}
+{%- set asked = turns | selectattr('role', 'equalto', 'user') | list %}
+{{- bos_token }}
+{%- for message in turns %}
+    {%- if message.role == 'user' %}
+        {%- if tools is not none and message == asked[-1] %}
+            {{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
+        {{- '[INST] ' + (system + '\\n\\n' if loop.last and system is defined else '') + message.content + '[/INST]' }}
+    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {%- if call.id | length != 9 %}{{- raise_exception('ids of 9 letters') }}{%- endif %}
+            {%- set written = call.function | tojson %}
+            {{- written[:-1] + ', "id": "' + call.id + '"}' + (', ' if not loop.last else ']' + eos_token) }}
+        {%- endfor %}
+    {%- elif message.role == 'assistant' %}
+        {{- ' ' + message.content + eos_token }}
+    {%- elif message.role == 'tool' %}
+        {%- if message.tool_call_id | length != 9 %}{{- raise_exception('ids of 9 letters') }}{%- endif %}
+        {{- '[TOOL_RESULTS] {"content": ' + (message.content | tojson) }}
+        {{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}"""
+
+LLAMA = """{{- bos_token }}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- if messages[0].role == 'system' %}
+    {%- set system = messages[0].content | trim %}{%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = '' %}
+{%- endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' + system + '<|eot_id|>' }}
+{%- if tools is not none %}
+    {%- set first = messages[0].content | trim %}{%- set messages = messages[1:] %}
+    {{- '<|start_header_id|>user<|end_header_id|>\\n\\n' }}
+    {%- for tool in tools %}{{- tool | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}
+    {{- first + '<|eot_id|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if message.tool_calls | length != 1 %}{{- raise_exception('one call at a time') }}{%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+        {{- '{"name": "' + call.name + '", "parameters": ' }}{{- call.arguments | tojson }}{{- '}<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
+        {{- (message.content | tojson if message.content is iterable else message.content) + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+
+TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}
+# Tokens of their own, and whether they read as nothing.
+TOKENS: dict[str, dict[str, bool]] = {
+    "hermes": {
+        "<|im_start|>": True, "<|im_end|>": True, "<tool_call>": False, "</tool_call>": False, "<think>": False,
+    },
+    "mistral": {"<s>": True, "</s>": True, "[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True},
+    "llama": {
+        "<|start_header_id|>": True, "<|end_header_id|>": True, "<|eot_id|>": True, "<|python_tag|>": True,
+        "<|spare|>": True,
+    },
+}  # fmt: skip
+
+
+def tool_tokenizer(family: str, *, tokens: bool = True) -> Tokenizer:
+    """A byte-level tokenizer of about 300 tokens, with the family's own ones or without any."""
+    backend = byte_tokenizer(300)
+    if tokens:
+        for name, silent in TOKENS[family].items():
+            backend.add_tokens([AddedToken(name, special=silent, normalized=False)])
+            if silent:
+                backend.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+    special = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
+    return Tokenizer(backend, special_tokens=special, chat_template=TEMPLATES[family])

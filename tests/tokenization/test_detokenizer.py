@@ -1,0 +1,193 @@
+"""Streams of text: whole characters, the same text however it arrives, and nothing of a stop string."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import pairwise
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers
+
+from checkpoints import VOCAB
+from pronk.errors import OptionError
+from pronk.tokenization.detokenizer import IncrementalDecoder, StopScanner
+from pronk.tokenization.tokenizer import Tokenizer
+
+CHARACTERS = "a é ß — 東 京 🙂 \ufffd 👩‍👩‍👧 \n"
+
+
+@pytest.fixture(scope="module")
+def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
+    """Token id of every single byte."""
+    alphabet = {token: i for token, i in tokenizer.backend.get_vocab().items() if len(token) == 1}
+    known: dict[int, int] = {}
+    for text in (chr(point) for point in range(0x800)):
+        tokens = [alphabet[piece] for token in tokenizer.backend.encode(text).tokens for piece in token]
+        known |= dict(zip(text.encode(), tokens, strict=True))
+    lone = sorted(set(range(256)) - set(known))
+    rest = sorted(set(alphabet.values()) - set(known.values()), key={i: t for t, i in alphabet.items()}.__getitem__)
+    return known | dict(zip(lone, rest, strict=True))
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> Tokenizer:
+    """Like Llama 2's: a metaspace, dropped at the start, and single bytes for what is not in the vocabulary."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh", "▁a", "▁b", "▁the"]
+    merges = [("▁", "a"), ("▁", "b")]
+    model = models.BPE({token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return Tokenizer(backend)
+
+
+def stream(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> list[str]:
+    decoder = IncrementalDecoder(tokenizer, prompt or [])
+    return [*(decoder.push(token) for token in ids), decoder.flush()]
+
+
+def spell(text: str | bytes, byte_ids: dict[int, int]) -> list[int]:
+    return [byte_ids[byte] for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_ids_read_as_the_whole_does(seed: int, tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    """Random tokens are mostly broken characters; special and unassigned ids are among them."""
+    draw = random.Random(seed)
+    prompt = tokenizer.encode("".join(draw.choices(CHARACTERS, k=draw.randrange(12)))) + [0] * draw.randrange(3)
+    alphabet = [draw.randrange(VOCAB + 3) for _ in range(5)] if seed % 2 else [*range(VOCAB + 3)]
+    ids = [draw.choice(alphabet) for _ in range(60)]
+    if seed % 4 == 0:
+        ids = spell("".join(draw.choices(CHARACTERS, k=30)), byte_ids)
+    known, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + ids)
+    assert whole.startswith(known)
+    assert "".join(stream(tokenizer, ids, prompt)) == whole[len(known) :]
+
+
+def test_characters_come_whole(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    pieces = stream(tokenizer, spell("é🙂a", byte_ids), spell("ab", byte_ids))
+    assert pieces == ["", "é", "", "", "", "🙂", "a", ""]
+
+
+def test_unfinished_character_at_the_end(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    assert stream(tokenizer, spell("a🙂".encode()[:-1], byte_ids)) == ["a", "", "", "", "\ufffd"]
+
+
+def test_prompt_that_ends_inside_a_character(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    smile = spell("x🙂", byte_ids)
+    assert stream(tokenizer, smile[3:], smile[:3]) == ["", "🙂", ""]
+    assert stream(tokenizer, spell("!", byte_ids), smile[:3]) == ["!", ""]
+    assert stream(tokenizer, [], smile[:3]) == [""]
+
+
+def test_replacement_character_of_the_text_itself(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    ids = spell("\ufffdb", byte_ids)
+    assert "".join(stream(tokenizer, ids, spell("a\ufffd", byte_ids))) == "\ufffdb"
+
+
+def test_special_tokens_say_nothing(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    smile = spell("🙂", byte_ids)
+    assert stream(tokenizer, [0, smile[0], 0, *smile[1:], VOCAB + 1, 0]) == ["", "", "", "", "", "🙂", "", "", ""]
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"\xe2", b"\x80", b"\xe2\x82", b"\xf0\x9f\x98"])
+def test_endless_garbage_is_let_go(junk: bytes, tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    """The window, and with it the cost of a token, stays bounded; characters after the garbage are whole."""
+    ids = spell(junk * 200 + "🙂".encode() + junk, byte_ids)
+    decoder = IncrementalDecoder(tokenizer, spell("a", byte_ids))
+    text, widest = "", 0
+    for token in ids:
+        text += decoder.push(token)
+        widest = max(widest, len(decoder._window))
+    assert text + decoder.flush() == tokenizer.decode(ids)
+    assert "🙂" in text
+    assert widest < 30
+
+
+def test_cost_does_not_grow(tokenizer: Tokenizer) -> None:
+    decoder = IncrementalDecoder(tokenizer, [5] * 100_000)
+    started = time.perf_counter()
+    for _ in range(20_000):
+        decoder.push(70)
+    assert time.perf_counter() - started < 10
+    assert len(decoder._window) < 10
+
+
+@pytest.mark.parametrize("text", ["a the b", "the", " a", "  a  b", "ab é 東京a", "京", "a\nb"])
+def test_sentencepiece_spaces(text: str, sentencepiece: Tokenizer) -> None:
+    ids = sentencepiece.encode(text)
+    for cut in range(len(ids) + 1):
+        known = sentencepiece.decode(ids[:cut])
+        if known.endswith("\ufffd"):
+            continue
+        assert known + "".join(stream(sentencepiece, ids[cut:], ids[:cut])) == text
+        assert "".join(stream(sentencepiece, ids[cut:], [1, *ids[:cut]])) == text[len(known) :]
+
+
+def test_a_word_after_the_prompt_keeps_its_space(sentencepiece: Tokenizer) -> None:
+    vocabulary = sentencepiece.backend.get_vocab()
+    assert stream(sentencepiece, [vocabulary["▁the"]], [vocabulary["▁a"]]) == [" the", ""]
+    assert stream(sentencepiece, [vocabulary["▁the"]], []) == ["the", ""]
+
+
+def scan(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
+    scanner, shown = StopScanner(stops), ""
+    for piece in pieces:
+        text, stop = scanner.push(piece)
+        shown += text
+        if stop is not None:
+            assert scanner.push("more") == ("", stop)
+            assert scanner.flush() == ""
+            return shown, stop
+    return shown + scanner.flush(), None
+
+
+def cut(stops: list[str], text: str) -> tuple[str, str | None]:
+    """The definition: the first place where a stop string ends, and the longest that ends there."""
+    for end in range(len(text) + 1):
+        for stop in sorted(stops, key=len, reverse=True):
+            if text[:end].endswith(stop):
+                return text[: end - len(stop)], stop
+    return text, None
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_any_chunking_is_cut_at_the_same_place(seed: int) -> None:
+    draw = random.Random(seed)
+    stops = ["".join(draw.choices("ab", k=draw.randint(1, 5))) for _ in range(draw.randint(0, 3))]
+    text = "".join(draw.choices("abc" if seed % 2 else "ab", k=draw.randrange(14)))
+    expected = cut(stops, text)
+    assert scan(stops, [text]) == scan(stops, list(text)) == expected
+    for _ in range(5):
+        marks = sorted(draw.randrange(len(text) + 1) for _ in range(draw.randrange(5)))
+        bounds = [0, *marks, len(text)]
+        assert scan(stops, [text[i:j] for i, j in pairwise(bounds)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "returned"),
+    [
+        (["END"], ["a E", "N", "D b"], [("a ", None), ("", None), ("", "END")]),
+        (["END"], ["a E", "x"], [("a ", None), ("Ex", None)]),
+        (["ab", "abc"], ["xab"], [("x", "ab")]),
+        (["bc", "abc"], ["xab", "c"], [("x", None), ("", "abc")]),
+        (["bc", "abcx"], ["abc"], [("a", "bc")]),
+        (["\n\n"], ["a\n", "b\n", "\n"], [("a", None), ("\nb", None), ("", "\n\n")]),
+        ([], ["abc"], [("abc", None)]),
+    ],
+)
+def test_text_is_withheld_only_while_it_must_be(
+    stops: list[str], pieces: list[str], returned: list[tuple[str, str | None]]
+) -> None:
+    scanner = StopScanner(stops)
+    assert [scanner.push(piece) for piece in pieces] == returned
+
+
+def test_empty_stop_string() -> None:
+    with pytest.raises(OptionError, match=r"stop: expected non-empty strings, found \['a', ''\]"):
+        StopScanner(["a", ""])

@@ -1,0 +1,226 @@
+"""Text to ids and back as transformers does it, chat templates, and tokenizer files that do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import models, processors
+
+from checkpoints import VOCAB, byte_tokenizer
+from pronk.errors import PromptError, TokenizerError
+from pronk.tokenization.tokenizer import Tokenizer
+
+TEXTS = ["def add(a, b):\n    return a + b\n", "naïve café 🙂", "<|endoftext|>x", "", " two  spaces "]
+USER = {"role": "user", "content": "Hi"}
+ANSWER = {"role": "assistant", "content": "Hello"}
+
+WriteTokenizer = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> WriteTokenizer:
+    """``write(backend, **config)``: a folder with a tokenizer and its config."""
+
+    def get(backend: tokenizers.Tokenizer | None = None, **config: Any) -> Path:
+        (backend or byte_tokenizer()).save(str(tmp_path / "tokenizer.json"))
+        values = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", **config}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+        return tmp_path
+
+    return get
+
+
+def transformers_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("with_bos", [False, True])
+def test_ids_equal_transformers(text: str, with_bos: bool, write: WriteTokenizer) -> None:
+    backend = byte_tokenizer()
+    if with_bos:
+        end = "<|endoftext|>"
+        backend.post_processor = processors.TemplateProcessing(single=f"{end} $A", special_tokens=[(end, 0)])
+    folder = write(backend, bos_token="<|endoftext|>")
+    ours, theirs = Tokenizer.load(folder, VOCAB), transformers_tokenizer(folder)
+    assert ours.encode(text) == theirs.encode(text)
+    assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
+    assert (0 in ours.encode("plain")) == with_bos
+    ids = ours.encode(text)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
+
+
+def test_special_ids(write: WriteTokenizer) -> None:
+    tokenizer = Tokenizer.load(write(bos_token={"content": "<|endoftext|>", "lstrip": False}, unk_token="absent"))
+    assert (tokenizer.eos_ids, tokenizer.bos_id, tokenizer.special_ids) == ((0,), 0, {0})
+    assert tokenizer.vocab_size == VOCAB
+    assert [tokenizer.is_silent(token) for token in (0, 1, VOCAB - 1, VOCAB, 10**6)] == [True, False, False, True, True]
+    assert Tokenizer(byte_tokenizer()).eos_ids == ()
+    assert Tokenizer(byte_tokenizer()).bos_id is None
+
+
+def test_special_tokens_of_the_older_file(write: WriteTokenizer) -> None:
+    folder = write(eos_token="<|endoftext|>")
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "<|endoftext|>"}')
+    tokenizer = Tokenizer.load(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (0, ())
+
+
+def test_limits_of_a_training_run_are_lifted(write: WriteTokenizer) -> None:
+    backend = byte_tokenizer()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=50)
+    tokenizer = Tokenizer.load(write(backend))
+    assert tokenizer.decode(tokenizer.encode("a long text without any end")) == "a long text without any end"
+
+
+def test_a_model_may_have_more_ids(write: WriteTokenizer) -> None:
+    folder = write()
+    assert Tokenizer.load(folder, VOCAB).vocab_size == Tokenizer.load(folder, VOCAB + 20).vocab_size == VOCAB
+    with pytest.raises(TokenizerError, match=rf"ids up to {VOCAB - 1}, but the model's vocabulary has {VOCAB - 1}"):
+        Tokenizer.load(folder, VOCAB - 1)
+
+
+def test_gpt2_files(tmp_path: Path, write: WriteTokenizer) -> None:
+    backend, folder = byte_tokenizer(), tmp_path / "old"
+    folder.mkdir()
+    backend.model.save(str(folder))
+    rebuilt, reference = Tokenizer.load(folder, VOCAB), Tokenizer.load(write(backend))
+    for text in TEXTS:
+        assert rebuilt.encode(text) == reference.encode(text)
+        assert rebuilt.decode(rebuilt.encode(text)) == reference.decode(reference.encode(text))
+    assert rebuilt.special_ids == {0}
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, "no tokenizer file"),
+        ({"tokenizer.model": b"\x0a"}, "tokenizer.model"),
+        ({"vocab.json": b"{}"}, "vocab.json"),
+        ({"vocab.json": b"{}", "merges.txt": b"", "tokenizer_config.json": b'{"tokenizer_class": "Qwen2Tokenizer"}'},
+         "vocab.json and merges.txt"),
+    ],
+)  # fmt: skip
+def test_no_tokenizer(files: dict[str, bytes], found: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(TokenizerError, match=rf"expected tokenizer.json, found {found}; write one with transformers"):
+        Tokenizer.load(tmp_path, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"{", r"tokenizer.json: expected a tokenizer, found a file that is none"),
+        ("tokenizer.json", b"\xff\xfe", r"tokenizer.json: expected a tokenizer, found"),
+        ("tokenizer.json", b'{"model": 1}', r"tokenizer.json: expected a tokenizer, found"),
+        ("tokenizer_config.json", b"{", r"tokenizer_config.json: expected JSON"),
+        ("tokenizer_config.json", b"[]", r"tokenizer_config.json: expected a JSON object, found list"),
+        ("tokenizer_config.json", b'{"chat_template": [1]}', r"expected chat_template to be a string or a list"),
+        ("tokenizer_config.json", b'{"chat_template": 1}', r"expected chat_template to be a string or a list"),
+    ],
+)
+def test_damaged_files(name: str, content: bytes, message: str, write: WriteTokenizer) -> None:
+    folder = write()
+    (folder / name).write_bytes(content)
+    with pytest.raises(TokenizerError, match=message) as caught:
+        Tokenizer.load(folder, VOCAB)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_gpt2_files(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text("[]")
+    (tmp_path / "merges.txt").write_text("")
+    with pytest.raises(TokenizerError, match=r"expected vocab.json and merges.txt of a byte-level BPE, found damaged"):
+        Tokenizer.load(tmp_path)
+
+
+TEMPLATES = [
+    "{% for m in messages %}<{{ m['role'] }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<b>{% endif %}",
+    "{{ bos_token }}{%- for m in messages -%}\n  {{ m.role | upper }}: {{ m.content | trim }}\n{%- endfor %}",
+    "  {% if true %}\n    kept\n  {% endif %}\n{% for m in messages %}{{ m.role }}{% break %}{% endfor %}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "{{ messages | tojson }} {{ {'b': '<é>', 'a': 1} | tojson(indent=2, sort_keys=True) }}",
+    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ tools is none }}",
+    "{{ strftime_now('%%') }}{{ dict(a=1)['a'] }}{% for i in range(3) %}{{ i }}{% endfor %}{{ eos_token }}",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("prompt", [False, True])
+def test_chat_equals_transformers(template: str, prompt: bool, write: WriteTokenizer) -> None:
+    folder = write(chat_template=template, bos_token="<|endoftext|>")
+    messages = [USER, {"role": "assistant", "content": " 5 < 6 & 'é'\n"}, USER]
+    expected = transformers_tokenizer(folder).apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=prompt
+    )
+    assert Tokenizer.load(folder).chat(messages, add_generation_prompt=prompt) == expected
+
+
+def test_where_the_template_comes_from(write: WriteTokenizer) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chosen"}]
+    folder = write(chat_template=named)
+    assert Tokenizer.load(folder).chat([USER]) == "chosen"
+    (folder / "chat_template.jinja").write_text("from the file")
+    assert Tokenizer.load(folder).chat([USER]) == "from the file"
+
+
+def test_no_template(tokenizer: Tokenizer) -> None:
+    assert not tokenizer.has_chat_template
+    with pytest.raises(TokenizerError, match=r"no chat template: expected chat_template in tokenizer_config.json"):
+        tokenizer.chat([USER])
+
+
+def templated(source: str) -> Tokenizer:
+    return Tokenizer(byte_tokenizer(), chat_template=source)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+        ("{{ messages[9].content }}", "refuses these messages: "),
+        ("{{ 1 / 0 }}", "refuses these messages: division by zero"),
+        ("{{ messages.append(1) }}", "refuses these messages: "),
+        ("{{ messages.__class__.__mro__ }}", "refuses these messages: "),
+        ("{{ ''.__class__.__subclasses__() }}", "refuses these messages: "),
+        ("{{ namespace(__class__=1) }}", "refuses these messages: a namespace cannot have an attribute '__class__'"),
+        ("{% set ns = namespace() %}{% set ns._x = 1 %}", "refuses these messages: a namespace cannot have"),
+        ("{{ range(10 ** 9) | list }}", "refuses these messages: "),
+        ("{{ lipsum() }}", "refuses these messages: 'lipsum' is undefined"),
+    ],
+)
+def test_template_that_fails(source: str, message: str) -> None:
+    with pytest.raises(PromptError, match=message) as caught:
+        templated(source).chat([USER, ANSWER])
+    assert "\n" not in str(caught.value)
+
+
+def test_template_that_is_no_jinja() -> None:
+    with pytest.raises(TokenizerError, match=r"chat template: expected valid Jinja, found an error: "):
+        templated("{% for %}").chat([USER])
+
+
+def test_messages_are_not_changed() -> None:
+    messages = [dict(USER)]
+    assert templated("{{ messages[0]['content'] }}").chat(messages) == "Hi"
+    assert messages == [USER]
+
+
+def test_loads_beside_a_checkpoint(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
+    assert Tokenizer.load(folder, VOCAB).vocab_size == VOCAB
+    tokenizers.Tokenizer(models.BPE({"a": 0, "b": VOCAB}, [])).save(str(folder / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match=rf"ids up to {VOCAB}, but the model's vocabulary has {VOCAB}, so"):
+        Tokenizer.load(folder, VOCAB)

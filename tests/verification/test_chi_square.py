@@ -1,0 +1,50 @@
+"""Pearson's test: known quantiles, cells of small expectation, and how often a right sample fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pronk.verification.chi_square import LEAST_EXPECTED, chi_square, merge_small, p_value
+
+# Quantiles of the chi-square distribution, from its tables.
+CRITICAL = [(3.841459, 1, 0.05), (9.487729, 4, 0.05), (23.209251, 10, 0.01), (37.697298, 15, 0.001)]
+
+
+@pytest.mark.parametrize(("statistic", "freedom", "probability"), CRITICAL)
+def test_known_quantiles(statistic: float, freedom: int, probability: float) -> None:
+    assert p_value(statistic, freedom) == pytest.approx(probability, rel=1e-5)
+
+
+def test_extremes() -> None:
+    assert p_value(0.0, 3) == 1.0
+    assert p_value(1e4, 3) == 0.0
+    assert p_value(5.0, 0) == 1.0
+    assert p_value(60.0, 14) == pytest.approx(1.2e-7, rel=0.1)
+
+
+def test_statistic_by_hand() -> None:
+    assert chi_square([12, 8], [10, 10]) == (pytest.approx(0.8), 1)
+
+
+def test_small_cells_are_merged_from_the_smallest_on() -> None:
+    observed, expected = merge_small([100, 3, 0, 2, 7], [90.0, 1.0, 2.0, 3.0, 6.0])
+    assert expected == [6.0, 6.0, 90.0]
+    assert observed == [5, 7, 100]
+    assert merge_small([1, 2], [1.0, 2.0]) == ([3], [3.0])  # all of them together are too few
+    assert merge_small([0, 4, 50], [0.0, 4.0, 50.0]) == ([54], [54.0])  # what is left over joins the largest
+    _, expected = merge_small([0] * 30, [float(n) / 3 for n in range(30)])
+    assert min(expected) >= LEAST_EXPECTED
+    assert sum(expected) == pytest.approx(sum(range(30)) / 3)
+
+
+def test_right_samples_fail_as_rarely_as_they_should() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.019, 0.001], dtype=torch.float64)
+    values = []
+    for _ in range(400):
+        draws = torch.multinomial(probs, 500, replacement=True, generator=generator)
+        merged = merge_small(draws.bincount(minlength=8).tolist(), (500 * probs).tolist())
+        values.append(p_value(*chi_square(*merged)))
+    assert 0.02 < sum(value < 0.05 for value in values) / 400 < 0.08
+    assert 0.42 < sum(value < 0.5 for value in values) / 400 < 0.58

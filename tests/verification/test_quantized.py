@@ -1,0 +1,60 @@
+"""Quantized targets: rounded as they are loaded, from a folder and from a GGUF file; guessing changes no bit of any."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from checkpoints import MakeCheckpoint
+from gguf_files import convert
+from pronk.errors import OptionError
+from pronk.llm import LLM
+from pronk.verification import verify_model
+from quantized_formats import write_rounded
+from tiny_models import kernels
+from verification.cases import QUICK, some_prompts
+
+# From text, from outputs, from smaller models that are quantized or not, and trained on the plain target.
+DRAFTERS = [
+    "suffix", "lookahead(window=5, ngram=3)", "draft_model", 'draft_model(weights="int4")', "medusa", "multi_token",
+    "glide", "kangaroo",
+]  # fmt: skip
+
+TARGETS: dict[str, Callable[[Path, Path], tuple[Path, str]]] = {
+    "int8": lambda plain, _: (plain, "int8"),
+    "int4": lambda plain, _: (plain, "int4"),
+    "compressed-tensors": lambda plain, new: (write_rounded(plain, new / "packed"), "plain"),
+    "gguf": lambda plain, new: (convert(plain, new / "a.gguf", {"": "Q4_0", "token_embd": "Q8_0"}), "plain"),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_guessing_changes_nothing(kind: str, bundled: LLM, tmp_path: Path) -> None:
+    path, weights = TARGETS[kind](bundled.path, tmp_path)
+    llm = LLM(path, weights=weights, kernels=kernels().name, kv_memory="64MiB", budget="all")
+    assert llm.exact
+    report = verify_model(llm, DRAFTERS, some_prompts(llm)[:1], QUICK)
+    assert report.passed
+    assert ("int8" if kind == "int8" else "int4") in report.to_dict()["weights"].split(",")[0]
+    for each in report.drafters:
+        assert each.plain or each.accepted > 0, each.drafter
+
+
+def test_trained_drafters_know_a_quantized_target_by_its_shape(
+    bundled: LLM, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """What it was made from cannot be told by its weights; those of plain ones still have to agree."""
+    other = checkpoint("llama", hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    small = LLM(convert(other, tmp_path / "a.gguf", "Q8_0"), kv_memory="4MiB")
+    with pytest.raises(OptionError, match="medusa: expected the target that the bundled one was trained on"):
+        small.get_proposer("medusa")
+    shutil.copytree(bundled.path, tmp_path / "plain")
+    tensors = load_file(bundled.path / "model.safetensors")
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, tmp_path / "plain" / "model.safetensors")
+    with pytest.raises(OptionError, match="medusa: expected the target that the bundled one was trained on"):
+        LLM(tmp_path / "plain", kv_memory="4MiB").get_proposer("medusa")
