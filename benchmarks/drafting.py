@@ -87,7 +87,7 @@ def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) 
         logits = noise[: len(tree)].clone()
         for node in (0, *path):
             logits[node, text[length + tree.depths[node]]] = 99.0
-        outcome = Outcome(state, tree, path, new, length - 1, params, logits if drafter.needs.logits else None)
+        outcome = Outcome(state, tree, path, new, length - 1, params, logits if drafter.capabilities.logits else None)
         began = perf_counter()
         drafter.observe(outcome)
         seconds.append(proposed + perf_counter() - began)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pronk.sampling import verify as verify
-from pronk.sampling.acceptance import choices
+from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.tree import TokenTree
@@ -186,7 +186,7 @@ def step(rule: str, tree: TokenTree, p: Table, source: Source, text: String, row
     sampler = GuideProcessor(rule, source, p, text, paths)
     if rows is not None:
         logits, sampler.ordered = rows(logits), False
-    found = verify.walk(tree, choices(sampler, tree, logits))
+    found = verify.walk(tree, acceptance_rule(sampler, tree, logits))
     assert context_of(sampler) == [0, *text, *found.tokens]
     assert found.tokens[:-1] == tuple(tree.tokens[node] for node in found.path)
     return found.tokens

@@ -86,9 +86,9 @@ def test_another_text_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
 
     def shifted(sampler: Any, tree: TokenTree, logits: torch.Tensor, chosen: Any) -> Any:
         rows = torch.cat((logits[1:], logits[-1:])) if len(tree) > 3 else logits
-        return acceptance.choices(sampler, tree, rows, chosen)
+        return acceptance.acceptance_rule(sampler, tree, rows, chosen)
 
     proposer = scripted(llm)
-    monkeypatch.setattr("pronk.engine.output_processor.choices", shifted)
+    monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
     with pytest.raises(AssertionError, match=r"expected the tokens of plain decoding, found others from number \d+ on"):
         assert_lossless(llm, proposer, PROMPTS)

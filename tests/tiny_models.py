@@ -263,9 +263,9 @@ def text_logits(
     packed = decoder.kernels is not None
     shape: dict[str, Any] = {"num_blocks": len(tokens) // 16 + 1, "kv_dtype": kv_dtype}
     cache = make_cache(decoder.config, computed_in(dtype, decoder.kernels), **shape, packed=packed)
-    table = BlockTable()
-    cache.prepare(table, len(tokens))
-    job = ForwardJob(Segment(table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))
+    block_table = BlockTable()
+    cache.prepare(block_table, len(tokens))
+    job = ForwardJob(Segment(block_table, TokenTree.chain(tokens)), range(len(tokens)), len(tokens))
     return ModelRunner(decoder, cache).forward([job]).logits[0]
 
 
@@ -293,21 +293,23 @@ def make_request(
     params: SamplingParams,
     drafter: Proposer[Any] | None = None,
     *,
-    ends: Iterable[int] = (),
+    stop_token_ids: Iterable[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
     parent: Request | None = None,
     vocab: int = VOCAB,
 ) -> Request:
     """A request whose ``params`` have a seed, or that needs none; a guide is that of :mod:`guides`."""
     seed = params.seed or 0
-    ends = frozenset(ends)
+    stop_token_ids = frozenset(stop_token_ids)
     tokens = list(prompt)
-    guide = None if params.guide is None else ToyFollower(vocab, ends)
+    guide = None if params.guide is None else ToyFollower(vocab, stop_token_ids)
     if guide is not None and drafter is not None and params.guide_mode == "forced":
         drafter = with_forced(drafter)
-    banned: dict[str, Any] = {"stop_token_ids": sorted(ends), "bad_words": bad_words}
+    banned: dict[str, Any] = {"stop_token_ids": sorted(stop_token_ids), "bad_words": bad_words}
     sampler = Sampler(params, seed, tokens, vocab, **banned, kernels=kernels(), guide=guide)
-    return Request(prompt, tokens, params, seed, drafter or Autoregressive(), sampler, NullText(), ends, parent)
+    return Request(
+        prompt, tokens, params, seed, drafter or Autoregressive(), sampler, NullText(), stop_token_ids, parent
+    )
 
 
 def samples(prompt: Sequence[int], params: SamplingParams, drafter: Proposer[Any] | None = None) -> list[Request]:

@@ -306,10 +306,7 @@ class LLM:
             CacheFullError: the KV cache has no room for them.
         """
         texts, ids = check_texts("options", options), self.request_factory.ids(prompt)
-        return Choice(
-            texts,
-            tuple(score(self.engine, self.request_factory, ids, self.request_factory.spelled(prompt, ids, texts))),
-        )
+        return Choice(texts, tuple(score(self.engine, ids, self.request_factory.spelled(prompt, ids, texts))))
 
     def chat_ids(self, messages: Messages, tools: Tools | None = None) -> list[int]:
         """Token ids of a conversation up to the point where the model answers; see :meth:`chat` for the errors.

@@ -18,8 +18,9 @@ from pronk.drafters.shared.draft import Draft
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.attention import Segment
+from pronk.execution.early_rows import StartedRows
 from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.kv_cache.blocks import BlockTable, StartedRows
+from pronk.kv_cache.blocks import BlockTable
 from pronk.models.loader import load_decoder, read_config
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
@@ -90,6 +91,12 @@ class Asked:
     started: StartedRows | None = None
 
 
+def started_of(drafter: Proposer[Any], block_table: BlockTable) -> StartedRows | None:
+    """The rows behind a table that a drafter has taken through the first layers."""
+    runner = None if drafter.target is None else drafter.target.runner
+    return None if runner is None else runner.started.get(block_table)
+
+
 @dataclass(frozen=True, eq=False)
 class Watched(Proposer[Any]):
     """Notes what the drafter within is asked and says, by request."""
@@ -100,7 +107,7 @@ class Watched(Proposer[Any]):
     asked: dict[int, list[Asked]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "needs", self.inner.needs)
+        object.__setattr__(self, "capabilities", self.inner.capabilities)
 
     def start(self, prompt: Sequence[int]) -> Any:
         return self.inner.start(prompt)
@@ -108,7 +115,7 @@ class Watched(Proposer[Any]):
     def propose(self, contexts: Sequence[DraftContext[Any]]) -> list[TokenTree]:
         trees = self.inner.propose(contexts)
         for c, tree in zip(contexts, trees, strict=True):
-            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree, started=c.block_table.started)
+            note = Asked(list(c.tokens), c.max_depth, c.max_nodes, tree, started=started_of(self.inner, c.block_table))
             self.asked.setdefault(id(c.sampler), []).append(note)
         return trees
 

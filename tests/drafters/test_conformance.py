@@ -168,10 +168,10 @@ def outcome(
     """What the engine would say of ``tree`` below the text ``before``."""
     nodes = [[*before, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
     config = tiny_decoder().config
-    logits = torch.stack([rows(node, VOCAB) for node in nodes]) if drafter.needs.logits else None
+    logits = torch.stack([rows(node, VOCAB) for node in nodes]) if drafter.capabilities.logits else None
     hidden = {
         layer: torch.stack([rows([layer, *node], config.hidden_size) for node in nodes])
-        for layer in drafter.needs.hidden
+        for layer in drafter.capabilities.hidden
     }
     return Outcome(state, tree, tuple(path), tuple(new), len(before) - 1, SamplingParams(), logits, hidden)
 
@@ -210,7 +210,7 @@ class Stage:
     def start(self, tokens: Sequence[int]) -> Any:
         """The state of a request after a step that said the last token."""
         state = self.drafter.start(tokens)
-        if self.drafter.needs.hidden and len(tokens) > 1:
+        if self.drafter.capabilities.hidden and len(tokens) > 1:
             root = TokenTree.chain(tokens[-2:-1])
             self.drafter.observe(outcome(self.drafter, state, tokens[:-1], root, (), tokens[-1:]))
         return state
@@ -288,7 +288,7 @@ def test_state_depends_on_the_text_and_on_what_the_target_said(name: str) -> Non
         again = random.Random()
         again.setstate(dice.getstate())
         state = replay(stage, tokens, prompt, dice)
-        if drafter.needs.logits or drafter.needs.hidden or name in PACED:
+        if drafter.capabilities.logits or drafter.capabilities.hidden or name in PACED:
             fresh = replay(stage, tokens, prompt, again, disturbed=True)
         else:
             fresh = drafter.start(tokens[:prompt])

@@ -17,7 +17,7 @@ from engine.test_rejection_law import BATCH, OPTIONS, PROMPT, SMALL, bushy, law_
 from laws import chain_shape
 from pronk.drafters import Proposer
 from pronk.engine.request import Request
-from pronk.sampling.acceptance import Choose, choices
+from pronk.sampling.acceptance import Choose, acceptance_rule
 from pronk.sampling.params import Rule, SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.speculation.cost_model import CostCurve
@@ -100,9 +100,9 @@ def test_rows_that_belong_to_other_nodes_are_found(rule: Rule, monkeypatch: pyte
     """A guess is compared with the logits after it."""
 
     def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
-        return choices(sampler, tree, torch.cat((logits[1:], logits[-1:])), chosen)
+        return acceptance_rule(sampler, tree, torch.cat((logits[1:], logits[-1:])), chosen)
 
-    monkeypatch.setattr("pronk.engine.output_processor.choices", shifted)
+    monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
     assert p_value(draw("chain", "temperature", rule), law_of("temperature")) < 1e-5
 
 

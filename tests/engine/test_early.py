@@ -14,9 +14,10 @@ from torch import Tensor
 
 from drafters.kernel_calls import Calls
 from engine.cases import text
-from pronk.execution.attention import Early, Segment
+from pronk.execution.attention import Segment
+from pronk.execution.early_rows import EarlyRows, StartedRows
 from pronk.execution.model_runner import ForwardJob, ForwardResult, ModelRunner
-from pronk.kv_cache.blocks import BlockTable, StartedRows
+from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
 from pronk.speculation.tree import TokenTree
 from tiny_models import VOCAB, make_cache, tiny_decoder
@@ -59,7 +60,7 @@ class Half:
         block_table.length = len(tokens)
         return block_table
 
-    def jobs(self, trees: Sequence[TokenTree], early: Sequence[Early | None] | None = None) -> list[ForwardJob]:
+    def jobs(self, trees: Sequence[TokenTree], early: Sequence[EarlyRows | None] | None = None) -> list[ForwardJob]:
         return [
             ForwardJob(Segment(block_table, tree, early=one), range(len(tree)), block_table.length)
             for block_table, tree, one in zip(self.tables, trees, early or [None] * len(trees), strict=True)
@@ -75,7 +76,7 @@ class Half:
         return rows
 
 
-def compute_early(half: Half, tree: TokenTree, number: int, early: Early, dice: random.Random) -> None:
+def compute_early(half: Half, tree: TokenTree, number: int, early: EarlyRows, dice: random.Random) -> None:
     """The first nodes of one tree, in as many passes as the dice say."""
     done = 0
     while done < early.nodes:
@@ -88,7 +89,9 @@ def compute_early(half: Half, tree: TokenTree, number: int, early: Early, dice: 
         done = upto
 
 
-def compare(decoder: Decoder, dtype: torch.dtype, trees: list[TokenTree], early: list[Early | None], seed: int) -> None:
+def compare(
+    decoder: Decoder, dtype: torch.dtype, trees: list[TokenTree], early: list[EarlyRows | None], seed: int
+) -> None:
     whole, split = Half(decoder, dtype), Half(decoder, dtype)
     want = whole.runner.forward(whole.jobs(trees))
     dice = random.Random(seed)
@@ -123,7 +126,7 @@ def test_a_split_pass_has_the_bits_of_the_whole_one(
     for seed in range(3):
         dice = random.Random(seed)
         trees = [shape(dice) for _ in LENGTHS]  # type: ignore[operator]
-        early = [Early(dice.randint(1, 3), dice.randint(1, len(tree))) for tree in trees]
+        early = [EarlyRows(dice.randint(1, 3), dice.randint(1, len(tree))) for tree in trees]
         compare(decoder, dtype, trees, [*early[:3], None], seed)
 
 
@@ -132,8 +135,10 @@ def test_all_of_every_tree_was_computed_early(*, packed: bool) -> None:
     """No row goes through the first layers, and with one job for each layer every layer but the last has some left."""
     decoder = tiny_decoder(windows=(None,) * 4, packed=packed)
     trees = [chain(random.Random(seed)) for seed in range(4)]
-    compare(decoder, torch.float32, trees, [Early(1, len(tree)) for tree in trees], 0)
-    compare(decoder, torch.float32, trees, [Early(layers, len(trees[layers - 1])) for layers in (1, 2, 3)] + [None], 1)
+    compare(decoder, torch.float32, trees, [EarlyRows(1, len(tree)) for tree in trees], 0)
+    compare(
+        decoder, torch.float32, trees, [EarlyRows(layers, len(trees[layers - 1])) for layers in (1, 2, 3)] + [None], 1
+    )
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["kernels", "torch"])
@@ -141,21 +146,21 @@ def test_with_learned_positions_and_biases(*, packed: bool) -> None:
     decoder = tiny_decoder(windows=(None,) * 3, classic=True, packed=packed)
     dice = random.Random(2)
     trees = [chain_with_leaves(dice) for _ in LENGTHS]
-    compare(decoder, torch.float32, trees, [Early(2, 2), Early(1, len(trees[1])), None, Early(2, 1)], 2)
+    compare(decoder, torch.float32, trees, [EarlyRows(2, 2), EarlyRows(1, len(trees[1])), None, EarlyRows(2, 1)], 2)
 
 
 def test_what_moves_up_is_computed_again() -> None:
     """Of a tree that has lost a node what is before it goes on early, and the rest goes through all layers."""
     decoder = tiny_decoder(windows=(None,) * 4)
     whole, split = Half(decoder, torch.float32), Half(decoder, torch.float32)
-    cut, early = list[TokenTree](), list[Early | None]()
+    cut, early = list[TokenTree](), list[EarlyRows | None]()
     for number in range(4):
         tree = chain_with_leaves(random.Random(number))
-        compute_early(split, tree, number, Early(2, len(tree)), random.Random(0))
+        compute_early(split, tree, number, EarlyRows(2, len(tree)), random.Random(0))
         main = tree.main_chain
         cut.append(tree.keep(node for node in range(len(tree)) if node != main))
-        early.append(Early.of(StartedRows(2, tree.tokens), cut[-1]))
-        assert early[-1] == Early(2, main)
+        early.append(EarlyRows.of(StartedRows(2, tree.tokens), cut[-1]))
+        assert early[-1] == EarlyRows(2, main)
         assert len(cut[-1]) == len(tree) - 1 > main
     want = whole.runner.forward(whole.jobs(cut))
     got = split.runner.forward(split.jobs(cut, early))
@@ -165,8 +170,10 @@ def test_what_moves_up_is_computed_again() -> None:
 
 def test_what_of_a_tree_has_been_started() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 1, 1, 3))
-    assert Early.of(None, tree) is None
-    assert Early.of(StartedRows(2, (4, 6)), tree) is None
-    assert Early.of(StartedRows(2, (5,)), tree) == Early(2, 1)
-    assert Early.of(StartedRows(2, (5, 6, 1, 8)), tree) == Early(2, 2)
-    assert Early.of(StartedRows(3, (5, 6, 7, 8, 9)), tree) == Early(3, 3), "node 3 is not where a chain would have it"
+    assert EarlyRows.of(None, tree) is None
+    assert EarlyRows.of(StartedRows(2, (4, 6)), tree) is None
+    assert EarlyRows.of(StartedRows(2, (5,)), tree) == EarlyRows(2, 1)
+    assert EarlyRows.of(StartedRows(2, (5, 6, 1, 8)), tree) == EarlyRows(2, 2)
+    assert EarlyRows.of(StartedRows(3, (5, 6, 7, 8, 9)), tree) == EarlyRows(3, 3), (
+        "node 3 is not where a chain would have it"
+    )

@@ -193,7 +193,7 @@ def test_trees_that_are_dealt(name: str, options: str, monkeypatch: pytest.Monke
     assert isinstance(made, TreeRunner)
     assert len(made.workers) == 2
     assert made.shared > 5 or name in BEGUN
-    assert (sum(fetched) > 0) == (made.shared > 0 and not got[0].needs.logits)
+    assert (sum(fetched) > 0) == (made.shared > 0 and not got[0].capabilities.logits)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -365,13 +365,13 @@ def test_forbidden_guesses_take_no_rows() -> None:
     by = drafter("random", want)
     engine = make_engine(tiny_decoder())
     verified: list[tuple[list[int], Any]] = []
-    settle = engine.output_processor.settle
+    commit = engine.output_processor.commit
 
-    def watched(plan: Any, *rest: Any) -> Any:
-        verified.append((list(plan.request.output), plan.draft))
-        return settle(plan, *rest)
+    def watched(each: Any) -> Any:
+        verified.append((list(each.step.request.output), each.step.draft))
+        return commit(each)
 
-    engine.output_processor.settle = watched  # type: ignore[method-assign]
+    engine.output_processor.commit = watched  # type: ignore[method-assign]
     got = [ask(prompt, params("guided", i), by) for i, prompt in enumerate(PROMPTS)]  # type: ignore[arg-type]
     run(engine, got)
     assert_same(got, want)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oracle import DenseAttend
-from pronk.drafters import DraftContext, Needs, Outcome, Proposer
+from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
@@ -26,7 +26,7 @@ class ModelReader(Proposer[list[int]]):
     """Guesses a fork of tokens and keeps everything it is shown; its state is the committed text."""
 
     name = "reader"
-    needs: ClassVar[Needs] = Needs(hidden=LAYERS, logits=True)
+    needs: ClassVar[Capabilities] = Capabilities(hidden=LAYERS, logits=True)
 
     outcomes: list[tuple[list[int], Outcome[list[int]]]] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ def test_a_drafter_sees_what_it_needs_at_every_node() -> None:
 class CacheReader(ModelReader):
     """Checks the target's keys and values while it proposes."""
 
-    needs: ClassVar[Needs] = Needs()
+    needs: ClassVar[Capabilities] = Capabilities()
     read: list[tuple[list[int], list[tuple[Tensor, Tensor]]]] = field(default_factory=list)
     cache: list[PagedCache] = field(default_factory=list)
 

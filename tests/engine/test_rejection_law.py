@@ -29,7 +29,7 @@ from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob, ForwardResult
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
-from pronk.sampling.acceptance import Choose, choices
+from pronk.sampling.acceptance import Choose, acceptance_rule
 from pronk.sampling.noise import rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -152,9 +152,9 @@ def test_a_planted_defect_changes_the_law(monkeypatch: pytest.MonkeyPatch) -> No
     """A guess compared with the logits after another token."""
 
     def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
-        return choices(sampler, tree, torch.cat((logits[:1], logits[:-1])), chosen)
+        return acceptance_rule(sampler, tree, torch.cat((logits[:1], logits[:-1])), chosen)
 
-    monkeypatch.setattr("pronk.engine.output_processor.choices", shifted)
+    monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
     strings = draw("bushy", "temperature")
     assert p_value(strings, law_of("temperature")) < 1e-5
 

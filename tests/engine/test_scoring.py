@@ -56,7 +56,7 @@ def test_texts_that_begin_with_others(llm: LLM) -> None:
 
 
 def test_more_than_one_tree_holds(llm: LLM) -> None:
-    """Split among requests that start from one prompt's cache."""
+    """Alternatives of more nodes than a tree may have are split among passes over one prompt."""
     options = [f" {i} of the {word} list" for i in range(30) for word in ("long", "other")]
     passes: list[int] = []
     forward = llm.engine.runner.forward
@@ -69,7 +69,6 @@ def test_more_than_one_tree_holds(llm: LLM) -> None:
         patch.setattr(llm.engine.runner, "forward", watched)
         found = llm.choose(PROMPT, options)
     assert len(passes) == 3
-    assert max(passes) > 1
     assert list(found.logprobs) == read(llm, PROMPT, options)
 
 

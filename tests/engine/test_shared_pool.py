@@ -88,7 +88,7 @@ def test_preempted_requests_hold_nothing_of_a_drafter(name: str, pools: type[Poo
     engine.add(urgent)
     engine.scheduler.schedule()
     assert engine.scheduler.preempted == [request]
-    engine.speculator.on_preempt([request])
+    engine.speculator.begin([], [request])
     assert pools.held() == 0
     before = len(request.stats.steps)
     while not all(each.ended for each in got):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import pronk.sampling.sampler
 from laws import Same, String, Table, without
-from pronk.sampling.acceptance import choices
+from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.logits_processors import Penalties
 from pronk.sampling.noise import draft_noise, gumbel_noise, rejection_noise, rejection_uniform, trial_seed
 from pronk.sampling.params import SamplingParams
@@ -118,7 +118,7 @@ def text_of(rule: Any, seed: int, setting: WorkerSettings, noise: Noise) -> Stri
         tree = drafted(seed, text, setting, noise)
         paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
         logits = torch.stack([setting.logits[path] for path in paths])
-        text += verify_tree(tree, choices(sampler, tree, logits)).tokens
+        text += verify_tree(tree, acceptance_rule(sampler, tree, logits)).tokens
         assert context_of(sampler) == [*PROMPT, *text]
     return text[: setting.length]
 
@@ -193,7 +193,7 @@ def test_greedy_is_the_argmax(rule: Any) -> None:
         tokens[3] = (tokens[3] + 1) % 8
         probs = [None, *torch.rand(3, 8, generator=dice, dtype=torch.float64)]
         tree = TokenTree.chain(tokens, probs=probs)
-        found = verify_tree(tree, choices(sampler, tree, logits))
+        found = verify_tree(tree, acceptance_rule(sampler, tree, logits))
         assert found.path == (1, 2)
         assert context_of(sampler) == context_of(other)
 
@@ -203,7 +203,7 @@ def test_coupled_ignores_what_guesses_were_drawn_from() -> None:
     for seed in range(50):
         sampler = Sampler(SamplingParams(temperature=1.0), seed, PROMPT, BROAD.vocab)
         tree = drafted(seed, (), BROAD)
-        found = verify_tree(tree, choices(sampler, tree, torch.stack([law.log()] * len(tree))))
+        found = verify_tree(tree, acceptance_rule(sampler, tree, torch.stack([law.log()] * len(tree))))
         for place, token in enumerate(found.tokens, len(PROMPT)):
             assert token == int((law.log() + gumbel_noise(seed, place, torch.arange(3))).argmax())
 
@@ -226,7 +226,7 @@ def test_each_node_has_the_law_of_its_own_context(rule: Any) -> None:
 
         sampler.distribution = noted  # type: ignore[method-assign]
         logits = torch.arange(len(tree)).view(-1, 1).expand(-1, 3).float()
-        verify_tree(tree, choices(sampler, tree, logits))
+        verify_tree(tree, acceptance_rule(sampler, tree, logits))
         assert seen
         for node, text in seen:
             assert text == tuple(tree.tokens[i] for i in tree.path(node))

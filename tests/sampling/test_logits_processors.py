@@ -91,7 +91,7 @@ def test_a_processor_stands_where_the_context_stands() -> None:
             sampler.advance(token)
         kept = chosen[: dice.randrange(len(chosen) + 1)]
         text += kept
-        sampler.settle(len(kept))
+        sampler.commit(len(kept))
         assert [1, 2, *told.tokens] == context_of(sampler) == text
 
 

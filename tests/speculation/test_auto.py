@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pronk import LLM, OptionError
-from pronk.drafters import DraftContext, Outcome, Proposer
+from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer
 from pronk.drafters.combined.grammar import GrammarProposer
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
@@ -38,7 +38,7 @@ Truth = Callable[[int], float]
 class Source(Proposer[None]):
     """Knows the text, and is right by chance; its gains are true."""
 
-    observes_all_steps = False
+    capabilities = Capabilities(observes_all_steps=False)
 
     def __init__(self, world: World, name: str, seconds: float, right: Truth, count: int = 4) -> None:
         self.world, self.name, self.seconds, self.right, self.count = world, name, seconds, right, count

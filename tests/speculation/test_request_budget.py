@@ -18,7 +18,7 @@ from pronk.execution.model_runner import ForwardJob, ForwardResult
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.cost_model import CostModel
 from pronk.speculation.node_selection import select_paying_nodes
-from pronk.speculation.proposer import Needs
+from pronk.speculation.proposer import Capabilities
 from pronk.speculation.request_budget import RequestBudget, SharedBudget
 from pronk.speculation.tree import TokenTree
 from tiny_models import Clock, make_engine, make_request, run, tiny_decoder
@@ -286,7 +286,7 @@ class Attentive(Sure):
     """Takes its time to learn from logits."""
 
     name = "attentive"
-    needs = Needs(logits=True)
+    capabilities = Capabilities(logits=True)
     heard = 0
 
     def observe(self, outcome: Outcome[None]) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pronk.engine.engine import Engine
-from pronk.engine.output_processor import OutputProcessor, StepPlan
+from pronk.engine.request_step import RequestStep, Verified, verify
+from pronk.execution.model_runner import JobResult
 from pronk.llm import LLM
 from pronk.verification import DrafterReport, NamedPrompt, VerifyReport, VerifySettings, verify_model
 
@@ -51,19 +52,20 @@ def is_json(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def nudged(ulps: float) -> Callable[..., Any]:
-    """How the engine settles, but for requests that guess with the second largest logit of each row that much larger.
+def nudged(llm: LLM, ulps: float) -> Callable[..., Any]:
+    """Return a ``verify`` that raises the second largest logit of every row, but for requests without a drafter.
 
     ``ulps`` are units in the last place of the model's dtype; logits may be more precise.
     """
-    original = OutputProcessor._settle
 
-    def settle(output_processor: OutputProcessor, plan: StepPlan, logits: Tensor, hidden: Any, chosen: Any) -> Any:
-        proposer = plan.request.proposer
+    def nudged_verify(step: RequestStep, result: JobResult) -> Verified:
+        proposer = step.request.proposer
         if proposer is not None and proposer.name != "autoregressive":
+            logits = result.logits[:]
             top = logits.topk(2, dim=-1)
-            unit = torch.finfo(output_processor.cache.dtype).eps * top.values[:, 1:].abs()
-            logits = logits.scatter(1, top.indices[:, 1:], top.values[:, 1:] + ulps * unit)
-        return original(output_processor, plan, logits, hidden, chosen)
+            unit = torch.finfo(llm.dtype).eps * top.values[:, 1:].abs()
+            moved = logits.scatter(1, top.indices[:, 1:], top.values[:, 1:] + ulps * unit)
+            result = result._replace(logits=moved)
+        return verify(step, result)
 
-    return settle
+    return nudged_verify

@@ -13,10 +13,9 @@ from torch import Tensor
 import pronk.engine.engine
 import pronk.sampling.sampler
 from pronk.drafters import PromptLookup
-from pronk.engine.output_processor import OutputProcessor
 from pronk.engine.request import Request
 from pronk.llm import LLM
-from pronk.sampling.acceptance import Choose, choices
+from pronk.sampling.acceptance import Choose, acceptance_rule
 from pronk.sampling.noise import gumbel_noise
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -61,9 +60,9 @@ def first(report: VerifyReport) -> Any:
 def test_guesses_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shifted(sampler: Sampler, tree: TokenTree, logits: Tensor, chosen: Any) -> Choose:
-        return choices(sampler, tree, torch.cat((logits[:1], logits[:-1])), chosen)
+        return acceptance_rule(sampler, tree, torch.cat((logits[:1], logits[:-1])), chosen)
 
-    monkeypatch.setattr("pronk.engine.output_processor.choices", shifted)
+    monkeypatch.setattr("pronk.engine.request_step.acceptance_rule", shifted)
     report = check(llm, settings=replace(QUICK, max_tokens=48))
     assert not report.passed
     assert guessing(report).verdicts()["equality"] == "failed"
@@ -72,7 +71,7 @@ def test_guesses_compared_with_logits_one_row_off(llm: LLM, monkeypatch: pytest.
 
 
 def test_unverified_guesses(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(pronk.engine.output_processor, "walk", credulous(1.0))
+    monkeypatch.setattr(pronk.engine.request_step, "verify_tree", credulous(1.0))
     report = check(llm)
     assert not report.passed
     equality = guessing(report).equality
@@ -91,7 +90,7 @@ def test_unverified_guesses(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_sometimes_unverified_guesses_change_the_law(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where guesses take part: plain decoding's strings still follow it."""
-    monkeypatch.setattr(pronk.engine.output_processor, "walk", credulous(0.5))
+    monkeypatch.setattr(pronk.engine.request_step, "verify_tree", credulous(0.5))
     strings = guessing(check(llm, settings=DRAWN)).distribution
     assert strings is not None
     assert strings.failed
@@ -193,7 +192,7 @@ def test_wrong_log_probabilities(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that differ by a unit in the last place of the model's dtype flip some choices, all of them near ties."""
-    monkeypatch.setattr(OutputProcessor, "_settle", nudged(1.0))
+    monkeypatch.setattr("pronk.engine.engine.verify", nudged(llm, 1.0))
     exact = guessing(check(llm)).equality
     assert exact is not None
     assert exact.failed
@@ -211,7 +210,7 @@ def test_near_ties_are_allowed_where_equality_is_not_promised(llm: LLM, monkeypa
 
 
 def test_large_differences_are_no_near_ties(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OutputProcessor, "_settle", nudged(1000.0))
+    monkeypatch.setattr("pronk.engine.engine.verify", nudged(llm, 1000.0))
     monkeypatch.setattr(llm.engine.runner, "exact", False)
     report = check(llm)
     equality = guessing(report).equality

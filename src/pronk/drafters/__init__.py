@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from pronk.drafters.from_text.retrieval import Retrieval as Retrieval
     from pronk.drafters.from_text.suffix import Suffix as Suffix
     from pronk.speculation.auto import Auto as Auto
+    from pronk.speculation.proposer import Capabilities as Capabilities
     from pronk.speculation.proposer import DraftContext as DraftContext
     from pronk.speculation.proposer import Drafter as Drafter
-    from pronk.speculation.proposer import Needs as Needs
     from pronk.speculation.proposer import Outcome as Outcome
     from pronk.speculation.proposer import Proposer as Proposer
     from pronk.speculation.target import Target as Target
@@ -57,7 +57,7 @@ _CONTRACT = {
     "DraftContext": "proposer",
     "Drafter": "proposer",
     "Proposer": "proposer",
-    "Needs": "proposer",
+    "Capabilities": "proposer",
     "Outcome": "proposer",
     "Target": "target",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pronk.speculation.proposer import DraftContext, Outcome, Proposer
+from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["Autoregressive"]
@@ -19,7 +19,7 @@ class Autoregressive(Proposer[None]):
     """Plain decoding."""
 
     name = "autoregressive"
-    proposes = False
+    capabilities = Capabilities(proposes=False)
 
     def start(self, prompt: Sequence[int]) -> None:
         """No state."""

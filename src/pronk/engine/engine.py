@@ -1,4 +1,4 @@
-"""The decode loop: schedule, propose, forward, settle.
+"""The decode loop: schedule, propose, forward, verify, commit, update.
 
 Where the kernels compute, the logits at *any* node of a tree are bit-equal to those of plain decoding, because the
 order of every sum is that of the text (``kernels/README.md``). So every choice is final: the accepted rows are moved
@@ -8,24 +8,37 @@ into place, and the next step begins after them. In torch the last bit may diffe
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
 from traceback import clear_frames
+from typing import Any
 
-from pronk.engine.output_processor import OutputProcessor, StepPlan
+import torch
+from torch import Tensor
+
+from pronk.engine.output_processor import OutputProcessor
 from pronk.engine.request import Request, Token
+from pronk.engine.request_step import RequestStep, Verified, plan_step, verify
 from pronk.engine.scheduler import Scheduler
-from pronk.errors import PronkError
-from pronk.execution.model_runner import ForwardResult, ModelRunner
+from pronk.errors import CacheFullError, PronkError
+from pronk.execution.attention import Segment
+from pronk.execution.forward_job import ForwardJob
+from pronk.execution.model_runner import ForwardResult, JobResult, ModelRunner
 from pronk.interrupts import interruptible, uninterrupted
 from pronk.kernels.threads import lend_threads, return_threads
+from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import KVBudget
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
+from pronk.sampling.sampler import NotFiniteError
+from pronk.sampling.stateless import Logits
 from pronk.speculation.acceptance_stats import AcceptanceStats
+from pronk.speculation.proposer import Outcome
 from pronk.speculation.speculator import Speculator
 from pronk.speculation.target import Target
+from pronk.speculation.tree import TokenTree
 from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
@@ -120,22 +133,32 @@ class Engine:
         here is of all of them.
 
         Raises:
-            PronkError: it was called from within a step, by a guesser or a processor.
+            PronkError: it is called from within a step, by a drafter or a logits processor.
         """
-        with self.lock, uninterrupted():
-            if self._stepping:
-                msg = "expected one step at a time, found one within another; give what guesses or masks its own model"
-                raise PronkError(msg)
-            try:
-                self._stepping = True
-                if self.exact:
-                    lend_threads()
-                self._step()
-            finally:
-                self._stepping = False
-                if self.exact:
-                    return_threads()
-                self._dismiss()
+        with self._exclusive():
+            self._step()
+
+    def tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
+        """Return the logits ``[nodes, vocab]`` of token trees below a prompt, computed without a request.
+
+        Requests that hold the KV cache go on step by step until there is room.
+
+        Args:
+            prompt: tokens before the trees' roots, at least one.
+            trees: each of at most ``max_tree`` nodes.
+
+        Raises:
+            CacheFullError: the cache is too small for the prompt and the largest tree even when it is empty.
+        """
+        blocks = self.scheduler.blocks_needed(len(prompt) + max(map(len, trees)))
+        with self.lock:
+            while blocks > self.cache.allocator.num_free:
+                if not (self.scheduler.running or self.scheduler.waiting):
+                    msg = "choose: the cache has no room for the alternatives behind the prompt; give it more kv_memory"
+                    raise CacheFullError(msg)
+                self.step()
+            with self._exclusive():
+                return self._tree_logits(prompt, trees)
 
     def run(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> None:
         """Run requests to their end, beside those that run already.
@@ -187,37 +210,92 @@ class Engine:
         finally:
             self._abort(requests)
 
+    @contextmanager
+    def _exclusive(self) -> Generator[None]:
+        """Hold the engine for a step, with the kernels' threads; requests leave when it is over."""
+        with self.lock, uninterrupted():
+            if self._stepping:
+                msg = "step() is not re-entrant; use a separate LLM inside a drafter or logits processor"
+                raise PronkError(msg)
+            try:
+                self._stepping = True
+                if self.exact:
+                    lend_threads()
+                yield
+            finally:
+                self._stepping = False
+                if self.exact:
+                    return_threads()
+                self._dismiss()
+
+    def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
+        block_table = self.cache.match([*prompt, trees[0].tokens[0]], b"", []) or BlockTable()
+
+        def forward(tree: TokenTree, wanted: range) -> Logits:
+            self.scheduler.reserve(block_table, block_table.length + len(tree))
+            with interruptible():
+                return self.runner.forward([ForwardJob(Segment(block_table, tree), wanted, len(prompt))]).logits[0]
+
+        try:
+            while block_table.length < len(prompt):
+                chunk = prompt[block_table.length : block_table.length + self.scheduler.prefill_chunk]
+                forward(TokenTree.chain(chunk), range(0))
+                self.cache.commit(block_table, range(len(chunk)))
+                self.cache.learn(block_table, prompt, b"")
+                self.scheduler.leave_window(block_table)
+            return [forward(tree, range(len(tree)))[:].clone() for tree in trees]
+        finally:
+            self.cache.release(block_table)
+
     def _step(self) -> None:
         began = self.runner.clock()
         self.scheduler.expire()
-        self._dismiss()  # so that others can start in their places
+        self._dismiss()  # so that waiting requests can take their places
         batch = self.scheduler.schedule()
-        self.speculator.on_preempt(self.scheduler.preempted)
-        self.speculator.start(batch)
+        self.speculator.begin(batch, self.scheduler.preempted)
         if not batch:
             return
         drafts = self.speculator.propose(batch)
-        plans = [self.output_processor.plan(scheduled, drafts.get(scheduled.request)) for scheduled in batch]
-        result = self._forward(plans)
-        outcomes = {}
-        for number, plan in enumerate(plans):
-            hidden = {layer: rows[number] for layer, rows in result.hidden.items()}
-            chosen = result.chosen[number] if result.chosen else None
-            outcome = self.output_processor.settle(plan, result.logits[number], hidden, chosen)
-            if outcome is not None:
-                outcomes[plan.request] = outcome
-        self.speculator.observe(outcomes)
-        seconds = self.runner.clock() - began - self.speculator.seconds
-        self.runner.learn([plan.job for plan in plans], result.context, seconds)
-        self.speculator.settle(plans, outcomes, seconds)
+        steps = [plan_step(scheduled, drafts.get(scheduled.request), self.runner) for scheduled in batch]
+        result = self._forward(steps)
+        verified = [self._verify(step, result.of(number)) for number, step in enumerate(steps)]
+        outcomes = self._commit(verified)
+        self.speculator.update(steps, outcomes, result.context, began)
 
-    def _forward(self, plans: Sequence[StepPlan]) -> ForwardResult:
-        layers = frozenset(layer for plan in plans for layer in plan.request.needs.hidden)
+    def _forward(self, steps: Sequence[RequestStep]) -> ForwardResult:
+        layers = frozenset(layer for step in steps for layer in step.request.capabilities.hidden)
         with interruptible():
-            result = self.runner.forward([plan.job for plan in plans], layers)
-        for plan in plans:
-            plan.request.stats.target_seconds += result.seconds
+            result = self.runner.forward([step.job for step in steps], layers)
+        for step in steps:
+            step.request.stats.target_seconds += result.seconds
         return result
+
+    def _verify(self, step: RequestStep, result: JobResult) -> Verified | None:
+        with self._failing_alone(step.request):
+            return verify(step, result)
+        return None
+
+    def _commit(self, verified: Sequence[Verified | None]) -> dict[Request, Outcome[Any]]:
+        """Commit what was verified; return the reports for drafters, of requests that decode."""
+        outcomes = {}
+        for each in verified:
+            if each is None:
+                continue  # its request has failed
+            with self._failing_alone(each.step.request):
+                outcome = self.output_processor.commit(each)
+                if outcome is not None:
+                    outcomes[each.step.request] = outcome
+        return outcomes
+
+    @contextmanager
+    def _failing_alone(self, request: Request) -> Generator[None]:
+        """End one request with whatever is raised within; the other requests of the step go on."""
+        try:
+            yield
+        except NotFiniteError:
+            request.fail(PronkError(_not_finite(self.cache.dtype)))
+        except Exception as error:  # noqa: BLE001 - logits processors and guides are users' code
+            request.fail(error)
 
     def _dismiss(self) -> None:
         """Let requests leave that have ended, or were aborted."""
@@ -248,3 +326,11 @@ def _forget_frames(error: BaseException | None) -> None:
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__context__
+
+
+def _not_finite(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    cause = "its weights are damaged"
+    if dtype != torch.float32:
+        cause = f'they overflow, or {cause}; try dtype="float32"'
+    return f"expected finite logits, found others in {name}: {cause}"

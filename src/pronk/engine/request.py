@@ -12,7 +12,7 @@ from pronk.engine.stats import Stats
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
-from pronk.speculation.proposer import Needs, Proposer
+from pronk.speculation.proposer import Capabilities, Proposer
 from pronk.speculation.request_budget import RequestBudget
 
 __all__ = ["AdmissionRefusal", "FinishReason", "Request", "TextOutput", "Token"]
@@ -153,14 +153,14 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     @property
-    def needs(self) -> Needs:
-        """What its guesser reads of the passes."""
-        return Needs() if self.proposer is None else self.proposer.needs
+    def capabilities(self) -> Capabilities:
+        """Optional behaviour of the request's drafter."""
+        return Capabilities() if self.proposer is None else self.proposer.capabilities
 
     @property
     def draft_tokens(self) -> bool:
         """Whether a guess may be of use: somebody makes some, and more than one token may still come."""
-        return self.proposer is not None and self.proposer.proposes and self.remaining > 1
+        return self.proposer is not None and self.proposer.capabilities.proposes and self.remaining > 1
 
     @property
     def ended(self) -> bool:
@@ -223,7 +223,7 @@ class Request:
         for token, source, logprobs in tokens:
             self.sampler.advance(token)
             self.append(token, source=source, logprobs=logprobs)
-            self.sampler.settle(1)
+            self.sampler.commit(1)
         self.pieces.clear()
 
     def fail(self, error: Exception) -> None:

@@ -24,6 +24,7 @@ from time import perf_counter
 from pronk.engine.fair_share import FairShare
 from pronk.engine.request import AdmissionRefusal, Request
 from pronk.errors import CacheFullError, DeadlineError
+from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 
 __all__ = ["ScheduledRequest", "Scheduler"]
@@ -138,6 +139,28 @@ class Scheduler:
                 waited = now - request.began
                 request.fail(DeadlineError(f"the request was not done by its deadline, after {waited:.1f} s"))
 
+    def reserve(self, block_table: BlockTable, tokens: int) -> None:
+        """Make the KV slots of tokens ``block_table.length .. tokens - 1`` writable.
+
+        The engine's only call of :meth:`~pronk.kv_cache.paged.PagedCache.prepare`: nothing later in a step takes blocks.
+
+        Raises:
+            CacheFullError: the pool has too few free blocks.
+        """
+        self.cache.prepare(block_table, tokens)
+
+    def leave_window(self, block_table: BlockTable) -> None:
+        """Release the blocks that no layer looks back to."""
+        if self.window is not None:
+            self.cache.release_before(block_table, block_table.length - self.window + 1)
+
+    def blocks_needed(self, length: int) -> int:
+        """Return the blocks for a text of ``length`` tokens, or for what is held of it at a time if there is a window."""
+        if self.window is not None:
+            length = min(length, self.window + self.prefill_chunk + 1)
+        # One block more where the window starts in the middle of one.
+        return self.cache.allocator.blocks_for(length) + (self.window is not None)
+
     def _account(self, request: Request) -> None:
         """Count what its tenant was served since the last time."""
         self.fair_share.serve(request.tenant, said=request.num_generated - request.accounted)
@@ -216,8 +239,7 @@ class Scheduler:
             request.block_table = self.cache.fork(parent.block_table, of_prompt)
         elif not request.reports_prompt:
             request.block_table = self.cache.match(request.tokens, request.salt, request.digests) or request.block_table
-        if self.window is not None:
-            self.cache.release_before(request.block_table, request.block_table.length - self.window + 1)
+        self.leave_window(request.block_table)
 
     def _look_ahead(self, request: Request) -> None:
         """While there is plenty, take all that a request will need at once, so that its blocks lie in a run."""
@@ -226,7 +248,7 @@ class Scheduler:
             self.window is None
             and allocator.missing(request.block_table, length) <= (allocator.num_free - len(allocator.idle)) // 2
         ):
-            self.cache.prepare(request.block_table, length)
+            self.reserve(request.block_table, length)
 
     def _room(self, lower: Sequence[Request] = ()) -> int:
         """Blocks for one that would start, if ``lower`` gave theirs and the others get what they want."""
@@ -282,7 +304,7 @@ class Scheduler:
             self._preempt(last)
             if last is request:
                 return False
-        self.cache.prepare(request.block_table, length)
+        self.reserve(request.block_table, length)
         return True
 
     def _draft_tokens(self, requests: Sequence[Request]) -> dict[Request, int]:
@@ -300,16 +322,12 @@ class Scheduler:
             if not empty and allocator.num_free and held * size - block_table.length <= size and held < end:
                 empty = 1
             draft_slots[request] = max(0, min(self.max_tree, (held + empty) * size - block_table.length) - 1)
-            self.cache.prepare(block_table, block_table.length + 1 + draft_slots[request])
+            self.reserve(block_table, block_table.length + 1 + draft_slots[request])
         return draft_slots
 
     def _most(self, request: Request) -> int:
-        """Blocks that a request needs at least at its end, or at any time if there is a window."""
-        length = len(request.prompt) + request.params.max_tokens
-        if self.window is not None:
-            length = min(length, self.window + self.prefill_chunk + 1)
-        # One block more where the window starts in the middle of one.
-        return self.cache.allocator.blocks_for(length) + (self.window is not None)
+        """Return the blocks that a request needs at its end, or at any time if there is a window."""
+        return self.blocks_needed(len(request.prompt) + request.params.max_tokens)
 
     def _too_small(self, request: Request) -> str:
         needed, blocks, size = self._most(request), self.cache.allocator.num_blocks, self.cache.block_size

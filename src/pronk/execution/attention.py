@@ -16,30 +16,12 @@ from torch import Tensor
 
 from pronk.architecture.config import ModelConfig
 from pronk.architecture.rope import apply_rope
-from pronk.kv_cache.blocks import BlockTable, StartedRows
+from pronk.execution.early_rows import EarlyRows
+from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["CrossAttention", "Early", "PagedAttention", "Segment", "VisibleKeys"]
-
-
-class Early(NamedTuple):
-    """The first ``nodes`` nodes of a segment's tree have been through the first ``layers`` layers already.
-
-    Their keys and values, and the output of the last of these layers, are in the cache, where the nodes go.
-    """
-
-    layers: int
-    nodes: int
-
-    @classmethod
-    def of(cls, started: StartedRows | None, tree: TokenTree) -> Early | None:
-        """What of ``tree`` a drafter has ``started``: the beginning of the main chain that has the same tokens."""
-        if started is None:
-            return None
-        same = zip(started.tokens, tree.tokens[: tree.main_chain], strict=False)
-        nodes = next((node for node, (a, b) in enumerate(same) if a != b), min(len(started.tokens), tree.main_chain))
-        return cls(started.layers, nodes) if nodes else None
+__all__ = ["CrossAttention", "PagedAttention", "Segment", "VisibleKeys"]
 
 
 class Segment(NamedTuple):
@@ -56,7 +38,7 @@ class Segment(NamedTuple):
     block_table: BlockTable
     tree: TokenTree
     computed: int = 0
-    early: Early | None = None
+    early: EarlyRows | None = None
 
     @property
     def rows(self) -> int:

@@ -1,7 +1,7 @@
 """The forward pass: some requests' trees in, logits at the nodes that need them out.
 
 A tree whose first nodes a drafter has taken through the first layers already goes on where they are
-(:class:`~pronk.execution.attention.Early`): those rows join the pass at that layer, and nothing is computed twice. With
+(:class:`~pronk.execution.early_rows.EarlyRows`): those rows join the pass at that layer, and nothing is computed twice. With
 ``s`` rows computed early up to layer 2, and ``n`` others ::
 
     layers 0 1     rows of n
@@ -22,16 +22,19 @@ import torch
 from torch import Tensor
 
 from pronk.execution.attention import Segment
+from pronk.execution.early_rows import EarlyRows, StartedTables
 from pronk.execution.forward_job import CrossAttentionSource, Executor, ForwardJob, LayerRange
 from pronk.execution.kernel_executor import KernelExecutor
 from pronk.execution.torch_executor import TorchExecutor
+from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.sampling.stateless import Logits
 from pronk.speculation.cost_model import CostCurve, CostModel
+from pronk.speculation.tree import TokenTree
 
-__all__ = ["CrossAttentionSource", "ForwardJob", "ForwardResult", "ModelRunner"]
+__all__ = ["CrossAttentionSource", "ForwardJob", "ForwardResult", "JobResult", "ModelRunner"]
 
 # Rows of text that a draft reads with its first guess, up to which that pass is like those that follow.
 _FEW = 4
@@ -54,6 +57,19 @@ class ForwardResult(NamedTuple):
     context: int
     chosen: Sequence[Mapping[int, int]] = ()
 
+    def of(self, number: int) -> JobResult:
+        """Return the part of job ``number``, from 0."""
+        hidden = {layer: rows[number] for layer, rows in self.hidden.items()}
+        return JobResult(self.logits[number], hidden, self.chosen[number] if self.chosen else {})
+
+
+class JobResult(NamedTuple):
+    """One job's part of a :class:`ForwardResult`; the fields are the same."""
+
+    logits: Logits
+    hidden: Mapping[int, Tensor]
+    chosen: Mapping[int, int]
+
 
 class ModelRunner:
     """Runs a decoder over packed rows; all that it remembers is what that took.
@@ -66,6 +82,7 @@ class ModelRunner:
         exact: whether a row's bits depend on its own text alone.
         clock: gives seconds.
         times: what its passes have taken.
+        started: rows of this step that a drafter has taken through the first layers.
     """
 
     def __init__(
@@ -82,6 +99,7 @@ class ModelRunner:
         self.cache = cache
         self.clock = clock
         self.times = CostModel()
+        self.started = StartedTables()
         self.dtype = cache.dtype
         self.device = cache.device
         self.exact = decoder.kernels is not None
@@ -111,6 +129,15 @@ class ModelRunner:
             torch.accelerator.synchronize(self.device)
         seconds = self.clock() - began
         return ForwardResult(_split(logits, [len(job.wanted) for job in jobs]), hidden, seconds, context)
+
+    def early_rows(self, block_table: BlockTable, tree: TokenTree, hidden: Sequence[int]) -> EarlyRows | None:
+        """Return the nodes of ``tree`` that join the forward pass late, if a drafter has started them.
+
+        The output of the skipped layers is not computed again, so there are none if ``hidden``, the numbers of the
+        layers whose output a drafter reads, has one of them.
+        """
+        early = EarlyRows.of(self.started.get(block_table), tree)
+        return None if early is not None and min(hidden, default=early.layers + 1) <= early.layers else early
 
     def begin(self, jobs: Sequence[ForwardJob], layers: int) -> list[Tensor]:
         """The first ``layers`` layers alone; returns their output ``[rows, hidden]`` per job.

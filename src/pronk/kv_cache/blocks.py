@@ -11,23 +11,12 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from pronk.errors import CacheFullError
 from pronk.kv_cache.runs import FreeRuns, consecutive
 
-__all__ = ["BlockAllocator", "BlockKeeper", "BlockTable", "StartedRows"]
-
-
-class StartedRows(NamedTuple):
-    """Tokens behind a table's last committed one that have been through the first ``layers`` layers already.
-
-    Their keys and values there, and the output of the last of these layers, are in the cache
-    (:meth:`~pronk.kv_cache.paged.PagedCache.keep_hidden`), each token's where the text would have it.
-    """
-
-    layers: int
-    tokens: tuple[int, ...]
+__all__ = ["BlockAllocator", "BlockKeeper", "BlockTable"]
 
 
 @dataclass
@@ -43,7 +32,6 @@ class BlockTable:
         released: how many leading blocks have been given back.
         length: committed tokens whose keys and values are in the cache; what lies beyond is a draft.
         in_run: whether the blocks are consecutive.
-        started: what has been computed of a draft behind them in the first layers alone, or ``None``.
         digests: of the text up to the end of each full block, as far as they are known
             (:mod:`pronk.kv_cache.prefix`).
         version: of the pool that it was begun in.
@@ -53,7 +41,6 @@ class BlockTable:
     released: int = 0
     length: int = 0
     in_run: bool = True
-    started: StartedRows | None = None
     digests: list[bytes] = field(default_factory=list)
     version: int = -1
     _numbers: ctypes.Array[ctypes.c_int32] | None = field(default=None, init=False, repr=False, compare=False)
@@ -201,7 +188,6 @@ class BlockAllocator:
         """Give all blocks back; returns the blocks that are free now."""
         gone, block_table.blocks = block_table.blocks, []
         block_table.length = block_table.released = 0
-        block_table.started = None
         block_table.digests = []
         block_table.changed()
         return self._drop(gone)
@@ -211,7 +197,6 @@ class BlockAllocator:
         count = max(0, self.blocks_for(tokens) - block_table.released)
         gone, block_table.blocks = block_table.blocks[count:], block_table.blocks[:count]
         if gone:
-            block_table.started = None
             block_table.changed()
         return self._drop(gone)
 

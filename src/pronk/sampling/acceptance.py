@@ -24,13 +24,15 @@ from pronk.sampling.sampler import Sampler
 from pronk.sampling.stateless import Logits
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["Choose", "choices"]
+__all__ = ["Choose", "acceptance_rule"]
 
 # ``choose(node, depth)``: see :func:`pronk.sampling.verify.verify_tree`.
 Choose = Callable[[int, int], int]
 
 
-def choices(sampler: Sampler, tree: TokenTree, logits: Logits, chosen: Mapping[int, int] | None = None) -> Choose:
+def acceptance_rule(
+    sampler: Sampler, tree: TokenTree, logits: Logits, chosen: Mapping[int, int] | None = None
+) -> Choose:
     """The choices of one walk by the rule of the request.
 
     Args:
@@ -43,10 +45,10 @@ def choices(sampler: Sampler, tree: TokenTree, logits: Logits, chosen: Mapping[i
         rule = _Block if sampler.params.rule == "block" else _RejectionRule
         return rule(sampler, tree, logits)
     known = chosen or {}
-    return lambda node, _: _told(sampler, known[node] if node in known else sampler.choose(logits[node]))
+    return lambda node, _: _advance(sampler, known[node] if node in known else sampler.choose(logits[node]))
 
 
-def _told(sampler: Sampler, token: int) -> int:
+def _advance(sampler: Sampler, token: int) -> int:
     sampler.advance(token)
     return token
 
@@ -59,7 +61,7 @@ class _RejectionRule:
 
     def __call__(self, node: int, _: int) -> int:
         p = self.sampler.distribution(self.logits[node])
-        return _told(self.sampler, self.sampler.rejection_sample(p, self.tree.draft_tokens(node)))
+        return _advance(self.sampler, self.sampler.rejection_sample(p, self.tree.draft_tokens(node)))
 
 
 class _Block(_RejectionRule):
@@ -75,7 +77,7 @@ class _Block(_RejectionRule):
     def __call__(self, node: int, _: int) -> int:
         if not self.decided:
             self.decided = self._decide(node)
-        return _told(self.sampler, self.decided.pop())
+        return _advance(self.sampler, self.decided.pop())
 
     def _decide(self, node: int) -> list[int]:
         """The tokens after ``node`` up to the first that is not of its chain, in reverse; the chooser stays."""

@@ -159,7 +159,7 @@ class Sampler:
         finally:
             self.rollback(len(self.context.ahead) - begun)
 
-    def settle(self, count: int) -> None:
+    def commit(self, count: int) -> None:
         """The first ``count`` tokens that were tried are certain now, and in the text; the others are taken back."""
         self.rollback(len(self.context.ahead) - count)
         self.context.ahead.clear()

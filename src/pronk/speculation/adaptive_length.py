@@ -16,7 +16,7 @@ from pronk.drafters.shared.chain import Chain, ChainDrafter, ChainProposer, Stop
 from pronk.speculation.calibration import Calibration
 from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.draft_length import DraftLengthTracker, StepCost
-from pronk.speculation.proposer import DraftContext, Needs, Outcome
+from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
 
 __all__ = ["AdaptiveLengthDrafter", "AdaptiveLengthProposer", "AdaptiveLengthState"]
 
@@ -68,8 +68,7 @@ class AdaptiveLengthProposer(ChainProposer[AdaptiveLengthState[Lane]]):
         name: theirs.
     """
 
-    needs = Needs(costs=True)
-    observes_all_steps = False
+    capabilities = Capabilities(costs=True, observes_all_steps=False)
 
     def __init__(self, options: AdaptiveLengthDrafter) -> None:
         self.options = options

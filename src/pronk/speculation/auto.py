@@ -141,10 +141,9 @@ class AutoProposer(CompositeProposer):
     name = Auto.name
 
     def __init__(self, options: Auto, parts: Sequence[Proposer[Any]], target: Target) -> None:
-        super().__init__([part for part in parts if part.proposes])
-        self.self_budgeting = True
+        super().__init__([part for part in parts if part.capabilities.proposes])
         self.options, self.target, self.clock = options, target, target.clock
-        self.needs = replace(self.needs, costs=True)
+        self.capabilities = replace(self.capabilities, costs=True, self_budgeting=True)
         self.account, self.steps = _BEGIN, 0
         self._given = {part.name for part in options.parts}
         self.sources = [part.source if isinstance(part, ChainProposer) else part.name for part in self.parts]
@@ -179,9 +178,9 @@ class AutoProposer(CompositeProposer):
                 began = self.clock()
                 part.observe(own if outcome.params.rejects else choices.judged(own, source_reports.tree))
                 price.hearing.append(self.clock() - began)
-            elif part.needs.logits and price.hears_within(_EASY * choices.plain):
+            elif part.capabilities.logits and price.hears_within(_EASY * choices.plain):
                 part.observe(replace(outcome, state=choices.states[number]))
-            elif part.observes_all_steps:
+            elif part.capabilities.observes_all_steps:
                 part.observe(replace(outcome, state=choices.states[number]).muted)
         choices.source_reports.clear()
 

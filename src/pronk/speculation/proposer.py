@@ -25,24 +25,34 @@ from pronk.speculation.cost_model import CostCurve
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["DraftContext", "Drafter", "Needs", "Outcome", "Proposer", "SourceReport", "bind_proposer"]
+__all__ = ["Capabilities", "DraftContext", "Drafter", "Outcome", "Proposer", "SourceReport", "bind_proposer"]
 
 State = TypeVar("State")
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What a drafter reads of the target's pass.
+class Capabilities:
+    """Optional behaviour of a proposer, declared once so that the engine need not ask.
 
     Attributes:
-        hidden: numbers of layers whose output it wants at every node: 1 is the first layer's, before the final norm.
-        logits: whether it wants the logits of every node, those that may not be accepted included.
-        costs: whether it wants to know what passes cost on this machine.
+        hidden: numbers of the layers whose output it reads at every node: 1 is the first layer's, before the final norm.
+        logits: whether it reads the logits of every node, those that may not be accepted included.
+        costs: whether it reads the measured cost of forward passes.
+        proposes: whether it ever proposes; if not, it is never asked, and no KV slots are reserved for it.
+        observes_all_steps: whether it must see the outcome of steps in which it was not asked. If not, it reads the
+            tokens that it missed from the next context.
+        self_budgeting: whether it limits by itself what a proposal costs. If not, it is asked only where its usual cost
+            may be lost.
+        bypass_budget: whether its draft tokens are verified whatever they cost.
     """
 
     hidden: tuple[int, ...] = ()
     logits: bool = False
     costs: bool = False
+    proposes: bool = True
+    observes_all_steps: bool = True
+    self_budgeting: bool = False
+    bypass_budget: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,22 +206,12 @@ class Proposer(Drafter, Generic[State]):
     One that has neither a model nor a memory is its own: it subclasses this, and is done.
 
     Attributes:
-        needs: what it reads of the target's passes.
-        proposes: whether it ever guesses; one that does not is not asked, and no places are kept for its guesses.
-        observes_all_steps: whether it has to hear of steps that it was not asked in. Who does not reads from the next context
-            what it missed of the text.
-        self_budgeting: whether it decides by itself what to spend on a proposal, next to nothing if need be; who does not is
-            asked only where what it usually takes may be lost.
-        bypass_budget: whether it wants its guesses computed whatever they cost, as who asks what the target says of them.
+        capabilities: its optional behaviour; a subclass sets it on the class or on the object.
         target: the model that it was bound to; ``None`` if it goes with any.
         models: what it holds of :meth:`~pronk.speculation.target.Target.share`, its parts' included.
     """
 
-    needs: Needs = Needs()
-    proposes: bool = True
-    observes_all_steps: bool = True
-    self_budgeting: bool = False
-    bypass_budget: bool = False
+    capabilities: Capabilities = Capabilities()
     target: Target | None = None
     models: tuple[object, ...] = ()
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 from weakref import finalize
 
-from pronk.engine.output_processor import StepPlan
 from pronk.engine.request import Request
+from pronk.engine.request_step import RequestStep
 from pronk.engine.scheduler import ScheduledRequest
 from pronk.engine.validate_draft import validate_draft
 from pronk.errors import PronkError
@@ -54,8 +54,10 @@ class Speculator:
         self._heard: dict[Request, float] = {}
         self._shared_budgets: dict[int, SharedBudget] = {}
 
-    def start(self, batch: Sequence[ScheduledRequest]) -> None:
-        """Start the guessers' states of requests in their first pass; a request that waits in the queue has none."""
+    def begin(self, batch: Sequence[ScheduledRequest], preempted: Sequence[Request]) -> None:
+        """Begin a step: tell drafters of preempted requests, and start the drafter state of new requests."""
+        self.runner.started.clear()  # an interrupted step may have left some
+        self._on_preempt(preempted)
         self.seconds, self._asked, self._heard = 0.0, {}, {}
         for request in (scheduled.request for scheduled in batch):
             if request.drafting or request.proposer is None:
@@ -66,7 +68,7 @@ class Speculator:
                 request.drafting = True
             except Exception as error:  # noqa: BLE001 - whatever a guesser raises
                 self._give_up(request, error)
-            if self.budget and not proposer.bypass_budget and request.request_budget is None:
+            if self.budget and not proposer.capabilities.bypass_budget and request.request_budget is None:
                 request.request_budget = RequestBudget(self._shared_budget(proposer))
             self._book([request], began, {})  # whether to guess is asked later
 
@@ -81,13 +83,29 @@ class Speculator:
                 drafts.update(self._ask(proposer, asked, draft_slots))
         return self._afford(batch, drafts)
 
-    def observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
-        """Tell the guessers what the target said; what takes time to learn from, only where they may be asked."""
+    def update(
+        self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], context: int, began: float
+    ) -> None:
+        """End a step: report outcomes to drafters, record the duration of the forward pass, book costs and gains.
+
+        Args:
+            steps: all requests of the step.
+            outcomes: reports for the requests that decode.
+            context: committed tokens of all texts before the pass.
+            began: start of the step, by the runner's clock.
+        """
+        self._observe(outcomes)
+        seconds = self.runner.clock() - began - self.seconds
+        self.runner.learn([step.job for step in steps], context, seconds)
+        self._settle(steps, outcomes, seconds)
+
+    def _observe(self, outcomes: Mapping[Request, Outcome[Any]]) -> None:
+        """Tell the proposers what the target said; logits and hidden states only where they may be asked."""
         for proposer, requests in _by_proposer(outcomes):
             began = self.runner.clock()
             for request in requests:
                 rests = request not in self._asked and not _may_ask(proposer, request)
-                if rests and not proposer.observes_all_steps:
+                if rests and not proposer.capabilities.observes_all_steps:
                     continue
                 try:
                     proposer.observe(outcomes[request].muted if rests else outcomes[request])
@@ -95,39 +113,39 @@ class Speculator:
                     self._give_up(request, error)
             self._book(requests, began, self._heard)
 
-    def settle(self, plans: Sequence[StepPlan], outcomes: Mapping[Request, Outcome[Any]], seconds: float) -> None:
+    def _settle(self, steps: Sequence[RequestStep], outcomes: Mapping[Request, Outcome[Any]], seconds: float) -> None:
         """Book what this step's guesses cost and saved, where requests go without those that do not pay.
 
         Args:
-            plans: of all requests of the step.
+            steps: of all requests of the step.
             outcomes: of those that decode.
             seconds: that it took, but for the guessers' part.
         """
         asked, self._asked = self._asked, {}
         heard, self._heard = self._heard, {}
-        self._account(plans, outcomes, asked, heard, seconds)
-        for plan in plans:
-            decision_trace, outcome = plan.request.decision_trace, outcomes.get(plan.request)
+        self._account(steps, outcomes, asked, heard, seconds)
+        for step in steps:
+            decision_trace, outcome = step.request.decision_trace, outcomes.get(step.request)
             if decision_trace is not None and outcome is not None:
                 believed = self.costs if self.budget else None
-                decision_trace.settle(outcome, believed, self._plain, seconds, plan.request.request_budget)
+                decision_trace.settle(outcome, believed, self._plain, seconds, step.request.request_budget)
 
     def _account(
         self,
-        plans: Sequence[StepPlan],
+        steps: Sequence[RequestStep],
         outcomes: Mapping[Request, Outcome[Any]],
         asked: Mapping[Request, float],
         heard: Mapping[Request, float],
         seconds: float,
     ) -> None:
         """Each request's ledger."""
-        requests, prompts = _rows([plan.scheduled for plan in plans])
-        costs = self._costs([plan.scheduled for plan in plans]) if self.budget and requests else None
+        requests, prompts = _rows([step.scheduled for step in steps])
+        costs = self._costs([step.scheduled for step in steps]) if self.budget and requests else None
         if costs is None:
             return
-        draft_tokens = {plan.request: plan.draft.num_draft_tokens for plan in plans}
+        draft_tokens = {step.request: step.draft.num_draft_tokens for step in steps}
         step, count = costs.at(requests) / requests, sum(draft_tokens.values())
-        whole = self.runner.costs_of([plan.job for plan in plans], costs).at(prompts + requests + count)
+        whole = self.runner.costs_of([step.job for step in steps], costs).at(prompts + requests + count)
         # By what such passes usually take: that this one was disturbed is nobody's fault. And a row never takes longer
         # than a pass of its own: the first pass with guesses does, for what is done once, and none after it.
         added = (whole if math.isfinite(whole) else seconds) - costs.at(prompts + requests)
@@ -139,7 +157,7 @@ class Speculator:
                 asking, hearing = asked.get(request, 0.0), heard.get(request, 0.0)
                 request.request_budget.settle(asking / step, rows / step, saved, hearing / step)
 
-    def on_preempt(self, requests: Iterable[Request]) -> None:
+    def _on_preempt(self, requests: Iterable[Request]) -> None:
         """Requests have been preempted: their guessers' caches need not hold what the target's does not."""
         for request in requests:
             if request.proposer is not None and request.drafting:
@@ -178,7 +196,7 @@ class Speculator:
 
     def _allowed(self, proposer: Proposer[Any], requests: list[Request]) -> list[Request]:
         """Those whom guessing may cost something, and none before it is known what it is compared with."""
-        if not self.budget or proposer.bypass_budget:
+        if not self.budget or proposer.capabilities.bypass_budget:
             return requests
         if self.costs is None:
             return []
@@ -234,7 +252,7 @@ class Speculator:
             request.params,
             request.sampler,
             request.block_table,
-            self.costs if request.needs.costs else None,
+            self.costs if request.capabilities.costs else None,
             self.budget,
             request.salt,
             allowance=self._allowance(request),
@@ -297,7 +315,9 @@ class Speculator:
 def _may_ask(proposer: Proposer[Any], request: Request) -> bool:
     """Whether asking may cost the request something."""
     request_budget = request.request_budget
-    return request_budget is None or (request_budget.may_choose if proposer.self_budgeting else request_budget.may_ask)
+    return request_budget is None or (
+        request_budget.may_choose if proposer.capabilities.self_budgeting else request_budget.may_ask
+    )
 
 
 def _rows(batch: Sequence[ScheduledRequest]) -> tuple[int, int]:

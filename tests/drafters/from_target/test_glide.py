@@ -221,7 +221,7 @@ class Guarded(Proposer[Any]):
 
     def __init__(self, inner: Proposer[Any], engine: Engine) -> None:
         self.inner, self.pools, self.asked = inner, [*engine.cache.keys, *engine.cache.values], 0
-        self.needs = inner.needs
+        self.capabilities = inner.capabilities
         self.start, self.observe, self.stop = inner.start, inner.observe, inner.stop  # type: ignore[method-assign]
 
     def start(self, prompt: Sequence[int]) -> Any: ...

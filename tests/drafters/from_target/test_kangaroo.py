@@ -32,7 +32,7 @@ from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.errors import CheckpointError, OptionError
 from pronk.execution.attention import Segment
-from pronk.kv_cache.blocks import StartedRows
+from pronk.execution.early_rows import StartedRows
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
 from pronk.speculation.tree import TokenTree

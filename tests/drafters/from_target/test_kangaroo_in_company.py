@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from drafters.drafting import started_of
 from drafters.from_target.exits import (
     OPTIONS,
     PROMPTS,
@@ -26,13 +27,20 @@ from drafters.from_target.exits import (
 from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.kernel_calls import burning
 from engine.cases import watch
-from pronk.drafters import DraftContext, Needs, Outcome, Proposer, make_drafter
+from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer, make_drafter
 from pronk.engine.engine import Engine
-from pronk.execution.attention import Early
+from pronk.execution.early_rows import EarlyRows
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.tree import TokenTree
 from tiny_models import VOCAB, assert_idle, context_of, make_engine, make_request, run, samples
+
+
+def forget_started(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
+    """Forget the rows that a drafter has taken through the first layers."""
+    assert drafter.target is not None
+    assert drafter.target.runner is not None
+    drafter.target.runner.started.put(context.block_table, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +69,7 @@ class Spoiled(Proposer[Any]):
         if self.how == "replaced" and dice.random() < 0.5:
             return TokenTree.chain([tree.tokens[0], *(dice.randrange(VOCAB) for _ in range(3))])
         if dice.random() < 0.5:
-            context.block_table.started = None
+            forget_started(self.inner, context)
         return tree
 
     def observe(self, outcome: Outcome[Any]) -> None:
@@ -71,9 +79,9 @@ class Spoiled(Proposer[Any]):
         self.inner.stop(state)
 
 
-def early_of(engine: Engine) -> list[Early | None]:
+def early_of(engine: Engine) -> list[EarlyRows | None]:
     """What the passes that will be made leave out in the first layers."""
-    found: list[Early | None] = []
+    found: list[EarlyRows | None] = []
     watch(engine, lambda jobs, _: found.extend(job.segment.early for job in jobs))
     return found
 
@@ -183,7 +191,7 @@ class Forgetful(Spoiled):
         super().__init__(inner, "forgotten")
 
     def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        context.block_table.started = None
+        forget_started(self.inner, context)
         return tree
 
 
@@ -229,10 +237,10 @@ def test_the_chooser_is_told_of_nothing_that_stays() -> None:
 class ModelReader(Spoiled):
     """Reads outputs of all layers at every node, beside a drafter that computes some of them early."""
 
-    needs = Needs(hidden=(1, 2, 3, 4))
+    capabilities = Capabilities(hidden=(1, 2, 3, 4))
 
     def spoil(self, context: DraftContext[Any], tree: TokenTree) -> TokenTree:
-        assert context.block_table.started is not None or not tree.num_draft_tokens
+        assert started_of(self.inner, context.block_table) is not None or not tree.num_draft_tokens
         return tree
 
     def observe(self, outcome: Outcome[Any]) -> None:

@@ -72,7 +72,7 @@ class CrossAttentionSource(Proposer[Any]):
     name = "beside"
 
     def __init__(self, heads: MultiTokenProposer, text: Sequence[int]) -> None:
-        self.heads, self.text, self.needs = heads, text, heads.needs
+        self.heads, self.text, self.capabilities = heads, text, heads.capabilities
 
     def start(self, prompt: Sequence[int]) -> Any:
         return self.heads.start(prompt)

@@ -10,13 +10,13 @@ import pytest
 
 from drafters.helpers import context, hear, looping, met
 from pronk.drafters import (
+    Capabilities,
     DraftContext,
     Drafter,
     FirstOf,
     Jacobi,
     Lookahead,
     Merged,
-    Needs,
     Outcome,
     PromptLookup,
     Proposer,
@@ -163,11 +163,11 @@ def test_parts_that_have_started_stop_where_another_one_cannot(kind: type[FirstO
 def test_needs_are_those_of_all_parts() -> None:
     @dataclass(frozen=True)
     class Hidden(Says):
-        needs = Needs(hidden=(2,))
+        capabilities = Capabilities(hidden=(2,))
 
     drafter = Merged((Hidden(), Jacobi(), FirstOf((PromptLookup(), Hidden()))))
-    assert met(drafter).needs == Needs(hidden=(2,), logits=True)
-    assert met(FirstOf((PromptLookup(),))).needs == Needs()
+    assert met(drafter).capabilities == Capabilities(hidden=(2,), logits=True)
+    assert met(FirstOf((PromptLookup(),))).capabilities == Capabilities()
 
 
 def test_stats_say_whose_guesses_were_right() -> None:

@@ -74,7 +74,7 @@ class GrammarProposer(CompositeProposer):
 
     def __init__(self, part: Proposer[Any]) -> None:
         super().__init__((part,))
-        self.proposes = True
+        self.capabilities = replace(self.capabilities, proposes=True)
 
     @property
     def budget_owner(self) -> Proposer[Any]:
@@ -94,7 +94,9 @@ class GrammarProposer(CompositeProposer):
         leads = [_forced(context) for context in contexts]
         views = [_behind(context, lead) for context, lead in zip(contexts, leads, strict=True)]
         asked = [
-            i for i, view in enumerate(views) if self.parts[0].proposes and min(view.max_depth, view.max_nodes) > 0
+            i
+            for i, view in enumerate(views)
+            if self.parts[0].capabilities.proposes and min(view.max_depth, view.max_nodes) > 0
         ]
         trees = [TokenTree.chain(view.tokens[-1:]) for view in views]
         with ExitStack() as loans:

@@ -85,7 +85,7 @@ class WrapperProposer(ChainProposer[WrappedState[Own]]):
 
     def __init__(self, inner: ChainProposer[Any]) -> None:
         self.inner = inner
-        self.needs, self.models, self.observes_all_steps = inner.needs, inner.models, inner.observes_all_steps
+        self.capabilities, self.models = inner.capabilities, inner.models
 
     def bind(self, target: Target) -> Self:
         """Itself; errors are those of the guesser within."""

@@ -23,7 +23,7 @@ from pronk.checks import check_integer
 from pronk.drafters.from_outputs._likeliest import likeliest, unknown
 from pronk.drafters.shared.trie import Trie
 from pronk.speculation.acceptance_rates import AcceptanceRates
-from pronk.speculation.proposer import DraftContext, Needs, Outcome, Proposer
+from pronk.speculation.proposer import Capabilities, DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 
 __all__ = ["Jacobi", "JacobiState"]
@@ -63,7 +63,7 @@ class Jacobi(Proposer[JacobiState]):
     """
 
     name = "jacobi"
-    needs = Needs(logits=True)
+    capabilities = Capabilities(logits=True)
 
     num_tokens: int = 7
 

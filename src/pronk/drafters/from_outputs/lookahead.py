@@ -35,7 +35,7 @@ from pronk.drafters.shared.trie import Trie
 from pronk.errors import OptionError
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.cost_model import CostCurve
-from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer
+from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import Origin, TokenTree
@@ -122,11 +122,10 @@ class LookaheadProposer(Proposer[LookaheadState]):
     """
 
     name = Lookahead.name
-    observes_all_steps = False
 
     def __init__(self, options: Lookahead, target: Target) -> None:
         self.options, self.target = options, target
-        self.needs = Needs(logits=True, costs=options.window == "auto")
+        self.capabilities = Capabilities(logits=True, costs=options.window == "auto", observes_all_steps=False)
         self._pool = NgramPool(options.max_ngrams) if options.shared else None
         self._experience = WindowTuner()
         self._costs: CostCurve | None = None

@@ -30,7 +30,7 @@ from pronk.drafters.from_outputs._successors import Successors, load_successors,
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.errors import OptionError
 from pronk.speculation.acceptance_rates import AcceptanceRates
-from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer
+from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -106,8 +106,7 @@ class RecyclingProposer(Proposer[RecyclingState]):
     """
 
     name = Recycling.name
-    needs = Needs(logits=True)
-    observes_all_steps = False
+    capabilities = Capabilities(logits=True, observes_all_steps=False)
 
     def __init__(self, options: Recycling, known: Successors, target: Target) -> None:
         """``known`` is the table."""

@@ -24,11 +24,10 @@ from pronk.drafters.from_target.modules.files import Trained
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, KangarooShape
 from pronk.drafters.shared.chain import Chain
 from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
-from pronk.errors import CacheFullError
 from pronk.execution.attention import Segment
+from pronk.execution.early_rows import StartedRows
 from pronk.execution.model_runner import ForwardJob, ModelRunner
-from pronk.interrupts import uninterrupted
-from pronk.kv_cache.blocks import BlockTable, StartedRows
+from pronk.kv_cache.blocks import BlockTable
 from pronk.models.program import Program, ProgramRows
 from pronk.speculation.cost_model import CostCurve, CostModel
 from pronk.speculation.draft_length import StepCost
@@ -115,11 +114,9 @@ class EarlyExit:
         """Find places for a chain in both caches; returns whether there are any."""
         context, lane = draft.chain.context, draft.lane
         most = min(context.max_depth, context.max_nodes)
-        try:
-            with uninterrupted():
-                self.target.cache.prepare(draft.block_table, len(context.tokens) + most)
-        except CacheFullError:
-            return False
+        block_table = draft.block_table
+        if self.target.cache.allocator.missing(block_table, len(context.tokens) + most) > 0:
+            return False  # the scheduler has reserved slots for fewer draft tokens
         if self._beside is None:
             return True
         # What the last token says is asked again, even if nothing has happened since the last time.
@@ -135,14 +132,15 @@ class EarlyExit:
         began = self.target.clock()
         jobs = [ForwardJob(draft.segment, range(0), draft.chain.context.sampler.context.num_prompt) for draft in drafts]
         for draft in drafts:
-            draft.block_table.started = None  # should the pass raise, nobody knows what it has written
+            self.runner.started.put(draft.block_table, None)  # if the pass raises, its rows are not known to be whole
         made = self.runner.begin(jobs, self.layers)
         last = [rows[-1] for rows in made]
         for draft, job, rows in zip(drafts, jobs, made, strict=True):
             # In torch what has overflowed is kept as zero, which would hide it from the target's pass.
             draft.finite = draft.finite and bool(rows.isfinite().all())
             draft.computed = len(job.segment.tree)
-            draft.block_table.started = StartedRows(self.layers, job.segment.tree.tokens) if draft.finite else None
+            started = StartedRows(self.layers, job.segment.tree.tokens) if draft.finite else None
+            self.runner.started.put(draft.block_table, started)
         if self._beside is None:
             said = self._adapt(torch.stack(last))
         else:

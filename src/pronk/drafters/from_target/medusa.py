@@ -33,7 +33,7 @@ from pronk.models.linear import Linear
 from pronk.models.program import Program, ProgramRows
 from pronk.speculation.calibration import Calibration
 from pronk.speculation.draft_length import Backoff
-from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer
+from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -170,11 +170,10 @@ class MedusaProposer(Proposer[MedusaState]):
     """
 
     name = Medusa.name
-    observes_all_steps = False
 
     def __init__(self, options: Medusa, loaded: _Loaded, target: Target) -> None:
         self.options, self.loaded, self.target, self.models = options, loaded, target, (loaded.heads,)
-        self.needs = Needs(hidden=(loaded.decoder.config.num_layers,))
+        self.capabilities = Capabilities(hidden=(loaded.decoder.config.num_layers,), observes_all_steps=False)
 
     def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - its last hidden state comes with its pass
         """Nothing to guess from yet."""

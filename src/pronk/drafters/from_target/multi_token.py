@@ -35,7 +35,7 @@ from pronk.drafters.shared.side_cache import CHUNK, Apply, SideCache, SideLane
 from pronk.errors import OptionError
 from pronk.speculation.calibration import Calibration
 from pronk.speculation.draft_length import Backoff
-from pronk.speculation.proposer import DraftContext, Outcome
+from pronk.speculation.proposer import Capabilities, DraftContext, Outcome
 from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -183,7 +183,7 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
     """
 
     name = MultiToken.name
-    observes_all_steps = False
+    capabilities = Capabilities(observes_all_steps=False)
 
     def __init__(self, options: MultiToken, loaded: _Heads) -> None:
         self.options, self.loaded, self.target, self.models = options, loaded, loaded.target, (loaded,)

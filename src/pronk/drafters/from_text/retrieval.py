@@ -31,7 +31,7 @@ from pronk.drafters.from_text.datastore.reader import Child, Datastore
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.errors import OptionError
 from pronk.speculation.acceptance_rates import AcceptanceRates
-from pronk.speculation.proposer import DraftContext, Drafter, Outcome, Proposer
+from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -116,7 +116,7 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
     """
 
     name = Retrieval.name
-    observes_all_steps = False
+    capabilities = Capabilities(observes_all_steps=False)
 
     def __init__(self, options: Retrieval, store: Datastore, target: Target) -> None:
         self.options, self.store, self.target = options, store, target

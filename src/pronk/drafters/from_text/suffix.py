@@ -34,7 +34,7 @@ from pronk.drafters.from_text._growth import PRIORS, SuffixIndex, TreeGrower, Tr
 from pronk.drafters.from_text._suffix_store import SuffixStore
 from pronk.errors import OptionError
 from pronk.speculation.acceptance_rates import AcceptanceRates
-from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer
+from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
@@ -113,11 +113,11 @@ class SuffixProposer(Proposer[SuffixState]):
     """
 
     name = Suffix.name
-    needs = Needs(costs=True)
+    capabilities = Capabilities(costs=True)
 
     def __init__(self, options: Suffix, past: SuffixStore, target: Target) -> None:
         self.options, self.past, self.target = options, past, target
-        self.observes_all_steps = options.store_tokens > 0
+        self.capabilities = Capabilities(costs=True, observes_all_steps=options.store_tokens > 0)
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - read with the first proposal
         """Nothing is read yet."""
@@ -132,7 +132,7 @@ class SuffixProposer(Proposer[SuffixState]):
         """The rates learn."""
         state = outcome.state
         state.rates.learn(outcome)
-        if self.observes_all_steps:
+        if self.capabilities.observes_all_steps:
             state.output.extend(outcome.committed)
         state.private = outcome.params.rejects
 

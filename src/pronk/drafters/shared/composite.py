@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pronk.errors import OptionError
-from pronk.speculation.proposer import DraftContext, Drafter, Needs, Outcome, Proposer, bind_proposer
+from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer, bind_proposer
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
@@ -67,12 +67,16 @@ class CompositeProposer(Proposer[Parts]):
 
     def __init__(self, parts: Sequence[Proposer[Any]]) -> None:
         self.parts = tuple(parts)
-        wants = [part.needs for part in self.parts]
+        wants = [part.capabilities for part in self.parts]
         hidden = tuple(sorted({layer for want in wants for layer in want.hidden}))
-        self.needs = Needs(hidden, any(want.logits for want in wants), any(want.costs for want in wants))
-        self.proposes = any(part.proposes for part in self.parts)
-        self.self_budgeting = all(part.self_budgeting for part in self.parts)
-        self.observes_all_steps = any(part.observes_all_steps for part in self.parts)
+        self.capabilities = Capabilities(
+            hidden,
+            logits=any(want.logits for want in wants),
+            costs=any(want.costs for want in wants),
+            proposes=any(want.proposes for want in wants),
+            observes_all_steps=any(want.observes_all_steps for want in wants),
+            self_budgeting=all(want.self_budgeting for want in wants),
+        )
         self.models = tuple(model for part in self.parts for model in part.models)
 
     def bind(self, target: Target) -> Self:

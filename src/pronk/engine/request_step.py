@@ -1,0 +1,120 @@
+"""One request's part of a step: its rows in the forward pass, and the verification of its draft.
+
+Rows of a step are numbered as the nodes of the draft: node 0 is the last certain token. In a pass that reads a prompt,
+rows of earlier prompt tokens come before node 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from pronk.engine.request import Request
+from pronk.engine.scheduler import ScheduledRequest
+from pronk.execution.attention import Segment
+from pronk.execution.forward_job import ForwardJob
+from pronk.execution.model_runner import JobResult, ModelRunner
+from pronk.sampling.acceptance import acceptance_rule
+from pronk.sampling.sampler import NotFiniteError, is_finite
+from pronk.sampling.stateless import Logits
+from pronk.sampling.verify import VerifiedPath, verify_tree
+from pronk.speculation.tree import TokenTree
+
+__all__ = ["RequestStep", "Verified", "plan_step", "verify"]
+
+
+class RequestStep(NamedTuple):
+    """One request's rows in the forward pass of a step.
+
+    Attributes:
+        scheduled: the request, and how many of its pending tokens take part.
+        draft: the draft tokens below the last pending token; the root alone in a step without a proposal.
+        job: the rows of the forward pass: the pending tokens, then the draft tokens.
+    """
+
+    scheduled: ScheduledRequest
+    draft: TokenTree
+    job: ForwardJob
+
+    @property
+    def request(self) -> Request:
+        """The request that the rows belong to."""
+        return self.scheduled.request
+
+    @property
+    def above(self) -> int:
+        """Rows of the forward pass before the draft's root."""
+        return len(self.job.segment.tree) - len(self.draft)
+
+    def source(self, node: int) -> str:
+        """Return the name of the drafter that proposed a node of the draft."""
+        if self.draft.origin is not None:
+            return self.draft.origin[node][0]
+        return "" if self.request.proposer is None else self.request.proposer.name
+
+
+class Verified(NamedTuple):
+    """The target's verdict on one request's draft.
+
+    Attributes:
+        step: the rows that were verified.
+        prompt_logits: ``[rows, vocab]`` of the prompt rows before the draft's root.
+        logits: ``[nodes, vocab]`` of the draft's nodes.
+        result: the request's part of the forward pass.
+        path: the accepted nodes and the tokens that the target chose; ``None`` while the prompt is being read.
+    """
+
+    step: RequestStep
+    prompt_logits: torch.Tensor
+    logits: Logits
+    result: JobResult
+    path: VerifiedPath | None
+
+
+def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: ModelRunner) -> RequestStep:
+    """Return a request's rows in the next forward pass; the scheduler has reserved their KV slots."""
+    request, block_table = scheduled.request, scheduled.request.block_table
+    pending = request.tokens[block_table.length : block_table.length + scheduled.count]
+    draft = draft or TokenTree.chain(pending[-1:])
+    tree = draft if scheduled.count == 1 else TokenTree.chain(pending)
+    first = len(tree) - len(draft) if scheduled.decodes else len(tree)
+    whole = request.reports_prompt or request.params.rejects or request.capabilities.logits
+    job = ForwardJob(
+        Segment(block_table, tree, early=runner.early_rows(block_table, tree, request.capabilities.hidden)),
+        range(0 if request.reports_prompt else first, len(tree)),
+        len(request.prompt),
+        whole=whole,
+        stateless_sampler=None if whole else request.sampler.stateless_sampler,
+    )
+    return RequestStep(scheduled, draft, job)
+
+
+def verify(step: RequestStep, result: JobResult) -> Verified:
+    """Walk one request's draft along the target's choices.
+
+    The sampler stands behind the chosen tokens afterwards; :meth:`~pronk.engine.output_processor.OutputProcessor.commit`
+    makes them certain.
+
+    Raises:
+        NotFiniteError: logits that a choice depends on are infinite or NaN.
+        OptionError: the request's options ban every token.
+    """
+    request, logits = step.request, result.logits
+    before = len(logits) - (len(step.draft) if step.scheduled.decodes else 0)
+    prompt_logits, logits = logits[:before], logits[before:] if before else logits
+    _check(prompt_logits)
+    # Under the coupled rule only the logits on the accepted path matter, and the walk checks those: a rejected draft
+    # token may overflow where the text does not. The other rules look at every draft token.
+    if request.params.rejects:
+        _check(logits[:])
+    if not step.scheduled.decodes:
+        return Verified(step, prompt_logits, logits, result, None)
+    request.sampler.recover()  # an interrupted step may have left it ahead of the text
+    path = verify_tree(step.draft, acceptance_rule(request.sampler, step.draft, logits, result.chosen))
+    return Verified(step, prompt_logits, logits, result, path)
+
+
+def _check(logits: torch.Tensor) -> None:
+    if len(logits) and not is_finite(logits):
+        raise NotFiniteError
