@@ -158,7 +158,7 @@ class Tokenizer:
 
         Raises:
             TokenizerError: the model has no chat template, or a damaged one.
-            PromptError: malformed messages, a conversation that the template refuses, or a template without end.
+            PromptError: the messages are malformed, the template refuses them, or it exceeds a limit.
         """
         template = self._template if tools is None or self._tool_template is None else self._template_of_tools
         return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)

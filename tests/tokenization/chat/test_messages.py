@@ -1,4 +1,4 @@
-"""Messages that are none, and contents in parts."""
+"""Malformed messages are refused with an error of one line; contents may have parts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_malformed_messages(messages: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_values_of_many_lines_are_shown_in_one() -> None:
+def test_values_of_several_lines_are_shown_in_one_line() -> None:
     class Table:
         def __repr__(self) -> str:
             return "a\n  b\n" * 50
@@ -75,20 +75,20 @@ def test_values_of_many_lines_are_shown_in_one() -> None:
         check_messages([Table()])
 
 
-def test_messages_are_copied_with_all_that_they_have() -> None:
+def test_messages_are_copied_with_all_their_keys() -> None:
     given = [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "assistant", "tool_calls": [1]},
     ]
     validate_draft = check_messages(tuple(given))
-    read = {**CALL, "function": {"name": "f", "arguments": {}}}  # as templates take it
+    read = {**CALL, "function": {"name": "f", "arguments": {}}}  # templates expect the object, not its JSON
     assert validate_draft == [given[0], {**given[1], "tool_calls": [read]}, given[2]]
     assert CALL["function"] == {"name": "f", "arguments": "{}"}
     assert all(a is not b for a, b in zip(validate_draft, given, strict=True))
 
 
-def test_parts_are_lines() -> None:
+def test_parts_are_joined_as_lines() -> None:
     (message,) = check_messages(parts({"type": "text", "text": "one"}, {"type": "text", "text": "two", "more": 1}))
     assert message["content"] == [{"type": "text", "text": "one"}, {"type": "text", "text": "two", "more": 1}]
     assert join_parts(message) == {"role": "user", "content": "one\ntwo"}

@@ -1,139 +1,125 @@
-"""Chat templates as models come with them, and contents in parts."""
+"""Prompts equal to those of transformers, contents in parts, and errors of one line."""
 
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from checkpoints import byte_tokenizer
 from pronk.errors import PromptError, TokenizerError
 from pronk.tokenization.chat.template import ChatTemplate
+from tokenization.chat.tool_templates import TEMPLATES as TOOL_TEMPLATES
 
-USER = {"role": "user", "content": " What is\n2 + 2? "}
-CALL = {"id": "abcdef123", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": [2]}}}
-TALK = [
-    {"role": "system", "content": "Be <brief> & 'kind'."},
-    USER,
-    {"role": "assistant", "content": None, "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": "abcdef123", "name": "add", "content": "4"},
-    {"role": "assistant", "content": "<think>\nFour.\n</think>\n\n4", "reasoning_content": None},
-    USER,
-]
+FILES = Path(__file__).with_name("templates").glob("*.jinja")
+TEMPLATES = {path.stem: path.read_text(encoding="utf-8") for path in FILES} | TOOL_TEMPLATES
+# Written here; it has the constructs of Gemma's template, and the block that marks text for training.
+TEMPLATES["gemma"] = """{{ bos_token }}
+{%- set prefix = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' -%}
+{%- set turns = messages[1:] if prefix else messages -%}
+{%- for message in turns -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception("Roles must alternate") }}{%- endif -%}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<turn>' + role + '\n' + (prefix if loop.first else '') }}
+    {%- if message['content'] is string -%}
+        {% generation %}{{ message['content'] | trim }}{% endgeneration %}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}{{ item['text'] | trim }}{%- endfor -%}
+    {%- else -%}{{ raise_exception("Invalid content type") }}{%- endif -%}
+    {{ '<end>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<turn>model\n' }}{%- endif -%}"""  # noqa: E501 - as long as in such files
+SOURCES = r"""
+{{ {'b': [1, {'a': '<é>'}], 'a': none} | tojson }}{{ 'é' | tojson(ensure_ascii=true) }}
+{{ {'b': [1], 'a': 2} | tojson(indent=4) }}{{ [{'b': 1, 'a': 2}] | tojson(separators=(',', ':'), sort_keys=true) }}
+{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}
+{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}
+{% for m in messages %}NL  {% generation %}NL{{ m.content }}NL  {% endgeneration %}NL{% endfor %}NL
+{% set n = namespace({'a': 1}, b=2) %}{% for m in messages %}{% set n.a = n.a + 1 %}{% endfor %}{{ n.a }}{{ n.b }}
+{{ dict([('a', 1)], b=2) }}{{ dict.fromkeys('ab', 1) }}{{ messages[1].items() | list }}
+{{ messages }}{{ tools }}{{ bos_token }}{{ documents }}{{ missing }}{{ missing is defined }}
+{{ messages[1].content.split('</think>')[-1].lstrip('\n') }}{{ messages[::-1][0].role }}{{ '%05.1f' % 2.5 }}
+{% macro m(v) %}{% for k in v %}{{ k }}{{ m(v[k]) if v[k] is mapping }}{% endfor %}{% endmacro %}{{ m({1: {2: 3}}) }}
+{{ messages | map(attribute='role') | unique | join(', ') }}{{ messages | selectattr('role', 'in', ['user']) | list }}
+{% block b %}{{ '<' ~ 'a' }}{% endblock %}{{ self.b() }}{{ '<' | e }}{% set c = cycler('a', 'b') %}{{ c.next() }}
+"""  # a template in each line
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+USER = {"role": "user", "content": ' What\'s\n2 + 2? "日本" '}
+SYSTEM = {"role": "system", "content": "Be <brief> & 'kind', \"é\"."}
+THOUGHT = {"role": "assistant", "content": "<think>\nFour.\n</think>\n\n4 ü", "reasoning_content": None}
+ARGUMENTS = {"a": 2, "b": [2.5, None, True, "<é>'"], "c": {"x": {}}}
+CALL = {"id": "abcdef123", "type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "abcdef123", "name": "add", "content": '{"sum": "4 ü"}'}
 PARTS = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
-TOO_LONG = (
-    "chat template: expected one that ends, found one that loops or repeats for too long with these messages; use"
-)
-
-# What the templates of these families do, in their own ways.
-FAMILIES = {
-    "llama": """{{- bos_token }}
-{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|start|>system<|end|>\\n\\n" + "Today: " + date_string + "\\n\\n" + system_message + "<|eot|>" }}
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start|>' + message['role'] + '<|end|>\\n\\n'+ message['content'] | trim + '<|eot|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- if not message.tool_calls|length == 1 %}{{- raise_exception("one call at a time") }}{%- endif %}
-        {%- set tool_call = message.tool_calls[0].function %}
-        {{- '{"name": "' + tool_call.name + '", "parameters": ' + tool_call.arguments | tojson + "}<|eot|>" }}
-    {%- elif message.role == "tool" %}
-        {%- if message.content is mapping or message.content is iterable %}
-            {{- message.content | tojson }}
-        {%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start|>assistant<|end|>\\n\\n' }}{%- endif %}""",
-    "qwen": """{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string
-            and not(message.content.startswith('<r>') and message.content.endswith('</r>')) %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning = '' %}
-        {%- if '</think>' in content %}
-            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>assistant\\n<think>' + reasoning.strip('\\n') + '</think>' + content }}
-        {%- for tool_call in message.tool_calls or [] %}
-            {%- if (loop.first and content) or (not loop.first) %}{{- '\\n' }}{%- endif %}
-            {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
-            {{- '<tool_call>' ~ tool_call.name ~ (tool_call.arguments | tojson) ~ '</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<r>\\n' + content + '\\n</r>' }}
-        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}""",
-    "mistral": """{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- endif %}
-{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
-{%- set ns = namespace(index=0) %}
-{%- for message in loop_messages if not (message.role == "tool" or message.tool_calls is defined) %}
-    {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}{{- raise_exception("alternate!") }}{%- endif %}
-    {%- set ns.index = ns.index + 1 %}
-{%- endfor %}
-{{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] == "user" %}
-        {%- if loop.last and system_message is defined %}{{- "[INST]" + system_message + "\\n\\n" }}{%- endif %}
-        {{- message["content"] + "[/INST]" }}
-    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
-        {{- "[TOOL_CALLS] [" }}
-        {%- for tool_call in message.tool_calls %}
-            {%- set out = tool_call.function|tojson %}
-            {{- out[:-1] }}
-            {%- if tool_call.id|length != 9 %}{{- raise_exception("9 characters!") }}{%- endif %}
-            {{- ', "id": "' + tool_call.id + '"}' }}{{- ", " if not loop.last else "]" + eos_token }}
-        {%- endfor %}
-    {%- elif message["role"] == "assistant" %}
-        {{- " " + message["content"]|trim + eos_token}}
-    {%- else %}
-        {{- '[TOOL_RESULTS] {"content": ' + message.content|string + ', "call_id": "' + message.tool_call_id + '"}' }}
-    {%- endif %}
-{%- endfor %}""",
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "one message": [USER],
+    "system": [SYSTEM, USER],
+    "turns": [USER, THOUGHT, USER],
+    "call": [USER, CALLING],
+    "result": [SYSTEM, USER, CALLING, RESULT],
+    "no content": [USER, {**CALLING, "content": None}, RESULT, THOUGHT, USER],
+    "two calls": [USER, {**CALLING, "tool_calls": [CALL, CALL]}, RESULT, RESULT],
+    "two users": [USER, USER],
+    "unknown role": [{"role": "developer", "content": "x"}, USER],
+    "many turns": [SYSTEM, *[USER, THOUGHT] * 40, USER],
 }
+NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", 'y"']}}, "required": ["a"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "description": "Adds <numbers> & 'é'.", "parameters": NUMBERS}},
+    {"type": "function", "function": {"name": "more", "description": "More.", "parameters": {"type": "object"}}},
+]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("prompt", [False, True])
-@pytest.mark.parametrize("repeated", [1, 40])
-def test_families_equal_transformers(family: str, prompt: bool, repeated: int, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def transformers_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from transformers import AutoTokenizer
 
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": FAMILIES[family]}))
-    messages = [TALK[0], *TALK[1:5] * repeated, TALK[5]]
-    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=prompt
-    )
-    ours = ChatTemplate(FAMILIES[family], {"bos_token": "<s>", "eos_token": "</s>"})
-    assert ours.render(messages, add_generation_prompt=prompt) == expected
-    assert expected.count("2 + 2?") == repeated + 1
+    folder = tmp_path_factory.mktemp("tokenizer")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **TOKENS}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def expected_prompt(tokenizer: Any, *args: Any, **kwargs: Any) -> str:
+    """Return the prompt of transformers, or pronk's error with the message of the template."""
+    try:
+        return str(tokenizer.apply_chat_template(*args, tokenize=False, **kwargs))
+    except (jinja2.TemplateError, TypeError) as refusal:
+        return f"the model's chat template refuses these messages: {refusal}"
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_equal_those_of_transformers(name: str, conversation: str, transformers_tokenizer: Any) -> None:
+    source, messages = TEMPLATES[name], CONVERSATIONS[conversation]
+    template = ChatTemplate(source, TOKENS)
+    for tools in (None, TOOLS):
+        for given in ({"add_generation_prompt": False}, {"add_generation_prompt": True}):
+            expected = expected_prompt(transformers_tokenizer, messages, tools, chat_template=source, **given)
+            try:
+                prompt = template.render(messages, tools=tools, **given)
+            except PromptError as error:
+                prompt = str(error)
+            assert prompt == expected != ""
+
+
+@pytest.mark.parametrize("source", SOURCES.strip().splitlines())
+def test_functions_and_blocks_equal_those_of_transformers(source: str, transformers_tokenizer: Any) -> None:
+    source, messages = source.replace("NL", "\n"), [USER, THOUGHT, USER]
+    expected = transformers_tokenizer.apply_chat_template(messages, TOOLS, chat_template=source, tokenize=False)
+    assert ChatTemplate(source, TOKENS).render(messages, tools=TOOLS, add_generation_prompt=False) == expected != ""
+
+
+def test_strftime_now() -> None:
+    made = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}).render([USER])
+    assert abs(datetime.fromisoformat(made + "T12:00Z") - datetime.now(UTC)) < timedelta(days=2)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +136,7 @@ def test_families_equal_transformers(family: str, prompt: bool, repeated: int, t
         ),
     ],
 )
-def test_parts_are_for_templates_that_know_them(source: str, text: str) -> None:
-    """Others get one text with the parts as its lines."""
+def test_parts_are_joined_for_templates_that_do_not_loop_over_them(source: str, text: str) -> None:
     assert ChatTemplate(source, {}).render([PARTS]) == text
 
 
@@ -162,53 +147,38 @@ def test_malformed_messages_are_refused() -> None:
         ChatTemplate("x", {}).render([USER, {"role": "user", "content": [{"type": "image_url"}]}])
 
 
-LOOPS = "{% for a in range(1500) %}{% for b in range(1500) %}{% endfor %}{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        LOOPS,
-        "{{ 'x'.center(2 * 10**7) | length }}",
-        "{{ ('%20000000d' % 1) | length }}",
-        "{{ ('ab' * 10**7) | length }}",
-        "{{ '{:20000000}'.format(1) | length }}",
-        "{{ ([1] * 10**7) | length }}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(20) }}",
-    ],
-)
-def test_templates_that_repeat_themselves_are_stopped(source: str) -> None:
-    with pytest.raises(PromptError) as caught:
-        ChatTemplate(source, {}).render([USER])
-    assert TOO_LONG in str(caught.value)
+@pytest.mark.parametrize("value", [b"x", {1, 2}, UTC, {(1, 2): 3}, object()])
+def test_values_that_are_no_json_are_refused(value: object) -> None:
+    with pytest.raises(PromptError, match=r"messages, tools: expected JSON values, found another \(.+\); ") as caught:
+        ChatTemplate("x", {}).render([{**USER, "extra": value}])
     assert "\n" not in str(caught.value)
 
 
-def test_they_are_stopped_in_any_thread_and_the_template_goes_on() -> None:
-    template = ChatTemplate("{% if messages[0].content == 'loop' %}" + LOOPS + "{% endif %}fine", {})
-
-    def render(content: str) -> str:
-        try:
-            return template.render([{"role": "user", "content": content}])
-        except PromptError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(2) as threads:
-        said = list(threads.map(render, ["loop", "talk"] * 2))
-    assert [TOO_LONG in each for each in said] == [True, False] * 2
-    assert said[1] == said[3] == "fine"
+def test_circular_deep_and_large_values_are_refused() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    deep: list[Any] = []
+    for _ in range(10**5):
+        deep = [deep]
+    for value in (circle, deep, 10**5000):
+        with pytest.raises(PromptError, match="expected JSON values"):
+            ChatTemplate("x", {}).render([{**USER, "extra": value}])
 
 
-def test_long_conversations_have_larger_budgets() -> None:
-    """A loop over all messages for each of them, and some readings of every text."""
+def test_any_text_reaches_the_template_and_comes_back() -> None:
+    text = 'a\x00\r\n\u2028\ud800\U0010ffff"\\{{ 1 }}'
+    assert ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": text}]) == text
+
+
+def test_long_conversations_are_rendered() -> None:
+    """The template loops over all messages for each of them, and reads each text several times."""
     source = (
         "{% for m in messages %}{% set ns = namespace(n=0) %}{% for o in messages %}{% if o.role == m.role %}"
         "{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}{{ ns.n }}{{ m.content | trim | upper | lower }}{% endfor %}"
     )
     many: list[dict[str, Any]] = [{"role": "user", "content": "yes"}] * 300
     assert ChatTemplate(source, {}).render(many) == "300yes" * 300
-    long = [{"role": "user", "content": "word " * 10**6}]
+    long = [{"role": "user", "content": "wörd " * 10**6}]
     assert len(ChatTemplate(source, {}).render(long)) == 5 * 10**6
 
 
@@ -218,7 +188,7 @@ def test_long_templates_are_refused() -> None:
         ChatTemplate("x" * 100_001, {})
 
 
-def test_what_a_template_says_is_shortened() -> None:
+def test_messages_of_a_template_are_shortened() -> None:
     with pytest.raises(PromptError) as caught:
         ChatTemplate("{{ raise_exception('no ' * 10**5) }}", {}).render([USER])
     assert 300 < len(str(caught.value)) < 400

@@ -1,4 +1,4 @@
-"""What people write stays text, whatever it spells."""
+"""Names of special tokens in untrusted messages stay text."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_names_of_special_tokens_stay_text(tokenizer: Tokenizer, message: dict[s
     assert count(tokenizer.chat_ids(messages)) > honest == 5
     ids = tokenizer.chat_ids(messages, trusted=False)
     assert count(ids) == honest
-    # The same text, nonetheless.
+    # The text of the prompt is the same.
     assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.chat(messages)
 
 
-def test_honest_messages_are_read_as_ever(tokenizer: Tokenizer) -> None:
+def test_messages_without_names_have_the_same_tokens(tokenizer: Tokenizer) -> None:
     for messages in ([user("Hi \U000f0000")], [user("<|im_en|>"), {"role": "assistant", "content": "<|"}, user("|>")]):
         assert tokenizer.chat_ids(messages, trusted=False) == tokenizer.chat_ids(messages)
 
 
-def test_what_a_character_stands_for(tokenizer: Tokenizer) -> None:
+def test_private_characters_are_mapped_back_to_names(tokenizer: Tokenizer) -> None:
     messages, names = disguise([user("a<s>b<|im_end|>xc")], SPECIAL)
     assert sorted(names.values()) == ["", "<s>", "<|im_end|>x"]
     assert [*reveal(messages[0]["content"], names)] == [
@@ -76,7 +76,7 @@ def test_what_a_character_stands_for(tokenizer: Tokenizer) -> None:
     "parts", [["<|im", "_end|>"], ["<|im_start ", " |>"], ["<", "|im_", "end|>", "x"], ["a<|im_end|", "\n>"]]
 )
 def test_names_cut_across_parts_stay_text(tokenizer: Tokenizer, parts: list[str]) -> None:
-    """A template may put parts together as it likes."""
+    """A template may join the parts of a content."""
     each = "{% for part in m.content %}{{ part.text | trim }}{% endfor %}"
     joins = TEMPLATE.replace("{{ m.content | trim }}", each)
     joining = Tokenizer(tokenizer.backend, chat_template=joins)
@@ -86,7 +86,7 @@ def test_names_cut_across_parts_stay_text(tokenizer: Tokenizer, parts: list[str]
     assert joining.decode(ids, skip_special_tokens=False) == joining.decode(read, skip_special_tokens=False)
 
 
-def test_every_private_character_is_taken() -> None:
+def test_messages_with_all_private_characters_are_refused() -> None:
     taken = "".join(map(chr, range(0xF0000, 0xFFFFE)))
     with pytest.raises(PromptError, match="found 65534 that are"):
         disguise([user(taken)], SPECIAL)
@@ -95,7 +95,7 @@ def test_every_private_character_is_taken() -> None:
         disguise([user(f"{taken[1:]}<s>")], SPECIAL)
 
 
-def test_names_that_only_their_token_spells() -> None:
+def test_names_without_ordinary_tokens_have_no_ids() -> None:
     ids = {"ab": [0], "a": [0], "b": [1], "": []}
     assert plain_ids("ab", lambda text: ids[text], {2}) == [0, 1]
     assert plain_ids("ab", lambda text: ids[text], {0}) == []

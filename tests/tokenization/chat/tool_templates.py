@@ -1,4 +1,4 @@
-"""Templates that call tools as those of well-known families do, and tokenizers for them."""
+"""Chat templates with tools in the formats of Hermes, Mistral and Llama 3, and tokenizers for them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ LLAMA = """{{- bos_token }}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
 
 TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}
-# Tokens of their own, and whether they read as nothing.
+# Added tokens of each family; True: a special token, which has no text when decoded.
 TOKENS: dict[str, dict[str, bool]] = {
     "hermes": {
         "<|im_start|>": True, "<|im_end|>": True, "<tool_call>": False, "</tool_call>": False, "<think>": False,
@@ -107,7 +107,7 @@ TOKENS: dict[str, dict[str, bool]] = {
 
 
 def tool_tokenizer(family: str, *, tokens: bool = True) -> Tokenizer:
-    """A byte-level tokenizer of about 300 tokens, with the family's own ones or without any."""
+    """Return a byte-level tokenizer of about 300 tokens, with or without the added tokens of the family."""
     backend = byte_tokenizer(300)
     if tokens:
         for name, silent in TOKENS[family].items():

@@ -1,1 +1,1 @@
-"""Conversations as text: messages, the model's own template, and what it may do and cost."""
+"""Prompts of conversations: messages, the chat template of a model, and calls of tools."""

@@ -1,8 +1,8 @@
-"""Calls of tools, read as they come: what is text, which tool is called, and with which arguments.
+"""Streaming parser that separates the calls of tools in an answer from its text.
 
-Everything is read once. Text is held back only where it may be the beginning of a call; what turns out to be none, a
-call of a tool that there is not for instance, is text after all. Arguments are handed on as they are written, even if
-they are cut off.
+The parser reads each character once. It holds text back only while that text may begin a call. Text that turns out not
+to begin a call (it names an unknown tool, for instance) is emitted as text. Arguments are emitted as the model writes
+them, even if the answer ends within them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _BRACKETS, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
 @dataclass(frozen=True)
 class CallPart:
-    """What has come of a call.
+    """Part of a call.
 
     Attributes:
-        index: which of the answer's calls it is.
-        arguments: more of their text.
-        ident: of the call, in its first part.
-        name: of the tool, likewise.
+        index: number of the call within the answer, from 0.
+        arguments: the next piece of the arguments' JSON.
+        ident: id of the call, in its first part only.
+        name: name of the tool, in the first part only.
     """
 
     index: int
@@ -38,13 +38,13 @@ class CallPart:
 
 
 class CallReader:
-    """Reads one answer.
+    """Parser of one answer.
 
-    White space at its beginning, and behind calls, is text only if other text follows it.
+    White space at the beginning of the answer and after a call is text only if other text follows it.
 
     Args:
-        form: how the model calls.
-        names: of the tools that it may call.
+        form: the format of the model's calls.
+        names: names of the tools that the model may call.
     """
 
     def __init__(self, form: ToolForm, names: Collection[str]) -> None:
@@ -53,11 +53,12 @@ class CallReader:
         self._out: list[str | CallPart] = []
         self._count = 0
         self._blanks: list[str] = []
-        self._blank = True  # nothing but white space has come since the beginning, or the last call
-        # Of what is being read: what may follow and what is done then, what of it has come, and what came before it.
+        self._blank = True  # only white space was read since the beginning or the last call
+        # While a fixed text is expected: the possible texts with the function that follows each, the characters of
+        # the text that were read, and the text held back before them.
         self._awaited: Mapping[str, Callable[[], None]] = {}
         self._seen = self._before = ""
-        self._within = False  # between a tool's name and what ends its call
+        self._within = False  # between the name of a tool and the end of its call
         self._depth, self._quoted, self._escaped = 0, False, False
         self._read: Callable[[str, int], int] = self._read_text
         if form.bare:
@@ -65,20 +66,20 @@ class CallReader:
 
     @property
     def called(self) -> bool:
-        """Whether any call has begun."""
+        """Whether the answer has a call."""
         return self._count > 0
 
     @property
     def calling(self) -> bool:
-        """Whether a call has begun that has not ended."""
+        """Whether the parser is within a call."""
         return self._within
 
     def push(self, text: str, token: int | None = None) -> list[str | CallPart]:
-        """What has become certain: texts, and parts of calls.
+        """Parse the next piece of the answer and return the texts and parts of calls that are certain.
 
         Args:
-            text: what has become final.
-            token: with which token; some begin a call, and read as nothing.
+            text: the next piece of text.
+            token: id of the token that the text belongs to. A special token that begins a call has no text.
         """
         self._feed(text)
         begin = self._form.begin
@@ -87,11 +88,11 @@ class CallReader:
             if self._read == self._read_text:
                 self._open("")
         elif token in self._form.others and not self._within:
-            self._settle()  # no call begins across it
+            self._settle()  # the beginning of a call cannot contain a special token
         return self._taken()
 
     def flush(self) -> list[str | CallPart]:
-        """What was held back, at the end of the answer; nothing of a call that was cut off, or of another behind it."""
+        """End the answer and return the text that was held back, except for an incomplete call after a first one."""
         if not self._within and not (self._count and self._blank):
             self._settle()
         if self._blanks and not self._count:
@@ -100,7 +101,7 @@ class CallReader:
         return self._taken()
 
     def _taken(self) -> list[str | CallPart]:
-        """Neighbouring texts, and neighbouring parts of one call's arguments, are one."""
+        """Return the output so far, with adjacent texts, and adjacent pieces of the same arguments, joined."""
         parts, self._out = self._out, []
         joined = list[str | CallPart]()
         for _, group in groupby(parts, lambda part: None if isinstance(part, str) else (part.index, part.name)):
@@ -118,7 +119,7 @@ class CallReader:
             at = self._read(text, at)
 
     def _read_text(self, text: str, at: int) -> int:
-        """Up to what may begin a call. A trigger has its first character only once."""
+        """Read up to the first character of the trigger, which no trigger contains twice."""
         stop = text.find(self._trigger[0], at) if self._trigger else -1
         stop = len(text) if stop < 0 else stop
         self._say(text[at:stop])
@@ -153,9 +154,9 @@ class CallReader:
         return at + 1
 
     def _open(self, before: str) -> None:
-        """A call begins, if what stands before its tool's name comes.
+        """Expect the text between the beginning of a call and the name of the tool.
 
-        A tokenizer may read no space where a text begins.
+        Some tokenizers drop a space at the beginning of a text, so the opening may come without its leading space.
         """
         openings = {self._form.opening, self._form.opening.lstrip(" ")}
         self._await({f"{opening}{self._form.head}": self._begin_name for opening in openings}, before)
@@ -179,7 +180,7 @@ class CallReader:
         self._count += 1
         self._blanks, self._blank, self._within = [], True, True
         self._await({self._form.middle + "{": self._begin_arguments})
-        return at  # of which this quotation mark is the first character
+        return at  # the quotation mark is the first character of form.middle
 
     def _begin_arguments(self) -> None:
         self._out.append(CallPart(self._count - 1, "{"))
@@ -187,7 +188,7 @@ class CallReader:
         self._read = self._read_arguments
 
     def _read_arguments(self, text: str, at: int) -> int:
-        """Up to the bracket that closes them, or to the end of what has come."""
+        """Read up to the bracket that closes the arguments, or to the end of the text."""
         stop = at
         while stop < len(text) and self._depth:
             if self._escaped:
@@ -215,7 +216,7 @@ class CallReader:
 
     @property
     def _after(self) -> Mapping[str, Callable[[], None]]:
-        """What may follow the arguments."""
+        """The texts that may follow the arguments."""
         form = self._form
         end = "}" + form.closing + (form.end.spelled if form.end else "")
         more = {f"}}{form.joint}{form.head}": self._begin_name} if form.joint else {}
@@ -225,12 +226,12 @@ class CallReader:
         self._read, self._within = self._read_text, False
 
     def _settle(self) -> None:
-        """Nothing is to come any more of what may have begun."""
+        """Treat the beginning of a call that was held back as text."""
         while self._read in (self._read_awaited, self._read_name):
             self._give_up()
 
     def _give_up(self) -> None:
-        """What has come is no call, or no more of it: text, in which one may begin all the same."""
+        """Emit the text held back as text; a call may begin within it."""
         begun, seen, before = self._trigger in self._awaited, self._seen, self._before
         self._end()
         self._seen = self._before = ""

@@ -1,9 +1,8 @@
-"""Conversations as OpenAI's interface has them.
+"""Check the messages of a conversation, which have the format of OpenAI's chat completions.
 
-A message has a ``role`` and a ``content``: a text, or a list of parts, ``{"type": "text", "text": "…"}``, of which
-models of text can read no other type. An assistant's message that calls tools may do without a content. The arguments
-of such calls come as the text of a JSON object, and go to the template as that object. What else a message has is for
-the template.
+A message has a ``role`` and a ``content``: a text, or a list of parts ``{"type": "text", "text": "…"}``. Other types of
+parts are refused. A message of the assistant that calls tools needs no content. The arguments of a call are the JSON
+text of an object, and the template receives that object. All other keys of a message go to the template unchanged.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ __all__ = ["Messages", "Tools", "check_messages", "join_parts", "short_ids"]
 Messages = Sequence[Mapping[str, object]]
 Tools = Sequence[Mapping[str, object]]
 
-_SHORT_ID = 9
+_SHORT_ID = 9  # letters and digits in the id of a call, which Mistral's templates check
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """The messages as plain dictionaries.
+    """Return the messages as new dictionaries, with the arguments of calls parsed.
 
     Raises:
-        PromptError: they are none, or malformed.
+        PromptError: the messages are empty or malformed.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         msg = f"messages: expected a list of objects with 'role' and 'content', found {_shown(messages)}"
@@ -39,7 +38,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with the parts of its content as lines of one text, for templates that know texts alone."""
+    """Return a message with the parts of its content as lines of one text, for templates that expect a text."""
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)
@@ -47,7 +46,7 @@ def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with the last nine letters and digits of each call's id: Mistral's templates take no others."""
+    """Return a message with the ids of calls cut to their last nine letters and digits, for Mistral's templates."""
     changed = _with_short_id(message, "tool_call_id")
     if isinstance(calls := message.get("tool_calls"), (list, tuple)):
         changed["tool_calls"] = [_with_short_id(call, "id") if isinstance(call, Mapping) else call for call in calls]
@@ -55,7 +54,7 @@ def short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_short_id(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Shorter ones stay as they are: it is the template that has to say what it thinks of them."""
+    """Cut one id; an id that is too short stays, and the template refuses it."""
     letters = "".join(re.findall("[0-9a-zA-Z]", str(given.get(name))))
     found = isinstance(given.get(name), str) and len(letters) > _SHORT_ID
     return {**given, name: letters[-_SHORT_ID:]} if found else dict(given)
@@ -79,7 +78,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
 
 
 def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The calls of a message with their arguments as objects; whatever else calls are is for the template."""
+    """Return the calls of a message with their arguments parsed; the template checks the rest of a call."""
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return {}
@@ -93,10 +92,10 @@ def _read_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_object(text: str, where: str) -> dict[str, Any]:
-    """Of a call that was cut off there may be nothing."""
+    """Parse arguments; an incomplete call may have empty ones, which are an empty object."""
     try:
         value = json.loads(text, parse_constant=_no_constant) if text.strip() else {}
-    except (ValueError, RecursionError):  # numbers may have more digits than Python reads
+    except (ValueError, RecursionError):  # ValueError also for numbers of more digits than Python reads
         value = None
     if not isinstance(value, dict):
         msg = f"{where}: expected arguments that are a JSON object, found {_shown(text)}"
@@ -127,5 +126,5 @@ def _found(given: Mapping[Any, Any], key: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """A few words of one line."""
+    """Return the type and the beginning of a value, in one line."""
     return "None" if value is None else f"{type(value).__name__} {' '.join(repr(value).split()):.40}"

@@ -1,18 +1,18 @@
-r"""The forms in which models call tools.
+r"""Formats in which models call tools, found by rendering the chat template.
 
-A model calls tools as its chat template writes the calls of before, so the template is asked: it renders a conversation
-with a call in it, and what stands around the call is the form.
+A model writes calls as its chat template writes the calls of earlier messages. So the template renders a conversation
+with a call in it, and the text around the call determines the format.
 
 =========  =========================================================================
 Hermes     ``<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>``, also Qwen
 Mistral    ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``
-Llama 3    ``{"name": "f", "parameters": {…}}``, at the very beginning of an answer or
-           behind ``<|python_tag|>``
+Llama 3    ``{"name": "f", "parameters": {…}}``, at the beginning of an answer or
+           after ``<|python_tag|>``
 =========  =========================================================================
 
-The grammar of a form is exact, to the last space: what the model leaves open is which tool, and its arguments, which
-fit the tool's schema. An answer that need not call any is free up to the place where a call begins; from there on it
-is one. :mod:`pronk.tokenization.chat.calls` reads calls back.
+The grammar of a format fixes every character of a call but the name of the tool and the arguments, which fit the tool's
+schema. If calls are optional, the grammar allows any text up to the beginning of a call, and then only a call.
+:mod:`pronk.tokenization.chat.calls` parses calls.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = ["TOOL_NAME", "Marker", "ToolForm", "arguments_schema", "find_form"]
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
-_PROBE = "zanzibar_9"
+_PROBE = "zanzibar_9"  # a tool's name that no template contains
 
 
 class Marker(NamedTuple):
-    """What begins or ends calls.
+    """Text or token that begins or ends calls.
 
     Attributes:
-        text: how it is written.
-        token: its id, if it is one token that grammars know by its id alone; otherwise it is text as any other.
-        silent: whether it reads as nothing.
+        text: the text.
+        token: its id, if it is a token that grammars accept by id only; ``None`` if it is ordinary text.
+        silent: whether the token has no text when decoded.
     """
 
     text: str
@@ -50,23 +50,23 @@ class Marker(NamedTuple):
 
     @property
     def spelled(self) -> str:
-        """What is to be read of it."""
+        """The text of the marker in a decoded answer."""
         return "" if self.silent else self.text
 
 
 @dataclass(frozen=True)
 class ToolForm:
-    """How one model calls tools.
+    """Format of a model's calls.
 
     Attributes:
         name: ``"hermes"``, ``"mistral"`` or ``"llama"``.
-        key: of the arguments.
-        opening: text between what begins a call and its first brace.
-        closing: text behind the last brace, up to what ends the call.
-        begin: what begins calls; Llama may do without.
-        end: what ends them, if anything.
-        joint: text between calls within one pair of markers, where there may be several.
-        others: ids, beside that of ``begin``, of tokens that grammars know by their ids alone; free text may have them.
+        key: key of the arguments.
+        opening: text between the begin marker and the first brace.
+        closing: text between the last brace and the end marker.
+        begin: marker before calls, optional for Llama.
+        end: marker after calls, if the format has one.
+        joint: text between calls within one pair of markers; empty if a pair holds one call only.
+        others: ids of the other tokens that grammars accept by id only; free text may contain these tokens.
     """
 
     name: str
@@ -80,26 +80,26 @@ class ToolForm:
 
     @property
     def head(self) -> str:
-        """What stands before a tool's name."""
+        """The text before the name of the tool."""
         return '{"name": "'
 
     @property
     def middle(self) -> str:
-        """What stands between its name and its arguments."""
+        """The text between the name of the tool and its arguments."""
         return f'", "{self.key}": '
 
     @property
     def bare(self) -> bool:
-        """Whether an answer may begin with a call as it is."""
+        """Whether a call at the beginning of an answer needs no marker."""
         return self.name == "llama"
 
     def guide(self, schemas: Mapping[str, str], *, free: bool, several: bool) -> Guide:
-        """The form of an answer.
+        """Return the grammar of an answer.
 
         Args:
-            schemas: of the arguments of each tool that may be called, by its name (:func:`arguments_schema`).
-            free: it may be text, too; otherwise it is one call or more.
-            several: it may call more than once.
+            schemas: schema of the arguments (:func:`arguments_schema`) of each allowed tool, by the tool's name.
+            free: allow text; otherwise the answer consists of calls.
+            several: allow more than one call.
 
         Raises:
             OptionError: the schemas are too large.
@@ -116,9 +116,9 @@ class ToolForm:
         return Guide(grammar="\n".join(rules))
 
     def _start(self, *, free: bool, several: bool) -> str:
-        """The rules of an answer: calls alone, or free text with calls in it.
+        """Return the first rules of the grammar: calls only, or free text with calls in it.
 
-        A marker that is text begins a call however its tokens spell it. A ``lazy`` rule ends at the first one.
+        A marker that is ordinary text begins a call in any tokenization. A ``lazy`` rule ends at the first marker.
         """
         again = several and self.name == "hermes"
         begin = f"{_atom(self.begin)} " if self.begin else ""
@@ -138,7 +138,7 @@ class ToolForm:
         return "\n".join([start, f"head: {' | '.join(heads)}", *rules])
 
     def _text(self) -> str:
-        """Free text, in which nothing begins a call."""
+        """Return the rule of free text without the beginning of a call."""
         if not self.bare:
             return f"{self._others()} TEXT"
         ranges = _ranges(self.others)
@@ -150,10 +150,10 @@ class ToolForm:
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
-    """The schema of a tool's arguments, which are an object, as text; without parameters there are none.
+    """Return the JSON schema of a tool's arguments as text; a tool without parameters takes an empty object.
 
     Raises:
-        OptionError: the parameters are no schema of an object.
+        OptionError: the parameters are not the schema of an object.
     """
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -166,11 +166,11 @@ def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
 
 
 def find_form(tokenizer: Tokenizer) -> ToolForm:
-    """The form of a model's calls.
+    """Return the format of a model's calls.
 
     Raises:
-        PromptError: its template has no tools, or calls them in a form that is not known here.
-        TokenizerError: it has no template.
+        PromptError: the chat template does not render tools, or writes calls in an unknown format.
+        TokenizerError: the model has no chat template.
     """
     try:
         listed, written = (tokenizer.chat(messages, tools=_TOOLS) for messages in (_TALK[:1], _TALK))
@@ -191,14 +191,14 @@ def find_form(tokenizer: Tokenizer) -> ToolForm:
 
 
 def _form(tokenizer: Tokenizer, before: str, after: str) -> ToolForm | None:
-    """By what stands before the first brace, and behind the name."""
+    """Return the format, given the rendered text before the call and after the name of the tool."""
     key, _, rest = after.partition(': {"x": 1}}')
     opened, closed = re.search(r"<tool_call>([ \n]*)\Z", before), re.match(r"([ \n]*)</tool_call>", rest)
     listed = re.search(r"\[TOOL_CALLS\]( ?\[)\Z", before)
     if key == '"arguments"' and opened and closed:
         markers = _marker(tokenizer, "<tool_call>"), _marker(tokenizer, "</tool_call>")
         form = ToolForm("hermes", "arguments", opened[1], closed[1], *markers)
-    elif listed and after.startswith('"arguments": {"x": 1}'):  # an id may follow
+    elif listed and after.startswith('"arguments": {"x": 1}'):  # the id of the call may follow
         form = ToolForm("mistral", "arguments", listed[1], "]", _marker(tokenizer, "[TOOL_CALLS]"), joint=", ")
     elif key == '"parameters"':
         tag = _marker(tokenizer, "<|python_tag|>")
@@ -218,7 +218,7 @@ def _marker(tokenizer: Tokenizer, text: str) -> Marker:
 
 
 def _by_id(token: Any) -> bool:
-    """Whether llguidance takes an added token for one that no text spells."""
+    """Return whether llguidance accepts an added token by its id only, not by its text."""
     return bool(token.special) or (token.content.startswith("<") and token.content.endswith(">"))
 
 
@@ -233,7 +233,7 @@ def _quoted(text: str) -> str:
 
 
 def _ranges(ids: frozenset[int]) -> str:
-    """Token ids as grammars have them: ``<[3,7-9]>``."""
+    """Return token ids in the syntax of grammars: ``<[3,7-9]>``."""
     spans = []
     for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
         run = [token for _, token in group]

@@ -1,10 +1,10 @@
-"""Conversations of people who are not to write in the model's own voice.
+"""Keep the names of special tokens in untrusted messages as text (prompt injection by control tokens).
 
-A special token's name, written in a message, is read as that token: with ``<|im_end|>`` in it a message ends where its
-writer likes, and a system may speak next. Here such names stay text. While the template does its work a private
-character stands for each, so that the template may trim and join what it likes; then they are put back, spelled with
-ordinary tokens. Another one, which stands for nothing, follows each text that ends like the beginning of such a name,
-so that no name comes of texts that the template joins.
+A tokenizer reads ``<|im_end|>`` in a message as the special token, so a user could end the message and write one of the
+system. Before the template is rendered, a character of Unicode's private use area replaces each such name, so that the
+template can trim and join texts. After the rendering each name is put back and encoded with ordinary tokens. A further
+private character, which stands for the empty text, follows each text that ends like the beginning of a name, so that
+the template cannot join two texts to a name.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pronk.errors import PromptError
 
 __all__ = ["disguise", "plain_ids", "reveal"]
 
-_PRIVATE = range(0xF0000, 0xFFFFE)
+_PRIVATE = range(0xF0000, 0xFFFFE)  # supplementary private use area A, which no text needs
 
 
 def disguise(
     messages: Sequence[Mapping[str, Any]], names: Collection[str]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Put characters in the place of special tokens' names.
+    """Replace the names of special tokens by private characters.
 
     Args:
-        messages: see :mod:`pronk.tokenization.chat.messages`; tools likewise, whose keys are written by people, too.
-        names: of the special tokens.
+        messages: see :mod:`pronk.tokenization.chat.messages`; or tools, whose keys are untrusted, too.
+        names: the names of the special tokens.
 
     Returns:
-        The messages without such names, and which name each character stands for; an empty one where texts end. No
-        character among them is in the messages.
+        The messages without names of special tokens, and the name that each private character stands for (the empty
+        text for the character at the ends of texts). The given messages contain none of these characters.
 
     Raises:
-        PromptError: the messages have nearly all private characters themselves.
+        PromptError: the messages use so many private characters that too few are left.
     """
     if not names:
         return _mapped(messages, str, str), {}
@@ -54,27 +54,27 @@ def disguise(
 
     def hide(text: str) -> str:
         text = hide_names(text)
-        kept = text.rstrip()  # a template may do so, too
+        kept = text.rstrip()  # the template may strip white space, too
         if not any(kept[-length:] in begun for length in range(1, longest + 1)):
             return text
         return f"{kept}{characters['']}{text[len(kept) :]}"
 
     def hide_key(text: str) -> str:
-        """Templates look words up, and write nothing of a name right behind them."""
+        """Replace names in a key; keys that are identifiers get no final character, so that the template finds them."""
         return hide_names(text) if text.isidentifier() else hide(text)
 
     return _mapped(messages, hide, hide_key), {character: name for name, character in characters.items()}
 
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Cut a text at the characters that :func:`disguise` put in; of each piece, whether it is a name."""
+    """Split a text at the characters of :func:`disguise`; yield each piece and whether it is a special token's name."""
     for piece in re.split(f"([{''.join(names)}])", text) if names else [text]:
         if name := names.get(piece, piece):
             yield name, piece in names
 
 
 def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSet[int]) -> list[int]:
-    """Token ids that read as ``name`` and are not the token of that name; none if it cannot be spelled otherwise."""
+    """Return ordinary token ids with the text ``name``, or no ids if only the special token has that text."""
     middle = len(name) // 2
     for pieces in ((name[:middle], name[middle:]), tuple(name)):
         ids = [token for piece in pieces for token in encode(piece)]
@@ -85,8 +85,8 @@ def plain_ids(name: str, encode: Callable[[str], list[int]], special: AbstractSe
 
 @lru_cache(8)
 def _patterns(names: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """What finds names, their beginnings, and the length of the longest of those."""
-    # The longest first, so that no name is taken for the beginning of another.
+    """Return a pattern of the names, all their proper prefixes, and the length of the longest prefix."""
+    # Longest names first: one name may begin with another.
     whole = "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
     begun = frozenset(name[:stop] for name in names for stop in range(1, len(name)))
     return re.compile(whole), begun, max(map(len, names)) - 1

@@ -1,0 +1,165 @@
+"""Child process that compiles and renders chat templates; it imports Jinja and no module of pronk.
+
+Each line of the standard input is a request, and each line of the standard output is its reply, both JSON. The Jinja
+environment is that of transformers (``utils/chat_template_utils.py``), so that both render a template alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import signal
+import sys
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+_LONGEST = 2**25  # characters of a rendered text: some 8 million tokens, more than any context window
+_SHOWN = 300  # characters of an error message, which the template may write itself
+
+
+class _Dict:
+    """The function ``dict``, without the attributes of the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _PublicNamespace(Namespace):
+    """A namespace without private names, which could reach the internals of Python."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        values = dict(*args, **kwargs)
+        for name in values:
+            _check_public(name)
+        super().__init__(values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+class _Generation(Extension):
+    """The block ``{% generation %}``, which marks the assistant's text for training; its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _check_public(name: object) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        msg = f"a namespace cannot have an attribute {name!r}"
+        raise SecurityError(msg)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without HTML escapes, unlike Jinja's own filter: models are trained on text without them."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 - without a zone, as in transformers
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+    made.filters["tojson"] = _tojson
+    made.globals |= {
+        "dict": _Dict(),
+        "namespace": _PublicNamespace,
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    del made.globals["lipsum"]  # random text
+    return made
+
+
+_JINJA = _environment()
+
+
+@lru_cache(8)
+def _compile(source: str) -> tuple[Template, bool]:
+    """Compile a template; also return whether it loops over the parts of a message's content."""
+    tree = _JINJA.parse(source)
+    loops = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    return Template.from_code(_JINJA, _JINJA.compile(tree), _JINJA.make_globals(None)), loops
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """Return whether an expression is the content of a message, possibly filtered or sliced; as vLLM decides it."""
+    if isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
+        return node.node is not None and _is_content(node.node)
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return getattr(node, "attr" if isinstance(node, nodes.Getattr) else "name", None) == "content"
+
+
+def _limit_memory(size: int) -> None:
+    """Let allocations beyond ``size`` bytes fail, on systems that enforce such a limit (Linux)."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # noqa: PLC0415 - not on Windows
+
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+def _answer(line: bytes) -> bytes:
+    """Compile the template of a request, render it with the values of the request if there are any, and reply."""
+    reply: dict[str, Any] = {"over_limit": True}
+    try:
+        request = json.loads(line.decode("utf-8", "surrogatepass"))
+        template, loops = _compile(request["source"])
+        text = template.render(request["values"]) if "values" in request else ""
+        if len(text) <= _LONGEST:
+            reply = {"text": text, "loops_over_content": loops}
+        return json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    except (MemoryError, RecursionError):
+        reply = {"over_limit": True}
+    except Exception as error:  # noqa: BLE001 - a template is a program that can raise any exception
+        lines = str(error).strip().splitlines()
+        reply = {"error": lines[0][:_SHOWN] if lines else type(error).__name__}
+    return json.dumps(reply).encode()
+
+
+def _main(seconds: float, memory: int) -> None:
+    _limit_memory(memory)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may still have prompts to render
+    reply = b"ready"
+    while True:
+        sys.stdout.buffer.write(reply + b"\n")
+        sys.stdout.buffer.flush()
+        line = sys.stdin.buffer.readline()
+        if not line:
+            break
+        # A thread in C ends this process after the time, even within one operation of Python ('x' * 10**10).
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        reply = _answer(line)
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    _main(float(sys.argv[1]), int(sys.argv[2]))
