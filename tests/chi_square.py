@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -18,3 +20,14 @@ def p_value(counts: Sequence[int] | torch.Tensor, probs: Sequence[float] | torch
     possible = expected > 0
     assert bool((expected[possible] >= chi_square.LEAST_EXPECTED).all()), "too few draws for this test"
     return chi_square.p_value(*chi_square.chi_square(observed[possible].tolist(), expected[possible].tolist()))
+
+
+def p_value_of(sample: Sequence[Hashable], law: Mapping[Any, float], least_cells: int = 2) -> float:
+    """The same for a sample from a law with rare values, which are put together."""
+    counts = Counter(sample)
+    possible = {value: chance for value, chance in law.items() if chance > 0}
+    assert counts.keys() <= possible.keys(), "something occurred that has probability 0"
+    expected = [chance * len(sample) for chance in possible.values()]
+    observed, expected = chi_square.merge_small([counts[value] for value in possible], expected)
+    assert len(observed) >= least_cells
+    return chi_square.p_value(*chi_square.chi_square(observed, expected))

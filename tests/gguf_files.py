@@ -14,38 +14,28 @@ import tokenizers
 import torch
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
+from quantization.gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
 from safetensors.torch import load_file, save_file
 
-from pronk.quantization.gguf.layout import TENSOR_TYPES
 from pronk.quantization.gguf.vocabulary import TokenKind
 
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 # Where a block has its scales of 16 bits.
 SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def size_of(kind: str) -> tuple[int, int]:
-    """Values and bytes of a block."""
-    return next((each.values, each.size) for each in TENSOR_TYPES.values() if each.name == kind)
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int, scale: float = 0.05) -> NDArray[np.uint8]:
     """``[rows, bytes]``: every bit is drawn, but for the scales of 16 bits, so that weights are about ``scale``."""
-    values, size = size_of(kind)
+    values, size = GGML_QUANT_SIZES[Type[kind]]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
     unit = {"Q8_0": 127, "Q6_K": 31 * 127, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q5_0": 16, "Q5_1": 31}.get(kind, 15)
@@ -100,12 +90,13 @@ def convert(
     """
     raw = json.loads((folder / "config.json").read_text())
     arch = "llama" if raw["model_type"] == "mistral" else raw["model_type"]
+    names = gguf.get_tensor_name_map(ARCHITECTURES[arch], raw["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, arch)
     write_keys(writer, raw)
     write_bytes_bpe(writer, tokenizer or tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), pre)
     tensors, dequantized = load_file(folder / "model.safetensors"), {}
     for seed, (name, tensor) in enumerate(sorted(tensors.items())):
-        theirs, weight = rename(name), tensor.float().numpy()
+        theirs, weight = str(names.get_name(name, (".weight", ".bias"))), tensor.float().numpy()
         kind = _kind(theirs, kinds) if weight.ndim == 2 else "F32"
         # Whole rows are moved, so blocks and permutation can be done in either order.
         stored = encode(kind, weight, seed)
@@ -116,33 +107,24 @@ def convert(
         writer.add_tensor(theirs, stored, raw_dtype=None if kind in ("F32", "F16") else Type[kind])
     if change is not None:
         change(writer)
+    finish(writer)
+    if twin is not None:
+        write_twin(folder, twin, dequantized)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write all that the writer was told."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    if twin is not None:
-        write_twin(folder, twin, dequantized)
-    return path
 
 
 def _kind(name: str, kinds: str | Mapping[str, str]) -> str:
     if isinstance(kinds, str):
         return kinds
     return next((kind for end, kind in kinds.items() if end and name.removesuffix(".weight").endswith(end)), kinds[""])
-
-
-def rename(name: str) -> str:
-    """A tensor's name in llama.cpp."""
-    plain = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-    if name in plain:
-        return plain[name]
-    _, _, layer, module = name.split(".", 3)
-    ours, _, part = module.rpartition(".")
-    return f"blk.{layer}.{_LAYER[ours]}.{part}"
 
 
 def write_twin(folder: Path, twin: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -69,7 +69,7 @@ def test_a_list_gives_a_list_in_its_order(llm: LLM) -> None:
     alone = [llm.generate(prompt, params) for prompt in PROMPTS]
     assert [done.token_ids for done in together] == [done.token_ids for done in alone]
     assert [done.text for done in together] == [done.text for done in alone]
-    assert llm.generate([], params) == []
+    assert llm.generate([], params) == llm.generate([], []) == llm.generate([]) == []
 
 
 def test_params_may_differ_by_prompt(llm: LLM) -> None:
@@ -336,13 +336,6 @@ def test_a_completion_is_json(llm: LLM) -> None:
     assert len(values["others"]) == 1
 
 
-def test_any_mix_of_drafters_gives_the_same_tokens(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.7, seed=1)
-    plain = llm.generate(PROMPTS[0], params, drafter="autoregressive")
-    for drafter in ("prompt_lookup", "prompt_lookup(min_ngram=1, num_chains=4, num_tokens=20)"):
-        assert llm.generate(PROMPTS[0], params, drafter=drafter).token_ids == plain.token_ids
-
-
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtypes(checkpoint: MakeCheckpoint, dtype: str, kernels: str) -> None:
@@ -398,10 +391,6 @@ def test_conversations_that_cannot_be_answered(tmp_path: Path, messages: Any, me
             ask(messages)
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
-
-
-def test_no_prompts_have_no_completions(llm: LLM) -> None:
-    assert llm.generate([]) == llm.generate([], []) == llm.generate([], SamplingParams(max_tokens=3)) == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import importlib
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +24,7 @@ MAX_LINES = 350
 MAX_FUNCTION = 25  # lines that nine of ten functions have at most
 EXTRAS = {"llama_cpp", "openvino", "openvino_genai", "openvino_tokenizers"}  # not installed for the tests
 
+ENVIRONMENT = {"environ", "getenv", "environb", "getenvb"}
 # The first hands its environment on to another program, and reads nothing from it; the second is run by an
 # installation, which names its compiler there; two tell Ray, which reads it there, to report nothing and to
 # let nobody else in; and torchrun says there alone how many processes it has started.
@@ -68,6 +70,7 @@ DRAFTER_FLOORS = (
 )
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -138,12 +141,11 @@ def looks_up(here: tuple[str, ...], path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_no_room_looks_up(path: Path) -> None:
-    """A package needs what lies below it: no circle, and nothing from above."""
-    here = path.relative_to(SOURCE).with_suffix("").parts
-    if here != ("__init__",):  # the public names, from every floor
-        assert looks_up(here, path) == []
+def test_packages_import_only_lower_layers() -> None:
+    """A package imports only lower layers, without cycles; ``pronk/__init__.py`` may import from every layer."""
+    parts = {path: path.relative_to(SOURCE).with_suffix("").parts for path in MODULES}
+    found = {relative(path): looks_up(here, path) for path, here in parts.items() if here != ("__init__",)}
+    assert {module: upward for module, upward in found.items() if upward} == {}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_a_look_upward_is_found(line: str, found: str | None, tmp_path: Path) ->
     assert looks_up(("drafters", "from_text", "new"), tmp_path / "new.py") == expected
 
 
-def test_rooms_of_the_drafters() -> None:
+def test_drafter_packages_import_only_shared_helpers() -> None:
     """A file with a name of the registry is a method; what helps only its room begins with an underscore."""
     drafters = SOURCE / "drafters"
     assert len([each for each in drafters.iterdir() if each.name != "__pycache__"]) <= 12
@@ -180,31 +182,41 @@ def test_rooms_of_the_drafters() -> None:
             assert helper is None or here[:helper] == there[:helper], f"{'.'.join(there)} helps its room only"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_module(path: Path) -> None:
-    """Every module says what it is, is short, and exports what it says it exports."""
-    assert path.read_text(encoding="utf-8").count("\n") <= MAX_LINES
-    assert ast.get_docstring(tree(path)), "a module without docstring"
+def module_faults(path: Path) -> Iterator[str]:
+    """List the faults of a module: its length, a missing docstring, a name in ``__all__`` that does not exist."""
+    if path.read_text(encoding="utf-8").count("\n") > MAX_LINES:
+        yield f"more than {MAX_LINES} lines"
+    if not ast.get_docstring(tree(path)):
+        yield "no docstring"
     name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
     try:
         module: ModuleType = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
-            raise
-        pytest.skip(f"{error.name} is not installed")
-    for exported in getattr(module, "__all__", ()):
-        assert hasattr(module, exported), f"{exported} is in __all__ only"
+            yield f"needs {error.name}, which is not installed"
+        return
+    yield from (f"{each} is in __all__ only" for each in getattr(module, "__all__", ()) if not hasattr(module, each))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_library_neither_prints_nor_reads_the_environment(path: Path) -> None:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Name):
-            assert node.id != "print"
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in {"environ", "getenv", "environb", "getenvb"} or (
-                relative(path) in HANDS_ON_ENVIRONMENT
-            )
+def test_modules() -> None:
+    """Every module has a docstring, is short, and exports all names of ``__all__``."""
+    found = {relative(path): [*module_faults(path)] for path in MODULES}
+    assert {module: faults for module, faults in found.items() if faults} == {}
+
+
+def test_library_neither_prints_nor_reads_the_environment() -> None:
+    found = []
+    for path in MODULES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Name) and node.id == "print":
+                found.append(f"{relative(path)}:{node.lineno}: print")
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in ENVIRONMENT
+                and relative(path) not in HANDS_ON_ENVIRONMENT
+            ):
+                found.append(f"{relative(path)}:{node.lineno}: {node.attr}")
+    assert found == []
 
 
 def test_versions_agree() -> None:

@@ -74,27 +74,14 @@ def tiny_config(
 
 @cache
 def tiny_decoder(
-    dtype: torch.dtype = torch.float32,
-    *,
-    heads: int = 6,
-    kv_heads: int = 2,
-    head_dim: int = 16,
-    hidden: int = 64,
-    vocab: int = VOCAB,
-    windows: tuple[int | None, ...] = (None, None),
-    classic: bool = False,
-    qk_norm: bool = False,
-    dynamic: bool = False,
-    packed: bool = True,
-    weights: str = "plain",
-    seed: int = 0,
+    dtype: torch.dtype = torch.float32, *, packed: bool = True, weights: str = "plain", seed: int = 0, **shape: Any
 ) -> Decoder:
     """A decoder with random weights; decoders keep no state, so equal ones are shared.
 
-    ``packed``: for the kernels, else for torch; ``weights`` as in :func:`~pronk.models.linear.choose_linear`.
+    ``packed``: for the kernels, else for torch; ``weights`` as in :func:`~pronk.models.linear.choose_linear`; ``shape``
+    as in :func:`tiny_config`.
     """
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "hidden": hidden, "vocab": vocab}
-    config = tiny_config(**sizes, windows=windows, classic=classic, qk_norm=qk_norm, dynamic=dynamic)
+    config = tiny_config(**shape)
     decoder = Decoder(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -108,8 +95,10 @@ def tiny_decoder(
                 parameter.normal_(0.0, 0.3, generator=generator)
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
-        if classic:
-            decoder.norm.weight.mul_(4.0 * hidden**-0.5)  # the head is the embedding, which is larger than a head
+        if config.tied:
+            decoder.norm.weight.mul_(
+                4.0 * config.hidden_size**-0.5
+            )  # the head is the embedding, which is larger than a head
     decoder.to(dtype).requires_grad_(requires_grad=False)
     if packed:
         pack_linears(decoder, choose_linear(kernels(), CPU, weights))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,11 +15,13 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``command("quantize", ...)``: exit code, standard output, standard error."""
+    """``command("quantize", ..., given="standard input")``: exit code, standard output, standard error."""
     monkeypatch.setenv("COLUMNS", "80")
 
-    def call(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()  # whatever fixtures have printed
+    def call(*args: object, given: str | bytes = "") -> tuple[int, str, str]:
+        data = given.encode() if isinstance(given, str) else given
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        capsys.readouterr()  # what fixtures have printed
         with pytest.raises(SystemExit) as stop:
             main(list(map(str, args)))
         out, err = capsys.readouterr()
@@ -25,3 +29,12 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         return stop.value.code, out, err
 
     return call
+
+
+def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
+    """A mistake of the user's: one line on standard error, in which these texts occur."""
+    code, out, err = result
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("pronk: error: ")
+    for text in expected:
+        assert text in err

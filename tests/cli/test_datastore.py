@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,14 +12,14 @@ import pytest
 
 import pronk.cli.datastore as module
 from checkpoints import MakeCheckpoint
+from cli.conftest import Command as Run
+from cli.conftest import assert_mistake
 from pronk.drafters.from_text.datastore import builder as datastore_build
 from pronk.drafters.from_text.datastore.layout import HEADER, SUFFIXES, TOKENS
 from pronk.drafters.from_text.datastore.reader import Datastore
 from pronk.models.loader import read_config
 from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.sources import spec_of
-
-Run = Callable[..., tuple[int, str, str]]
 
 CODE = "def add(a, b):\n    return a + b\n"
 PROSE = "Ünïcode, too: the quick brown fox.\r\n"
@@ -111,14 +109,6 @@ def test_long_texts_are_cut_at_line_ends(
     assert found == [CODE, PROSE.replace("\r\n", "\n"), "first row", "half ? a character"]
 
 
-def assert_mistake(result: tuple[int, str, str], expected: str) -> None:
-    code, out, err = result
-    assert (code, out) == (2, ""), err
-    assert err.startswith("pronk: error: ")
-    assert err.count("\n") == 1
-    assert expected in err
-
-
 def test_mistakes(run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     (text / "bad.txt").write_bytes(b"\xff\xfe")
@@ -203,8 +193,3 @@ def test_help(words: tuple[str, ...], run: Run) -> None:
     assert (code, err) == (0, "")
     assert "Usage: pronk datastore" in out
     assert not words or "Examples" in out
-
-
-def test_help_needs_no_torch() -> None:
-    code = "import sys, pronk.cli.datastore; assert not {'torch', 'numpy', 'pydivsufsort'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cli.conftest import assert_mistake
 from pronk.testing import tiny_checkpoint
 
 PROMPT = "the cat and the dog and the cat and the dog and the cat and the"
@@ -67,9 +68,7 @@ def test_a_plot(run: Any, tmp_path: Path) -> None:
 )
 def test_mistakes(run: Any, options: tuple[str, ...], message: str) -> None:
     pytest.importorskip("matplotlib")
-    code, out, err = run(*options)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
+    assert_mistake(run(*options), message)
 
 
 def test_what_guesses_have_shown_is_kept(run: Any, tmp_path: Path) -> None:

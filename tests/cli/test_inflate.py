@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import gguf_files
+from cli.conftest import Command as Run
+from cli.conftest import assert_mistake
 from pronk import LLM
 from pronk.models.loader import read_config
 from pronk.testing import tiny_checkpoint
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +39,3 @@ def test_a_file_of_gguf_is_no_source(command: Run, model: Path, tmp_path: Path) 
     path = gguf_files.convert(model, tmp_path / "model.gguf")
     assert_mistake(command("inflate", tmp_path / "x", "--source", path), "model.gguf; inflate what it was made from")
     assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
-
-
-def assert_mistake(result: tuple[int, str, str], expected: str) -> None:
-    code, out, err = result
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert expected in err

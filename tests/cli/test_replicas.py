@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import Command
+from cli.conftest import Command, assert_mistake
 
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-
-
-def said(command: Command, *args: object) -> str:
-    code, out, err = command(*args)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    return err
 
 
 @pytest.mark.parametrize(
@@ -36,7 +29,7 @@ def said(command: Command, *args: object) -> str:
     ],
 )
 def test_what_cannot_be(command: Command, options: list[object], message: str) -> None:
-    assert message in said(command, "serve", "--port", 0, *options)
+    assert_mistake(command("serve", "--port", 0, *options), message)
 
 
 def test_without_ray(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,14 +39,14 @@ def test_without_ray(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", find)
     message = "replicas: expected Ray, found no such package; run: pip install 'pronk[ray]'"
-    assert message in said(command, "serve", "--port", 0, "--replicas", 2)
+    assert_mistake(command("serve", "--port", 0, "--replicas", 2), message)
 
 
-def test_a_port_that_somebody_has_is_found_before_replicas_are_begun(command: Command) -> None:
+def test_a_port_in_use_is_found_before_replicas_are_begun(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         message = f"port: expected an address to listen at, found 127.0.0.1:{port}: Address already in use; "
-        assert message in said(command, "serve", "--replicas", 2, "--port", port)
+        assert_mistake(command("serve", "--replicas", 2, "--port", port), message)
 
 
 def test_a_cluster_that_is_not_there(command: Command) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pronk.execution.attention import Segment
 from pronk.execution.early_rows import StartedRows
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
+from pronk.models.decoder import Decoder
 from pronk.models.loader import load_decoder, read_config
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
@@ -215,22 +217,34 @@ def decode(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[in
     params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
     requests = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
     run(engine, requests)
-    for request in requests:
-        assert request.output == plain_output(request.prompt, request.params)
+    assert_plain(engine, requests)
     return requests
 
 
-def plain_output(prompt: Sequence[int], params: SamplingParams) -> list[int]:
-    """What decoding without guesses gives."""
-    key = (tuple(prompt), repr(params))
+def assert_plain(engine: Engine, requests: Sequence[Request]) -> None:
+    """The outputs are those of decoding without guesses."""
+    for request in requests:
+        params = replace(request.params, n=1, seed=request.seed)
+        assert request.output == plain_output(request.prompt, params, engine.runner.decoder)
+
+
+def plain_output(prompt: Sequence[int], params: SamplingParams, decoder: Decoder | None = None) -> list[int]:
+    """Output of plain decoding, by default of the tiny decoder."""
+    decoder = decoder or tiny_decoder()
+    key = (decoder, tuple(prompt), repr(params))
     if key not in _PLAIN:
         plain = make_request(prompt, params)
-        run(make_engine(tiny_decoder()), [plain])
+        run(make_engine(decoder), [plain])
         _PLAIN[key] = plain.output
     return _PLAIN[key]
 
 
 _PLAIN: dict[Any, list[int]] = {}
+
+
+def text(seed: int, length: int) -> list[int]:
+    """Random tokens."""
+    return random.Random(seed).choices(range(VOCAB), k=length)
 
 
 def chooser_at(request: Request, tokens: Sequence[int]) -> Sampler:

@@ -21,19 +21,7 @@ from drafters.trees import (
     random_trees,
 )
 from guides import TOY
-from pronk.drafters import (
-    Autoregressive,
-    Drafter,
-    FirstOf,
-    GaussSeidel,
-    Jacobi,
-    Lookahead,
-    Merged,
-    PromptLookup,
-    Recycling,
-    Suffix,
-    make_drafter,
-)
+from pronk.drafters import REGISTRY, Drafter, make_drafter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.model_runner import ForwardJob, ForwardResult
@@ -54,30 +42,29 @@ def text(seed: int, length: int) -> list[int]:
 # Ragged: a single token, a whole block, across the boundary of 512 keys, across two chunks of prefill.
 PROMPTS = tuple(tuple(text(seed, length)) for seed, length in enumerate((1, 16, 77, 300, 505, 520)))
 
-# Drafters that were trained on the target, and what goes over them and beside them.
-TRAINED = {
+# Options of drafters of the registry; the others are made by their names alone.
+SPECS: dict[str, str] = {
+    "prompt_lookup": "prompt_lookup(min_ngram=1, num_tokens=12, num_chains=4)",
+    "lookahead": "lookahead(window=4, ngram=3, guesses=5)",
+    "gauss_seidel": "gauss_seidel(num_tokens=5)",
+    "recycling": "recycling(num_nodes=20, top_k=6)",
+    "retrieval": conformance_spec(),
+    "merged": "merged(prompt_lookup(min_ngram=1), recycling(shared=True), lookahead(window=2))",
+    "first_of": "first_of(prompt_lookup(max_ngram=3), lookahead(window=3, ngram=3), gauss_seidel)",
+    **drafts.specs(),
     "multi_token": trained_multi_token.spec(),
     "medusa": trained_medusa.spec(),
     "kangaroo": trained_kangaroo.spec(),
     "glide": trained_glide.spec(),
     "vanilla": trained_glide.spec("vanilla"),
-    "cape of kangaroo": f"cape({trained_kangaroo.spec()})",
-    "merged with trained": f"merged(prompt_lookup(min_ngram=1), {trained_medusa.spec()}, {trained_kangaroo.spec()})",
 }
-
+COMPOSED = {
+    "auto": f"auto({SPECS['cape']}, {SPECS['medusa']})",
+    "cape of kangaroo": f"cape({SPECS['kangaroo']})",
+    "merged with trained": f"merged(prompt_lookup(min_ngram=1), {SPECS['medusa']}, {SPECS['kangaroo']})",
+}
 DRAFTERS: dict[str, Drafter] = {
-    "autoregressive": Autoregressive(),
-    "prompt_lookup": PromptLookup(min_ngram=1, num_tokens=12, num_chains=4),
-    "suffix": Suffix(),
-    "retrieval": make_drafter(conformance_spec()),
-    "first_of": FirstOf((PromptLookup(max_ngram=3), Lookahead(window=3, ngram=3), GaussSeidel())),
-    "jacobi": Jacobi(),
-    "gauss_seidel": GaussSeidel(num_tokens=5),
-    "lookahead": Lookahead(window=4, ngram=3, draft_tokens=5),
-    "recycling": Recycling(num_nodes=20, top_k=6),
-    **{name: make_drafter(spec) for name, spec in (drafts.specs() | TRAINED).items()},
-    "auto": make_drafter(f"auto({drafts.specs()['cape']}, {TRAINED['medusa']})"),
-    "merged": Merged((PromptLookup(min_ngram=1), Recycling(shared=True), Lookahead(window=2))),
+    **{name: make_drafter(spec) for name, spec in ({name: name for name in REGISTRY} | SPECS | COMPOSED).items()},
     "random": TreeDrafter(random_trees),
     "oracle": TreeDrafter(oracle_trees(0.7)),
     "adversarial": TreeDrafter(adversarial, stop_token_ids=ENDS),
@@ -106,6 +93,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias": {"temperature": 0.8, "logit_bias": {3: 6.0, 50: 4.0, 90: -100.0}},
     "min_tokens": {"temperature": 1.0, "min_tokens": 30, "logit_bias": {7: 5.0}},
     "bad_words": {"bad_words": ["given as tokens"], "logit_bias": {3: 9.0, 5: 8.0}},
+    "repetitive": {"temperature": 0.7, "logit_bias": {3: 100.0, 5: 100.0}},  # in two letters all has been said before
     "all": {
         "temperature": 1.0,
         "top_k": 40,
@@ -186,7 +174,8 @@ def assert_not_vacuous(name: str, requests: Sequence[Request]) -> None:
     assert (total(requests, "drafted") > 0) == (name != "autoregressive" or forced)
     if forced:
         assert sum(request.stats.sources["grammar"].accepted for request in requests) > 0
-    if name in ("oracle", "adversarial", "explore"):
+    repetitive = requests[0].params.logit_bias == OPTIONS["repetitive"]["logit_bias"]
+    if name in ("oracle", "adversarial", "explore") or (repetitive and name not in ("autoregressive", "random")):
         assert total(requests, "accepted") > 0
     if name in ("oracle", "adversarial"):
         assert total(requests, "moved") > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +14,12 @@ from drafters.from_target import exits, trained_glide
 from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.helpers import within
 from engine.cases import assert_same, drafter, text
-from engine.test_shared_pool import ALONE, WITH_POOLS
+from engine.test_shared_pool import ALONE, WITH_POOLS, Pools
 from pronk.drafters import Drafter, make_drafter
 from pronk.drafters.from_draft.draft_model import ModelProposer
-from pronk.drafters.shared import side_cache
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
-from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.budget import KVBudget
-from pronk.kv_cache.paged import PagedCache
 from pronk.models.decoder import Decoder
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, tiny_decoder
@@ -32,28 +29,10 @@ ONCE = SamplingParams(max_tokens=40, seed=1, temperature=0.7, logprobs=2)
 AGAIN = replace(ONCE, seed=2)
 
 
-class Pools(PagedCache):
-    """Notes what caches beside the target's have found of texts."""
-
-    opened: ClassVar[list[PagedCache]] = []
-    found: ClassVar[list[int]] = []
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.opened.append(self)
-
-    def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
-        block_table = super().match(tokens, salt, digests)
-        self.found.append(0 if block_table is None else block_table.length)
-        return block_table
-
-
 @pytest.fixture(autouse=True)
 def pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens that they have found, each time that they were asked."""
-    Pools.opened.clear()
-    Pools.found.clear()
-    monkeypatch.setattr(side_cache, "PagedCache", Pools)
+    """Tokens that drafters' caches have found, each time that they were asked."""
+    Pools.install(monkeypatch)
     return Pools.found
 
 

@@ -57,29 +57,24 @@ def decode(
     return requests
 
 
-# Every option runs with trees that are right and wrong in every way, and with two real drafters; with the others, all
-# options at once, beside what each has to do in ``drafters/test_conformance.py``. The rest runs on demand.
+# Every option runs with trees that are right and wrong in every way, and with two real drafters. All other drafters run
+# greedily, with all options at once and on texts that repeat themselves; alone, in bfloat16. The rest runs on demand.
 CLOSE = ("suffix", "merged with trained", "oracle", "adversarial")
-# A tree of drafts takes as long as all the others: with fewer prompts they are in other matrices.
-SLOW = ("staged", "beam")
-
-
+SLOW = ("staged", "beam")  # a tree of drafts takes as long as all the others
 GUESSING = [name for name in DRAFTERS if name != "autoregressive"]
-# They are not in the registry by themselves.
-COMPOSED = ("cape of kangaroo", "merged", "first_of")
 
 
-def matrix(names: Sequence[str], chosen: Sequence[str], others: Sequence[str]) -> list[Any]:
-    """``names`` by options and dtypes: of :data:`CLOSE` the chosen options, and in bfloat16 all of them at once.
+def matrix(names: Sequence[str], close: Sequence[str], others: Sequence[str], dtype: torch.dtype) -> list[Any]:
+    """``names`` by options and dtypes: what options run for those of :data:`CLOSE`, and what for the others.
 
-    ``others`` run with all options at once.
+    Those of :data:`CLOSE` run in float32, and with all options at once in bfloat16.
     """
     cases = []
-    for name, options, dtype in product(names, OPTIONS, (torch.float32, torch.bfloat16)):
-        runs = name in others and dtype == torch.float32 and options == "all" and name not in SLOW
+    for name, options, each in product(names, OPTIONS, (torch.float32, torch.bfloat16)):
+        runs = each == dtype and options in others and not (options == "all" and name in SLOW)
         if name in CLOSE:
-            runs = options in (chosen if dtype == torch.float32 else ("all",))
-        cases.append(pytest.param(name, options, dtype, marks=() if runs else pytest.mark.slow))
+            runs = options in (close if each == torch.float32 else ("all",))
+        cases.append(pytest.param(name, options, each, marks=() if runs else pytest.mark.slow))
     return cases
 
 
@@ -112,7 +107,12 @@ def assert_stats_add_up(request: Request) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
-    matrix([*DRAFTERS], (*CORE, "top_k", "min_p", "min_tokens", "bad_words"), [*DRAFTERS]),
+    matrix(
+        [*DRAFTERS],
+        (*CORE, "top_k", "min_p", "min_tokens", "bad_words", "repetitive"),
+        ("greedy", "all", "repetitive"),
+        torch.float32,
+    ),
     ids=str,
 )
 def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
@@ -127,9 +127,7 @@ def test_ragged_batch(name: str, options: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
-    matrix(
-        [name for name in DRAFTERS if name != "autoregressive"], ("greedy", "temperature", "penalties", "all"), COMPOSED
-    ),
+    matrix(GUESSING, ("greedy", "temperature", "penalties", "all"), ("temperature",), torch.bfloat16),
     ids=str,
 )
 def test_batch_of_one(name: str, options: str, dtype: torch.dtype) -> None:

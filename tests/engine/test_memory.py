@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, text, total, watch
+from engine.test_equality import DTYPES
 from pronk.engine.engine import Engine
+from pronk.engine.request import Request
 from pronk.errors import CacheFullError
 from pronk.execution.model_runner import ForwardJob, ForwardResult
 from pronk.kv_cache.blocks import BlockTable
 from pronk.sampling.noise import derive_seed
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, samples, tiny_decoder
-
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
 @DTYPES
@@ -79,6 +79,16 @@ def scatter(engine: Engine) -> list[BlockTable]:
     return tables[1::2]
 
 
+def finish_beside_another(engine: Engine, requests: Sequence[Request]) -> Request:
+    """Run them to their ends beside another request, which is returned and runs on: the pool is in use all the time."""
+    other = make_request([1], SamplingParams(max_tokens=1000, ignore_eos=True))
+    for request in (*requests, other):
+        engine.add(request)
+    while any(request.finish_reason is None for request in requests):
+        engine.step()
+    return other
+
+
 @DTYPES
 @pytest.mark.parametrize("windows", [(None, None), (50, 50), (50, None)], ids=str)
 def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -> None:
@@ -87,18 +97,14 @@ def test_scattered_blocks(windows: tuple[int | None, ...], dtype: torch.dtype) -
     engine = make_engine(tiny_decoder(dtype, windows=windows), num_blocks=800, max_tree=40)
     taken, runs = scatter(engine), watch_runs(engine)
     got = [ask(prompt, params("temperature", i), drafter("oracle", want)) for i, prompt in enumerate(PROMPTS)]
-    sentinel = make_request([1], SamplingParams(max_tokens=1000, ignore_eos=True))
-    for request in (*got, sentinel):
-        engine.add(request)
-    while any(request.finish_reason is None for request in got):
-        engine.step()
+    other = finish_beside_another(engine, got)
     assert_same(got, want)
     assert total(got, "moved") > 0
     assert len(runs) > 40
     assert not any(runs)
     for block_table in taken:
         engine.cache.release(block_table)
-    engine.abort(sentinel)
+    engine.abort(other)
 
 
 def test_an_empty_pool_gives_runs() -> None:
@@ -116,17 +122,13 @@ def test_torch_reads_runs_as_views_and_gathers_the_rest(*, scattered: bool) -> N
     taken = scatter(engine) if scattered else []
     gathered = watch_reads(engine)
     got = [ask(prompt, params("greedy", i)) for i, prompt in enumerate(PROMPTS)]
-    sentinel = make_request([1], SamplingParams(max_tokens=1000, ignore_eos=True))
-    for request in (*got, sentinel):
-        engine.add(request)
-    while any(request.finish_reason is None for request in got):
-        engine.step()
+    other = finish_beside_another(engine, got)
     assert [request.output for request in got] == [request.output for request in want]
     assert len(gathered) > 40
     assert set(gathered) == {scattered}
     for block_table in taken:
         engine.cache.release(block_table)
-    engine.abort(sentinel)
+    engine.abort(other)
 
 
 def step_until(engine: Engine, ready: Any) -> None:

@@ -12,21 +12,15 @@ import pytest
 import torch
 
 from engine.cases import MIXED, PROMPTS, ask, assert_same, drafter, plain, text
+from engine.test_equality import DTYPES
+from engine.test_equality import VARIANTS as OTHER_MODELS
 from oracle import dense_logits
 from pronk.engine.request import Request
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, tiny_decoder
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-VARIANTS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "windows": {"windows": (50, 50)},
-    "short window": {"windows": (3, 3)},
-    "some windows": {"windows": (None, 100, 7)},
-    "group 1": {"heads": 4, "kv_heads": 4},
-    "one kv head": {"heads": 8, "kv_heads": 1},
-    "classic": {"heads": 4, "kv_heads": 4, "classic": True},
-}
+SOME = ("group 1", "one kv head", "windows", "short window", "some windows", "classic")
+VARIANTS: dict[str, dict[str, Any]] = {"default": {}, **{name: OTHER_MODELS[name] for name in SOME}}
 
 
 def score(dtype: torch.dtype, texts: Sequence[list[int]], variant: dict[str, Any], **engine: Any) -> list[Request]:

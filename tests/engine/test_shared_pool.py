@@ -15,6 +15,7 @@ from pronk.drafters import Suffix
 from pronk.drafters.shared import side_cache
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
+from pronk.kv_cache.blocks import BlockTable
 from pronk.kv_cache.paged import PagedCache
 from pronk.sampling.params import SamplingParams
 from tiny_models import make_engine, make_request, run, tiny_decoder
@@ -49,24 +50,36 @@ def test_preempted_requests(name: str, options: str) -> None:
 
 
 class Pools(PagedCache):
-    """Notes the caches that drafters open beside the target's."""
+    """Notes the caches that drafters open beside the target's, and what these have found of texts."""
 
     opened: ClassVar[list[PagedCache]] = []
+    found: ClassVar[list[int]] = []
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.opened.append(self)
+
+    def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
+        block_table = super().match(tokens, salt, digests)
+        self.found.append(0 if block_table is None else block_table.length)
+        return block_table
 
     @classmethod
     def held(cls) -> int:
         """Blocks of requests in all of them."""
         return sum(pool.allocator.num_blocks - pool.allocator.num_free for pool in cls.opened)
 
+    @classmethod
+    def install(cls, patch: pytest.MonkeyPatch) -> None:
+        """Note the caches that are opened from now on."""
+        cls.opened.clear()
+        cls.found.clear()
+        patch.setattr(side_cache, "PagedCache", cls)
+
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> type[Pools]:
-    Pools.opened.clear()
-    monkeypatch.setattr(side_cache, "PagedCache", Pools)
+    Pools.install(monkeypatch)
     return Pools
 
 

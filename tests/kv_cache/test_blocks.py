@@ -63,37 +63,6 @@ def test_growing() -> None:
     check(allocator, [block_table])
 
 
-def test_runs_are_preferred() -> None:
-    """A table goes on after its last block; a new one takes the shortest run that is long enough, or the longest."""
-    allocator = BlockAllocator(12, 1)
-    a, b, c, d = grown(allocator, 2, 3, 1, 4)  # 0-1, 2-4, 5, 6-9; 10 and 11 are free
-    allocator.release(b)
-    (e,) = grown(allocator, 3)
-    assert e.blocks == [2, 3, 4]
-    allocator.release(e)
-    allocator.grow(d, 6)
-    assert d.blocks == [6, 7, 8, 9, 10, 11]
-    allocator.grow(a, 3)
-    assert (a.blocks, a.in_run) == ([0, 1, 2], True)
-    allocator.grow(c, 2)
-    assert (c.blocks, c.in_run, c.first) == ([5, 3], False, None)
-    check(allocator, [a, c, d])
-    allocator.release(d)
-    (f,) = grown(allocator, 4)
-    assert f.blocks == [6, 7, 8, 9]
-    (g,) = grown(allocator, 3)
-    assert g.blocks == [10, 11, 4]
-    check(allocator, [a, c, f, g])
-    for block_table in (a, f):
-        allocator.release(block_table)  # leaves runs of 3 and of 4
-    assert grown(allocator, 5)[0].blocks == [6, 7, 8, 9, 0]
-    allocator = BlockAllocator(5, 1)
-    tables = grown(allocator, 2, 1, 2)
-    for block_table in tables[::2]:
-        allocator.release(block_table)
-    assert grown(allocator, 3)[0].blocks == [0, 1, 3]  # the first of two runs of 2
-
-
 def test_a_full_pool_says_so_and_changes_nothing() -> None:
     allocator = BlockAllocator(5, 16)
     a, b = grown(allocator, 40, 10)
@@ -322,28 +291,6 @@ def test_against_a_slow_allocator(seed: int) -> None:
         assert [*allocator._empty] == slow.empty
     assert memory.gone
     assert len(tables) == 8
-
-
-def test_idle_blocks_that_go_together_make_a_run() -> None:
-    allocator, memory = BlockAllocator(10, 1), Memory({*range(10)})
-    (text,) = grown(allocator, 10)
-    allocator.entrust(memory)
-    allocator.release(text)
-    assert [*allocator.idle] == [*range(9, -1, -1)], "its end goes first"
-    (block_table,) = grown(allocator, 4)
-    assert (block_table.blocks, memory.gone) == ([6, 7, 8, 9], [6, 7, 8, 9])
-    allocator.grow(block_table, 6)
-    assert block_table.blocks == [6, 7, 8, 9, 4, 5]
-
-
-def test_idle_blocks_behind_a_table_go_on_with_it() -> None:
-    allocator = BlockAllocator(8, 1)
-    first, second, third = grown(allocator, 2, 4, 2)
-    allocator.entrust(Memory({*range(8)}))
-    allocator.release(first)
-    allocator.release(third)
-    allocator.grow(second, 8)
-    assert second.blocks == [2, 3, 4, 5, 6, 7, 0, 1]
 
 
 def test_a_keeper_that_begins_anew_keeps_nothing() -> None:

@@ -278,21 +278,6 @@ def test_views() -> None:
     assert 0 <= int(before.min()) <= int(before.max()) < cache.num_slots
 
 
-def test_drafts_are_written_behind_the_committed_tokens(kind: Kind) -> None:
-    cache = kind.make()
-    block_table = start_text(cache, kind)
-    write(cache, block_table, [1, 2, 3])
-    assert (block_table.length, len(block_table.blocks)) == (len(kind.lead), 1)
-    cache.commit(block_table, range(3))
-    write(cache, block_table, [4, 5, 6, 7])
-    assert len(block_table.blocks) == 2
-    cache.commit(block_table, range(2))
-    assert held(cache, block_table, kind) == [1, 2, 3, 4, 5]
-    write(cache, block_table, [8])
-    cache.commit(block_table, [0])
-    assert held(cache, block_table, kind) == [1, 2, 3, 4, 5, 8]
-
-
 @pytest.mark.parametrize(
     ("offsets", "kept"),
     [
@@ -382,17 +367,6 @@ def test_pools_that_are_new_are_those_that_are_moved(kind: Kind) -> None:
         assert cache.version == before + (cache.version != before)
         cache.release(block_table)
     assert cache.version == 4
-
-
-def test_rollback(kind: Kind) -> None:
-    cache = kind.make()
-    block_table = start_text(cache, kind)
-    write(cache, block_table, [1, 2, 3, 4, 5, 6])
-    cache.commit(block_table, range(6))
-    cache.rollback(block_table, len(kind.lead) + 2)
-    write(cache, block_table, [7, 8])
-    cache.commit(block_table, range(2))
-    assert held(cache, block_table, kind) == [1, 2, 7, 8]
 
 
 def test_a_shared_block_is_copied_before_it_is_written(kind: Kind) -> None:

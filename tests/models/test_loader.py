@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from checkpoints import MakeCheckpoint
+from models.peak_memory import NEEDS_LINUX, peak
 from pronk.errors import CheckpointError
 from pronk.models.linear import KernelLinear, PlainLinear, WeightLayout
 from pronk.models.loader import load_decoder, read_config, resolve_model
@@ -57,44 +56,40 @@ def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
 NORM, QUERY, HEAD = "model.layers.0.input_layernorm.weight", "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
 
 
-def test_missing_tensor(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.pop(QUERY))
-    refuse(folder, r"missing tensors: layers.1.self_attn.q_proj.weight; expected the 30 tensors .* found 29")
-
-
-def test_missing_tensors_are_counted(folder: Path) -> None:
-    edit(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.2" in name])
-    refuse(folder, r"missing tensors: .* and 6 more; expected the 30 tensors .* found 21")
-
-
-def test_missing_head(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.pop(HEAD))
-    refuse(folder, r"missing tensors: lm_head.weight")
-
-
-def test_extra_tensor(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}))
-    refuse(folder, r"unexpected tensors: model.layers.0.self_attn.q_proj.bias; expected the 30 .* found 31")
-
-
-def test_same_tensor_with_and_without_prefix(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({"norm.weight": torch.zeros(48)}))
-    refuse(folder, r"expected one tensor norm.weight, found two: ")
-
-
-@pytest.mark.parametrize("shape", [(48,), (48, 47), (24, 96), (48, 48, 1)])
-def test_wrong_shape(shape: tuple[int, ...], folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({QUERY: torch.zeros(shape)}))
-    found = ", ".join(map(str, shape))
-    refuse(folder, rf"tensor {QUERY}: expected shape \[48, 48\] from config.json, found \[{found}\]")
-
-
 @pytest.mark.parametrize(
-    ("dtype", "name"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.float64, "F64")]
+    ("change", "message"),
+    [
+        (lambda t: t.pop(QUERY), r"missing tensors: layers.1.self_attn.q_proj.weight; expected the 30 .* found 29"),
+        (
+            lambda t: [t.pop(name) for name in list(t) if "layers.2" in name],
+            r"missing tensors: .* and 6 more; expected the 30 tensors .* found 21",
+        ),
+        (lambda t: t.pop(HEAD), r"missing tensors: lm_head.weight"),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}),
+            r"unexpected tensors: model.layers.0.self_attn.q_proj.bias; expected the 30 .* found 31",
+        ),
+        (lambda t: t.update({"norm.weight": torch.zeros(48)}), r"expected one tensor norm.weight, found two: "),
+        *(
+            (
+                lambda t, shape=shape: t.update({QUERY: torch.zeros(shape)}),
+                rf"{QUERY}: expected shape \[48, 48\] from config.json, found \[{', '.join(map(str, shape))}\]",
+            )
+            for shape in ((48,), (48, 47), (24, 96), (48, 48, 1))
+        ),
+        *(
+            (
+                lambda t, dtype=dtype: t.update({NORM: torch.zeros(48).to(dtype)}),
+                rf"tensor {NORM}: expected float32, float16 or bfloat16 .*found {name}; convert",
+            )
+            for dtype, name in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.float64, "F64"))
+        ),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_wrong_dtype(dtype: torch.dtype, name: str, folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({NORM: torch.zeros(48).to(dtype)}))
-    refuse(folder, rf"tensor {NORM}: expected float32, float16 or bfloat16 .*found {name}; convert")
+def test_tensors_that_do_not_fit(change: Callable[[dict[str, Tensor]], object], message: str, folder: Path) -> None:
+    edit(folder, change)
+    refuse(folder, message)
 
 
 def test_tied_head_must_equal_the_embedding(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -275,48 +270,23 @@ def test_download_asks_for_nothing_that_could_run(monkeypatch: pytest.MonkeyPatc
 
 
 MEASURE = """
-import json, re, sys, torch
-from pathlib import Path
-from safetensors.torch import save_file
-from pronk.models.families import plan_tensors
-from pronk.models.kernels import load_kernels
-from pronk.models.loader import load_decoder, read_config
-
-folder, cpu = Path(sys.argv[1]), torch.device("cpu")
-torch.set_num_threads(1)
-
-def kilobytes(key):
-    return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-
-def load(path, dtype):
-    by = load_kernels() if sys.argv[3] == "kernels" else None
-    return load_decoder(path, read_config(path), dtype=dtype, device=cpu, kernels=by)
-
-def write(path, dtype, **sizes):
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 8, **sizes}))
-    pieces = [piece for part in plan_tensors(read_config(path)) for piece in part.pieces]
-    save_file({piece.name: torch.full(piece.shape, 0.5, dtype=dtype) for piece in pieces}, path / "model.safetensors")
-    return sum(torch.Size(piece.shape).numel() for piece in pieces)
-
-dtype = getattr(torch, sys.argv[2])
-small = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+dtype, by = getattr(torch, sys.argv[2]), load_kernels() if sys.argv[3] == "kernels" else None
 large = {"vocab_size": 4000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
-write(folder / "small", torch.bfloat16, **small)
-size = write(folder / "large", torch.bfloat16, **large) * torch.finfo(dtype).bits // 8
-load(folder / "small", dtype)
-Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
-before = kilobytes("VmRSS")
-decoder = load(folder / "large", dtype)
-print((kilobytes("VmHWM") - before) * 1024 / size)
+
+def write(path, **sizes):
+    return write_plain(path, lambda shape: torch.full(shape, 0.5, dtype=torch.bfloat16), **sizes)
+
+def load(path):
+    return loader.load_decoder(path, loader.read_config(path), dtype=dtype, device=cpu, kernels=by)
+
+def size(made, written):
+    return written * torch.finfo(dtype).bits // 8
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
+@NEEDS_LINUX
 @pytest.mark.parametrize("way", ["kernels", "torch"])
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_memory_of_loading(dtype: str, way: str, tmp_path: Path) -> None:
-    """The peak, pages of the mapped file included, is at most 1.2 times the weights in the loaded dtype."""
-    command = [sys.executable, "-c", MEASURE, str(tmp_path), dtype, way]
-    ratio = float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
-    assert 0.5 < ratio < 1.2
+    """The peak is at most 1.2 times the weights in the loaded dtype."""
+    assert 0.5 < peak(MEASURE, tmp_path, dtype, way) < 1.2

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from kernels.test_products import EVERY, same
-from models.test_quantized_loading import TEXT, WEIGHTS, Rounded, agree_on_gates, assert_explained, load, written
+from models.test_quantized_loading import TEXT, WEIGHTS, Rounded, agree_on_gates, assert_explained, load
 from oracle import DenseAttend
 from pronk.architecture.rope import RopeTable
 from pronk.kernels.library import CODED_TYPES, Kernels
@@ -22,7 +22,7 @@ from pronk.models.linear import KernelLinear, PlainLinear, StackedLinear, Weight
 from pronk.models.program import Program, ProgramRows
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.speculation.tree import TokenTree
-from quantized_formats import edit, edit_config, gptq
+from quantized_formats import edit, edit_config, gptq, write_quantized
 from tiny_models import kernels as best
 from tiny_models import make_cache, pack_several_forms, several_forms, text_logits, tiny_decoder
 
@@ -87,7 +87,7 @@ def test_heads_keep_the_form_that_they_have(
 ) -> None:
     """Some projections of a layer are plain: with biases, with norms, whichever of them; nothing is dequantized."""
     kind = gptq(4, sym=False)
-    quantized, twin = written(checkpoint(family), tmp_path, kind)
+    quantized, twin = write_quantized(checkpoint(family), tmp_path, kind)
     plain = load_file(twin / WEIGHTS)
     for each in projections:
         name = f"{ATTENTION}.{each}_proj"
@@ -108,7 +108,7 @@ def test_heads_keep_the_form_that_they_have(
 
 
 def test_heads_of_several_orders(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quantized, _ = written(checkpoint("qwen2"), tmp_path, gptq(4, order=True))
+    quantized, _ = write_quantized(checkpoint("qwen2"), tmp_path, gptq(4, order=True))
     edit(quantized, agree_on_gates)
     found = load(quantized, kernels=best())
     assert [len(layer.qkv.parts) for layer in found.layers] == [3] * len(found.layers)
@@ -118,7 +118,7 @@ def test_heads_of_several_orders(checkpoint: MakeCheckpoint, tmp_path: Path, mon
 def test_heads_that_are_rounded_as_they_are_loaded(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Only those that have no codes yet."""
     kind = gptq(4)
-    quantized, twin = written(checkpoint("llama"), tmp_path, kind)
+    quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
     weight = load_file(twin / WEIGHTS)[f"{ATTENTION}.v_proj.weight"]
     edit(quantized, lambda tensors: swap(tensors, f"{ATTENTION}.v_proj", {"weight": weight}))
     edit_config(quantized, quantization_config=kind.config | {"dynamic": {r"-:.*\.1\.self_attn\.v_proj": {}}})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from checkpoints import MakeCheckpoint
+from models.peak_memory import NEEDS_LINUX, peak
 from pronk import LLM, SamplingParams
 from pronk.errors import CheckpointError
 from pronk.models import loader
@@ -36,17 +35,13 @@ def load(folder: Path, **options: Any) -> Decoder:
     return load_decoder(folder, read_config(folder), **{"dtype": torch.float32, "device": CPU, **options})
 
 
-def written(plain: Path, folder: Path, kind: Format) -> tuple[Path, Path]:
-    return write_quantized(plain, folder, kind)
-
-
 def warned(kind: Format) -> Any:
     return pytest.warns(UserWarning, match=kind.warns) if kind.warns else nullcontext()
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_are_those_of_what_the_weights_stand_for(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    quantized, twin = written(checkpoint("llama"), tmp_path, FORMATS[name])
+    quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     with warned(FORMATS[name]):
         found = load(quantized)
     expected, logits = text_logits(load(twin), TEXT), text_logits(found, TEXT)
@@ -57,13 +52,13 @@ def test_logits_are_those_of_what_the_weights_stand_for(name: str, checkpoint: M
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "qwen2", "qwen3"])
 def test_families(family: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Biases and matrices that would be stored the other way round; with a tied head."""
-    quantized, twin = written(checkpoint(family, tie_word_embeddings=True), tmp_path, gptq(4, sym=False))
+    quantized, twin = write_quantized(checkpoint(family, tie_word_embeddings=True), tmp_path, gptq(4, sym=False))
     assert torch.equal(text_logits(load(quantized), TEXT), text_logits(load(twin), TEXT))
 
 
 @pytest.mark.parametrize("name", ["gptq-4-zeros", "packed-4-group", "float-block"])
 def test_generating(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    quantized, twin = written(checkpoint("llama"), tmp_path, FORMATS[name])
+    quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     params = SamplingParams(max_tokens=24, logprobs=3)
     with warned(FORMATS[name]):
         found = LLM(quantized, kernels="torch", drafter="autoregressive").generate(TEXT, params)
@@ -75,7 +70,7 @@ def test_generating(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["gptq-4-zeros", "awq", "gptq-4-order", "int-8-channel"])
 def test_guessing_changes_nothing(name: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Not a bit, where the kernels compute with codes."""
-    quantized, _ = written(checkpoint("llama"), tmp_path, FORMATS[name])
+    quantized, _ = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     if "order" in name:
         edit(quantized, agree)
     llm = LLM(quantized, kernels=kernels().name, drafter="autoregressive", budget="all")
@@ -90,7 +85,7 @@ def test_guessing_changes_nothing(name: str, checkpoint: MakeCheckpoint, tmp_pat
 def test_a_checkpoint_without_the_prefix(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """Patterns are for the names that the file has."""
     kind = ints(4, "group")
-    quantized, twin = written(checkpoint("llama"), tmp_path, kind)
+    quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
     edit(quantized, lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
     config = json.loads(json.dumps(kind.config).replace('["Linear"]', r'["re:layers\\..*_proj$"]'))
     edit_config(quantized, quantization_config=config)
@@ -117,7 +112,7 @@ def test_the_kernels_get_codes(
     name: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Projections that share their inputs and their form are one matrix; the head stays as it is."""
-    quantized, twin = written(checkpoint("llama"), tmp_path, FORMATS[name])
+    quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     handed = Handed(monkeypatch)
     found = load(quantized, kernels=kernels())
     codes = [weight for weight in handed.weights if isinstance(weight, QuantizedMatrix)]
@@ -169,7 +164,7 @@ def test_logits_of_the_kernels(
     name: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are off those of the dequantized weights by as much as rounding of inputs to 8 bits explains."""
-    quantized, twin = written(checkpoint("llama"), tmp_path, FORMATS[name])
+    quantized, twin = write_quantized(checkpoint("llama"), tmp_path, FORMATS[name])
     if "order" in name:
         edit(quantized, agree)
     found = text_logits(load(quantized, kernels=kernels()), TEXT)
@@ -199,7 +194,7 @@ def test_one_order_of_the_inputs_is_kept(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GPTQ orders inputs by what they are, so those who share them agree; if gates do not, that is said."""
-    quantized, _ = written(checkpoint("llama"), tmp_path, gptq(4, order=True))
+    quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4, order=True))
     handed = Handed(monkeypatch)
     with pytest.warns(UserWarning, match=r"quantized: 3 gated matrices whose halves .* dequantized to bfloat16"):
         load(quantized, kernels=kernels(), dtype=torch.bfloat16)
@@ -216,7 +211,7 @@ def test_some_projections_are_not_quantized(
     checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = gptq(4)
-    quantized, twin = written(checkpoint("llama"), tmp_path, kind)
+    quantized, twin = write_quantized(checkpoint("llama"), tmp_path, kind)
     weight = load_file(twin / WEIGHTS)[f"{UP}.weight"]
 
     def plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -237,13 +232,13 @@ def test_some_projections_are_not_quantized(
 
 def test_off_the_cpu_weights_are_dequantized(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     """The meta device stands in for a GPU."""
-    quantized, _ = written(checkpoint("llama"), tmp_path, gptq(4))
+    quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4))
     decoder = load(quantized, device=torch.device("meta"), dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
 
 
 def test_progress_counts_every_byte(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    quantized, _ = written(checkpoint("llama"), tmp_path, gptq(4))
+    quantized, _ = write_quantized(checkpoint("llama"), tmp_path, gptq(4))
     seen: list[tuple[int, int]] = []
     load(quantized, on_progress=lambda done, total: seen.append((done, total)))
     total = sum(tensor.nbytes for tensor in load_file(quantized / WEIGHTS).values())
@@ -253,7 +248,7 @@ def test_progress_counts_every_byte(checkpoint: MakeCheckpoint, tmp_path: Path) 
 
 def test_a_fingerprint_sees_codes(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     for number, name in enumerate(("gptq-4", "int-8-channel", "fp8-block")):
-        quantized, twin = written(checkpoint("llama"), tmp_path / str(number), FORMATS[name])
+        quantized, twin = write_quantized(checkpoint("llama"), tmp_path / str(number), FORMATS[name])
         before = Fingerprint.of(quantized)
         assert before != Fingerprint.of(twin)
         edit(
@@ -263,22 +258,22 @@ def test_a_fingerprint_sees_codes(checkpoint: MakeCheckpoint, tmp_path: Path) ->
         assert Fingerprint.of(quantized) != before
 
 
-MEASURE = """
-import ctypes, gc, json, re, sys, torch
-from pathlib import Path
-from safetensors.torch import save_file
-from pronk.models import loader
-from pronk.models.families import plan_tensors
-from pronk.models.kernels import load_kernels
-from pronk.models.linear import PlainLinear
-from pronk.quantization.formats.matrix import Quantized
+ROUNDED = """
+large = {"vocab_size": 50_000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8}
 
-folder, cpu = Path(sys.argv[1]), torch.device("cpu")
-torch.set_num_threads(1)
+def write(path, **sizes):
+    return write_plain(path, lambda shape: torch.randn(shape).bfloat16(), tie_word_embeddings=True, **sizes)
+
+def load(path):
+    config, by = loader.read_config(path), load_kernels()
+    return loader.load_decoder(path, config, dtype=torch.bfloat16, device=cpu, kernels=by, weights=sys.argv[2])
+
+def size(made, written):
+    return pass_weights(made).nbytes
+"""
+CODES = """
+large = {"vocab_size": 64, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
 kept = []
-
-def kilobytes(key):
-    return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 def keep(weight, bias, layout):
     # As kernels would, whose codes are as wide as the file's.
@@ -292,95 +287,48 @@ def keep(weight, bias, layout):
     return PlainLinear(weight, bias)
 
 def write(path, **sizes):
-    path.mkdir()
     quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
-    config = {"model_type": "llama", "num_attention_heads": 8, "tie_word_embeddings": True, **sizes}
-    (path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
     tensors = {}
-    for part in plan_tensors(loader.read_config(path)):
-        for piece in part.pieces:
-            name = piece.name.removesuffix(".weight")
-            if part.kind != "linear":
-                tensors[piece.name] = torch.full(piece.shape, 0.5, dtype=torch.bfloat16)
-                continue
-            n, k = piece.shape
-            tensors[f"{name}.qweight"] = torch.zeros(k // 8, n, dtype=torch.int32)
-            tensors[f"{name}.qzeros"] = torch.full((k // 128, n // 8), 0x77777777, dtype=torch.int32)
-            tensors[f"{name}.scales"] = torch.ones(k // 128, n, dtype=torch.float16)
+    for part, piece in begin(path, tie_word_embeddings=True, quantization_config=quantization, **sizes):
+        name = piece.name.removesuffix(".weight")
+        if part.kind != "linear":
+            tensors[piece.name] = torch.full(piece.shape, 0.5, dtype=torch.bfloat16)
+            continue
+        n, k = piece.shape
+        tensors[f"{name}.qweight"] = torch.zeros(k // 8, n, dtype=torch.int32)
+        tensors[f"{name}.qzeros"] = torch.full((k // 128, n // 8), 0x77777777, dtype=torch.int32)
+        tensors[f"{name}.scales"] = torch.ones(k // 128, n, dtype=torch.float16)
     save_file(tensors, path / "model.safetensors")
     return sum(tensor.nbytes for tensor in tensors.values())
 
 def load(path):
     loader.load_decoder(path, loader.read_config(path), dtype=torch.bfloat16, device=cpu, kernels=load_kernels())
 
+def size(made, written):
+    return written
+
 loader.choose_linear = lambda *_: keep
-small = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
-large = {"vocab_size": 64, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
-write(folder / "small", **small)
-size = write(folder / "large", **large)
-load(folder / "small")
-gc.collect()
-ctypes.CDLL(None).malloc_trim(0)  # what writing has left would hide what loading takes
-Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
-before = kilobytes("VmRSS")
-load(folder / "large")
-print((kilobytes("VmHWM") - before) * 1024 / size)
 """
 
 
-ROUNDED = (
-    MEASURE.split("def keep", maxsplit=1)[0]
-    + """
-from pronk.models.weights import pass_weights
-
-def write(path, **sizes):
-    path.mkdir()
-    config = {"model_type": "llama", "num_attention_heads": 8, "tie_word_embeddings": True, **sizes}
-    (path / "config.json").write_text(json.dumps(config))
-    parts = plan_tensors(loader.read_config(path))
-    tensors = {piece.name: torch.randn(piece.shape).bfloat16() for part in parts for piece in part.pieces}
-    save_file(tensors, path / "model.safetensors")
-
-def load(path):
-    config, kernels = loader.read_config(path), load_kernels()
-    return loader.load_decoder(
-        path, config, dtype=torch.bfloat16, device=cpu, kernels=kernels, weights=sys.argv[2]
-    )
-
-write(folder / "small", vocab_size=64, hidden_size=128, intermediate_size=128, num_hidden_layers=1)
-write(folder / "large", vocab_size=50_000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=8)
-load(folder / "small")
-gc.collect()
-ctypes.CDLL(None).malloc_trim(0)
-Path("/proc/self/clear_refs").write_text("5")
-before = kilobytes("VmRSS")
-made = load(folder / "large")
-print((kilobytes("VmHWM") - before) * 1024 / pass_weights(made).nbytes)
-"""
-)
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
+@NEEDS_LINUX
 @pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_memory_of_rounding(weights: str, tmp_path: Path) -> None:
-    """Likewise of what is kept, for weights that are rounded as they are loaded, with a large vocabulary."""
-    command = [sys.executable, "-c", ROUNDED, str(tmp_path), weights]
-    ratio = float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
-    assert 0.5 < ratio < 1.15
+    """At most 1.15 times what is kept, for weights that are rounded as they are loaded, with a large vocabulary."""
+    assert 0.5 < peak(ROUNDED, tmp_path, weights) < 1.15
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
+@NEEDS_LINUX
 def test_memory_of_loading(tmp_path: Path) -> None:
-    """The peak, pages of the mapped file included, is at most 1.15 times the weights in the file.
+    """The peak is at most 1.15 times the weights in the file.
 
-    The system maps pages ahead of who reads, and more of them beside other processes, which only adds: by up to a tenth
+    The system maps pages ahead of the reader, and more of them beside other processes, which only adds: up to a tenth
     between runs of the same. The least of three is what loading needs.
     """
     ratios = list[float]()
     for turn in range(3):
         (folder := tmp_path / str(turn)).mkdir()
-        command = [sys.executable, "-c", MEASURE, str(folder)]
-        ratios.append(float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout))
+        ratios.append(peak(CODES, folder))
         if ratios[-1] < 1.15:
             break
     assert 0.5 < min(ratios) < 1.15

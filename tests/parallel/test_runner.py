@@ -142,7 +142,7 @@ def teach(made: TreeRunner, own: float, theirs: float) -> None:
 
 
 @pytest.mark.parametrize(("theirs", "least", "most"), [(1.0, 25, 39), (3.0, 8, 24)])
-def test_who_is_slower_gets_less(theirs: float, least: int, most: int) -> None:
+def test_a_slower_worker_gets_fewer_rows(theirs: float, least: int, most: int) -> None:
     with dealt(tiny_decoder(), 2) as engine:
         made = made_by(engine)
         task = job(engine, 64, 3)

@@ -137,7 +137,7 @@ def test_windows(checkpoint: MakeCheckpoint) -> None:
 
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_is_lost_costs_nobody_a_token(
+def test_losing_a_worker_changes_no_token(
     alone: LLM, way: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whenever that is: the others go on, and the process is gone for good."""
@@ -259,6 +259,19 @@ def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
     assert "Traceback" not in found.stderr
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The workers that are started from now on."""
+    found, begin = list[subprocess.Popen[bytes]](), worker_group._start
+
+    def starting(*given: Any) -> subprocess.Popen[bytes]:
+        found.append(begin(*given))
+        return found[-1]
+
+    monkeypatch.setattr(worker_group, "_start", starting)
+    return found
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [
@@ -266,17 +279,14 @@ def test_processes_that_torchrun_has_started(alone: LLM, parallel: str) -> None:
         ("import time; time.sleep(60)", None),
     ],
 )
-def test_a_worker_that_does_not_come(program: str, message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_come(
+    program: str,
+    message: str | None,
+    started: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One that ends is noticed, and one that takes long can be interrupted; neither leaves a process."""
-    started = list[subprocess.Popen[bytes]]()
-    begin = worker_group._start
-
-    def starting(*given: Any) -> subprocess.Popen[bytes]:
-        started.append(begin(*given))
-        return started[-1]
-
     monkeypatch.setattr(worker_group, "_PROGRAM", program)
-    monkeypatch.setattr(worker_group, "_start", starting)
     began = monotonic()
     if message is None:
         timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
@@ -294,15 +304,10 @@ def test_a_worker_that_does_not_come(program: str, message: str | None, monkeypa
 
 @pytest.mark.parametrize("parallel", ["tree", "tensor"])
 @pytest.mark.parametrize("what", ["version", "model", "config", "weights", "kernels", "dtype"])
-def test_a_worker_of_another_kind_is_refused(what: str, parallel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, started = worker_group.identity, list[subprocess.Popen[bytes]]()
-    begin = worker_group._start
-
-    def starting(*given: Any) -> subprocess.Popen[bytes]:
-        started.append(begin(*given))
-        return started[-1]
-
-    monkeypatch.setattr(worker_group, "_start", starting)
+def test_a_worker_of_another_kind_is_refused(
+    what: str, parallel: str, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = worker_group.identity
     monkeypatch.setattr(worker_group, "identity", lambda *given: own(*given) | {what: "another"})
     message = f"workers: expected the same {what} in all, another; found .* in worker 1"
     with pytest.raises(OptionError, match=message) as caught:
@@ -337,14 +342,7 @@ def test_workers_end_with_their_model_and_with_close(alone: LLM, caplog: pytest.
     del alone
 
 
-def test_a_model_that_fails_behind_its_workers_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, begin = list[subprocess.Popen[bytes]](), worker_group._start
-
-    def starting(*given: Any) -> subprocess.Popen[bytes]:
-        started.append(begin(*given))
-        return started[-1]
-
-    monkeypatch.setattr(worker_group, "_start", starting)
+def test_a_model_that_fails_behind_its_workers_leaves_none(started: list[subprocess.Popen[bytes]]) -> None:
     with pytest.raises(PronkError) as held:
         LLM(workers=2, threads=1, drafter="draft_model(model='/nonexistent')")
     assert held.value is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 import pronk.sampling.sampler
+from chi_square import p_value_of
 from laws import Same, String, Table, without
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.logits_processors import Penalties
@@ -22,7 +22,6 @@ from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
 from pronk.sampling.verify import verify_tree
 from pronk.speculation.tree import TokenTree
-from pronk.verification import chi_square
 from tiny_models import context_of
 
 RULES = ("rejection", "block")
@@ -124,12 +123,9 @@ def text_of(rule: Any, seed: int, setting: WorkerSettings, noise: Noise) -> Stri
 
 
 def significance(rule: str, setting: WorkerSettings, noise: Noise = by_root, seeds: int = 1500) -> float:
-    counts = Counter(text_of(rule, seed, setting, noise) for seed in range(seeds))
-    cells = list(product(range(setting.vocab), repeat=setting.length))
-    assert set(counts) <= set(cells)
-    expected = [seeds * setting.p.chance(cell) for cell in cells]
-    merged = chi_square.merge_small([counts[cell] for cell in cells], expected)
-    return chi_square.p_value(*chi_square.chi_square(*merged))
+    cells = product(range(setting.vocab), repeat=setting.length)
+    texts = [text_of(rule, seed, setting, noise) for seed in range(seeds)]
+    return p_value_of(texts, {cell: setting.p.chance(cell) for cell in cells})
 
 
 @pytest.mark.usefixtures("quickly_drawn")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,8 @@ from pronk.kernels.library import Kernels, candidates
 from pronk.sampling.noise import gumbel_noise, rejection_noise, rejection_uniform
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import DraftToken, Sampler
+from sampling.test_sampler import VOCAB, sampler
 
-VOCAB = 40
-ENDS = (3, 17)
-BAD_WORDS = ((5,), (6, 7), (9, 9))
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
@@ -46,13 +43,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 BY = pytest.mark.parametrize("by", [None, *candidates()], ids=lambda by: "torch" if by is None else by.name)
 SAMPLING = [name for name in OPTIONS if OPTIONS[name].get("temperature", 0) > 0]
-
-
-def sampler(
-    prompt: Sequence[int] = (1, 2), seed: int = 0, vocab: int = VOCAB, kernels: Kernels | None = None, **options: Any
-) -> Sampler:
-    bad = BAD_WORDS if options.get("bad_words") else ()
-    return Sampler(SamplingParams(**options), seed, prompt, vocab, stop_token_ids=ENDS, bad_words=bad, kernels=kernels)
 
 
 def random_logits(seed: int, *, missing: float = 0.0) -> Tensor:

@@ -40,15 +40,6 @@ def sampler(
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("drawn", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_chains(rule: str, length: int, drawn: float) -> None:
-    for seed in range(6 if length < 3 else 3):
-        p = Table(seed)
-        assert wrong_by(outputs(rule, sampler(chain_shape(length), seed, drawn), p), p) < EXACT
-
-
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_every_small_tree(rule: str, size: int) -> None:
     """With guesses that are drawn, that are point masses, and both; where all tokens are possible and where not.

@@ -299,48 +299,6 @@ def test_two_seeds_choose_independently() -> None:
     assert p_value(pairs, exact[:, None] * exact[None]) > 1e-4
 
 
-def test_what_the_penalties_count() -> None:
-    """Repetition counts the prompt, presence and frequency do not."""
-    flat = torch.ones(VOCAB)
-    made = sampler([4, 4, 5], repetition_penalty=2.0)
-    assert made.choose(flat) == 0
-    high = flat.clone()
-    high[4] = 1.9
-    assert made.choose(high) == 0
-    for name in ("presence_penalty", "frequency_penalty"):
-        made = sampler([4, 4, 5], **{name: 0.5})
-        assert made.choose(high) == 4
-        made.advance(4)
-        assert made.choose(high) == 4
-        made.advance(4)
-        # 1.9 - 2 · 0.5 is less than 1, 1.9 - 0.5 is not.
-        assert made.choose(high) == (4 if name == "presence_penalty" else 0)
-
-
-def test_bad_words_are_never_completed() -> None:
-    dice = torch.Generator().manual_seed(4)
-    made = sampler(
-        [6], seed=3, max_tokens=400, temperature=1.0, bad_words=["b"], logit_bias=dict.fromkeys(range(5, 10), 4.0)
-    )
-    for _ in range(400):
-        made.advance(made.choose(torch.randn(VOCAB, generator=dice)))
-    text = context_of(made)
-    assert {6, 7, 8, 9} <= set(text)
-    for word in BAD_WORDS:
-        assert all(tuple(text[i : i + len(word)]) != word for i in range(len(text)))
-
-
-def test_ends_are_not_chosen_before_min_tokens() -> None:
-    logits = torch.zeros(VOCAB)
-    logits[[3, 17]] = 50.0
-    made = sampler([3, 3, 3, 3], min_tokens=3)  # ends in the prompt do not count
-    chosen = []
-    for _ in range(4):
-        chosen.append(made.choose(logits))
-        made.advance(chosen[-1])
-    assert chosen == [0, 0, 0, 3]
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "options"),
     [

@@ -64,13 +64,3 @@ def test_every_small_tree(size: int) -> None:
             assert asked == list(zip(visited, range(len(visited)), strict=True))
             seen += len(path)
     assert seen > 0 or size == 1
-
-
-def test_the_output_is_the_path_and_one_more() -> None:
-    tree = TokenTree((9, 1, 2, 3, 1), (-1, 0, 1, 0, 3))
-    found = verify_tree(tree, lambda node, _: {0: 3, 3: 1, 4: 8}[node])
-    assert (found.path, found.tokens) == ((3, 4), (3, 1, 8))
-    found = verify_tree(tree, lambda node, _: {0: 1, 1: 2, 2: 7}[node])
-    assert (found.path, found.tokens) == ((1, 2), (1, 2, 7))
-    found = verify_tree(tree, lambda node, _: {0: 5}[node])
-    assert (found.path, found.tokens) == ((), (5,))

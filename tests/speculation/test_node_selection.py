@@ -129,7 +129,7 @@ def test_the_first_pass_after_a_prompt_is_plain() -> None:
     assert counts[1][:2] == [0, 1]
 
 
-# Greedy, the drafters of the registry are in ``drafters/test_conformance.py``; here they run with all options at once.
+# Greedy, all drafters are in ``test_equality.py``; here they run with all options at once.
 GREEDY = ("suffix", "auto", "merged with trained")
 
 

@@ -129,6 +129,13 @@ def new_draft_run(draft_data: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
+def short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine measures a drafter on 12 tokens of each prompt."""
+    for module in ("student", "future"):
+        monkeypatch.setattr(f"pronk.train.{module}.SERVED_TOKENS", 12)
+
+
+@pytest.fixture
 def quiet() -> Console:
     """A console that writes to a string."""
     return Console(file=io.StringIO(), width=200)

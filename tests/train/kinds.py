@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pronk.drafters.from_target.modules.glide import GlideShape
 from pronk.drafters.from_target.modules.heads import HeadsShape
@@ -22,28 +22,34 @@ from pronk.train.student import Student
 from pronk.train.teacher import Teacher
 from train.tiny import SHAPE, TINY, TINY_DRAFT
 
-_LOOP = {each.name: getattr(TINY_DRAFT, each.name) for each in fields(StudentOptions)} | {
-    "context": 64,
-    "num_tokens": 2,
-}
+LOOP = {each.name: getattr(TINY_DRAFT, each.name) for each in fields(StudentOptions)} | {"context": 64}
 
 STUDENTS: dict[str, tuple[type[Student[Any]], StudentOptions]] = {
-    "draft_model": (DraftStudent, replace(TINY_DRAFT, num_tokens=2)),
-    "glide": (GlideStudent, StudentOptions(**_LOOP | {"shape": GlideShape(1, 16, 2, 1, 24)})),
-    "vanilla": (VanillaStudent, StudentOptions(**_LOOP | {"shape": GlideShape(1, 16, 2, 1, 24, cross=False)})),
-    "kangaroo": (KangarooStudent, StudentOptions(**_LOOP | {"shape": KangarooShape(1, "attention", 4, 48)})),
-    "medusa": (MedusaStudent, MedusaOptions(**_LOOP | {"shape": MedusaShape(2, 1)})),
-    "multi_token": (HeadsStudent, StudentOptions(**_LOOP | {"shape": HeadsShape(2, 2, 24)})),
+    "draft_model": (DraftStudent, TINY_DRAFT),
+    "glide": (GlideStudent, StudentOptions(**LOOP | {"shape": GlideShape(1, 16, 2, 1, 24)})),
+    "vanilla": (VanillaStudent, StudentOptions(**LOOP | {"shape": GlideShape(1, 16, 2, 1, 24, cross=False)})),
+    "kangaroo": (KangarooStudent, StudentOptions(**LOOP | {"shape": KangarooShape(1, "attention", 4, 48)})),
+    "medusa": (MedusaStudent, MedusaOptions(**LOOP | {"shape": MedusaShape(2, 1)})),
+    "multi_token": (HeadsStudent, StudentOptions(**LOOP | {"shape": HeadsShape(2, 2, 24)})),
 }
 FUTURE = replace(TINY, heads=future_shape(SHAPE, 3, "transformer", "parallel", "shared"))
+AnyTrainer = TypeVar("AnyTrainer", bound=Trainer[Any])
 
 
-def start_student(kind: str, folder: Path, teacher: Teacher, **changes: Any) -> Trainer[Student[Any]]:
+def start_student(kind: str, folder: Path, teacher: Teacher, **changes: Any) -> Trainer[Any]:
+    """Begin or resume the run of a drafter."""
     made, options = STUDENTS[kind]
     options = replace(options, **changes)
     return Trainer(folder, options, made(folder, options, teacher))
 
 
 def start_future(folder: Path, **changes: Any) -> Trainer[FutureTokens]:
+    """Begin or resume the run of a language model with heads."""
     options: TrainOptions = replace(FUTURE, **changes)
     return Trainer(folder, options, FutureTokens(folder, options))
+
+
+def train(trainer: AnyTrainer, stop_at: int | None = None) -> AnyTrainer:
+    """Train to the end, or to a step."""
+    trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
+    return trainer

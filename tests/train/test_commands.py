@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from pronk import LLM, SamplingParams
 from pronk.cli.train.main import app
+from pronk.drafters.from_target.modules.heads import HeadsShape
+from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
 from pronk.errors import OptionError
 from pronk.train.clock import Clock
 from pronk.train.options import OnPolicyOptions
@@ -28,7 +32,15 @@ from pronk.train.teacher import Teacher
         ("heads --heads 32 --length 32", "length: expected at least 33 for 32 heads, found 32"),
         ("medusa --heads 2 --num-tokens 3", "num-tokens: expected 0 to 2, the heads, found 3"),
         ("medusa --unembeddings own", "unembeddings: expected one of shared, replicated, found 'own'"),
+        ("heads --layer 3", "layer: expected 1 to 2, the target's layers, found 3"),
+        ("heads --order up", "order: expected one of parallel, causal, anticausal, found 'up'"),
+        ("kangaroo --exit-layer 0", "exit-layer: expected an integer of at least 1, found 0"),
         ("kangaroo --exit-layer 2", "exit-layer: expected 1 to 1 for a target of 2 layers, found 2"),
+        ("kangaroo --exit-layer 9", "exit-layer: expected 1 to 1 for a target of 2 layers, found 9"),
+        (
+            "kangaroo --exit-layer 1 --adapter linear",
+            "adapter: expected one of attention, head, transformer, mlp, found 'linear'",
+        ),
         (
             "kangaroo --exit-layer 1 --adapter mlp --heads 2",
             "heads: expected none with --adapter mlp, which has no attention, found 2; leave it out",
@@ -85,6 +97,81 @@ def test_heads_are_not_compiled(tmp_path: Path) -> None:
     assert "No such option" in result.output
 
 
+SMALL = "--hidden 16 --layers 2 --heads 2 --kv-heads 1 --mlp 16"
+
+
+@pytest.mark.usefixtures("short_evaluation")
+@pytest.mark.parametrize(
+    ("words", "kind", "shape", "card"),
+    [
+        (f"glide {SMALL} --num-tokens 0", "glide", {"cross": True}, "into the target's cache"),
+        (f"glide {SMALL} --num-tokens 0 --vanilla", "vanilla", {"cross": False}, "small"),
+        (
+            "heads --heads 2 --num-tokens 0",
+            "multi_token",
+            vars(HeadsShape(2, 2, 38)),
+            "2 heads for the tokens 2 to 3 places ahead, parallel, over the output of the target's layer 2",
+        ),
+        (
+            "medusa --blocks 1 --heads 2 --tree-size 5",
+            "medusa",
+            {"num_heads": 2, "accuracies": 2, "tree": 5},
+            "residual blocks of size 32",
+        ),
+        (
+            "medusa --blocks 1 --unembeddings replicated --num-tokens 0",
+            "medusa",
+            {"num_heads": 4, "accuracies": 4, "tree": 15},
+            "residual blocks of size 32",
+        ),
+        *(
+            (
+                f"kangaroo {words} --num-tokens 2",
+                "kangaroo",
+                {"exit_layer": 1, "adapter": adapter, "heads": 4, "mlp": 48},
+                "Exit after layer 1 of 2",
+            )
+            for adapter, words in [
+                ("attention", ""),
+                *((each, f"--exit-layer 1 --adapter {each}") for each in ADAPTERS),
+            ]
+        ),
+    ],
+)
+def test_command_makes_a_drafter_that_serves(
+    words: str, kind: str, shape: dict[str, Any], card: str, tmp_path: Path, corpus: Path, teacher: Teacher
+) -> None:
+    """After two steps it is lossless all the same. (Draft models are in a module of their own.)"""
+    common = (
+        f" --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {tmp_path / 'run'} --on-policy 200 "
+        "--steps 2 --batch 128 --micro 64 --length 32 --final-share 0 --threads 1 --evaluate-every 2 --name small"
+    )
+    result = CliRunner().invoke(app, (words + common).split())
+    assert result.exit_code == 0, result.output
+    export = tmp_path / "run" / "export"
+    facts = json.loads((export / "drafter.json").read_text())
+    assert facts["kind"] == kind
+    assert facts["target"] == {"name": "little", **vars(teacher.fingerprint)}
+    counted = {name: len(value) if isinstance(value, list) else value for name, value in facts["shape"].items()}
+    assert counted.items() >= shape.items()
+    assert ("greedy S" in facts["figures"]) == ("--num-tokens 0" not in words)
+    text = (export / "README.md").read_text()
+    assert card in text
+    assert ("into the target's cache" in text) == (kind == "glide")
+    assert f'drafter="{kind}(model=' in text
+    llm = LLM(teacher.folder, threads=1, budget="all")
+    params = [SamplingParams(max_tokens=20, temperature=temperature, seed=1) for temperature in (0.0, 0.8)]
+    spec = f"{kind}(model={str(export)!r}{', eta=0' if kind == 'kangaroo' else ''})"
+    guessed, plain = (llm.generate(["The cat", "The dog"], params, drafter=each) for each in (spec, "autoregressive"))
+    assert [each.token_ids for each in guessed] == [each.token_ids for each in plain]
+    assert sum(each.stats.drafted for each in guessed) > 0
+
+
+@pytest.mark.parametrize("name", ["lm", "draft", "heads"])
+def test_help_shows_examples(name: str) -> None:
+    assert f"pronk train {name} --source python=0.6" in CliRunner().invoke(app, [name, "--help"]).output
+
+
 @pytest.mark.parametrize("words", ["draft --layers 1 --hidden 16 --heads 2 --mlp 16", "glide --hidden 24 --heads 2"])
 def test_lengths_follow_a_target_of_a_short_context(words: str, tmp_path: Path, corpus: Path, teacher: Teacher) -> None:
     common = (
@@ -99,7 +186,7 @@ def test_lengths_follow_a_target_of_a_short_context(words: str, tmp_path: Path, 
     )
 
 
-def test_list_of_commands_says_whose_heads_they_are() -> None:
+def test_help_names_multi_token_heads() -> None:
     assert "multi_token" in CliRunner().invoke(app, ["--help"]).output
 
 

@@ -20,7 +20,7 @@ from pronk.train.distributed import ProcessGroup, join_processes, local_device
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
 from pronk.train.teacher import Teacher
-from train.tiny import TINY
+from train.tiny import TINY, draft_command
 
 # What each process checks before it trains: parameter 0 has a gradient everywhere, 1 in one process, 2 in none.
 _WORKER = """
@@ -60,14 +60,7 @@ main(sys.argv[2:])
 
 @pytest.fixture(scope="module")
 def command(corpus: Path, teacher: Teacher) -> Callable[[Path], list[str]]:
-    def words(out: Path) -> list[str]:
-        return (
-            f"draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {out} "
-            "--on-policy 200 --hidden 16 --layers 1 --heads 2 --kv-heads 1 --mlp 16 --steps 6 --batch 128 --micro 64 "
-            "--length 32 --final-length 64 --threads 1 --evaluate-every 3 --num-tokens 2"
-        ).split()
-
-    return words
+    return lambda out: draft_command(teacher, corpus, out, "--steps 6 --evaluate-every 3 --num-tokens 2")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +114,7 @@ def test_passes_of_a_step_are_shared_evenly(new_run: Callable[[str], Path]) -> N
         Trainer(folder, TINY, LanguageModel(folder, TINY), ProcessGroup(0, 3))
 
 
-def test_process_that_nobody_else_has_joined_is_alone() -> None:
+def test_a_single_process_is_not_distributed() -> None:
     with join_processes("cpu") as processes:
         assert processes == ProcessGroup(0, 1)
         assert processes.main

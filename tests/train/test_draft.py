@@ -9,47 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pronk import SamplingParams
 from pronk.errors import OptionError
-from pronk.train import student as module
 from pronk.train.attention import dense_logits
 from pronk.train.draft import DraftStudent
 from pronk.train.export import hugging_face_tensors
-from pronk.train.loop import Trainer
-from pronk.train.options import DraftOptions
 from pronk.train.teacher import Teacher
+from train.kinds import start_student, train
 from train.tiny import TINY_DRAFT
 
 
-def start(folder: Path, teacher: Teacher, options: DraftOptions = TINY_DRAFT) -> Trainer[DraftStudent]:
-    return Trainer(folder, options, DraftStudent(folder, options, teacher))
-
-
-def train(
-    folder: Path, teacher: Teacher, options: DraftOptions = TINY_DRAFT, stop_at: int | None = None
-) -> Trainer[DraftStudent]:
-    trainer = start(folder, teacher, options)
-    trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
-    return trainer
-
-
-def figures(trainer: Trainer[DraftStudent]) -> list[tuple[object, ...]]:
-    return [(h["loss"], h["same"], h["valid"]) for h in trainer.history]
-
-
-def test_draft_comes_closer_to_its_target(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
-    folder = new_draft_run("run")
-    before = start(folder, teacher).objective.evaluate(32)
-    trainer = train(folder, teacher, replace(TINY_DRAFT, steps=40))
-    after = trainer.history[-1]["valid"]
-    assert set(after) == {f"{n} {f}" for n in ("stories", "code", "extra", "on-policy") for f in ("KL", "same")}
-    assert trainer.history[-1]["loss"] < 0.8 * trainer.history[0]["loss"]
-    for name in after:
-        assert after[name] < before[name] if name.endswith("KL") else after[name] > before[name]
-
-
 def test_loss_is_the_divergence_from_the_target(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
-    objective = start(new_draft_run("run"), teacher).objective
+    objective = start_student("draft_model", new_draft_run("run"), teacher).objective
     inputs, targets = objective.phases[0].batch(0, 4)
     with torch.no_grad():
         q = dense_logits(objective.module, inputs).log_softmax(-1)
@@ -63,48 +33,24 @@ def test_loss_is_the_divergence_from_the_target(new_draft_run: Callable[[str], P
     assert objective.backward(inputs, targets, 1.0).loss == pytest.approx(float(0.75 * soft + 0.25 * hard), rel=0.02)
 
 
-@pytest.mark.parametrize("stop_at", [4, 10])
-def test_resumed_run_is_the_uninterrupted_run(
-    new_draft_run: Callable[[str], Path], teacher: Teacher, stop_at: int
-) -> None:
-    whole = train(new_draft_run("whole"), teacher)
-    folder = new_draft_run("parts")
-    assert train(folder, teacher, stop_at=stop_at).step == stop_at
-    second = train(folder, teacher)
-    assert figures(second) == figures(whole)
-    for name, weight in whole.objective.module.state_dict().items():
-        assert torch.equal(weight, second.objective.module.state_dict()[name])
-
-
-def test_target_is_left_alone(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
-    params = SamplingParams(max_tokens=20)
-    before = teacher.llm.generate("The cat", params).token_ids
-    assert not any(parameter.requires_grad for parameter in teacher.decoder.parameters())
-    train(new_draft_run("run"), teacher, stop_at=2)
-    assert teacher.llm.generate("The cat", params).token_ids == before
-
-
 def test_share_of_the_own_text(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
     folder = new_draft_run("run")
-    losses = {
-        share: float(start(folder, teacher, replace(TINY_DRAFT, share=share)).objective.phases[0].batch(0, 8)[0].sum())
-        for share in (0.0, 0.5, 1.0)
-    }
-    assert len(set(losses.values())) == 3
+    runs = [start_student("draft_model", folder, teacher, share=share) for share in (0.0, 0.5, 1.0)]
+    assert len({int(run.objective.phases[0].batch(0, 8)[0].sum()) for run in runs}) == 3
 
 
 def test_other_options_and_another_target_are_named(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
     folder = new_draft_run("run")
-    train(folder, teacher, stop_at=1)
+    train(start_student("draft_model", folder, teacher), stop_at=1)
     with pytest.raises(OptionError, match=r"expected lr = 0\.01 as before, found 0\.5, and hard = 0\.0 as before"):
-        start(folder, teacher, replace(TINY_DRAFT, rate=0.5, hard=0.5))
-    start(folder, teacher, replace(TINY_DRAFT, num_tokens=2, minutes=3.0))  # these may change
+        start_student("draft_model", folder, teacher, rate=0.5, hard=0.5)
+    start_student("draft_model", folder, teacher, num_tokens=2, minutes=3.0)  # these may change
     other = copy(teacher)
     other.fingerprints = {**teacher.fingerprints, "weights": "0"}
     with pytest.raises(
         OptionError, match=r"expected target weights = '[0-9a-f]{64}' as before, found '0'; use another"
     ):
-        start(folder, other)
+        start_student("draft_model", folder, other)
 
 
 def test_too_little_own_text_is_named(
@@ -118,13 +64,10 @@ def test_too_little_own_text_is_named(
         DraftStudent(folder, TINY_DRAFT, teacher)
 
 
-def test_engine_measures_what_was_just_trained(
-    new_draft_run: Callable[[str], Path], teacher: Teacher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SERVED_TOKENS", 12)
+@pytest.mark.usefixtures("short_evaluation")
+def test_engine_measures_what_was_just_trained(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
     folder = new_draft_run("run")
-    options = replace(TINY_DRAFT, num_tokens=2)
-    trainer = train(folder, teacher, options)
+    trainer = train(start_student("draft_model", folder, teacher, num_tokens=2))
     figures = [h["valid"] for h in trainer.history if h["valid"]]
     assert all({"greedy alpha", "greedy S", "T=0.8 alpha", "T=0.8 S"} <= set(each) for each in figures)
     assert 0 < figures[-1]["greedy alpha"] <= 1

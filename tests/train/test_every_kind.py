@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from rich.console import Console
 
 from pronk import LLM, SamplingParams
+from pronk.drafters.from_target.modules.heads import HeadsShape
+from pronk.drafters.from_target.modules.kangaroo import ADAPTERS, KangarooShape
 from pronk.errors import OptionError
 from pronk.train.loop import Trainer
 from pronk.train.on_policy import held_out_prompts
@@ -20,66 +23,137 @@ from pronk.train.options import DataOptions
 from pronk.train.run import run_student
 from pronk.train.served import beginnings, is_served, measure
 from pronk.train.teacher import Teacher
-from train.kinds import STUDENTS, start_future, start_student
-from train.tiny import OWN
+from train.kinds import STUDENTS, start_future, start_student, train
+from train.tiny import OWN, TINY, lm_trainer
 
-_SERVED = 8
+pytestmark = pytest.mark.usefixtures("short_evaluation")
+SERVED = 12  # as the fixture has it
 
-
-@pytest.fixture(autouse=True)
-def _short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("student", "future"):
-        monkeypatch.setattr(f"pronk.train.{module}.SERVED_TOKENS", _SERVED)
+Start = Callable[..., Trainer[Any]]
 
 
-def run(trainer: Trainer[Any], stop_at: int | None = None) -> None:
-    """As ``pronk train`` does, without cards."""
+@pytest.fixture
+def start(new_run: Callable[[str], Path], new_draft_run: Callable[[str], Path], teacher: Teacher) -> Start:
+    """Begin or resume a run: what is trained, the name of its folder, and changed options."""
+    folders: dict[str, Path] = {}
 
-    def export(news: Any) -> None:
-        trainer.objective.export(trainer.folder / "export", "", {"figures": news.valid, "length": 32, "command": ""})
+    def begin(kind: str, name: str = "run", **changes: Any) -> Trainer[Any]:
+        if name not in folders:
+            folders[name] = (new_draft_run if kind in STUDENTS else new_run)(name)
+        if kind in STUDENTS:
+            return start_student(kind, folders[name], teacher, **changes)
+        return (
+            start_future(folders[name], **changes)
+            if kind == "future"
+            else lm_trainer(folders[name], replace(TINY, **changes))
+        )
 
-    trainer.train(lambda _: None, export, lambda: trainer.step == stop_at)
+    return begin
+
+
+def export(trainer: Trainer[Any]) -> Path:
+    """Train to the end as ``pronk train`` does, without cards; returns the folder that is exported."""
+    folder = trainer.folder / "export"
+    facts = {"length": 32, "command": ""}
+    trainer.train(lambda _: None, lambda news: trainer.objective.export(folder, "", facts | {"figures": news.valid}))
+    return folder
+
+
+RESUMED = [
+    *(("lm", stop_at, {"optimizer": optimizer}) for stop_at in (4, 10) for optimizer in ("muon", "adamw")),
+    *(("draft_model", stop_at, {}) for stop_at in (4, 10)),  # in the short part, in the long part
+    *((kind, 5, {}) for kind in ("glide", "vanilla", "kangaroo", "medusa")),
+    ("multi_token", 5, {"shape": HeadsShape(2, 2, 24, order="causal")}),
+    pytest.param("multi_token", 5, {}, marks=pytest.mark.slow),
+    ("future", 7, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "stop_at", "changes"), RESUMED, ids=str)
+def test_resumed_run_is_the_uninterrupted_run(
+    kind: str, stop_at: int, changes: dict[str, Any], start: Start, teacher: Teacher
+) -> None:
+    """Bit for bit, and the target is left as it is."""
+    before = deepcopy(teacher.decoder.state_dict())
+    whole = train(start(kind, "whole", **changes))
+    first = train(start(kind, "parts", **changes), stop_at)
+    assert first.step == stop_at
+    assert not first.finished
+    second = start(kind, "parts", **changes)
+    assert second.step == stop_at
+    train(second)
+    for one, other in zip(second.history, whole.history, strict=True):
+        assert all(one[name] == other[name] for name in ("step", "loss", "norm", "same", "valid"))
+    for name, weight in whole.objective.module.state_dict().items():
+        assert torch.equal(weight, second.objective.module.state_dict()[name])
+    assert kind != "future" or {"stories", "stories 2", "stories 3"} <= set(whole.history[-1]["valid"])
+    assert not any(parameter.requires_grad for parameter in teacher.decoder.parameters())
+    assert all(torch.equal(weight, before[name]) for name, weight in teacher.decoder.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "left", "changes"),
+    [
+        ("draft_model", 1.0, {"steps": 40}),
+        ("glide", 0.9, {}),
+        ("vanilla", 0.9, {}),
+        ("kangaroo", 0.8, {"steps": 40}),
+        *(
+            pytest.param("kangaroo", 0.8, {"steps": 40, "shape": KangarooShape(1, each, 4, 48)}, marks=pytest.mark.slow)
+            for each in ADAPTERS[1:]
+        ),
+        ("multi_token", 1.0, {"steps": 40, "rate": 0.05}),
+    ],
+    ids=str,
+)
+def test_drafter_comes_closer_to_its_target(kind: str, left: float, changes: dict[str, Any], start: Start) -> None:
+    """No more than ``left`` of the divergence is left on any text; (Medusa's heads are in a module of their own)."""
+    trainer = start(kind, **changes)
+    before = trainer.objective.evaluate(32)
+    after = train(trainer).history[-1]["valid"]
+    assert {name.split()[0] for name in after} == {"stories", "code", "extra", "on-policy"}
+    for name in after:
+        if name.startswith(("on-policy", "stories")) or kind not in ("glide", "vanilla"):
+            assert after[name] < left * before[name] if " KL" in name else after[name] > before[name], name
 
 
 @pytest.mark.parametrize("kind", STUDENTS)
-def test_exported_drafter_serves_as_it_was_reported(
-    kind: str, new_draft_run: Callable[[str], Path], teacher: Teacher
-) -> None:
-    folder = new_draft_run("run")
-    trainer = start_student(kind, folder, teacher, steps=30, evaluate_every=30, rate=0.02)
-    run(trainer)
-    document = "draft.json" if kind == "draft_model" else "drafter.json"
-    reported = json.loads((folder / "export" / document).read_text())["figures"]
-    spec = trainer.objective.spec.format(model=str(folder / "export"))
+def test_exported_drafter_serves_as_it_was_reported(kind: str, start: Start, teacher: Teacher) -> None:
+    trainer = start(kind, steps=30, evaluate_every=30, rate=0.02, num_tokens=2)
+    folder = export(trainer)
+    facts = json.loads((folder / ("draft.json" if kind == "draft_model" else "drafter.json")).read_text())
+    reported = facts["figures"]
+    assert kind == "draft_model" or facts["target"]["weights"] == teacher.fingerprint.weights
+    assert facts.get("kind", kind) == kind
+    spec = trainer.objective.spec.format(model=str(folder))
     assert spec.startswith(f"{kind}(")
     llm = LLM(teacher.folder, budget="all", max_batch=2)
-    served = measure(llm, spec, trainer.objective.prompts(), _SERVED)
+    served = measure(llm, spec, trainer.objective.prompts(), SERVED)
     assert len(served) == 8
     assert served == {name: value for name, value in reported.items() if is_served(name)}
     assert served["greedy CTAR(1)"] > 0
-    everything = held_out_prompts(folder / "data")
+    everything = held_out_prompts(trainer.folder / "data")
     assert trainer.objective.prompts() == (everything[3:] if kind == "medusa" else everything)
 
 
-def test_heads_of_a_language_model_serve_as_they_were_reported(new_run: Callable[[str], Path]) -> None:
-    folder = new_run("run")
-    trainer = start_future(folder, steps=40, evaluate_every=40)
-    run(trainer)
-    reported = json.loads((folder / "export" / "heads" / "drafter.json").read_text())["figures"]
-    llm = LLM(folder / "export", budget="all", max_batch=2)
+def test_heads_of_a_language_model_serve_as_they_were_reported(start: Start) -> None:
+    trainer = start("future", steps=40, evaluate_every=40)
+    folder = export(trainer)
+    reported = json.loads((folder / "heads" / "drafter.json").read_text())["figures"]
+    llm = LLM(folder, budget="all", max_batch=2)
     config = llm.config
-    prompts = beginnings(folder / "data", config.vocab_size, config.eos_ids[0], config.context)
+    prompts = beginnings(trainer.folder / "data", config.vocab_size, config.eos_ids[0], config.context)
     assert all(8 <= len(prompt) <= 32 for prompt in prompts)
     assert len(prompts) > 8
-    served = measure(llm, "multi_token", prompts, _SERVED)
+    served = measure(llm, "multi_token", prompts, SERVED)
     assert served == {name: value for name, value in reported.items() if is_served(name)}
     assert served["greedy CTAR(1)"] > 0
     losses = {name: value for name, value in reported.items() if name not in served}
     assert trainer.objective.judge(reported) == pytest.approx(sum(losses.values()) / len(losses))
 
 
-def test_prompts_are_beginnings_of_held_out_documents(new_run: Callable[[str], Path]) -> None:
-    trainer = start_future(new_run("run"))
+def test_prompts_are_beginnings_of_held_out_documents(start: Start) -> None:
+    trainer = start("future")
     end, data = trainer.objective.config.eos_ids[0], trainer.folder / "data"
     found = beginnings(data, 320, end, 40)
     texts: list[list[int]] = []
@@ -97,7 +171,11 @@ def test_prompts_are_beginnings_of_held_out_documents(new_run: Callable[[str], P
         assert any(text[: len(prompt)] == prompt for text in texts)
 
 
-def lossless(target: Path, spec: str) -> None:
+@pytest.mark.parametrize("kind", ["glide", "vanilla", "multi_token", "future"])
+def test_drafter_of_two_steps_is_lossless(kind: str, start: Start, teacher: Teacher) -> None:
+    more = {} if kind == "future" else {"num_tokens": 0}
+    folder = export(start(kind, steps=2, evaluate_every=2, **more))
+    target, spec = (folder, "multi_token") if kind == "future" else (teacher.folder, f"{kind}(model={str(folder)!r})")
     plain, guessed = LLM(target, drafter="autoregressive", threads=1), LLM(target, drafter=spec, budget="all")
     for temperature in (0.0, 0.9):
         params = [SamplingParams(max_tokens=24, temperature=temperature, seed=seed) for seed in (3, 4)]
@@ -106,34 +184,6 @@ def lossless(target: Path, spec: str) -> None:
         found = guessed.generate(prompts, params)
         assert [each.token_ids for each in found] == expected
         assert all(each.stats.drafted > 0 for each in found)
-
-
-@pytest.mark.parametrize("kind", ["glide", "vanilla", "multi_token"])
-def test_drafter_of_two_steps_is_lossless(kind: str, new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
-    folder = new_draft_run("run")
-    run(start_student(kind, folder, teacher, steps=2, evaluate_every=2, num_tokens=0))
-    lossless(teacher.folder, f"{kind}(model={str(folder / 'export')!r})")
-
-
-def test_heads_of_a_language_model_of_two_steps_are_lossless(new_run: Callable[[str], Path]) -> None:
-    folder = new_run("run")
-    run(start_future(folder, steps=2, evaluate_every=2))
-    lossless(folder / "export", "multi_token")
-
-
-@pytest.mark.parametrize("kind", ["glide", "vanilla"])
-def test_resumed_run_is_the_uninterrupted_run(
-    kind: str, new_draft_run: Callable[[str], Path], teacher: Teacher
-) -> None:
-    whole, folder = start_student(kind, new_draft_run("whole"), teacher), new_draft_run("parts")
-    run(whole)
-    run(start_student(kind, folder, teacher), stop_at=5)
-    second = start_student(kind, folder, teacher)
-    assert second.step == 5
-    run(second)
-    assert [(h["loss"], h["valid"]) for h in second.history] == [(h["loss"], h["valid"]) for h in whole.history]
-    for name, weight in whole.objective.module.state_dict().items():
-        assert torch.equal(weight, second.objective.module.state_dict()[name])
 
 
 def test_other_options_and_another_kind_are_named_before_the_text_is(

@@ -23,7 +23,8 @@ from pronk.tokenization.tokenizer import Tokenizer
 from pronk.train.attention import DenseAttention, dense_logits
 from pronk.train.future import FutureModel, FutureTokens, future_shape
 from pronk.train.loop import Trainer
-from pronk.train.options import ModelShape, TrainOptions
+from pronk.train.options import ModelShape
+from train.kinds import start_future, train
 from train.tiny import SHAPE, TINY, lm_trainer
 
 # Kind, order, unembeddings, layers of the model.
@@ -37,24 +38,21 @@ VARIANTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.train.future.SERVED_TOKENS", 4)
+pytestmark = pytest.mark.usefixtures("short_evaluation")
 
 
-def options(kind: str = "transformer", order: str = "parallel", own: str = "shared", layers: int = 2) -> TrainOptions:
+def start(
+    folder: Path, kind: str = "transformer", order: str = "parallel", own: str = "shared", layers: int = 2
+) -> Trainer[FutureTokens]:
     shape = replace(SHAPE, layers=layers)
-    return replace(TINY, shape=shape, heads=future_shape(shape, 3, kind, order, own))
+    return start_future(folder, shape=shape, heads=future_shape(shape, 3, kind, order, own))
 
 
-def start(folder: Path, options: TrainOptions) -> Trainer[FutureTokens]:
-    return Trainer(folder, options, FutureTokens(folder, options))
-
-
-def train(folder: Path, options: TrainOptions, stop_at: int | None = None) -> Trainer[FutureTokens]:
-    trainer = start(folder, options)
-    trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
-    return trainer
+def test_a_run_with_heads_does_not_go_on_without(new_run: Callable[[str], Path]) -> None:
+    folder = new_run("run")
+    train(start(folder), stop_at=1)
+    with pytest.raises(OptionError, match=r"expected heads = \{.*as before, found None"):
+        lm_trainer(folder, TINY)
 
 
 def disturb(model: FutureModel) -> None:
@@ -87,7 +85,7 @@ def naive_hidden(model: FutureModel, inputs: Tensor) -> list[Tensor]:
 def test_gradients_head_by_head_are_those_of_equation_2(
     variant: tuple[str, str, str, int], new_run: Callable[[str], Path]
 ) -> None:
-    objective = start(new_run("run"), options(*variant)).objective
+    objective = start(new_run("run"), *variant).objective
     objective.dtype = torch.float32
     model = objective.module
     disturb(model)
@@ -115,7 +113,7 @@ def test_gradients_head_by_head_are_those_of_equation_2(
 
 
 def test_guesses_are_compared_with_what_the_model_says(new_run: Callable[[str], Path]) -> None:
-    objective = start(new_run("run"), options()).objective
+    objective = start(new_run("run")).objective
     objective.dtype = torch.float32
     disturb(objective.module)
     inputs, targets = objective.phases[0].batch(0, 3)
@@ -128,7 +126,7 @@ def test_guesses_are_compared_with_what_the_model_says(new_run: Callable[[str], 
 
 def test_without_heads_the_model_begins_as_it_would_with_them(new_run: Callable[[str], Path]) -> None:
     plain = lm_trainer(new_run("plain"), TINY).objective.module.state_dict()
-    model = start(new_run("heads"), options()).objective.module.decoder.state_dict()
+    model = start(new_run("heads")).objective.module.decoder.state_dict()
     assert all(torch.equal(plain[name], model[name]) for name in plain)
     assert future_shape(SHAPE, 1, "transformer", "parallel", "shared") is None
 
@@ -141,7 +139,7 @@ def test_exported_heads_guess_what_the_trained_ones_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The checkpoint is an ordinary model, and the drafter beside it makes the guesses of the module in training."""
-    objective = start(new_run("run"), options(*variant)).objective
+    objective = start(new_run("run"), *variant).objective
     model = objective.module
     disturb(model)
     with torch.no_grad():
@@ -187,26 +185,8 @@ def test_exported_heads_guess_what_the_trained_ones_say(
     )
 
 
-@pytest.mark.parametrize("variant", VARIANTS[:1], ids=str)
-def test_resumed_run_is_the_uninterrupted_run(
-    variant: tuple[str, str, str, int], new_run: Callable[[str], Path]
-) -> None:
-    whole = train(new_run("whole"), options(*variant))
-    folder = new_run("parts")
-    assert train(folder, options(*variant), stop_at=7).step == 7
-    second = train(folder, options(*variant))
-    assert [(h["loss"], h["same"], h["valid"]) for h in second.history] == [
-        (h["loss"], h["same"], h["valid"]) for h in whole.history
-    ]
-    for name, weight in whole.objective.module.state_dict().items():
-        assert torch.equal(weight, second.objective.module.state_dict()[name])
-    assert {"stories", "stories 2", "stories 3"} <= set(whole.history[-1]["valid"])
-    with pytest.raises(OptionError, match=r"expected heads = \{.*as before, found None"):
-        lm_trainer(folder, replace(options(*variant), heads=None))
-
-
 def test_matrices_of_heads_and_trunk_go_to_the_same_optimizer(new_run: Callable[[str], Path]) -> None:
-    trainer = start(new_run("run"), options())
+    trainer = start(new_run("run"))
     muon = {id(p) for group in trainer.optimizers._members[0].param_groups for p in group["params"]}
     names = {name for name, p in trainer.objective.module.named_parameters() if id(p) in muon}
     assert "heads.layers.1.down.weight" in names
@@ -228,13 +208,6 @@ def test_matrices_of_heads_and_trunk_go_to_the_same_optimizer(new_run: Callable[
 def test_mistakes_are_named(arguments: tuple[int, str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         future_shape(replace(SHAPE, layers=2), *arguments, "shared")
-
-
-def test_short_sequences_are_refused(new_run: Callable[[str], Path]) -> None:
-    shape = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, mlp=48, vocab=320, context=64)
-    many = replace(TINY, heads=future_shape(shape, 40, "transformer", "parallel", "shared"))
-    with pytest.raises(OptionError, match="length: expected at least 40 for 39 heads, found 32"):
-        FutureTokens(new_run("run"), many)
 
 
 def test_bytes_and_heads_from_the_command(tmp_path: Path, corpus: Path) -> None:

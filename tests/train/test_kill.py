@@ -18,20 +18,16 @@ from typer.testing import CliRunner
 from pronk.cli.train.main import app
 from pronk.train.checkpoint import load_checkpoint
 from pronk.train.teacher import Teacher
+from train.tiny import draft_command
 
 STEPS = 40
 
 
 @pytest.fixture(scope="module")
 def command(corpus: Path, teacher: Teacher) -> Callable[[Path], list[str]]:
-    def words(out: Path) -> list[str]:
-        return (
-            f"draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {out} --on-policy 200 "
-            f"--hidden 16 --layers 1 --heads 2 --kv-heads 1 --mlp 16 --steps {STEPS} --batch 128 --micro 64 "
-            "--length 32 --final-length 64 --threads 1 --evaluate-every 15 --save-every 3 --num-tokens 0"
-        ).split()
-
-    return words
+    return lambda out: draft_command(
+        teacher, corpus, out, f"--steps {STEPS} --evaluate-every 15 --save-every 3 --num-tokens 0"
+    )
 
 
 @pytest.fixture(scope="module")

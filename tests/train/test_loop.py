@@ -14,18 +14,8 @@ from pronk.errors import CheckpointError, OptionError, PronkError
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Report, Trainer
 from pronk.train.optim import Optimizers
-from pronk.train.options import TrainOptions
+from train.kinds import train
 from train.tiny import SHAPE, TINY, lm_trainer
-
-
-def train(folder: Path, options: TrainOptions, stop_at: int | None = None) -> Trainer[LanguageModel]:
-    trainer = lm_trainer(folder, options)
-    trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
-    return trainer
-
-
-def losses(trainer: Trainer[LanguageModel]) -> list[tuple[object, ...]]:
-    return [(h["step"], h["loss"], h["norm"], h["valid"]) for h in trainer.history]
 
 
 def test_loss_falls(new_run: Callable[[str], Path]) -> None:
@@ -43,24 +33,9 @@ def test_loss_falls(new_run: Callable[[str], Path]) -> None:
     assert trainer.tokens == reports[-1].tokens == 12 * 256
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-@pytest.mark.parametrize("stop_at", [4, 10])  # in the short part, in the long part
-def test_resumed_run_is_the_uninterrupted_run(new_run: Callable[[str], Path], optimizer: str, stop_at: int) -> None:
-    options = replace(TINY, optimizer=optimizer)
-    whole = train(new_run("whole"), options)
-    folder = new_run("parts")
-    first = train(folder, options, stop_at)
-    assert first.step == stop_at
-    assert not first.finished
-    second = train(folder, options)
-    assert losses(second) == losses(whole)
-    for name, weight in whole.objective.module.state_dict().items():
-        assert torch.equal(weight, second.objective.module.state_dict()[name])
-
-
 def test_accumulated_passes_are_one_batch(new_run: Callable[[str], Path]) -> None:
-    one = train(new_run("one"), replace(TINY, steps=3, micro=256, final_share=0.0, evaluate_every=9))
-    two = train(new_run("two"), replace(TINY, steps=3, micro=64, final_share=0.0, evaluate_every=9))
+    one = train(lm_trainer(new_run("one"), replace(TINY, steps=3, micro=256, final_share=0.0, evaluate_every=9)))
+    two = train(lm_trainer(new_run("two"), replace(TINY, steps=3, micro=64, final_share=0.0, evaluate_every=9)))
     assert one.history[0]["loss"] == pytest.approx(two.history[0]["loss"], rel=2e-3)
     assert one.history[0]["norm"] == pytest.approx(two.history[0]["norm"], rel=2e-2)
 
@@ -76,7 +51,7 @@ def test_time_limit_ends_the_run_with_its_schedule(new_run: Callable[[str], Path
 
 def test_checkpoint_of_other_options_is_refused(new_run: Callable[[str], Path]) -> None:
     folder = new_run("run")
-    train(folder, TINY, stop_at=1)
+    train(lm_trainer(folder, TINY), stop_at=1)
     with pytest.raises(OptionError, match=r"expected lr = 0\.01 as before, found 0\.5"):
         lm_trainer(folder, replace(TINY, rate=0.5))
     with pytest.raises(OptionError, match=r"expected shape layers = 2 as before, found 1; use another --out folder"):
@@ -87,7 +62,7 @@ def test_checkpoint_of_other_options_is_refused(new_run: Callable[[str], Path]) 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
 def test_damaged_checkpoint_is_refused(new_run: Callable[[str], Path], content: bytes | None) -> None:
     folder = new_run("run")
-    train(folder, TINY, stop_at=1)
+    train(lm_trainer(folder, TINY), stop_at=1)
     path = folder / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:-1000] if content is None else content)
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt: expected a training checkpoint, found"):
@@ -103,7 +78,7 @@ def test_checkpoint_of_another_kind_is_refused(new_run: Callable[[str], Path]) -
 
 def test_divergence_is_named_and_not_saved(new_run: Callable[[str], Path]) -> None:
     folder = new_run("run")
-    trainer = train(folder, TINY, stop_at=2)
+    trainer = train(lm_trainer(folder, TINY), stop_at=2)
     with torch.no_grad():
         trainer.objective.module.embedding.fill_(float("nan"))
     with pytest.raises(PronkError, match=r"step 3: expected a finite loss, found nan; use a lower --lr than 0\.01"):

@@ -1,10 +1,9 @@
-"""Training Medusa heads: which position learns from which, the choice of the tree, and the command from end to end."""
+"""Training Medusa heads: which position learns from which, and the choice of the tree."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from typer.testing import CliRunner
 
-from pronk import LLM, SamplingParams
-from pronk.cli.train.main import app
 from pronk.drafters.from_target.modules.medusa import MedusaShape
 from pronk.drafters.shared.rank_tree import best_paths
 from pronk.errors import OptionError
@@ -27,30 +23,14 @@ from pronk.train.medusa import MedusaOptions, MedusaStudent
 from pronk.train.on_policy import held_out_prompts
 from pronk.train.served import measure
 from pronk.train.teacher import Teacher
-from train.tiny import TINY_DRAFT
+from train.kinds import LOOP, start_student, train
 
-_LOOP = {name: value for name, value in vars(TINY_DRAFT).items() if name not in {"shape", "context"}}
-
-
-@pytest.fixture(autouse=True)
-def _short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.train.student.SERVED_TOKENS", 12)
+pytestmark = pytest.mark.usefixtures("short_evaluation")
 
 
-def options(unembeddings: str = "shared", **more: Any) -> MedusaOptions:
-    return MedusaOptions(**_LOOP | {"context": 64, "rate": 0.1, "shape": MedusaShape(3, 1, unembeddings)} | more)
-
-
-def start(folder: Path, teacher: Teacher, settings: MedusaOptions) -> Trainer[MedusaStudent]:
-    return Trainer(folder, settings, MedusaStudent(folder, settings, teacher))
-
-
-def train(
-    folder: Path, teacher: Teacher, settings: MedusaOptions, stop_at: int | None = None
-) -> Trainer[MedusaStudent]:
-    trainer = start(folder, teacher, settings)
-    trainer.train(lambda _: None, lambda _: None, lambda: trainer.step == stop_at)
-    return trainer
+def start(folder: Path, teacher: Teacher, unembeddings: str = "shared", **changes: Any) -> Trainer[MedusaStudent]:
+    shape = MedusaShape(3, 1, unembeddings)
+    return start_student("medusa", folder, teacher, **{"rate": 0.1, "shape": shape} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +38,7 @@ def fine(draft_data: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFa
     """Heads that have learned something."""
     folder = tmp_path_factory.mktemp("fine")
     (folder / "data").symlink_to(draft_data)
-    return train(folder, teacher, options(steps=100, evaluate_every=1000))
+    return train(start(folder, teacher, steps=100, evaluate_every=1000))
 
 
 def disturb(module: torch.nn.Module) -> None:
@@ -87,7 +67,7 @@ def test_a_head_learns_what_the_target_says_further_on(
     new_draft_run: Callable[[str], Path], teacher: Teacher, unembeddings: str
 ) -> None:
     """Position by position: head ``i`` at ``t`` against the target at ``t + i`` of the same sequence."""
-    objective = start(new_draft_run("run"), teacher, options(unembeddings, hard=0.25)).objective
+    objective = start(new_draft_run("run"), teacher, unembeddings, hard=0.25).objective
     disturb(objective.module)
     inputs, targets = objective.phases[0].batch(0, 4)
     q, p = said(objective, inputs)
@@ -112,22 +92,16 @@ def test_a_head_learns_what_the_target_says_further_on(
 def test_heads_come_closer_to_their_target(
     new_draft_run: Callable[[str], Path], teacher: Teacher, fine: Trainer[MedusaStudent]
 ) -> None:
-    before = start(new_draft_run("run"), teacher, options()).objective.evaluate(32)
+    before = start(new_draft_run("run"), teacher).objective.evaluate(32)
     after = fine.history[-1]["valid"]
     assert {f"on-policy {what} {number}" for what in ("KL", "same") for number in (1, 2, 3)} <= set(after)
     assert all(after[name] < 0.5 * before[name] for name in after if " KL" in name)
 
 
-def test_target_is_left_alone(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
-    before = deepcopy(teacher.decoder.state_dict())
-    train(new_draft_run("run"), teacher, options("replicated"), stop_at=3)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.decoder.state_dict().items())
-
-
 def test_heads_begin_as_the_target_s_own(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
     inputs = torch.arange(64).view(2, 32)
     for unembeddings in ("shared", "replicated"):
-        heads, p = said(start(new_draft_run(unembeddings), teacher, options(unembeddings)).objective, inputs)
+        heads, p = said(start(new_draft_run(unembeddings), teacher, unembeddings).objective, inputs)
         assert all(torch.equal(head, p) for head in heads)
 
 
@@ -171,7 +145,7 @@ def test_the_tree_is_chosen_for_the_heads_as_they_are(
     trees = []
     for size in (7, 12):
         # Another size is no other run.
-        objective = start(fine.folder, teacher, options(steps=100, evaluate_every=1000, tree_size=size)).objective
+        objective = start(fine.folder, teacher, steps=100, evaluate_every=1000, tree_size=size).objective
         objective.export(tmp_path / "heads", "", {})
         shape = json.loads((tmp_path / "heads" / "drafter.json").read_text())["shape"]
         trees.append(tuple(tuple(path) for path in shape["tree"]))
@@ -186,7 +160,7 @@ def test_the_tree_is_chosen_for_the_heads_as_they_are(
 def test_ranks_are_measured_once_a_step(
     new_draft_run: Callable[[str], Path], teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, counted = start(new_draft_run("run"), teacher, options()), list[int]()
+    trainer, counted = start(new_draft_run("run"), teacher), list[int]()
     measure_ranks = MedusaStudent.measure_ranks
     monkeypatch.setattr(
         MedusaStudent, "measure_ranks", lambda self: counted.append(trainer.step) or measure_ranks(self)
@@ -200,21 +174,9 @@ def test_ranks_are_measured_once_a_step(
     assert counted == [1, 2]
 
 
-def test_resumed_run_is_the_uninterrupted_run(new_draft_run: Callable[[str], Path], teacher: Teacher) -> None:
-    whole = train(new_draft_run("whole"), teacher, options())
-    folder = new_draft_run("parts")
-    assert train(folder, teacher, options(), stop_at=5).step == 5
-    second = train(folder, teacher, options())
-    assert [(h["loss"], h["valid"]) for h in second.history] == [(h["loss"], h["valid"]) for h in whole.history]
-    for name, weight in whole.objective.module.state_dict().items():
-        assert torch.equal(weight, second.objective.module.state_dict()[name])
-    with pytest.raises(OptionError, match="shape"):
-        start(folder, teacher, options("replicated"))
-
-
 def test_engine_measures_the_tree(fine: Trainer[MedusaStudent], teacher: Teacher) -> None:
     """A tree of the same heads accepts more than their chain."""
-    objective = start(fine.folder, teacher, options(steps=100, evaluate_every=1000, num_tokens=3)).objective
+    objective = start(fine.folder, teacher, steps=100, evaluate_every=1000, num_tokens=3).objective
     figures = objective.evaluate(32)
     assert {"T=0.8 alpha", "greedy CTAR(3)", "greedy S"} <= set(figures)
     assert 2 < figures["T=0.8 S"] <= 4
@@ -235,7 +197,7 @@ def test_engine_measures_the_tree(fine: Trainer[MedusaStudent], teacher: Teacher
 )
 def test_options_that_are_refused(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        options(**bad)
+        MedusaOptions(**LOOP | {"shape": MedusaShape(3, 1)} | bad)
 
 
 def test_no_held_out_text_to_choose_by_is_named(
@@ -246,31 +208,4 @@ def test_no_held_out_text_to_choose_by_is_named(
     for name in ("train.bin", "on-policy.bin"):
         (folder / "data" / name).symlink_to(draft_data / name)
     with pytest.raises(OptionError, match="expected held-out text of more than 3 tokens to choose the tree by"):
-        start(folder, teacher, options()).objective.measure_ranks()
-
-
-@pytest.mark.parametrize("more", ["--heads 2 --tree-size 5", "--unembeddings replicated --num-tokens 0"])
-def test_command_makes_heads_that_serve(tmp_path: Path, corpus: Path, teacher: Teacher, more: str) -> None:
-    """After two steps they are lossless all the same."""
-    command = (
-        f"medusa {more} --blocks 1 --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 "
-        f"--out {tmp_path / 'run'} --on-policy 200 --steps 2 --batch 128 --micro 64 --length 32 --final-share 0 "
-        "--final-length 64 --threads 1 --evaluate-every 2 --name small"
-    ).split()
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    export = tmp_path / "run" / "export"
-    document = json.loads((export / "drafter.json").read_text())
-    assert document["target"] == {"name": "little", **vars(teacher.fingerprint)}
-    assert document["shape"]["num_heads"] == len(document["shape"]["accuracies"])
-    assert len(document["shape"]["tree"]) == (5 if "tree-size" in more else 15)
-    assert ("greedy S" in document["figures"]) == ("--num-tokens 0" not in more)
-    card = (export / "README.md").read_text()
-    assert "residual blocks of size 32" in card
-    llm = LLM(teacher.folder, drafter="autoregressive", threads=1, budget="all")
-    for temperature in (0.0, 0.9):
-        params = SamplingParams(max_tokens=24, temperature=temperature, seed=3)
-        plain = llm.generate("The cat", params)
-        guessed = llm.generate("The cat", params, drafter=f"medusa(model={str(export)!r})")
-        assert guessed.token_ids == plain.token_ids
-        assert guessed.stats.drafted > 0
+        start(folder, teacher).objective.measure_ranks()

@@ -2,39 +2,47 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pronk.errors import OptionError
 from pronk.train.lm import two_phases
-from pronk.train.options import DataOptions, LoopOptions, ModelShape, OnPolicyOptions, TrainOptions, fit_lengths
+from pronk.train.options import DataOptions, LoopOptions, ModelShape, TrainOptions, fit_lengths
 from pronk.train.sources import parse_source
-from train.tiny import TINY, TINY_DRAFT
+from train.tiny import OWN, TINY, TINY_DRAFT
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("options", "change", "message"),
     [
-        ({"steps": 0}, "steps: expected an integer of at least 1, found 0"),
-        ({"minutes": -1.0}, "minutes: expected a finite number above 0, found -1.0"),
-        ({"length": 65}, "length: expected an integer in 1..64, found 65"),
-        ({"length": 0}, "length: expected an integer in 1..64, found 0"),
-        ({"micro": 0}, "micro: expected an integer of at least 1, found 0"),
-        ({"final_length": 128}, "final-length: expected an integer in 1..64, found 128"),
-        ({"final_share": 1.5}, "final-share: expected a number in 0..1, found 1.5"),
-        ({"micro": 100}, "micro: expected a divisor of batch 256, found 100"),
-        ({"micro": 32}, "micro: expected a multiple of final-length 64, found 32"),
-        ({"optimizer": "sgd"}, "optimizer: expected one of muon, adamw, found 'sgd'"),
-        ({"rate": 0.0}, "lr: expected a finite number above 0, found 0.0"),
-        ({"rate": float("nan")}, "lr: expected a finite number above 0, found nan"),
-        ({"patience": 0}, "patience: expected an integer of at least 1, found 0"),
-        ({"threads": 0}, "threads: expected an integer of at least 1, found 0"),
-        ({"seed": -1}, "seed: expected an integer of at least 0, found -1"),
+        (TINY_DRAFT, {"share": 1.5}, "share: expected a number in 0..1, found 1.5"),
+        (TINY_DRAFT, {"hard": -0.1}, "hard: expected a number in 0..1, found -0.1"),
+        (TINY_DRAFT, {"num_tokens": 65}, "num-tokens: expected an integer in 0..64, found 65"),
+        (TINY_DRAFT, {"length": 65}, "length: expected an integer in 1..64, found 65"),
+        (OWN, {"tokens": -1}, "on-policy: expected an integer of at least 0, found -1"),
+        (OWN, {"prompt": 7}, "prompt: expected an integer of at least 8, found 7"),
+        (OWN, {"batch": 0}, "batch: expected an integer of at least 1, found 0"),
+        (TINY, {"steps": 0}, "steps: expected an integer of at least 1, found 0"),
+        (TINY, {"minutes": -1.0}, "minutes: expected a finite number above 0, found -1.0"),
+        (TINY, {"length": 65}, "length: expected an integer in 1..64, found 65"),
+        (TINY, {"length": 0}, "length: expected an integer in 1..64, found 0"),
+        (TINY, {"micro": 0}, "micro: expected an integer of at least 1, found 0"),
+        (TINY, {"final_length": 128}, "final-length: expected an integer in 1..64, found 128"),
+        (TINY, {"final_share": 1.5}, "final-share: expected a number in 0..1, found 1.5"),
+        (TINY, {"micro": 100}, "micro: expected a divisor of batch 256, found 100"),
+        (TINY, {"micro": 32}, "micro: expected a multiple of final-length 64, found 32"),
+        (TINY, {"optimizer": "sgd"}, "optimizer: expected one of muon, adamw, found 'sgd'"),
+        (TINY, {"rate": 0.0}, "lr: expected a finite number above 0, found 0.0"),
+        (TINY, {"rate": float("nan")}, "lr: expected a finite number above 0, found nan"),
+        (TINY, {"patience": 0}, "patience: expected an integer of at least 1, found 0"),
+        (TINY, {"threads": 0}, "threads: expected an integer of at least 1, found 0"),
+        (TINY, {"seed": -1}, "seed: expected an integer of at least 0, found -1"),
     ],
 )
-def test_options_out_of_range_are_named(change: dict[str, object], message: str) -> None:
+def test_options_out_of_range_are_named(options: Any, change: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError) as error:
-        replace(TINY, **change)  # type: ignore[arg-type]
+        replace(options, **change)
     assert str(error.value) == message
 
 
@@ -55,35 +63,6 @@ def test_files_that_are_missing_are_named(tmp_path: Path, name: str) -> None:
     assert str(caught.value) == f"{name}: expected a file at {tmp_path / 'none.jsonl'}, found none; check the path"
     with pytest.raises(OptionError, match=f"{name}: expected a file at .*, found a folder; check the path"):
         DataOptions(sources, **{name: (tmp_path,)})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"share": 1.5}, "share: expected a number in 0..1, found 1.5"),
-        ({"hard": -0.1}, "hard: expected a number in 0..1, found -0.1"),
-        ({"num_tokens": 65}, "num-tokens: expected an integer in 0..64, found 65"),
-        ({"length": 65}, "length: expected an integer in 1..64, found 65"),
-    ],
-)
-def test_draft_options_out_of_range_are_named(change: dict[str, object], message: str) -> None:
-    with pytest.raises(OptionError) as error:
-        replace(TINY_DRAFT, **change)  # type: ignore[arg-type]
-    assert str(error.value) == message
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tokens": -1}, "on-policy: expected an integer of at least 0, found -1"),
-        ({"prompt": 7}, "prompt: expected an integer of at least 8, found 7"),
-        ({"batch": 0}, "batch: expected an integer of at least 1, found 0"),
-    ],
-)
-def test_on_policy_options_out_of_range_are_named(change: dict[str, int], message: str) -> None:
-    with pytest.raises(OptionError) as error:
-        OnPolicyOptions(**change)
-    assert str(error.value) == message
 
 
 def test_loop_without_a_shape_has_no_longest_sequence() -> None:

@@ -60,11 +60,6 @@ def test_command_trains_and_resumes(tmp_path: Path, corpus: Path) -> None:
     assert "expected lr = 0.003 as before, found 1.0" in str(other.exception)
 
 
-def test_help_shows_examples() -> None:
-    result = CliRunner().invoke(app, ["lm", "--help"])
-    assert "pronk train lm --source python=0.6" in result.output
-
-
 @pytest.mark.parametrize("weight", ["x", "0"])
 def test_command_names_a_bad_source(tmp_path: Path, weight: str) -> None:
     result = CliRunner().invoke(app, ["lm", "--source", f"python={weight}", "--out", str(tmp_path)])

@@ -24,15 +24,13 @@ from pronk.train.draft import DraftStudent
 from pronk.train.options import DataOptions, DraftOptions
 from pronk.train.run import run_student
 from pronk.train.teacher import Teacher
-from train.tiny import OWN, TINY_DRAFT, InterruptingConsole
+from train.tiny import OWN, TINY_DRAFT, InterruptingConsole, draft_command
 
 OPTIONS = replace(TINY_DRAFT, num_tokens=2)
 ASKED = "as long as the 400 tokens of --on-policy take"
 
 
-@pytest.fixture(autouse=True)
-def _short_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pronk.train.student.SERVED_TOKENS", 8)
+pytestmark = pytest.mark.usefixtures("short_evaluation")
 
 
 def run(data: DataOptions, teacher: Teacher, folder: Path, console: Console, options: DraftOptions = OPTIONS) -> bool:
@@ -64,11 +62,8 @@ def test_interrupted_run_ends_like_an_uninterrupted_one(
 
 
 def test_command_makes_a_draft_that_serves(tmp_path: Path, corpus: Path, teacher: Teacher) -> None:
-    command = (
-        f"draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {tmp_path / 'run'} "
-        "--on-policy 200 --hidden 16 --layers 1 --heads 2 --kv-heads 1 --mlp 16 --steps 6 --batch 128 --micro 64 "
-        "--length 32 --final-length 64 --threads 1 --evaluate-every 6 --num-tokens 2 --name small"
-    ).split()
+    more = "--steps 6 --evaluate-every 6 --num-tokens 2 --name small"
+    command = draft_command(teacher, corpus, tmp_path / "run", more)
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     export = tmp_path / "run" / "export"
@@ -121,10 +116,6 @@ def test_mistakes_end_with_one_line(
         (f"{common} {sizes} --source {source} --out {tmp_path / 'file'}", "Not a directory; choose a folder"),
         (f"{common} {sizes} --source {source} --patience 0", "patience: expected an integer of at least 1, found 0"),
         (f"{common} {sizes} --source {source} --target nowhere", "no such folder: 'nowhere'"),
-        (
-            f"{common} {sizes} --source {source} --final-length 128",
-            "final-length: expected an integer in 1..64, found 128",
-        ),
         (f"{common} {sizes} --source {source} --share 0.999", "expected at least 33 tokens for sequences of 32, found"),
     ):
         with pytest.raises(SystemExit) as end:
@@ -154,10 +145,6 @@ def test_text_of_another_tokenizer_is_refused(
     (tmp_path / "run" / "data").symlink_to(prepared)
     with pytest.raises(OptionError, match=r"expected tokenizer = None as before, found '[0-9a-f]{32}'"):
         run(data_options, teacher, tmp_path / "run", quiet)
-
-
-def test_help_shows_examples() -> None:
-    assert "pronk train draft --source python=0.6" in CliRunner().invoke(app, ["draft", "--help"]).output
 
 
 def test_run_that_gets_no_better_says_so_and_is_exported(

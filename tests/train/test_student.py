@@ -20,6 +20,7 @@ from pronk.train.loop import Trainer
 from pronk.train.options import StudentOptions
 from pronk.train.student import Branch, Student
 from pronk.train.teacher import Teacher
+from train.kinds import LOOP
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,7 @@ class Ahead(Student[nn.Module]):
 
 
 OPTIONS = StudentOptions(
-    shape=AheadShape(),
-    context=64,
-    steps=6,
-    batch=256,
-    micro=128,
-    length=32,
-    final_length=64,
-    final_share=0.5,
-    rate=1e-2,
-    evaluate_every=3,
-    log_every=2,
-    num_tokens=0,
+    **LOOP | {"shape": AheadShape(), "steps": 6, "final_share": 0.5, "evaluate_every": 3, "log_every": 2}
 )
 
 
@@ -151,7 +141,7 @@ def test_accuracy_of_every_position_is_reported_since_the_last_time(
         assert torch.equal(weight, parts.objective.module.state_dict()[name])
 
 
-def test_folder_says_whose_it_is(student: Ahead, teacher: Teacher, tmp_path: Path) -> None:
+def test_the_folder_names_its_target(student: Ahead, teacher: Teacher, tmp_path: Path) -> None:
     student.export(tmp_path / "ahead", "# card", {"figures": {"S": 1.5}, "length": 64})
     assert sorted(each.name for each in (tmp_path / "ahead").iterdir()) == [
         "README.md", "drafter.json", "model.safetensors",

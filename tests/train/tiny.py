@@ -6,47 +6,44 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from pronk.train.lm import LanguageModel
 from pronk.train.loop import Trainer
 from pronk.train.options import DraftOptions, ModelShape, OnPolicyOptions, TrainOptions
+from pronk.train.teacher import Teacher
 
 SHAPE = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, mlp=48, vocab=320, context=64)
-TINY = TrainOptions(
-    shape=SHAPE,
-    steps=12,
-    batch=256,
-    micro=128,
-    length=32,
-    final_length=64,
-    final_share=0.25,
-    rate=1e-2,
-    warmup=2,
-    threads=1,
-    evaluate_every=6,
-    save_every=6,
-    log_every=3,
-)
-
+PACE: dict[str, Any] = {
+    "steps": 12,
+    "batch": 256,
+    "micro": 128,
+    "length": 32,
+    "final_length": 64,
+    "final_share": 0.25,
+    "rate": 1e-2,
+    "warmup": 2,
+    "threads": 1,
+    "evaluate_every": 6,
+    "save_every": 6,
+    "log_every": 3,
+}
+TINY = TrainOptions(shape=SHAPE, **PACE)
 TINY_DRAFT = DraftOptions(
-    shape=ModelShape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=24, vocab=320, context=64),
-    steps=12,
-    batch=256,
-    micro=128,
-    length=32,
-    final_length=64,
-    final_share=0.25,
-    rate=1e-2,
-    warmup=2,
-    threads=1,
-    evaluate_every=6,
-    save_every=6,
-    log_every=3,
-    num_tokens=0,
+    shape=ModelShape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=24, vocab=320, context=64), num_tokens=0, **PACE
 )
 OWN = OnPolicyOptions(tokens=400, prompt=24, length=12, batch=16, held_out=6)
+
+
+def draft_command(teacher: Teacher, corpus: Path, out: Path, more: str) -> list[str]:
+    """``draft``, and options of a run of a moment; ``more`` are others."""
+    return (
+        f"draft --target {teacher.folder} --source {corpus / 'stories.jsonl'}=1 --out {out} --on-policy 200 "
+        "--hidden 16 --layers 1 --heads 2 --kv-heads 1 --mlp 16 --batch 128 --micro 64 --length 32 "
+        f"--final-length 64 --threads 1 {more}"
+    ).split()
 
 
 class InterruptingConsole(Console):

@@ -1,4 +1,4 @@
-"""Is this sample from that distribution? Pearson's test."""
+"""Pearson's chi-square test; ``pronk verify`` runs it, so it does without SciPy, which is no run-time dependency."""
 
 from __future__ import annotations
 

@@ -164,30 +164,6 @@ def test_what_is_no_model_is_refused(model: str, tmp_path: Path) -> None:
     assert llm.generate("x", PARAMS).token_ids
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("draft_model(num_tokens=0)", "draft_model: num_tokens: expected an integer in 1..64, found 0"),
-        ("draft_model(min_confidence=1.5)", "draft_model: min_confidence: expected a number in 0..1, found 1.5"),
-        ("draft_model(dtype='int4')", "draft_model: dtype: expected one of auto, .*, found 'int4'"),
-        ("draft_model(weights='int2')", "draft_model: weights: expected one of plain, int8, int4, found"),
-        ("draft_model(model='')", "draft_model: model: expected a path, found ''"),
-        ("draft_model(model=7)", "draft_model: model: expected a path, found 7"),
-        ("threshold(lowest=0.5, highest=0.4)", "threshold: lowest: expected at most highest = 0.4, found 0.5"),
-        ("threshold(threshold=0.01)", "threshold: threshold: expected a number in 0.05..0.95, found 0.01"),
-        ("threshold(suffix)", "threshold: expected a drafter that guesses token after token"),
-        ("cape(sizes='big')", "cape: sizes: expected one of paper, fine, found"),
-        ("cape(cape, cape)", "cape: expected a drafter that guesses token after token"),
-        ("staged(suffix, draft_model)", "staged: expected a draft_model and a smaller drafter"),
-        ("beam(threshold)", "beam: expected draft_model"),
-    ],
-)
-def test_options_out_of_range(spec: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message) as caught:
-        make_drafter(spec)
-    assert "\n" not in str(caught.value)
-
-
 def test_the_command_line_says_in_one_line_that_there_is_no_such_draft(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,6 @@ from drafters.from_draft.drafts import draft_folder
 from engine.cases import text
 from pronk.drafters import PromptLookup, make_drafter
 from pronk.engine.request import Request
-from pronk.errors import OptionError
 from pronk.sampling.noise import trial_seed
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -178,24 +177,6 @@ def test_choosers_recover_from_an_interruption_between_two_lines(spec: str) -> N
                     interrupted += 1
         assert interrupted == 1
         assert got.output == want.output
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("threshold(cape(draft_model))", r"threshold: expected a drafter of chains, found cape; write cape\(threshold"),
-        ("cape(cape(draft_model))", r"cape: expected a drafter of chains, found cape; one cape is enough"),
-        ("threshold(prompt_lookup)", "threshold: expected a drafter that guesses token after token"),
-        ("cape(draft_model, draft_model)", "cape: expected a drafter that guesses token after token"),
-        ("staged(prompt_lookup)", "staged: expected a draft_model and a smaller drafter, .* found prompt_lookup"),
-        ("staged(draft_model, suffix, suffix)", "found draft_model, suffix, suffix"),
-        ("beam(prompt_lookup)", "beam: expected draft_model"),
-    ],
-)
-def test_compositions_that_mean_nothing_are_refused(spec: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message) as caught:
-        make_drafter(spec)
-    assert "\n" not in str(caught.value)
 
 
 def test_staged_has_a_smaller_drafter_by_default() -> None:

@@ -18,23 +18,6 @@ def plain(prompt: list[int], length: int, model: Model) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("model", [scrambled, looping, markov])
-@pytest.mark.parametrize("size", [1, 2, 7, 16])
-@pytest.mark.parametrize("kind", [Jacobi, GaussSeidel])
-def test_m_unknowns_take_at_most_m_passes_and_are_the_greedy_ones(kind: type[Jacobi], size: int, model: Model) -> None:
-    for seed in range(20):
-        dice = random.Random(seed)
-        prompt = [dice.randrange(VOCAB) for _ in range(dice.randint(1, 9))]
-        drafter, tokens = kind(num_tokens=size), list(prompt)
-        state = drafter.start(prompt)
-        passes = 0
-        while len(tokens) < len(prompt) + size:
-            step(drafter, state, tokens, model)
-            passes += 1
-        assert passes <= size
-        assert tokens == plain(prompt, len(tokens), model)
-
-
 def test_a_fixed_point_is_accepted_at_once() -> None:
     """Once the iterate is right it stays right: a model that does not look back is solved in two passes."""
     drafter, tokens = Jacobi(num_tokens=6), [9]
@@ -95,10 +78,15 @@ def slow(prompt: list[int], steps: int, size: int, model: Model, *, slides: bool
 @pytest.mark.parametrize("size", [1, 3, 8])
 @pytest.mark.parametrize("kind", [Jacobi, GaussSeidel])
 def test_every_pass_is_that_of_a_slow_loop(kind: type[Jacobi], size: int, model: Model) -> None:
-    for prompt in ([3, 1, 4], [9], [2, 7, 1, 8, 2, 8]):
+    """So ``m`` unknowns take at most ``m`` passes, and become the greedy tokens."""
+    for seed in range(8):
+        dice = random.Random(seed)
+        prompt = [dice.randrange(VOCAB) for _ in range(dice.randint(1, 9))]
         drafter, tokens, lengths = kind(num_tokens=size), list(prompt), []
         state = drafter.start(prompt)
         for _ in range(25):
             step(drafter, state, tokens, model)
             lengths.append(len(tokens))
         assert lengths == slow(prompt, 25, size, model, slides=kind is GaussSeidel)
+        assert tokens == plain(prompt, len(tokens), model)
+        assert lengths[size - 1] >= len(prompt) + size

@@ -12,7 +12,6 @@ from drafters.helpers import VOCAB, Model, context, hear, looping, met, scramble
 from pronk.drafters import Lookahead, Outcome
 from pronk.drafters.from_outputs._window import LADDER, NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.from_outputs.lookahead import LookaheadState
-from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.cost_model import CostCurve
@@ -262,13 +261,3 @@ def test_automatic_window_changes_between_steps() -> None:
     trees = drafter.propose([context(*each, costs=CHEAP) for each in zip(states, texts, strict=True)])
     assert drafter.shape == LADDER[1]
     assert all(len(tree) - sum(tree.acceptable) == LADDER[1].window - 1 for tree in trees)  # row 0 counts the root
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"window": 0}, {"window": 65}, {"window": "wide"}, {"ngram": 3}, {"guesses": 1}, {"window": 3, "ngram": 1}],
-    ids=str,
-)
-def test_bad_options(options: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match="lookahead: "):
-        Lookahead(**options)  # type: ignore[arg-type]

@@ -1,10 +1,8 @@
-"""Looking over an early exit's shoulder: what it would say without caches, and what plain decoding gives."""
+"""Looking over an early exit's shoulder: what it would say without caches."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,16 @@ from torch import Tensor
 from drafters.drafting import Watched, chooser_at
 from drafters.from_target.trained_kangaroo import adapter_folder
 from drafters.helpers import within
-from pronk.drafters import Proposer, make_drafter
+from pronk.drafters import make_drafter
 from pronk.drafters.from_target.kangaroo import KangarooProposer
 from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.models.decoder import Decoder
-from pronk.sampling.params import SamplingParams
 from pronk.speculation.cost_model import CostCurve
 from pronk.train.features import compute_features
 from pronk.train.kangaroo import dense_adapter
-from tiny_models import VOCAB, make_engine, make_request, run
+from tiny_models import make_engine
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7], list(range(40)), [9]]
 WINDOWS = (24, 24, 24, 24)
@@ -36,11 +33,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.5, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.3},
     "bias": {"temperature": 0.8, "logit_bias": {3: 6.0, 50: 4.0, 90: -100.0}},
 }
-
-
-def text(seed: int, length: int) -> list[int]:
-    dice = random.Random(seed)
-    return [dice.randrange(VOCAB) for _ in range(length)]
 
 
 def named(
@@ -67,36 +59,6 @@ def assert_no_blocks(drafter: Any) -> None:
     allocator = beside.cache.allocator
     assert allocator.num_free == allocator.num_blocks
     assert not any(allocator.references)
-
-
-def decode(
-    decoder: Decoder, engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any
-) -> list[Request]:
-    """The prompts in one batch, the outputs of which are those of plain decoding."""
-    params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
-    requests = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
-    run(engine, requests)
-    assert_plain(decoder, requests)
-    return requests
-
-
-def assert_plain(decoder: Decoder, requests: Sequence[Request]) -> None:
-    """The outputs are those of decoding without guesses."""
-    for request in requests:
-        params = replace(request.params, n=1, seed=request.seed)
-        key = (id(decoder), tuple(request.prompt), repr(params))
-        if key not in _PLAIN:
-            plain = make_request(request.prompt, params)
-            run(make_engine(decoder), [plain])
-            _PLAIN[key] = plain.output
-        assert request.output == _PLAIN[key]
-
-
-_PLAIN: dict[Any, list[int]] = {}
-
-
-def total(requests: Sequence[Request], count: str) -> int:
-    return sum(getattr(request.stats, count) for request in requests)
 
 
 def flat(seconds: float) -> CostCurve:

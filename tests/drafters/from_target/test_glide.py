@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.drafting import assert_no_blocks, bound, context, decode, watch_draft, watched
+from drafters.drafting import assert_no_blocks, assert_plain, bound, context, decode, watch_draft, watched
 from drafters.from_target.trained_glide import PROMPTS, DenseGlide, glide_folder, spec
 from drafters.helpers import within
 from pronk.drafters import DraftContext, Proposer, make_drafter
@@ -100,13 +100,8 @@ def assert_right(notes: Sequence[Said], dense: DenseGlide) -> None:
 
 
 def serve(engine: Engine, drafter: Proposer[Any], prompts: Sequence[Sequence[int]], **options: Any) -> list[Request]:
-    """The prompts in one batch, with and without guesses, on any target."""
-    params = [SamplingParams(**{"max_tokens": 30, "seed": seed, **options}) for seed in range(len(prompts))]
-    made = [make_request(prompt, own, drafter) for prompt, own in zip(prompts, params, strict=True)]
-    plain = [make_request(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
-    run(engine, made)
-    run(make_engine(engine.runner.decoder), plain)
-    assert [request.output for request in made] == [request.output for request in plain]
+    """The prompts in one batch; all requests are drafted for, and their texts are those of plain decoding."""
+    made = decode(engine, drafter, prompts, **options)
     assert all(request.stats.drafted for request in made)
     return made
 
@@ -202,10 +197,9 @@ def test_samples_of_a_prompt_read_the_same_blocks() -> None:
     engine, drafter = watched(KINDS["glide"])
     params = SamplingParams(max_tokens=20, temperature=0.8, n=3, seed=2)
     for prompt in PROMPTS:
-        made, plain = samples(prompt, params, drafter), samples(prompt, params)
+        made = samples(prompt, params, drafter)
         run(engine, made)
-        run(make_engine(tiny_decoder()), plain)
-        assert [request.output for request in made] == [request.output for request in plain]
+        assert_plain(engine, made)
     assert_no_blocks(model_of(drafter.inner))
 
 

@@ -9,28 +9,26 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from drafters.drafting import decode, text
 from drafters.from_target.exits import (
     OPTIONS,
     PROMPTS,
     WINDOWS,
     Slow,
     assert_no_blocks,
-    decode,
     flat,
     kangaroo_of,
     named,
     slow_chain,
-    text,
-    total,
     watched,
 )
 from drafters.from_target.trained_kangaroo import adapter_folder, calm_decoder, spec
 from drafters.kernel_calls import Calls
 from drafters.trees import TreeDrafter, off_chain
-from engine.cases import watch
+from engine.cases import total, watch
 from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
 from pronk.drafters.from_target.modules.kangaroo import ADAPTERS
-from pronk.errors import CheckpointError, OptionError
+from pronk.errors import CheckpointError
 from pronk.execution.attention import Segment
 from pronk.execution.early_rows import StartedRows
 from pronk.sampling.params import SamplingParams
@@ -58,7 +56,7 @@ def test_the_chain_is_what_a_slow_loop_writes(
     engine, drafter = watched(decoder, named(decoder, 2, adapter, num_tokens=5, eta=eta))
     slow = Slow(calm_decoder(windows=windows or (None,) * 4, packed=False), drafter)
     lengths = set[int]()
-    for request in decode(decoder, engine, drafter, PROMPTS[:3], max_tokens=14, **OPTIONS[options]):
+    for request in decode(engine, drafter, PROMPTS[:3], max_tokens=14, **OPTIONS[options]):
         for asked in drafter.of(request):
             most = min(5, asked.depth, asked.nodes)
             assert list(asked.tree.tokens[1:]) == slow_chain(slow, request, asked.tokens, most, eta)
@@ -116,7 +114,7 @@ def test_a_whole_target_that_exits_early_is_always_right() -> None:
     """Layers that add nothing: every chain is accepted, and goes on where the last one stopped."""
     decoder = calm_decoder(calm=0.0)
     engine, drafter = watched(decoder, named(decoder, 1, noise=0.0, num_tokens=4, eta=0))
-    (request,) = decode(decoder, engine, drafter, [[1, 2, 3]], max_tokens=21)
+    (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=21)
     assert request.stats.accepted == request.stats.drafted == 16
     assert [step.tokens for step in request.stats.steps] == [1, 5, 5, 5, 5]
 
@@ -131,7 +129,7 @@ def test_requests_share_passes() -> None:
         return begin(jobs, layers)
 
     kangaroo_of(drafter).exit.runner.begin = counted  # type: ignore[method-assign]
-    requests = decode(decoder, engine, drafter, [text(2, 7), text(3, 30), text(4, 2)], max_tokens=20)
+    requests = decode(engine, drafter, [text(2, 7), text(3, 30), text(4, 2)], max_tokens=20)
     steps = max(len(drafter.of(request)) for request in requests)
     assert len(passes) <= 3 * steps
     assert passes[:3] == [3, 3, 3]
@@ -147,7 +145,7 @@ def test_accepted_guesses_of_others_are_not_computed_again(monkeypatch: pytest.M
     engine, inner = watched(decoder, named(decoder, num_tokens=3, eta=0))
     turns = Turns(TreeDrafter(off_chain, texts), inner)
     rows = Calls(engine.cache, monkeypatch)
-    (request,) = decode(decoder, engine, turns, [[1, 2, 3]])
+    (request,) = decode(engine, turns, [[1, 2, 3]])
     assert request.stats.moved > 0
     assert sum(len(asked.path) for asked in inner.of(request)) > 0
     # In the drafter's passes and those that verify its guesses there is one row of the first layers each: none of those
@@ -192,7 +190,7 @@ class Turns(Proposer[Any]):
 def test_a_prompt_longer_than_a_chunk() -> None:
     decoder = calm_decoder()
     engine, drafter = watched(decoder, named(decoder, eta=0))
-    requests = decode(decoder, engine, drafter, [text(0, 1100), text(1, 530)], max_tokens=12)
+    requests = decode(engine, drafter, [text(0, 1100), text(1, 530)], max_tokens=12)
     slow = Slow(calm_decoder(packed=False), drafter)
     for request in requests:
         for asked in drafter.of(request)[:2]:
@@ -206,10 +204,10 @@ def test_the_chain_ends_where_a_wrapper_says() -> None:
     decoder = calm_decoder(calm=0.1)
     strict = named(decoder, 3, eta=1.0, num_tokens=2)
     engine, alone = watched(decoder, strict)
-    (request,) = decode(decoder, engine, alone, [[1, 2, 3]])
+    (request,) = decode(engine, alone, [[1, 2, 3]])
     assert {asked.tree.num_draft_tokens for asked in alone.of(request)} <= {0, 1}
     engine, within = watched(decoder, f"threshold({strict}, max_tokens=7)")
-    (request,) = decode(decoder, engine, within, [[1, 2, 3]])
+    (request,) = decode(engine, within, [[1, 2, 3]])
     assert max(asked.tree.num_draft_tokens for asked in within.of(request)) > 2
 
 
@@ -220,7 +218,7 @@ def test_a_pool_without_room_for_the_adapter() -> None:
         beside = kangaroo_of(drafter).exit._beside
         assert beside is not None
         beside.cache.resize(blocks)
-        one, other = decode(decoder, engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)
+        one, other = decode(engine, drafter, [text(7, 20), text(8, 20)], max_tokens=20)
         assert bool(one.stats.drafted) == (blocks == 3)
         assert drafter.of(other)[0].tree.num_draft_tokens == 0
         assert_no_blocks(drafter)
@@ -240,7 +238,7 @@ def test_where_nothing_can_be_chosen_there_is_no_guess() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sampler, "guess", sometimes)
-        (request,) = decode(decoder, engine, drafter, [[1, 2, 3]])
+        (request,) = decode(engine, drafter, [[1, 2, 3]])
     assert any(asked.started == StartedRows(2, asked.tree.tokens) for asked in drafter.of(request))
     assert any(each.early == (2, len(each.tree)) for each in segments)
 
@@ -250,7 +248,7 @@ def test_a_request_that_saves_decodes_plainly_where_guessing_does_not_pay() -> N
     for dear in (True, False):
         engine, drafter = watched(decoder, named(decoder, eta=0, num_tokens=6), costs=flat(1.0))
         kangaroo_of(drafter).exit._times = GivenTimes(flat(100.0 if dear else 0.001))
-        (request,) = decode(decoder, engine, drafter, [[1, 2, 3]], max_tokens=40)
+        (request,) = decode(engine, drafter, [[1, 2, 3]], max_tokens=40)
         guessed = [asked.tree.num_draft_tokens for asked in drafter.of(request)]
         assert guessed.count(0) > len(guessed) / 2 if dear else guessed.count(0) <= 1
         assert any(guessed)
@@ -264,7 +262,7 @@ def test_prices_are_those_of_its_passes(adapter: str) -> None:
     drafter = make_drafter(named(decoder, 2, adapter)).bind(engine.target)
     exit_ = kangaroo_of(drafter).exit
     assert exit_.step_cost(flat(1.0), 0, 2) is None
-    decode(decoder, engine, drafter, PROMPTS[:2])
+    decode(engine, drafter, PROMPTS[:2])
     step_cost = exit_.step_cost(flat(1.0), 0, 2)
     assert step_cost is not None
     assert step_cost.requests == 2
@@ -287,16 +285,3 @@ def test_meeting_a_target() -> None:
     late = adapter_folder(calm_decoder(), 3)
     with pytest.raises(CheckpointError, match=r"drafter\.json: exit-layer: expected 1 to 1 for a target of 2 layers"):
         make_drafter(f"kangaroo(model={late!r})").bind(engine.target)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("num_tokens=0", "num_tokens: expected an integer in 1..64, found 0"),
-        ("eta=1.5", "eta: expected a number in 0..1, found 1.5"),
-        ("model=3", "model: expected a path, found 3"),
-    ],
-)
-def test_options_out_of_their_range_are_named(options: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        make_drafter(f"kangaroo({options})")

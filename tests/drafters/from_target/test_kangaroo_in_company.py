@@ -10,23 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.drafting import started_of
+from drafters.drafting import assert_plain, decode, started_of, text
 from drafters.from_target.exits import (
     OPTIONS,
     PROMPTS,
     WINDOWS,
     assert_no_blocks,
-    assert_plain,
-    decode,
     kangaroo_of,
     named,
-    text,
-    total,
     watched,
 )
 from drafters.from_target.trained_kangaroo import calm_decoder
 from drafters.kernel_calls import burning
-from engine.cases import watch
+from engine.cases import total, watch
 from pronk.drafters import Capabilities, DraftContext, Outcome, Proposer, make_drafter
 from pronk.engine.engine import Engine
 from pronk.execution.early_rows import EarlyRows
@@ -93,7 +89,7 @@ def test_proposals_may_be_cut_or_dropped(how: str, options: str, *, wrapped: boo
     engine = make_engine(decoder)
     made, early = named(decoder, eta=0.3), early_of(engine)
     drafter = Spoiled(make_drafter(f"cape({made})" if wrapped else made).bind(engine.target), how)
-    requests = decode(decoder, engine, drafter, PROMPTS, **OPTIONS[options])
+    requests = decode(engine, drafter, PROMPTS, **OPTIONS[options])
     assert total(requests, "accepted") > 5
     assert {each.nodes for each in early if each is not None} >= {1, 2}
     assert_no_blocks(drafter.inner)
@@ -123,7 +119,7 @@ def test_in_company(name: str, options: str) -> None:
     decoder = calm_decoder(kind, windows=WINDOWS if options == "greedy" else (None, 24, None, None))
     engine = make_engine(decoder, prefill_chunk=32)
     drafter = make_drafter(company(decoder, name)).bind(engine.target)
-    requests = decode(decoder, engine, drafter, [*PROMPTS, text(5, 90)], **OPTIONS[options])
+    requests = decode(engine, drafter, [*PROMPTS, text(5, 90)], **OPTIONS[options])
     sources = [s for request in requests for s in request.stats.sources.items() if "kangaroo" in s[0]]
     assert sum(each.accepted for _, each in sources) > 5
     assert_no_blocks(drafter)
@@ -138,7 +134,7 @@ def test_long_texts_in_small_pieces(exit_layer: int, windows: tuple[int | None, 
     engine = make_engine(decoder, prefill_chunk=16, max_batch=2, block_size=16)
     drafter = make_drafter(named(decoder, exit_layer, eta=0.4)).bind(engine.target)
     prompts = [text(seed, length) for seed, length in enumerate((60, 3, 90))]
-    requests = decode(decoder, engine, drafter, prompts, max_tokens=45, temperature=0.8)
+    requests = decode(engine, drafter, prompts, max_tokens=45, temperature=0.8)
     assert total(requests, "accepted") > 10
     assert_no_blocks(drafter)
 
@@ -146,7 +142,7 @@ def test_long_texts_in_small_pieces(exit_layer: int, windows: tuple[int | None, 
 def test_with_learned_positions() -> None:
     decoder = calm_decoder(calm=0.1, classic=True)
     engine, drafter = watched(decoder, named(decoder))
-    assert total(decode(decoder, engine, drafter, PROMPTS, temperature=0.8), "accepted") > 20
+    assert total(decode(engine, drafter, PROMPTS, temperature=0.8), "accepted") > 20
 
 
 @pytest.mark.parametrize("windows", [(None,) * 4, WINDOWS], ids=["all", "window"])
@@ -156,7 +152,7 @@ def test_samples_of_a_prompt_start_from_one_another(windows: tuple[int | None, .
     drafter = make_drafter(named(decoder, eta=0.2)).bind(engine.target)
     requests = samples(text(1, 45), SamplingParams(n=4, max_tokens=20, temperature=0.9, seed=5), drafter)
     run(engine, requests)
-    assert_plain(decoder, requests)
+    assert_plain(engine, requests)
     assert len({tuple(request.output) for request in requests}) == 4
     assert all(request.stats.accepted > 0 for request in requests)
     assert_no_blocks(drafter)
@@ -216,7 +212,7 @@ def test_an_interrupted_pass_does_no_harm(made: str, *, after: bool, own: bool) 
         del requests[1]
         while any(request.finish_reason is None for request in requests):
             engine.step()
-        assert_plain(decoder, requests)
+        assert_plain(engine, requests)
         assert total(requests, "accepted") > 0
         assert_idle(engine)
         assert_no_blocks(drafter)
@@ -252,6 +248,6 @@ def test_another_part_may_read_what_is_computed_early() -> None:
     decoder = calm_decoder()
     engine = make_engine(decoder)
     early = early_of(engine)
-    requests = decode(decoder, engine, ModelReader(make_drafter(named(decoder)).bind(engine.target), "read"), PROMPTS)
+    requests = decode(engine, ModelReader(make_drafter(named(decoder)).bind(engine.target), "read"), PROMPTS)
     assert total(requests, "accepted") > 20
     assert not any(early)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.drafting import bound, decode, paths, watched
+from drafters.drafting import assert_plain, bound, decode, paths, watched
 from drafters.from_draft.drafts import draft_folder
 from drafters.from_target.trained_medusa import SHAPE, TREE, medusa_folder, plain_heads, spec, write_heads
 from drafters.helpers import context
@@ -94,27 +94,12 @@ def test_output_is_that_of_plain_decoding(temperature: float) -> None:
         engine = make_engine(tiny_decoder(**variant))
         drafter = make_drafter(f"medusa(model={model!r})").bind(engine.target)
         for prompt in (PROMPTS[0], PROMPTS[1] * 3):
-            got, want = samples(prompt, params, drafter), samples(prompt, params)
+            got = samples(prompt, params, drafter)
             run(engine, got)
-            run(make_engine(tiny_decoder(**variant)), want)
-            assert [each.output for each in got] == [each.output for each in want]
+            assert_plain(engine, got)
             assert total(got, "drafted") > 0
             accepted += total(got, "accepted")
     assert accepted > 20
-
-
-@pytest.mark.parametrize("company", ["first_of(prompt_lookup(min_ngram=1), {})", "merged({}, recycling)"])
-def test_in_company(company: str) -> None:
-    engine, drafter = watched(company.format(spec()))
-    requests = decode(engine, drafter, PROMPTS, temperature=0.7, logit_bias=LIKELY)
-    own = [each for request in requests for name, each in request.stats.sources.items() if name.startswith("medusa")]
-    assert sum(each.accepted for each in own) > 0
-
-
-def test_as_the_smaller_drafter_of_a_draft_model() -> None:
-    """It guesses where the draft begins; below the draft's own guesses there is no state of the target's."""
-    engine, drafter = watched(f"staged(draft_model(model={draft_folder()!r}), {spec()})")
-    assert total(decode(engine, drafter, PROMPTS, temperature=0.7), "accepted") > 0
 
 
 @pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
@@ -261,23 +246,6 @@ def test_trees_of_one_s_own(tmp_path: Path) -> None:
     model = write_heads(tmp_path / "heads", replace(SHAPE, accuracies=accuracies))
     tree = proposal(bound(f"medusa(model={model!r}, tree=6)"))
     assert sorted(tree.depths[1:]) == sorted(len(path) for path in best_paths(accuracies, 6)) == [1, 1, 1, 2, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tree": 0}, r"medusa: tree: expected an integer in 1\.\.127, found 0"),
-        ({"tree": True}, r"medusa: tree: expected an integer in 1\.\.127, found True"),
-        ({"tree": "0 1"}, r"medusa: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),
-        ({"tree": ((0,), (1, 0))}, r"medusa: tree: expected each path once .* found \(1, 0\) without \(1,\) before it"),
-        ({"num_tokens": 17}, r"medusa: num_tokens: expected an integer in 1\.\.16, found 17"),
-        ({"model": 3}, "medusa: model: expected a path, found 3"),
-    ],
-)
-def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message) as caught:
-        Medusa(**options)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:

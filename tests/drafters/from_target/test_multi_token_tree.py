@@ -16,7 +16,7 @@ from drafters.from_target.trained_multi_token import SHAPE, dense_heads, spec
 from drafters.test_conformance import Stage, outcome
 from engine.cases import total
 from pronk.drafters import make_drafter
-from pronk.drafters.from_target.multi_token import MultiToken, MultiTokenProposer
+from pronk.drafters.from_target.multi_token import MultiTokenProposer
 from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
 from pronk.sampling.sampler import Sampler
@@ -167,21 +167,6 @@ def test_wrappers_take_chains() -> None:
         make_drafter(f"{wrapper}({spec()})")
     with pytest.raises(OptionError, match=r"found cape; write cape\(threshold\(…\)\) instead"):
         make_drafter(f"threshold(cape({spec()}))")
-
-
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        (0, r"multi_token: tree: expected an integer in 1\.\.127, found 0"),
-        (True, r"multi_token: tree: expected an integer in 1\.\.127, found True"),
-        ("0 1", r"multi_token: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),
-        (((1, 0),), r"multi_token: tree: expected each path once .* found \(1, 0\) without \(1,\) before it"),
-    ],
-)
-def test_options_that_are_refused(tree: Any, message: str) -> None:
-    with pytest.raises(OptionError, match=message) as caught:
-        MultiToken(tree=tree)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from drafters.drafting import bound
+from drafters.drafting import bound, decode
+from drafters.from_draft.drafts import draft_folder
 from drafters.from_target import trained_glide, trained_kangaroo, trained_medusa, trained_multi_token
 from pronk.cli.train.main import app
 from pronk.drafters import REGISTRY
 from pronk.drafters.from_target.modules import files as trained
 from pronk.errors import CheckpointError
+from tiny_models import make_engine, tiny_decoder
 
 FOLDERS = {
     "kangaroo": trained_kangaroo.adapter_folder,
@@ -36,6 +38,28 @@ def refused(kind: str, folder: Path, message: str) -> None:
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(folder))
     assert str(caught.value).endswith("; train it again")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        ("medusa", "first_of(prompt_lookup(min_ngram=1), {})"),
+        ("medusa", "merged({}, recycling)"),
+        ("medusa", "staged(DRAFT, {})"),
+        ("multi_token", "cape(threshold({}))"),
+        ("multi_token", "merged({}, recycling)"),
+    ],
+)
+def test_in_company(kind: str, spec: str) -> None:
+    """Within and beside others, and as the smaller drafter of a draft model; the text is that of plain decoding."""
+    spec = spec.replace("DRAFT", f"draft_model(model={draft_folder()!r})").format(f"{kind}(model={FOLDERS[kind]()!r})")
+    engine = make_engine(tiny_decoder())
+    prompts = [[1, 2, 3], [5] * 20, [9, 8, 7, 9, 8, 7, 9, 8]]
+    likely = dict.fromkeys(range(5), 30.0)  # few tokens are likely, so that some guesses are right
+    requests = decode(engine, bound(spec, engine), prompts, max_tokens=60, temperature=0.7, logit_bias=likely)
+    sources = [source for request in requests for source in request.stats.sources.items()]
+    own = [each for name, each in sources if name.startswith(kind) or "staged(" in spec]
+    assert sum(each.accepted for each in own) > (10 if kind == "multi_token" else 0)
 
 
 @pytest.mark.parametrize(

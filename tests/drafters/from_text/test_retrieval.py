@@ -17,9 +17,8 @@ from pronk.drafters.from_text.retrieval import _PRIORS, _WAYS, BUNDLED, Retrieva
 from pronk.errors import CheckpointError, OptionError
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_rates import AcceptanceRates
-from pronk.speculation.proposer import Outcome, Proposer
+from pronk.speculation.proposer import Outcome
 from pronk.speculation.tree import TokenTree
-from tiny_models import make_engine, make_request, run, tiny_decoder
 
 RETURN, SELF, DOT, COMMA, NAME, VALUE, END = range(20, 27)
 DOCUMENTS = [
@@ -147,14 +146,6 @@ def test_it_learns_what_was_accepted(folder: Path) -> None:
     assert drafter.start([RETURN, SELF]) == AcceptanceRates("retrieval", rates.priors)
 
 
-def test_proposing_leaves_no_trace(folder: Path) -> None:
-    drafter = bound(folder)
-    rates = drafter.start([])
-    one, two = (drafter.propose([context(rates, [RETURN, SELF])]) for _ in range(2))
-    assert one == two
-    assert rates == drafter.start([])
-
-
 def test_priors_fit_the_ways(folder: Path) -> None:
     ways = {
         _way(length, count, total) for length in range(1, 90) for total in range(1, 200) for count in range(1, total)
@@ -163,23 +154,6 @@ def test_priors_fit_the_ways(folder: Path) -> None:
     assert ways <= set(known)
     assert len(known) == len(_PRIORS) * _WAYS
     assert all(len(row) == _WAYS and all(0 < rate < 1 for rate in row) for row in _PRIORS)
-
-
-def test_output_is_that_of_plain_decoding(tmp_path: Path) -> None:
-    """The datastore holds what the model says, and almost that."""
-    params = SamplingParams(max_tokens=40, ignore_eos=True)
-    prompts = [[5, 9, 77], [1, 2, 3, 4]]
-    plain = [make_request(prompt, params) for prompt in prompts]
-    run(make_engine(tiny_decoder()), plain)
-    texts = [request.tokens for request in plain]
-    wrong = [[*text[:17], 3, *text[18:30], 3] for text in texts]
-    engine = make_engine(tiny_decoder())
-    drafter = Retrieval(datastore=str(write(tmp_path / "s", [*texts, *wrong]))).bind(engine.target)
-    requests = [make_request(prompt, params, drafter) for prompt in prompts]
-    run(engine, requests)
-    for request, want in zip(requests, plain, strict=True):
-        assert request.output == want.output
-        assert request.stats.step_compression > 3
 
 
 def test_the_wrong_datastore_is_refused(folder: Path) -> None:
@@ -205,30 +179,6 @@ def test_it_is_opened_once(folder: Path) -> None:
     assert len(propose(drafter, [RETURN, SELF])) == 6
     with pytest.raises(CheckpointError, match=r"suffixes\.bin: expected a readable file"):
         bound(folder)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_nodes": 0}, "num_nodes: expected an integer in 1..128, found 0"),
-        ({"num_nodes": 129}, "num_nodes: expected an integer in 1..128"),
-        ({"max_match": 65}, "max_match: expected an integer in 1..64"),
-        ({"min_match": True}, "min_match: expected an integer in 1..64, found True"),
-        ({"max_depth": 65}, "max_depth: expected an integer in 1..64"),
-        ({"datastore": 3}, "datastore: expected .*found 3"),
-        ({"datastore": ""}, "datastore: expected .*found ''"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        Retrieval(**options)
-
-
-def test_options_are_the_same_before_and_after(folder: Path) -> None:
-    drafter = Retrieval(datastore=str(folder))
-    assert not isinstance(drafter, Proposer)
-    assert drafter == Retrieval(datastore=str(folder)) == bound(folder).options
-    assert hash(drafter) == hash(bound(folder).options)
 
 
 def test_the_bundled_datastore_is_the_bundled_models() -> None:

@@ -371,25 +371,6 @@ def test_a_large_file_is_cut_down_to_its_end(tmp_path: Path) -> None:
     assert path.read_text() == HEADER + json.dumps(list(range(55, 100))) + "\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_nodes": 0}, r"num_nodes: expected an integer in 1\.\.128, found 0"),
-        ({"max_match": 1}, r"max_match: expected an integer in 2\.\.64, found 1"),
-        ({"min_match": 17}, "expected min_match at most max_match = 16, found 17"),
-        ({"depth_factor": 0}, r"depth_factor: expected a number in 0\.25\.\.64, found 0"),
-        ({"depth_factor": float("nan")}, "depth_factor: expected a number"),
-        ({"store_tokens": 2**24 + 1}, r"store_tokens: expected an integer in 0\.\.16777216"),
-        ({"store": 3}, "store: expected a path, found 3"),
-        ({"store": "x", "store_tokens": 0}, "expected store_tokens of at least 1 for the store x, found 0"),
-    ],
-    ids=str,
-)
-def test_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=f"suffix: {message}"):
-        Suffix(**options)
-
-
 def test_what_cannot_pay_for_its_row_is_not_guessed() -> None:
     """And the likelier guesses are the same; where nobody is to save, all are there."""
     drafter, text, trees = bound(), codes("abcde  xbcfg  abc"), {}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
+from quantization.gguf.constants import GGML_QUANT_SIZES
 
-from gguf_files import QUANTIZED, SCALES, decode, random_blocks, size_of
+from gguf_files import QUANTIZED, SCALES, decode, random_blocks
 from pronk.quantization.formats.matrix import QuantizedMatrix
 from pronk.quantization.gguf import blocks
 from pronk.quantization.gguf.blocks import BLOCKS, unpack
@@ -18,7 +20,7 @@ def type_of(kind: str) -> TensorType:
 
 
 def unpacked(kind: str, stored: np.ndarray, rows: torch.Tensor | None = None) -> QuantizedMatrix:
-    values, size = size_of(kind)
+    values, size = GGML_QUANT_SIZES[Type[kind]]
     codes = torch.empty(len(stored), stored.shape[1] // size * values, dtype=torch.uint8)
     return unpack(torch.from_numpy(stored), type_of(kind), codes, rows)
 
@@ -44,7 +46,7 @@ def test_bits_equal_those_of_gguf(kind: str) -> None:
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_scales_of_any_size(kind: str) -> None:
     """Every float16 that is a number, subnormal, negative and zero ones included."""
-    _, size = size_of(kind)
+    _, size = GGML_QUANT_SIZES[Type[kind]]
     stored = np.random.default_rng(1).integers(0, 256, (64, 4, size), dtype=np.uint8)
     for at in SCALES.get(kind, (0,)):
         stored[..., at + 1] &= 0xBF  # an exponent of ones is no number

@@ -11,19 +11,11 @@ import numpy as np
 import pytest
 
 from checkpoints import MakeCheckpoint
-from gguf_files import QUANTIZED, convert, llama3_divisors
+from gguf_files import LLAMA3, QUANTIZED, convert, llama3_divisors
 from pronk.errors import CheckpointError, ConfigError
 from pronk.models.loader import read_config
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),

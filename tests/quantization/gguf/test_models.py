@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from checkpoints import MakeCheckpoint, transformers_logits
-from gguf_files import QUANTIZED, convert, random_blocks
+from gguf_files import LLAMA3, QUANTIZED, convert, random_blocks
 from models.test_quantized_loading import TEXT, assert_explained, load
 from oracle import dense_logits
 from pronk import LLM, SamplingParams
@@ -37,14 +37,6 @@ SHAPE: dict[str, Any] = {
 NUMBERS = ["F32", "F16", "BF16"]
 MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"}  # as Q4_K_M is
 TOKENS = random.Random(0).choices(range(300), k=40)
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 
 def logits(path: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_files import file_of, pair, tensor_info, text
+from gguf_files import file_of, finish, pair, tensor_info, text
 from pronk.errors import CheckpointError
 from pronk.quantization.gguf.layout import ARRAY, STRING, TENSOR_TYPES
 from pronk.quantization.gguf.reader import GgufFile
@@ -37,10 +37,7 @@ def good(tmp_path: Path) -> Path:
     writer.add_tensor("a", np.arange(12, dtype=np.float32).reshape(3, 4))
     writer.add_tensor("b", np.zeros((2, 34), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("c", np.ones(5, np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

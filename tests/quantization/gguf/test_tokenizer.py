@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from gguf_files import write_bytes_bpe
+from gguf_files import finish, write_bytes_bpe
 from pronk.errors import TokenizerError
 from pronk.quantization.gguf.vocabulary import TokenKind
 from pronk.tokenization.tokenizer import Tokenizer
@@ -94,10 +94,7 @@ def write(path: Path, fill: Any, **pairs: Any) -> Path:
         (writer.add_bool if isinstance(value, bool) else writer.add_string)(
             f"tokenizer.{key.replace('__', '.')}", value
         )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -1,0 +1,161 @@
+"""Names of drafters with their options: what they make, and what is refused, in one line each."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from pronk.drafters import REGISTRY, PromptLookup, make_drafter
+from pronk.errors import OptionError
+
+BAD: dict[type, tuple[Any, ...]] = {
+    int: (-1, 10**9, 1.5, "many", True, None),
+    float: (-1.0, 1e9, math.nan, "many", None),
+    bool: (2, "yes", None),
+}
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_options_out_of_range_are_refused(name: str) -> None:
+    """The message names the option, what it may be, and what was found."""
+    for option in fields(REGISTRY[name]):
+        for value in BAD.get(type(option.default), ()):
+            with pytest.raises(OptionError, match=re.escape(option.name)) as caught:
+                REGISTRY[name](**{option.name: value})
+            message = str(caught.value)
+            assert name in message
+            assert repr(value) in message
+            assert re.search(r"\d+\.\.\d+|at (least|most)|above|true or false", message), message
+            assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_name_makes_a_drafter(name: str) -> None:
+    made = make_drafter(name)
+    assert type(made) is REGISTRY[name]
+    assert made.name == name
+    assert make_drafter(f" {name}( ) ") == made
+    assert make_drafter(made) is made
+    for option in fields(REGISTRY[name]):
+        if type(option.default) in BAD:
+            spec = f"{name}({option.name}={option.default!r})"
+            assert make_drafter(spec) == make_drafter(name)
+
+
+def test_options_in_a_name() -> None:
+    want = PromptLookup(num_tokens=9, max_ngram=3)
+    assert make_drafter("prompt_lookup(num_tokens=9, max_ngram=3)") == want
+    assert make_drafter("prompt_lookup( max_ngram = 3,num_tokens=9, )") == want
+    assert make_drafter(want) is want
+    assert replace(want, max_ngram=4) == make_drafter("prompt_lookup(num_tokens=9)")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "cannot be read"),
+        ("prompt_lookup(", "cannot be read"),
+        ("prompt_lookup)", "cannot be read"),
+        ("prompt lookup", "cannot be read"),
+        ("prompt_lookup; autoregressive", "cannot be read"),
+        ("prompt_lookup(7)", "cannot be read"),
+        ("a.prompt_lookup()", "cannot be read"),
+        ("prompt_lookup()()", "cannot be read"),
+        ("7", "cannot be read"),
+        ("\0", "cannot be read"),
+        ("(" * 10_000, "cannot be read"),
+        ("-" * 100_000 + "1", "cannot be read"),
+        ("oracle", r"unknown drafter 'oracle'.*autoregressive, .*prompt_lookup"),
+        ("Prompt_Lookup", "unknown drafter 'Prompt_Lookup'"),
+        ("prompt_lookup(ngram=2)", r"prompt_lookup: unknown option 'ngram'.*max_ngram, min_ngram"),
+        ("autoregressive(num_tokens=2)", r"autoregressive: unknown option 'num_tokens'.*no options"),
+        ("prompt_lookup(**{'max_ngram': 2})", "prompt_lookup"),
+        ("prompt_lookup(max_ngram=4, max_ngram=5)", "max_ngram"),
+        ("prompt_lookup(max_ngram=many)", "max_ngram"),
+        ("prompt_lookup(max_ngram=__import__('os'))", "max_ngram"),
+        ("prompt_lookup(max_ngram={[]: 1})", "max_ngram"),
+        ("prompt_lookup(max_ngram='3')", "max_ngram: expected an integer in 1..16, found '3'"),
+        ("prompt_lookup(max_ngram=2, min_ngram=3)", "min_ngram"),
+        ("draft_model(num_tokens=0)", "draft_model: num_tokens: expected an integer in 1..64, found 0"),
+        ("draft_model(min_confidence=1.5)", "draft_model: min_confidence: expected a number in 0..1, found 1.5"),
+        ("draft_model(dtype='int4')", "draft_model: dtype: expected one of auto, .*, found 'int4'"),
+        ("draft_model(weights='int2')", "draft_model: weights: expected one of plain, int8, int4, found"),
+        ("draft_model(model='')", "draft_model: model: expected a path, found ''"),
+        ("draft_model(model=7)", "draft_model: model: expected a path, found 7"),
+        ("threshold(lowest=0.5, highest=0.4)", "threshold: lowest: expected at most highest = 0.4, found 0.5"),
+        ("threshold(threshold=0.01)", "threshold: threshold: expected a number in 0.05..0.95, found 0.01"),
+        ("threshold(suffix)", "threshold: expected a drafter that guesses token after token"),
+        ("cape(sizes='big')", "cape: sizes: expected one of paper, fine, found"),
+        ("cape(cape, cape)", "cape: expected a drafter that guesses token after token"),
+        ("staged(suffix, draft_model)", "staged: expected a draft_model and a smaller drafter"),
+        ("beam(threshold)", "beam: expected draft_model"),
+        ("threshold(cape(draft_model))", r"threshold: expected a drafter of chains, found cape; write cape\(threshold"),
+        ("cape(cape(draft_model))", r"cape: expected a drafter of chains, found cape; one cape is enough"),
+        ("threshold(prompt_lookup)", "threshold: expected a drafter that guesses token after token"),
+        ("cape(draft_model, draft_model)", "cape: expected a drafter that guesses token after token"),
+        ("staged(prompt_lookup)", "staged: expected a draft_model and a smaller drafter, .* found prompt_lookup"),
+        ("staged(draft_model, suffix, suffix)", "found draft_model, suffix, suffix"),
+        ("beam(prompt_lookup)", "beam: expected draft_model"),
+        ("first_of(oracle)", "unknown drafter 'oracle'"),
+        ("first_of(7)", "cannot be read"),
+        ("first_of('recycling')", "cannot be read"),
+        ("first_of(*recycling)", "cannot be read"),
+        ("first_of(recycling, num_nodes=2)", "unknown option 'num_nodes'; it has no options"),
+        ("merged(parts=(1,))", "unknown option 'parts'; it has num_nodes"),
+        ("merged(recycling(top_k=99))", "recycling: top_k"),
+        ("recycling(jacobi)", "cannot be read"),
+        ("kangaroo(num_tokens=0)", "num_tokens: expected an integer in 1..64, found 0"),
+        ("kangaroo(eta=1.5)", "eta: expected a number in 0..1, found 1.5"),
+        ("kangaroo(model=3)", "model: expected a path, found 3"),
+        ("retrieval(num_nodes=0)", "num_nodes: expected an integer in 1..128, found 0"),
+        ("retrieval(num_nodes=129)", "num_nodes: expected an integer in 1..128"),
+        ("retrieval(max_match=65)", "max_match: expected an integer in 1..64"),
+        ("retrieval(min_match=True)", "min_match: expected an integer in 1..64, found True"),
+        ("retrieval(max_depth=65)", "max_depth: expected an integer in 1..64"),
+        ("retrieval(datastore=3)", "datastore: expected .*found 3"),
+        ("retrieval(datastore='')", "datastore: expected .*found ''"),
+        ("suffix(num_nodes=0)", r"suffix: num_nodes: expected an integer in 1\.\.128, found 0"),
+        ("suffix(max_match=1)", r"suffix: max_match: expected an integer in 2\.\.64, found 1"),
+        ("suffix(min_match=17)", "suffix: expected min_match at most max_match = 16, found 17"),
+        ("suffix(depth_factor=0)", r"suffix: depth_factor: expected a number in 0\.25\.\.64, found 0"),
+        ("suffix(store_tokens=16777217)", r"suffix: store_tokens: expected an integer in 0\.\.16777216"),
+        ("suffix(store=3)", "suffix: store: expected a path, found 3"),
+        ("suffix(store='x', store_tokens=0)", "suffix: expected store_tokens of at least 1 for the store x, found 0"),
+        ("medusa(tree=0)", r"medusa: tree: expected an integer in 1\.\.127, found 0"),
+        ("medusa(tree=True)", r"medusa: tree: expected an integer in 1\.\.127, found True"),
+        ("medusa(tree='0 1')", r"medusa: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),
+        (
+            "medusa(tree=((0,), (1, 0)))",
+            r"medusa: tree: expected each path once .* found \(1, 0\) without \(1,\) before it",
+        ),
+        ("medusa(num_tokens=17)", r"medusa: num_tokens: expected an integer in 1\.\.16, found 17"),
+        ("medusa(model=3)", "medusa: model: expected a path, found 3"),
+        ("multi_token(tree=0)", r"multi_token: tree: expected an integer in 1\.\.127, found 0"),
+        ("multi_token(tree=True)", r"multi_token: tree: expected an integer in 1\.\.127, found True"),
+        ("multi_token(tree='0 1')", r"multi_token: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),
+        (
+            "multi_token(tree=((1, 0),))",
+            r"multi_token: tree: expected each path once .* found \(1, 0\) without \(1,\) before it",
+        ),
+        ("lookahead(window=0)", "lookahead: "),
+        ("lookahead(window=65)", "lookahead: "),
+        ("lookahead(window='wide')", "lookahead: "),
+        ("lookahead(ngram=3)", "lookahead: "),
+        ("lookahead(guesses=1)", "lookahead: "),
+        ("lookahead(window=3, ngram=1)", "lookahead: "),
+        ("multi_token(num_tokens=0)", r"num_tokens: expected an integer in 1\.\.63, found 0"),
+        ("auto(num_nodes=0)", "auto: num_nodes"),
+        ("auto(bundled=2)", "auto: bundled"),
+        ("auto(deep=1)", "unknown option 'deep'"),
+        ("auto(nobody)", "unknown drafter 'nobody'"),
+    ],
+    ids=lambda value: value[:60],
+)
+def test_bad_names(spec: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        make_drafter(spec)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,59 @@
+"""How much memory loading takes at its peak, pages of the mapped file included: measured in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NEEDS_LINUX = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark of memory"
+)
+
+# What comes before a script that defines ``write(path, **sizes)`` and ``load(path)``, and what comes after it.
+_BEGIN = """
+import ctypes, gc, json, re, sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+from pronk.models import loader
+from pronk.models.families import plan_tensors
+from pronk.models.kernels import load_kernels
+from pronk.models.linear import PlainLinear
+from pronk.models.weights import pass_weights
+from pronk.quantization.formats.matrix import Quantized
+
+folder, cpu = Path(sys.argv[1]), torch.device("cpu")
+torch.set_num_threads(1)
+
+def kilobytes(key):
+    return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+def begin(path, **values):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 8, **values}))
+    return [(part, piece) for part in plan_tensors(loader.read_config(path)) for piece in part.pieces]
+
+def write_plain(path, make, **sizes):
+    tensors = {piece.name: make(piece.shape) for _, piece in begin(path, **sizes)}
+    save_file(tensors, path / "model.safetensors")
+    return sum(tensor.numel() for tensor in tensors.values())
+"""
+_END = """
+write(folder / "small", vocab_size=64, hidden_size=128, intermediate_size=128, num_hidden_layers=1)
+written = write(folder / "large", **large)
+load(folder / "small")
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)  # what writing has left would hide what loading takes
+Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
+before = kilobytes("VmRSS")
+made = load(folder / "large")
+print((kilobytes("VmHWM") - before) * 1024 / size(made, written))
+"""
+
+
+def peak(script: str, *arguments: object) -> float:
+    """The peak as a share of ``size(made, written)``, which the script defines, as it does ``large``, the sizes."""
+    command = [sys.executable, "-c", _BEGIN + script + _END, *map(str, arguments)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
