@@ -1,4 +1,4 @@
-# make demo   set up .venv and generate from the bundled model
+# make demo   set up .venv and generate from pronk-tiny
 # make test   set up .venv and run what CI runs: lint, types, tests
 # make sanitize  build the kernels with the address and undefined-behaviour sanitizers and run their tests
 # make wheels build a wheel for every platform (WHEELS="linux-x86_64 any": for some) into dist/

@@ -7,7 +7,7 @@ against the tokens that a step computes (as its figure 4). Nothing here depends 
     python benchmarks/ablation.py --data SUITES --limit 8 --plot docs/lookahead.svg
 
 SUITES is a folder with humaneval.jsonl, gsm8k.jsonl, code_edit.jsonl and spec_bench.jsonl, one prompt a line (see
-docs/benchmarks.md); without it the bundled prompts are used.
+docs/benchmarks.md); without it the prompts of the suite sample are used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statistics import fmean
 
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import repeated_ngrams
-from pronk.bench.prompts import bundled_prompts, encode, fit, limit_per_task, load_suite
+from pronk.bench.prompts import encode, fit, limit_per_task, load_suite, sample_prompts
 from pronk.drafters import make_drafter
 
 SUITES = ("humaneval", "gsm8k", "code_edit", "spec_bench")
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     llm = LLM(budget="all", threads=args.threads)
-    prompts = [prompt for name in SUITES for prompt in load_suite(name, args.data)] if args.data else bundled_prompts()
+    prompts = [prompt for name in SUITES for prompt in load_suite(name, args.data)] if args.data else sample_prompts()
     room = llm.config.context - args.max_tokens - 1
     tasks = {
         task: [fit(encode(llm, prompt), room) for prompt in chosen]

@@ -5,7 +5,7 @@ and every method take turns, ``--repeats`` times, and a method's speed is the ra
 the coupled rule every output is compared with plain decoding's. Beside the measured ratio stands what Leviathan et al.
 2023 expect of a chain, (1 - a^(g+1)) / ((1 - a)(g c + 1)), with the measured acceptance a and cost c of a pass.
 
-    python benchmarks/draft_models.py                         # the bundled pair
+    python benchmarks/draft_models.py                         # pronk-tiny and its draft model
     python benchmarks/draft_models.py --model BIG --draft D   # any other
 
 "Random digits" are hopeless for whoever has to guess them; but a small model that continues them greedily soon repeats
@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-import pronk
 from pronk import LLM, SamplingParams
 from pronk.bench.metrics import expected_speedup, repeated_ngrams
 from pronk.drafters import Cape, Proposer, make_drafter
 from pronk.drafters.shared.chain import Chain
 from pronk.engine.stats import Stats, StepStats
+from pronk.models.loader import resolve_model
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.calibration import Calibration
 
@@ -238,8 +238,8 @@ def expansion(llm: LLM, seconds: float) -> float:
 
 
 def noise(folder: Path) -> str:
-    """The bundled draft model with random matrices of the same size."""
-    shutil.copytree(Path(pronk.__file__).parent / "bundled" / "pronk-tiny-draft", folder)
+    """Write pronk-tiny-draft with random matrices of the same size."""
+    shutil.copytree(resolve_model("pronk-tiny-draft"), folder)
     generator, file = torch.Generator().manual_seed(0), folder / "model.safetensors"
     tensors = {
         name: each if each.dim() == 1 else (torch.randn(each.shape, generator=generator) * each.std()).to(each.dtype)
@@ -252,9 +252,9 @@ def noise(folder: Path) -> str:
 def main() -> None:
     """Run all four."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="the target; the bundled model by default")
-    parser.add_argument("--draft", help="the draft model; the bundled one by default")
-    parser.add_argument("--noise", action="store_true", help="a draft of the bundled one's size that knows nothing")
+    parser.add_argument("--model", help="the target; pronk-tiny by default")
+    parser.add_argument("--draft", help="the draft model; pronk-tiny-draft by default")
+    parser.add_argument("--noise", action="store_true", help="a draft like pronk-tiny-draft with random weights")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit", type=int, default=4, help="prompts of each kind")

@@ -1,7 +1,7 @@
 """What drafting costs on the host: microseconds per step, and bytes of state, by the length of the context.
 
 A drafter is driven through a text that is known already, as a target that agrees with it would drive it: propose, walk,
-observe. The text is Python's own standard library in the bundled model's tokens, the logits are random.
+observe. The text is Python's own standard library in pronk-tiny's tokens, the logits are random.
 
     python benchmarks/drafting.py                     # Markdown table
     python benchmarks/drafting.py --vocab 128256      # logits of another width
@@ -109,7 +109,7 @@ def state_bytes(drafter: Proposer[Any], text: Sequence[int], prompt: int) -> int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafter", action="append", help="default: all that need no training")
-    parser.add_argument("--vocab", type=int, help="width of the logits; default: the bundled model's")
+    parser.add_argument("--vocab", type=int, help="width of the logits; default: pronk-tiny's")
     parser.add_argument("--step", type=float, default=37.0, help="ms of a plain step to compare with (1.1 B: 37)")
     arguments = parser.parse_args()
     llm = LLM(threads=1)

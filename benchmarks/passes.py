@@ -1,6 +1,6 @@
 """What a pass costs: by its rows, against the memory floor, outside the kernels, and beside a busy process.
 
-    python benchmarks/passes.py                          the bundled model
+    python benchmarks/passes.py                          pronk-tiny
     python benchmarks/passes.py --model big --prefill 500
     python benchmarks/passes.py --busy                   while another process keeps one core busy
 
@@ -35,7 +35,7 @@ CONTEXT = 200
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model folder; by default the bundled one")
+    parser.add_argument("--model", help="a model folder; by default pronk-tiny")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)

@@ -20,7 +20,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,6 +31,7 @@ from pronk.bench.metrics import ctar_curve, repeated_ngrams
 from pronk.drafters import Proposer, make_drafter
 from pronk.engine.stats import Stats, StepStats
 from pronk.errors import PronkError
+from pronk.models.clone_models import default_model
 
 SUITES = ("code", "sums", "chat", "prose")
 
@@ -90,10 +90,9 @@ def _passage(text: str, characters: int) -> str:
 
 def parameters(spec: str) -> str:
     """Millions of them in the drafter's own files."""
-    bundled = Path(str(files("pronk") / "bundled"))
     named = [Path(each) for each in re.findall(r"model='([^']+)'", spec)]
     words = {"draft" if word == "draft_model" else word.replace("_", "-") for word in re.findall(r"[a-z_]+", spec)}
-    found = named or [bundled / f"pronk-tiny-{word}" for word in words]
+    found = named or [default_model().parent / f"pronk-tiny-{word}" for word in words]
     total = 0
     for file in (folder / "model.safetensors" for folder in found):
         if file.is_file():
@@ -180,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("drafters", nargs="+", metavar="DRAFTER", help="a drafter, or 'LABEL: DRAFTER'")
     parser.add_argument("--data", type=Path, required=True, help="folder with the suites")
-    parser.add_argument("--model", help="the target; the bundled model by default")
+    parser.add_argument("--model", help="the target; pronk-tiny by default")
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
     parser.add_argument("--limit", type=int, default=8, help="prompts of each suite")
     parser.add_argument("--max-tokens", type=int, default=96)

@@ -4,7 +4,7 @@
     python benchmarks/workers.py --model big --tensor              the same of a model that is split
     python benchmarks/workers.py --model big --scaling scaling.svg    on paper: 1 to 8 workers, --kernels avx512_bf16
 
-The simulation deals the trees of long texts of the bundled model to workers that are not there: a step takes as long as
+The simulation deals the trees of long texts of pronk-tiny to workers that are not there: a step takes as long as
 the longest share, by the costs of passes of --model that were measured here, and an exchange besides. With it goes
 lookahead's window, as in figure 7 of the paper (Fu et al. 2024, section 5.3): more workers pay for wider ones. The last
 line is one JSON object.
@@ -71,7 +71,7 @@ class Tree(Proposer[None]):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model folder; by default the bundled one")
+    parser.add_argument("--model", help="a model folder; by default pronk-tiny")
     parser.add_argument("--kernels", default="auto", help="an instruction set, for what other processors might say")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -197,7 +197,7 @@ def scaling(options: argparse.Namespace) -> dict[str, Any]:
     llm = LLM(options.model, threads=1, budget="all", kernels=options.kernels)
     plain = [ask(llm, prompt, options.max_tokens, "autoregressive") for prompt in PROMPTS]
     one = median([b.target_clock - a.target_clock for done in plain for a, b in pairwise(done.stats.steps)])
-    # The bundled model says what an inflated one does. Near its end a text needs no window, so that it has to be long.
+    # pronk-tiny says what an inflated one does. Near its end a text needs no window, so that it has to be long.
     small = LLM(threads=1, budget="all")
     runs = {window: watched(small, window, LONG) for window in WINDOWS}
     cost = step_cost(llm, one)

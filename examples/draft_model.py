@@ -1,6 +1,7 @@
 """Let a small model guess for a large one, in three ways, and count what each way gains.
 
-Run it with ``python examples/draft_model.py``; give a target and a draft model to use others than the bundled ones.
+Run it with ``python examples/draft_model.py`` in a clone; or with a target and a draft model of yours:
+``python examples/draft_model.py TARGET DRAFT``.
 """
 
 from __future__ import annotations

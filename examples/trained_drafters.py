@@ -1,7 +1,8 @@
 """Compare the drafters that were trained on the target: heads, the target's own first layers, a look into its cache.
 
-Run it with ``python examples/trained_drafters.py``. For another model, train yours (``pronk train kangaroo --help``)
-and give both: ``python examples/trained_drafters.py ./checkpoint "kangaroo(model='run/export')"``.
+Run it with ``python examples/trained_drafters.py`` in a clone. For another model, train its drafters
+(``pronk train kangaroo --help``) and give both:
+``python examples/trained_drafters.py ./checkpoint "kangaroo(model='run/export')"``.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import sys
 from pronk import LLM, SamplingParams
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n"
-BUNDLED = ("multi_token", "medusa", "kangaroo", "glide", "vanilla", "cape(glide, max_nodes=15)", "threshold(kangaroo)")
+DRAFTERS = ("multi_token", "medusa", "kangaroo", "glide", "vanilla", "cape(glide, max_nodes=15)", "threshold(kangaroo)")
 
 
 def main(model: str | None = None, *drafters: str) -> None:
     llm = LLM(model, budget="all")
     params = SamplingParams(max_tokens=48, temperature=0.8, seed=7, ignore_eos=True)
     plain = llm.generate(PROMPT, params, drafter="autoregressive")
-    for drafter in drafters or BUNDLED:
+    for drafter in drafters or DRAFTERS:
         out = llm.generate(PROMPT, params, drafter=drafter)
         assert out.token_ids == plain.token_ids  # same seed, same text, whoever guesses
         print(f"{drafter:26} {out.stats.step_compression:.2f} tokens per pass, {out.stats.drafted} guesses")

@@ -1,4 +1,4 @@
-"""Every script in ``examples/`` runs, on the bundled model or, while there is none, on a random one."""
+"""Every script in ``examples/`` runs on pronk-tiny."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import pronk
-from checkpoints import MakeCheckpoint
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-@pytest.fixture
-def model(checkpoint: MakeCheckpoint) -> str | None:
-    if (Path(pronk.__file__).parent / "bundled" / "pronk-tiny" / "config.json").exists():
-        return None
-    return str(checkpoint("llama", max_position_embeddings=512))
 
 
 def load(name: str) -> Callable[[str | None], None]:
@@ -37,27 +27,27 @@ def test_all_examples_are_tested() -> None:
     }  # fmt: skip
 
 
-def test_generate(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    load("generate")(model)
+def test_generate(capsys: pytest.CaptureFixture[str]) -> None:
+    load("generate")(None)
     out = capsys.readouterr().out
     assert out.startswith("def mean(values):")
     assert "passes: S = " in out
 
 
-def test_stream(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    load("stream")(model)
+def test_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    load("stream")(None)
     assert capsys.readouterr().out.strip()
 
 
-def test_batch(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    load("batch")(model)
+def test_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    load("batch")(None)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(line.endswith("the same tokens") for line in lines)
 
 
-def test_guided(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    load("guided")(model)
+def test_guided(capsys: pytest.CaptureFixture[str]) -> None:
+    load("guided")(None)
     ticket, passes, *shares = capsys.readouterr().out.splitlines()
     assert "'severity': '" in ticket
     fewer, more = (int(word) for word in passes.split() if word.isdigit())

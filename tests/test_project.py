@@ -243,7 +243,6 @@ def test_readme_names_files_that_exist() -> None:
         assert f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(not (SOURCE / "bundled" / "pronk-tiny" / "config.json").exists(), reason="no bundled model yet")
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     example, *_ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)

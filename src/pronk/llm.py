@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -30,7 +29,7 @@ from pronk.speculation.acceptance_file import AcceptanceFile
 from pronk.tokenization.chat.messages import Messages, Tools
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Prompt", "bundled_model"]
+__all__ = ["LLM", "Prompt"]
 
 Prompt = str | list[int]
 
@@ -78,8 +77,8 @@ class LLM:
         """Load a model.
 
         Args:
-            model: a folder in the Hugging Face layout, a GGUF file, or the id of a model on the Hub; ``None`` is the
-                bundled one.
+            model: a folder in the Hugging Face layout, a GGUF file, or the id of a model on the Hub; ``None`` is
+                ``pronk-tiny``, which only a clone of the repository has.
             drafter: who guesses: a name, a name with options, or an object (see :mod:`pronk.drafters`). The default
                 remembers no text of one request for the next.
             device: ``"cpu"`` or an accelerator as torch names it.
@@ -118,7 +117,7 @@ class LLM:
 
         Raises:
             CheckpointError: the model cannot be loaded.
-            OptionError: an option out of its range.
+            OptionError: an option out of its range, or no model outside a clone.
         """
         check_integer("max_batch", max_batch, 1, 1024)
         check_integer("prefill_chunk", prefill_chunk, 16, 8192)
@@ -126,7 +125,7 @@ class LLM:
         check_choice("budget", budget, ("auto", "all"))
         check_choice("kv_dtype", kv_dtype, ("auto", "int8"))
         self.drafter = make_drafter(drafter)
-        self.path = resolve_model(bundled_model() if model is None else model)
+        self.path = resolve_model(model)
         self.config = read_config(self.path)
         self.tokenizer = Tokenizer.load(self.path, self.config.vocab_size)
         self.calibration = AcceptanceFile.open(calibration, self.path)
@@ -344,11 +343,6 @@ class LLM:
             CheckpointError: its own model cannot be loaded.
         """
         return self._proposers.own if spec is None else self._proposers.of(spec)
-
-
-def bundled_model() -> Path:
-    """The folder of the model that comes with pronk."""
-    return Path(str(files("pronk") / "bundled" / "pronk-tiny"))
 
 
 def _completion(group: Sequence[Request]) -> Completion:

@@ -1,11 +1,11 @@
-"""What could be trained: estimated as the papers' equations and the bundled drafters' own figures have it."""
+"""What could be trained: estimated by the papers' equations and the measured acceptance of pronk-tiny's drafters."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +13,22 @@ from pronk.advise.facts import Passes
 from pronk.advise.training import KINDS, estimate
 from pronk.bench.metrics import expected_speedup
 from pronk.cli.train.kinds import KINDS as COMMANDS
+from pronk.models.clone_models import default_model
 from pronk.models.loader import read_config
 from pronk.train.options import ModelShape
 
-BUNDLED = Path(str(files("pronk"))) / "bundled"
-CONFIG = read_config(BUNDLED / "pronk-tiny")
+CONFIG = read_config(default_model())
+FILES = {kind: f"pronk-tiny-{kind}/drafter.json" for kind in ("glide", "kangaroo", "medusa")} | {
+    "draft": "pronk-tiny-draft/draft.json",
+    "heads": "pronk-tiny-multi-token/drafter.json",
+}
 FLAT = Passes(dict.fromkeys((1, 2, 4, 8, 16, 32), 1.0), 0.8, 1e9, 1e9, {1: 1.0}, 1)
 DEAR = replace(FLAT, seconds={1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0, 32: 32.0})
+
+
+def card(kind: str) -> dict[str, Any]:
+    """What training wrote beside pronk-tiny's drafter of a kind."""
+    return json.loads((default_model().parent / FILES[kind]).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def by_kind(passes: Passes, temperature: float = 0.8, small: float = 0.0, numbers: int = 10**12) -> dict:  # type: ignore[type-arg]
@@ -33,11 +42,20 @@ def test_every_command_that_trains_has_an_estimate() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_are_those_of_the_bundled_one(kind: str) -> None:
+def test_measured_acceptance_is_that_of_the_card(kind: str) -> None:
+    measured = json.loads((files("pronk.advise") / "measured.json").read_text(encoding="utf-8"))[kind]
+    found = card(kind)
+    assert measured.get("accuracies") == found.get("shape", {}).get("accuracies")
+    assert measured.get("figures", {}).items() <= found["figures"].items()
+    assert measured.get("chain", False) == bool({"exit_layer", "block"} & found.get("shape", {}).keys())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_those_of_the_drafter_of_pronk_tiny(kind: str) -> None:
     """Norms aside, which are next to nothing."""
     from safetensors import safe_open
 
-    folder = BUNDLED / KINDS[kind].bundled[0]
+    folder = (default_model().parent / FILES[kind]).parent
     with safe_open(folder / "model.safetensors", "pt") as weights:
         sizes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - no dictionary
     matrices = sum(shape[0] * shape[1] for shape in sizes if len(shape) == 2)
@@ -58,11 +76,10 @@ def test_small_models_are_as_the_commands_make_them() -> None:
 def test_where_all_is_free_a_step_has_the_tokens_of_the_card(temperature: float, name: str) -> None:
     """With the card's own number of guesses, or more where a chain may go on."""
     found = by_kind(FLAT, temperature)
-    figures = json.loads((BUNDLED / "pronk-tiny-multi-token" / "drafter.json").read_text())["figures"]
+    figures = card("heads")["figures"]
     assert found["heads"].times.middle == pytest.approx(figures[f"{name} S"], rel=0.05)
     for kind in ("draft", "kangaroo", "glide"):
-        folder, file = KINDS[kind].bundled
-        figures = json.loads((BUNDLED / folder / file).read_text())["figures"]
+        figures = card(kind)["figures"]
         assert figures[f"{name} S"] * 0.95 <= found[kind].times.middle <= 1.5 * figures[f"{name} S"]
     assert found["medusa"].draft_tokens == 31
     for each in found.values():
@@ -72,7 +89,7 @@ def test_where_all_is_free_a_step_has_the_tokens_of_the_card(temperature: float,
 
 def test_a_chain_is_priced_by_the_field_s_equation() -> None:
     """One guess at a known share and a known cost: Leviathan's speed-up."""
-    figures = json.loads((BUNDLED / "pronk-tiny-draft" / "draft.json").read_text())["figures"]
+    figures = card("draft")["figures"]
     cost = 0.25
     passes = replace(FLAT, seconds={1: 1.0, 2: 1.0, 3: 9.0, 32: 99.0})
     found = by_kind(passes, small=cost)["draft"]

@@ -18,8 +18,8 @@ GUESS = "prompt_lookup"
 
 
 @cache
-def bundled() -> LLM:
-    """The bundled model."""
+def pronk_tiny() -> LLM:
+    """Return pronk-tiny."""
     return LLM(kv_memory="128MiB", budget="all")
 
 

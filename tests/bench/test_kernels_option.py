@@ -23,7 +23,7 @@ COMMANDS = ("generate", "chat", "bench", "verify")
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command on the bundled model, with little memory to read and few passes to time."""
+    """Run a command on pronk-tiny, with little memory to read and few passes to time."""
     monkeypatch.setattr(machine, "_BUFFER_BYTES", 2**20)
     monkeypatch.setattr(passes, "_ROUNDS", 1)
     monkeypatch.setattr(passes, "ROWS", (1, 4))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.bench_cases import Fake, Meter, bundled, document, figures, model
+from bench.bench_cases import Fake, Meter, document, figures, model, pronk_tiny
 from pronk.bench import measure
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.methods import Drafting, Item
@@ -52,7 +52,7 @@ class Ran:
         methods = [Fake(name, answer, self.log, (engines or {}).get(name, "pronk")) for name, answer in answers.items()]
         values = {"max_tokens": 16, "temperatures": (0.0,), "repeats": 1} | options
         bench = Bench(
-            bundled(), methods, Options(**values), bandwidth=Meter(), trace=self.trace, timer=Timer()  # type: ignore[arg-type]
+            pronk_tiny(), methods, Options(**values), bandwidth=Meter(), trace=self.trace, timer=Timer()  # type: ignore[arg-type]
         )  # fmt: skip
         tasks = {task: list(some) for task, some in groupby(prompts, lambda prompt: prompt.task)}
         bench.run(tasks, lambda done, total: self.progress.append((done, total)))
@@ -68,7 +68,7 @@ def always(*tokens: int) -> Answer:
 
 
 def answer_text(text: str) -> Answer:
-    return lambda item: bundled().tokenizer.encode(text, add_special_tokens=False)
+    return lambda item: pronk_tiny().tokenizer.encode(text, add_special_tokens=False)
 
 
 def fail(error: BaseException, *, on: str | None = None, repeat: int | None = None) -> Answer:
@@ -126,7 +126,7 @@ def test_options_reach_the_requests() -> None:
     ran = Ran([SHORT], {PLAIN: always(1)}, max_tokens=9, ignore_eos=True)
     ((_, item),) = ran.calls
     assert (item.params.max_tokens, item.params.ignore_eos) == (9, True)
-    assert item.ids == bundled().tokenizer.encode("def f(x):")
+    assert item.ids == pronk_tiny().tokenizer.encode("def f(x):")
 
 
 def test_seeds_belong_to_prompts() -> None:
@@ -158,7 +158,7 @@ def test_conversations_go_on_with_plain_decodings_answers() -> None:
     for _, item in ran.calls:
         asked.setdefault((item.sample.id, item.params.temperature), []).append(item.ids)
     for temperature, text in texts.items():
-        first, second = encode(bundled(), TALK), encode(bundled(), TALK, [text])
+        first, second = encode(pronk_tiny(), TALK), encode(pronk_tiny(), TALK, [text])
         assert asked["talk", temperature] == [first] * 4
         assert asked["talk turn 2", temperature] == [second] * 4
         assert first != second
@@ -213,7 +213,7 @@ def test_too_long_prompts_are_skipped_and_counted() -> None:
     assert [done for done, _ in ran.progress] == sorted(done for done, _ in ran.progress)
     (skipped,) = document(*ran.trace.records).models[0].skipped  # once, at whatever temperatures
     assert skipped.id == "code/long"
-    count = len(bundled().tokenizer.encode("word " * 3000))
+    count = len(pronk_tiny().tokenizer.encode("word " * 3000))
     assert all(str(number) in skipped.reason for number in (count, 16, 2048))
 
 
@@ -221,7 +221,7 @@ def test_the_longest_prompt_that_fits() -> None:
     def measured(tokens: int) -> int:
         return len(Ran([Prompt("x", "code", text="word")], {PLAIN: always(1)}, max_tokens=2048 - tokens).calls)
 
-    count = len(bundled().tokenizer.encode("word"))
+    count = len(pronk_tiny().tokenizer.encode("word"))
     assert (measured(count), measured(count - 1)) == (1, 0)
 
 
@@ -234,10 +234,10 @@ def test_a_conversation_that_grows_too_long_is_skipped_from_there() -> None:
 
 def test_fit_keeps_both_ends() -> None:
     ran = Ran([LONG, SHORT], {PLAIN: always(1)}, fit=True)
-    whole = encode(bundled(), LONG)
+    whole = encode(pronk_tiny(), LONG)
     ids = {item.sample.id: item.ids for _, item in ran.calls}
     assert ids["long"] == whole[:1016] + whole[-1016:]
-    assert ids["short"] == encode(bundled(), SHORT)
+    assert ids["short"] == encode(pronk_tiny(), SHORT)
     assert not ran.of(Skip)
 
 

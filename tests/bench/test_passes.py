@@ -1,4 +1,4 @@
-"""The cost of a pass by its rows, and where outputs part: both on the bundled model."""
+"""The cost of a pass by its rows, and where outputs part: both on pronk-tiny."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 import pytest
 import torch
 
-from bench.bench_cases import bundled, sample
+from bench.bench_cases import pronk_tiny, sample
 from pronk.bench import passes
 from pronk.bench.divergence import find_divergence
 from pronk.bench.methods import Item
@@ -27,7 +27,7 @@ PROMPT = "def mean(values):\n"
 
 def test_passes_have_the_rows_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass that is reported is one that the engine's statistics have, and all sizes are there, interleaved."""
-    llm = bundled()
+    llm = pronk_tiny()
     original, seen = LLM.generate, list[Completion]()
 
     def generate(*args: object, **options: object) -> Completion:
@@ -49,7 +49,7 @@ def test_passes_have_the_rows_that_were_asked_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_star_has_so_many_different_guesses() -> None:
-    llm = bundled()
+    llm = pronk_tiny()
     for vocab, last in ((300, 5), (300, 298), (64, 63)):
         context = DraftContext(None, [1, last], 9, 99, SamplingParams(), None, None)  # type: ignore[arg-type]
         (tree,) = passes._Star(64, vocab).propose([context])
@@ -63,22 +63,22 @@ def test_the_star_has_so_many_different_guesses() -> None:
 
 def item(temperature: float = 0.0) -> Item:
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=5, ignore_eos=True)
-    return Item(bundled().tokenizer.encode(PROMPT), params, sample("", temperature=temperature))
+    return Item(pronk_tiny().tokenizer.encode(PROMPT), params, sample("", temperature=temperature))
 
 
 def plain_tokens(asked: Item) -> list[int]:
-    return bundled().generate(asked.ids, asked.params, drafter="autoregressive").token_ids
+    return pronk_tiny().generate(asked.ids, asked.params, drafter="autoregressive").token_ids
 
 
 def part(asked: Item, plain: Sequence[int], other: Sequence[int], **more: str) -> DivergenceRecord | None:
     made = [replace(asked.sample, method=m, tokens=tuple(tokens)) for m, tokens in ((PLAIN, plain), ("x", other))]
-    return find_divergence(bundled(), asked, made[0], replace(made[1], **more))  # type: ignore[arg-type]
+    return find_divergence(pronk_tiny(), asked, made[0], replace(made[1], **more))  # type: ignore[arg-type]
 
 
 def logits_after(ids: Sequence[int]) -> torch.Tensor:
     """An answer of another way than the judge's: log-probabilities of all likely tokens, 64 at most."""
-    (found,) = bundled().generate(list(ids), SamplingParams(max_tokens=1, logprobs=64)).logprobs or ()
-    return torch.tensor([found.get(token, -torch.inf) for token in range(bundled().config.vocab_size)])
+    (found,) = pronk_tiny().generate(list(ids), SamplingParams(max_tokens=1, logprobs=64)).logprobs or ()
+    return torch.tensor([found.get(token, -torch.inf) for token in range(pronk_tiny().config.vocab_size)])
 
 
 def test_equal_outputs_and_failures_do_not_part() -> None:

@@ -89,7 +89,7 @@ def workers() -> Iterator[dict[str, WorkerProcess]]:
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the bundled model is converted to, once for each engine."""
+    """Folder of the converted pronk-tiny, one for all engines."""
     return tmp_path_factory.mktemp("converted")
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bench.bench_cases import bundled
+from bench.bench_cases import pronk_tiny
 from checkpoints import MakeCheckpoint
-from pronk.bench.prompts import Prompt, bundled_prompts, encode, fit, limit_per_task, load_prompts, load_suite
+from pronk.bench.prompts import Prompt, encode, fit, limit_per_task, load_prompts, load_suite, sample_prompts
 from pronk.errors import OptionError, PromptError
 from pronk.llm import LLM
 
@@ -140,9 +140,9 @@ def test_no_prompt_is_a_mistake(write: Write, name: str) -> None:
         load_prompts(write("", " ", name=name))
 
 
-def test_the_bundled_suite() -> None:
+def test_the_suite_of_the_package() -> None:
     prompts = load_suite("sample", None)
-    assert prompts == bundled_prompts()
+    assert prompts == sample_prompts()
     assert len(prompts) == len({(prompt.task, prompt.id) for prompt in prompts}) == 14
     assert len({prompt.task for prompt in prompts}) > 2
 
@@ -185,14 +185,14 @@ def test_ids_become_unique_within_their_task() -> None:
 
 
 def test_text_is_encoded_as_it_is() -> None:
-    llm = bundled()
+    llm = pronk_tiny()
     text = "\n def f():\n"
     assert llm.tokenizer.decode(encode(llm, Prompt("x", "t", text=text))) == text
     assert encode(llm, Prompt("x", "t", text=text)) == llm.tokenizer.encode(text)
 
 
 def test_a_conversation_goes_through_the_template() -> None:
-    llm, prompt = bundled(), Prompt("x", "t", history=(SYSTEM,), turns=("one", "two", "three"))
+    llm, prompt = pronk_tiny(), Prompt("x", "t", history=(SYSTEM,), turns=("one", "two", "three"))
     first = [SYSTEM, {"role": "user", "content": "one"}]
     assert encode(llm, prompt) == llm.chat_ids(first)
     third = [*first, {"role": "assistant", "content": "A"}, {"role": "user", "content": "two"}]
@@ -202,7 +202,7 @@ def test_a_conversation_goes_through_the_template() -> None:
 
 def test_a_conversation_without_template_is_text(checkpoint: MakeCheckpoint) -> None:
     prompt, expected = Prompt("x", "t", history=(SYSTEM,), turns=("one", "two")), "Be brief.\n\none\n\nA\n\ntwo\n\n"
-    llm = bundled()
+    llm = pronk_tiny()
     assert llm.tokenizer.has_chat_template
     assert encode(llm, prompt, ["A"], chat=False) == llm.tokenizer.encode(expected)
     plain = LLM(checkpoint("llama"), kv_memory="1MiB")

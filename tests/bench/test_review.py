@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pronk.llm
-from bench.bench_cases import Fake, Meter, bundled
+from bench.bench_cases import Fake, Meter, pronk_tiny
 from pronk.bench import tables
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.prompts import Prompt
@@ -26,14 +26,14 @@ def bench(*args: object) -> None:
 
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bundled model, loaded once for all."""
-    monkeypatch.setattr(pronk.llm, "LLM", lambda *_, **__: bundled())
+    """Load pronk-tiny once."""
+    monkeypatch.setattr(pronk.llm, "LLM", lambda *_, **__: pronk_tiny())
 
 
 def test_the_caches_are_warm_again_before_plain_decoding_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain decoding, the first method of the first repeat, paid for the caches that measuring bandwidth emptied."""
     log: list[Any] = []
-    llm, meter = bundled(), Meter()
+    llm, meter = pronk_tiny(), Meter()
 
     def logged(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:

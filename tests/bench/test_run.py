@@ -1,4 +1,4 @@
-"""Whole benchmarks on the bundled model: the same twice, peers that come and go, and what an early end leaves."""
+"""Whole benchmarks on pronk-tiny: the same twice, peers that come and go, and what an early end leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.bench_cases import GUESS, bundled, figures
+from bench.bench_cases import GUESS, figures, pronk_tiny
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
 from pronk.bench import machine, methods, passes, run
@@ -70,7 +70,7 @@ def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **opti
 
 def measured(made: Plan, progress: run.Progress | None = None) -> StepTrace:
     trace = StepTrace()
-    run.run({"tiny": lambda _: bundled()}, made, trace, {"seed": 7}, progress)
+    run.run({"tiny": lambda _: pronk_tiny()}, made, trace, {"seed": 7}, progress)
     return trace
 
 
@@ -123,7 +123,7 @@ def test_records_of_a_benchmark() -> None:
     assert told[-1] == ("tiny", 24, 24)
 
     (one,) = of(trace, Model)
-    tensors = load_file(bundled().path / "model.safetensors")
+    tensors = load_file(pronk_tiny().path / "model.safetensors")
     assert one.parameters == sum(math.prod(tensor.shape) for tensor in tensors.values())
     assert (one.kv_bytes_per_token, one.dtype, one.context) == (2 * 8 * 2 * 32 * 2, "bfloat16", 2048)
     assert (one.methods, one.inflated) == ((PLAIN, LOOKUP), None)
@@ -143,7 +143,7 @@ def test_clocks_of_a_sample_fit_into_each_other() -> None:
 
 
 def test_the_time_of_a_batch_is_shared() -> None:
-    llm = bundled()
+    llm = pronk_tiny()
     item = Item([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True), Sample("t", "x", "", "", 0.0, 0, 0))
     items = [replace(item, ids=[5, 6, i], sample=replace(item.sample, id=str(i))) for i in range(3)]
     done = Drafting(llm, PLAIN, PeakMemory(CPU)).run(items)
@@ -250,14 +250,14 @@ def test_a_peer_takes_part(fake: type[FakePeer]) -> None:
     trace = measured(plan(GUESS, peers=("openvino",), tasks={"code": TASKS["code"]}))
     (peer,) = fake.made
     assert not peer.open
-    assert peer.path == bundled().path
+    assert peer.path == pronk_tiny().path
     expected = {"dtype": "bfloat16", "threads": 1, "draft": None, "python": None}
     assert {key: peer.options[key] for key in expected} == expected
     assert of(trace, PeerRecord) == [PeerRecord("openvino", {"engine": "9.9", "threads": "1"})]
     assert of(trace, Model)[0].methods == (PLAIN, GUESS, "openvino")
     request = peer.asked[1]
     assert (request.max_tokens, request.ignore_eos, request.temperature) == (12, True, 0.0)
-    assert request.prompt == bundled().tokenizer.encode(str(TASKS["code"][0].text))
+    assert request.prompt == pronk_tiny().tokenizer.encode(str(TASKS["code"][0].text))
     greedy, failed, *sampled = [s for s in of(trace, Sample) if s.method == "openvino"]
     assert (greedy.engine, greedy.seconds, greedy.ttft, greedy.peak_memory) == ("openvino", 0.5, 0.1, 4096)
     assert (greedy.tokens, greedy.steps, greedy.prompt_tokens) == ((5,) * 12, None, len(request.prompt))
@@ -312,7 +312,7 @@ def test_an_interrupt_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) 
     interrupt_call(monkeypatch, 2 + 4 + 2)
     trace = StepTrace()
     with pytest.raises(KeyboardInterrupt):
-        run.run({"tiny": lambda _: bundled()}, plan(LOOKUP), trace, {})
+        run.run({"tiny": lambda _: pronk_tiny()}, plan(LOOKUP), trace, {})
     assert [(s.temperature, s.repeat, s.method) for s in of(trace, Sample)] == [
         (0.0, 0, PLAIN), (0.0, 0, LOOKUP), (0.0, 1, LOOKUP), (0.0, 1, PLAIN), (0.8, 0, PLAIN),
     ]  # fmt: skip
@@ -322,7 +322,7 @@ def test_an_interrupt_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) 
     assert found.interrupted
     assert figures(found, LOOKUP).prompts == 1
     monkeypatch.undo()
-    assert bundled().engine.cache.allocator.num_free == bundled().engine.cache.allocator.num_blocks
+    assert pronk_tiny().engine.cache.allocator.num_free == pronk_tiny().engine.cache.allocator.num_blocks
 
 
 def test_a_model_that_cannot_be_loaded() -> None:
@@ -335,7 +335,7 @@ def test_a_model_that_cannot_be_loaded() -> None:
     assert trace.records == []
     few = plan(tasks={"code": TASKS["code"]}, repeats=1, temperatures=(0.0,))
     with pytest.raises(CheckpointError):
-        run.run({"tiny": lambda _: bundled(), "none": refuse}, few, trace, {})
+        run.run({"tiny": lambda _: pronk_tiny(), "none": refuse}, few, trace, {})
     assert len(of(trace, Sample)) == 1
     assert summarize(trace.records).interrupted
 
@@ -359,12 +359,12 @@ def test_what_peers_of_a_quantized_model_are_made_of(checkpoint: MakeCheckpoint,
     with pytest.raises(OptionError, match="300 tokens, found one that is quantized itself"):
         run.peer_source(other, models[folder], folder)
     with pytest.raises(OptionError, match="300 tokens, found 4096 tokens"):
-        run.peer_source(other, models[folder], bundled().path)
+        run.peer_source(other, models[folder], pronk_tiny().path)
 
 
 def test_a_quantized_model_without_its_source_is_not_measured(fake: type[FakePeer], tmp_path: Path) -> None:
     """Nobody waits for a benchmark without what it was for."""
-    trace, file = StepTrace(), convert(bundled().path, tmp_path / "a.gguf", "Q8_0")
+    trace, file = StepTrace(), convert(pronk_tiny().path, tmp_path / "a.gguf", "Q8_0")
     made = plan(LOOKUP, peers=("llama_cpp", "openvino"))
     with pytest.raises(OptionError, match=r"peer openvino: .*--peer-source"):
         run.run({"gguf": lambda _: LLM(file, kv_memory="4MiB")}, made, trace, {})
@@ -390,4 +390,4 @@ def test_mistakes_are_found_first(
 
 def test_what_can_be_measured_passes() -> None:
     run.check(plan(LOOKUP, batch=4))
-    run.check(replace(plan(), peers=PeerOptions((PeerSpec("transformers_assisted"),), draft=bundled().path)))
+    run.check(replace(plan(), peers=PeerOptions((PeerSpec("transformers_assisted"),), draft=pronk_tiny().path)))

@@ -53,14 +53,14 @@ def test_numbers(run: Any) -> None:
     assert len(found["advice"]) >= 4
 
 
-def test_the_bundled_model_is_tried_with_all_that_is_bundled(command: Any, tmp_path: Path) -> None:
+def test_pronk_tiny_is_tried_with_all_its_drafters(command: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "mine.txt"
     prompts.write_text("def add(a, b):\n")
     code, out, _ = command("advise", "--prompts", prompts, "--max-tokens", 16, "--minutes", 0.01, "--json")
     assert code == 0
     facts = json.loads(out)["facts"]
-    bundled = {"draft_model", "cape(draft_model)", "kangaroo", "glide", "medusa", "multi_token"}
-    assert {each["drafter"] for each in facts["raced"]} == AT_HAND | bundled
+    trained = {"draft_model", "cape(draft_model)", "kangaroo", "glide", "medusa", "multi_token"}
+    assert {each["drafter"] for each in facts["raced"]} == AT_HAND | trained
     assert facts["trainable"] == []
     assert facts["texts"] == 1
     assert all(each["times"]["low"] < each["times"]["high"] for each in facts["raced"])  # of one prompt, by its turns

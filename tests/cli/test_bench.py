@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 import pronk.llm
-from bench.bench_cases import bundled
+from bench.bench_cases import pronk_tiny
 from checkpoints import MakeCheckpoint
 from pronk.bench import machine, methods, passes
 from pronk.bench.methods import Drafting, Item
 from pronk.bench.records import Sample
+from pronk.models.clone_models import default_model
 
 Run = Callable[..., tuple[int, str, str]]
-BUNDLED = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
+TINY = default_model()
 FEW = ("--max-tokens", "6", "--repeats", "1", "--temperature", "0")
 COUNT = "one two three one two three one two"
 
@@ -37,12 +38,12 @@ def run(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Load the bundled model once for all; how it was asked for."""
+    """Load pronk-tiny once; return the options of every load."""
     asked: list[dict[str, Any]] = []
 
     def load(model: str | None = None, **options: Any) -> Any:
         asked.append({"model": model} | options)
-        return bundled()
+        return pronk_tiny()
 
     monkeypatch.setattr(pronk.llm, "LLM", load)
     return asked
@@ -220,7 +221,7 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--peer-draft", "none"], ["peer-draft", "none"]),
         (["--peer", "openvino(weights=q8_0)"], ["weights of int8, int4", "'q8_0'"]),
         (["--peer", "openvino", "--peer-source", "none"], ["peer-source: expected a folder with a checkpoint", "none"]),
-        (["--peer-source", str(BUNDLED)], ["peer-source: expected a peer", "found none"]),
+        (["--peer-source", str(TINY)], ["peer-source: expected a peer", "found none"]),
         (["--peer-python", "openvino"], ["ENGINE=PATH", "'openvino'"]),
         (["--peer-python", "vllm=bad.jsonl"], ["ENGINE=PATH", "openvino"]),
         (["--json", "none/x.json"], ["json: expected a file in a folder that exists", "none"]),
@@ -241,7 +242,7 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--json", "x.json", "--trace", "./x.json"], ["different files"]),
         (["--data", "."], ["data", "--suite"]),
         (["--peer", "transformers", "--peer-python", f"openvino={sys.executable}"], ["peer-python", "transformers"]),
-        (["--peer", "transformers", "--peer-draft", str(BUNDLED)], ["peer-draft", "transformers_assisted"]),
+        (["--peer", "transformers", "--peer-draft", str(TINY)], ["peer-draft", "transformers_assisted"]),
         (["--peer", "transformers_assisted", "--peer-draft", "."], ["peer-draft", "checkpoint"]),
         (["--limit", "0"], ["limit"]),
         (["--repeats", "0"], ["repeats"]),
@@ -299,7 +300,7 @@ sys.exit("torch" in sys.modules)
 def test_a_second_model_that_cannot_be_loaded_leaves_the_first_ones_figures(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     figures = tmp_path / "figures.json"
-    models = ("--model", BUNDLED, "--model", tmp_path / "empty")
+    models = ("--model", TINY, "--model", tmp_path / "empty")
     code, out, err = run(*models, "--limit", 1, *FEW, "--json", figures)
     assert code == 2
     assert "config.json" in err

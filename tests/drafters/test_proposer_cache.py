@@ -126,7 +126,7 @@ def test_a_folder_that_was_written_again_is_loaded_again(kind: str, target: Targ
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_guessers_say_which_models_they_hold(name: str) -> None:
-    llm = LLM(drafter="autoregressive")  # the bundled one, which has all of them beside it
+    llm = LLM(drafter="autoregressive")  # pronk-tiny, which has a trained drafter of every kind
     proposer = llm.get_proposer(name)
     assert {*map(id, proposer.models)} == {*map(id, llm.target.drafts.values())}
     assert set(proposer.models) == set(llm.target.written)

@@ -28,10 +28,11 @@ from pronk.files import shards
 from pronk.inflate.checkpoint import InflatedInfo, Shape, inflate
 from pronk.inflate.weights import count
 from pronk.models.checkpoint import Checkpoint
+from pronk.models.clone_models import default_model
 from pronk.models.loader import load_decoder, read_config
 
 TOKENS = random.Random(7).sample(range(300), 40)  # all different: equal ones would attend alike whatever the scores
-BUNDLED = Path(module.__file__).parents[1] / "bundled" / "pronk-tiny"
+TINY = default_model()
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
@@ -157,13 +158,13 @@ def test_a_power_of_four_is_exact(checkpoint: MakeCheckpoint, tmp_path: Path) ->
     assert read_config(tmp_path / "big").norm_eps == read_config(source).norm_eps / 4
 
 
-def test_greedy_text_of_the_bundled_model(tmp_path: Path) -> None:
-    inflate(BUNDLED, tmp_path / "big", Shape(512, 10, 1024))
+def test_greedy_text_of_pronk_tiny(tmp_path: Path) -> None:
+    inflate(TINY, tmp_path / "big", Shape(512, 10, 1024))
     prompts = ["def fibonacci(n):\n", "The old man walked"]
     params = SamplingParams(max_tokens=40)
     small, big = (
         [LLM(folder, dtype="float32", threads=1).generate(prompt, params).token_ids for prompt in prompts]
-        for folder in (BUNDLED, tmp_path / "big")
+        for folder in (TINY, tmp_path / "big")
     )
     assert small == big
     assert len(set(small[0])) > 10
@@ -243,11 +244,11 @@ def test_config_and_card(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
         assert (tmp_path / "big" / name).read_bytes() == (source / name).read_bytes()
 
 
-def test_bundled_default_is_a_billion() -> None:
-    small = read_config(BUNDLED)
+def test_default_is_a_billion() -> None:
+    small = read_config(TINY)
     sizes = module._sizes(Shape(2048, 22, 5632), small)
     assert (sizes["num_attention_heads"], sizes["num_key_value_heads"]) == (64, 8)
-    raw = json.loads((BUNDLED / "config.json").read_text())
+    raw = json.loads((TINY / "config.json").read_text())
     big = module.parse_config(module._document(raw, small, sizes, torch.bfloat16))
     assert 0.95e9 < count(big) < 1.05e9
 
@@ -392,7 +393,7 @@ def test_command(checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.Capt
     assert expected in (out / "README.md").read_text()
 
 
-def test_command_inflates_the_bundled_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_inflates_pronk_tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[tuple[Any, ...]] = []
 
     def record(*given: Any, **options: Any) -> InflatedInfo:
@@ -403,7 +404,7 @@ def test_command_inflates_the_bundled_model(monkeypatch: pytest.MonkeyPatch, tmp
     assert run(str(tmp_path / "big")) == 0
     shape = Shape(2048, 22, 5632)
     command = "pronk inflate big --hidden 2048 --layers 22 --intermediate 5632 --dtype auto --seed 0"
-    assert seen == [(BUNDLED, tmp_path / "big", shape, "pronk-tiny", command)]
+    assert seen == [(TINY, tmp_path / "big", shape, "pronk-tiny", command)]
 
 
 def test_command_interrupted(

@@ -28,6 +28,7 @@ from pronk.drafters.from_target.modules.kangaroo import KangarooAdapter, Kangaro
 from pronk.drafters.from_target.modules.medusa import MedusaHeads, MedusaShape
 from pronk.errors import CheckpointError, OptionError, PronkError
 from pronk.inflate.checkpoint import Shape, add_drafters, inflate
+from pronk.models.clone_models import default_model
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.loader import load_decoder, read_config
@@ -411,11 +412,9 @@ def test_command(checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.Capt
     assert (out / "model.safetensors").stat().st_mtime_ns == weights.st_mtime_ns
 
 
-def test_a_bundled_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_inflate, "files", lambda _: tmp_path)
+def test_a_name_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bundled" / "heads").mkdir(parents=True)
-    assert cli_inflate._drafter("heads") == tmp_path / "bundled" / "heads"
+    assert cli_inflate._drafter("pronk-tiny-glide") == default_model().parent / "pronk-tiny-glide"
     assert cli_inflate._drafter("others") == Path("others")
-    (tmp_path / "heads").mkdir()
-    assert cli_inflate._drafter("heads") == Path("heads")
+    (tmp_path / "pronk-tiny-glide").mkdir()
+    assert cli_inflate._drafter("pronk-tiny-glide") == Path("pronk-tiny-glide")

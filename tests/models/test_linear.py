@@ -14,6 +14,7 @@ from checkpoints import MakeCheckpoint
 from oracle import dense_logits
 from pronk.errors import OptionError
 from pronk.kernels.library import CODED_TYPES
+from pronk.models.clone_models import default_model
 from pronk.models.decoder import Decoder
 from pronk.models.linear import KernelLinear, Linear, PlainLinear, WeightLayout, choose_linear
 from pronk.models.loader import load_decoder, read_config
@@ -22,7 +23,7 @@ from tiny_models import kernels, text_logits
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
-BUNDLED = Path(__file__).parents[2] / "src/pronk/bundled/pronk-tiny"
+TINY = default_model()
 
 
 def pair(dtype: torch.dtype, *, bias: bool, shape: tuple[int, int] = (97, 52)) -> tuple[Linear, Linear]:
@@ -100,7 +101,7 @@ def test_a_decoder_in_int8(tied: bool, checkpoint: MakeCheckpoint) -> None:
 @torch.inference_mode()
 def test_int8_says_what_a_trained_model_says() -> None:
     text = "def add(a, b):\n    return a + b\n\nThe cat sat in the sun, and then it went home."
-    tokens = Tokenizer.load(BUNDLED).encode(text)
-    plain, small = in_8_bits(BUNDLED, torch.bfloat16)
+    tokens = Tokenizer.load(TINY).encode(text)
+    plain, small = in_8_bits(TINY, torch.bfloat16)
     exact, found = dense_logits(plain, tokens, torch.bfloat16), text_logits(small, tokens, torch.bfloat16)
     assert float((exact.argmax(-1) == found.argmax(-1)).float().mean()) > 0.9

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import pronk
 from checkpoints import MakeCheckpoint
 from gguf_files import convert
+from pronk.models.clone_models import default_model
 from pronk.models.loader import load_decoder, read_config
 from pronk.models.weights import ForwardWeights, count_parameters, pass_weights
 from quantized_formats import FORMATS, write_quantized
 from tiny_models import CPU, kernels
 
-BUNDLED = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
+TINY = default_model()
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
 
 
@@ -67,7 +67,7 @@ def test_a_pass_reads_every_matrix_but_the_embedding(
 )
 def test_rounded_as_they_are_loaded(weights: str, kinds: str, groups: dict[str, tuple[int, int]]) -> None:
     """Codes of whole groups, and a scale of 32 bits for each; the head, which is the embedding, in 8 bits."""
-    folder, expected, count = BUNDLED, 0, 0
+    folder, expected, count = TINY, 0, 0
     for name, tensor in load_file(folder / "model.safetensors").items():
         if tensor.dim() == 2:
             outputs, inputs = tensor.shape

@@ -1,4 +1,4 @@
-"""A server of the bundled model, for the tests of one file: none runs on beside other tests."""
+"""A server of pronk-tiny for the tests of one file, closed before the next file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled model with templates that have tools."""
+"""pronk-tiny with templates that have tools."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 import shutil
 from pathlib import Path
 
-import pronk
 from pronk.llm import LLM
+from pronk.models.clone_models import default_model
 from tokenization.chat.tool_templates import TEMPLATES
 
-BUNDLED = Path(pronk.__file__).parent / "bundled" / "pronk-tiny"
+TINY = default_model()
 
 
 def tool_model(folder: Path, family: str) -> LLM:
     """A copy in ``folder`` with the family's template; for Mistral a token that reads as nothing begins calls."""
-    for path in BUNDLED.iterdir():
+    for path in TINY.iterdir():
         if path.is_file():
             shutil.copy(path, folder / path.name)
     for path in (folder / "tokenizer.json", folder / "tokenizer_config.json", folder / "special_tokens_map.json"):

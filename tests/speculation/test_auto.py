@@ -382,7 +382,7 @@ def test_sources_of_a_model_with_another_vocabulary(llm: LLM, spec: str, names: 
     assert [part.name for part in llm.get_proposer(spec).parts] == names
 
 
-def test_sources_of_the_bundled_model() -> None:
+def test_sources_of_pronk_tiny() -> None:
     llm = LLM()
     assert [part.name for part in llm.get_proposer().parts] == ["suffix", "recycling", "lookahead", "cape"]
     assert "cape" not in [part.name for part in llm.get_proposer("auto(bundled=False)").parts]

@@ -1,4 +1,4 @@
-"""Two models: the bundled one, and a random one that is so small that many verifications of it take no time."""
+"""Two models: pronk-tiny, and a random one so small that many verifications take no time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pronk.llm import LLM
 
 
 @pytest.fixture(scope="package")
-def bundled() -> LLM:
+def pronk_tiny() -> LLM:
     return LLM(kv_memory="128MiB", budget="all")
 
 

@@ -26,9 +26,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(bundled: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(pronk_tiny: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run the command in this process, on a model that is loaded already: exit code, standard output and error."""
-    monkeypatch.setattr(pronk.llm, "LLM", lambda *_, **__: bundled)
+    monkeypatch.setattr(pronk.llm, "LLM", lambda *_, **__: pronk_tiny)
 
     def call(*args: str) -> tuple[int, str, str]:
         app = typer.Typer()

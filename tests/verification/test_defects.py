@@ -110,10 +110,10 @@ def test_rejection_without_a_new_norm_changes_the_law(llm: LLM, monkeypatch: pyt
 
 @pytest.mark.parametrize("scale", [0.6, 1.6])
 def test_wrong_temperature_passes_equality_and_not_the_law(
-    bundled: LLM, monkeypatch: pytest.MonkeyPatch, scale: float
+    pronk_tiny: LLM, monkeypatch: pytest.MonkeyPatch, scale: float
 ) -> None:
     monkeypatch.setattr(pronk.sampling.sampler, "gumbel_noise", lambda *given: scale * gumbel_noise(*given))
-    report = verify_model(bundled, ["autoregressive"], some_prompts(bundled)[:1], DRAWN)
+    report = verify_model(pronk_tiny, ["autoregressive"], some_prompts(pronk_tiny)[:1], DRAWN)
     assert not report.passed
     assert report.drafters[0].verdicts() == {"equality": "passed", "rescoring": "passed", "distribution": "failed"}
 

@@ -39,9 +39,9 @@ def report(llm: LLM) -> VerifyReport:
     return check(llm, settings=DRAWN)
 
 
-def test_bundled_model(bundled: LLM) -> None:
+def test_pronk_tiny(pronk_tiny: LLM) -> None:
     report = verify_model(
-        bundled, ["prompt_lookup"], some_prompts(bundled)[:1], VerifySettings(max_tokens=16, samples=100)
+        pronk_tiny, ["prompt_lookup"], some_prompts(pronk_tiny)[:1], VerifySettings(max_tokens=16, samples=100)
     )
     assert report.passed
     assert guessing(report).tested
@@ -72,10 +72,10 @@ def test_everything_passes_and_was_tested(report: VerifyReport) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
-def test_rules_that_accept_by_chance(bundled: LLM, rule: Rule) -> None:
+def test_rules_that_accept_by_chance(pronk_tiny: LLM, rule: Rule) -> None:
     """Greedy texts are compared, sampled ones re-scored, and strings drawn; the table says which."""
     settings = VerifySettings(max_tokens=32, samples=100, rule=rule)
-    report = verify_model(bundled, [GUESSER], some_prompts(bundled)[:1], settings)
+    report = verify_model(pronk_tiny, [GUESSER], some_prompts(pronk_tiny)[:1], settings)
     assert report.passed
     assert report.to_dict()["rule"] == rule
     each = guessing(report)
@@ -109,10 +109,10 @@ def test_rules_that_accept_by_chance(bundled: LLM, rule: Rule) -> None:
         pytest.param("staged(num_nodes=6)", marks=pytest.mark.slow),
     ],
 )
-def test_a_draft_model_that_draws_keeps_the_law(bundled: LLM, drafter: str, rule: Rule) -> None:
-    """The bundled pair: strings that the target writes with drawn guesses have the target's law."""
+def test_a_draft_model_that_draws_keeps_the_law(pronk_tiny: LLM, drafter: str, rule: Rule) -> None:
+    """Strings of pronk-tiny with drawn tokens of pronk-tiny-draft have the target's distribution."""
     settings = VerifySettings(max_tokens=8, samples=400, rule=rule)
-    report = verify_model(bundled, [drafter], some_prompts(bundled)[1:], settings)
+    report = verify_model(pronk_tiny, [drafter], some_prompts(pronk_tiny)[1:], settings)
     law = guessing(report).distribution
     assert report.passed
     assert law is not None

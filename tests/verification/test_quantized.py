@@ -33,8 +33,8 @@ TARGETS: dict[str, Callable[[Path, Path], tuple[Path, str]]] = {
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_guessing_changes_nothing(kind: str, bundled: LLM, tmp_path: Path) -> None:
-    path, weights = TARGETS[kind](bundled.path, tmp_path)
+def test_guessing_changes_nothing(kind: str, pronk_tiny: LLM, tmp_path: Path) -> None:
+    path, weights = TARGETS[kind](pronk_tiny.path, tmp_path)
     llm = LLM(path, weights=weights, kernels=kernels().name, kv_memory="64MiB", budget="all")
     assert llm.exact
     report = verify_model(llm, DRAFTERS, some_prompts(llm)[:1], QUICK)
@@ -45,16 +45,16 @@ def test_guessing_changes_nothing(kind: str, bundled: LLM, tmp_path: Path) -> No
 
 
 def test_trained_drafters_know_a_quantized_target_by_its_shape(
-    bundled: LLM, checkpoint: MakeCheckpoint, tmp_path: Path
+    pronk_tiny: LLM, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """What it was made from cannot be told by its weights; those of plain ones still have to agree."""
     other = checkpoint("llama", hidden_size=64, intermediate_size=96, num_attention_heads=4)
     small = LLM(convert(other, tmp_path / "a.gguf", "Q8_0"), kv_memory="4MiB")
-    with pytest.raises(OptionError, match="medusa: expected the target that the bundled one was trained on"):
+    with pytest.raises(OptionError, match="medusa: expected the target that pronk-tiny-medusa was trained on"):
         small.get_proposer("medusa")
-    shutil.copytree(bundled.path, tmp_path / "plain")
-    tensors = load_file(bundled.path / "model.safetensors")
+    shutil.copytree(pronk_tiny.path, tmp_path / "plain")
+    tensors = load_file(pronk_tiny.path / "model.safetensors")
     tensors["model.norm.weight"] += 1
     save_file(tensors, tmp_path / "plain" / "model.safetensors")
-    with pytest.raises(OptionError, match="medusa: expected the target that the bundled one was trained on"):
+    with pytest.raises(OptionError, match="medusa: expected the target that pronk-tiny-medusa was trained on"):
         LLM(tmp_path / "plain", kv_memory="4MiB").get_proposer("medusa")

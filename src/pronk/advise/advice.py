@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
@@ -24,12 +24,13 @@ from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
 from pronk.models.weights import count_parameters, pass_weights
 from pronk.sampling.params import SamplingParams
+from pronk.testing import tiny_checkpoint
 
 __all__ = ["Adviser", "Plan"]
 
-# What is there for every model, and what is bundled for some; by what of `pronk train` they are.
+# Drafters for every model; and drafters that a clone has for pronk-tiny, with their kind in `pronk train`.
 _FOR_ALL = ("suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
-_BUNDLED = {
+_TRAINED = {
     "draft_model": "draft",
     "cape(draft_model)": "draft",
     "kangaroo": "kangaroo",
@@ -80,7 +81,7 @@ class Adviser:
 
         Args:
             llm: the target, with a prefix cache, so that each prompt is read once.
-            model: as the user named it; ``None`` is the bundled one.
+            model: as the user named it; ``None`` is the clone's ``pronk-tiny``.
             plan: what to measure.
             tell: hears what is being done, seconds that are over, and all.
 
@@ -97,7 +98,7 @@ class Adviser:
         for name in plan.drafters:
             llm.get_proposer(name)
         params = SamplingParams(max_tokens=plan.max_tokens, temperature=plan.temperature, seed=plan.seed)
-        self._race = Race(llm, list(dict.fromkeys((PLAIN, AUTO, *plan.drafters, *_FOR_ALL, *_BUNDLED))), params)
+        self._race = Race(llm, list(dict.fromkeys((PLAIN, AUTO, *plan.drafters, *_FOR_ALL, *_TRAINED))), params)
         self._passes: Passes | None = None
         self._trainable: list[Trainable] = []
         self._rounded: dict[str, Rounded | str] = {}
@@ -158,13 +159,13 @@ class Adviser:
 
     def _trainables(self, passes: Passes) -> list[Trainable]:
         """Of every kind of which none has been measured."""
-        raced = {_BUNDLED.get(each.drafter) for each in self._race.results()}
+        raced = {_TRAINED.get(each.drafter) for each in self._race.results()}
         return estimate(
             [kind for kind in KINDS if kind not in raced],
             self._llm.config,
             passes,
             numbers=pass_weights(self._llm.engine.runner.decoder).count,
-            small=plain_step(_small(self._llm), [1]),
+            small=_overhead(self._llm),
             temperature=self._plan.temperature,
         )
 
@@ -177,7 +178,8 @@ class Adviser:
         self._tell(what, round(min(1.0, self._share) * self._seconds), round(self._seconds))
 
 
-def _small(llm: LLM) -> LLM:
-    """A model so small that its passes show what asking for one takes."""
-    folder = Path(str(files("pronk") / "bundled" / "pronk-tiny-draft"))
-    return LLM(folder, drafter=PLAIN, device=str(llm.device), kv_memory="16MiB")
+def _overhead(llm: LLM) -> float:
+    """Measure the seconds of a forward pass that reads next to no weights."""
+    with TemporaryDirectory() as folder:
+        small = LLM(tiny_checkpoint(Path(folder)), drafter=PLAIN, device=str(llm.device), kv_memory="16MiB")
+        return plain_step(small, [1])

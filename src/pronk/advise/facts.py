@@ -57,13 +57,13 @@ class Trainable:
 
     Attributes:
         kind: word behind ``pronk train``.
-        times: its speed over plain decoding's, if its guesses become as good as those of the bundled one of its kind.
+        times: its speed over plain decoding's, if its acceptance becomes that of ``pronk-tiny``'s drafter of the kind.
         draft_tokens: of a step, at most as many as pay.
         tokens: to learn from.
         seconds: that learning would take on this machine, and that the target would write for.
         nbytes: of its weights.
-        below: its guesses, compared with the bundled one's, may be right so much less often before it stops paying;
-            negative where they have to be right more often.
+        below: drop in acceptance, from that of ``pronk-tiny``'s drafter, at which it stops paying; negative where its
+            acceptance has to be higher.
     """
 
     kind: str
@@ -147,7 +147,7 @@ class Facts:
     """All of it.
 
     Attributes:
-        model: as the user named it, or ``None`` for the bundled one.
+        model: as the user named it, or ``None`` for the clone's ``pronk-tiny``.
         parameters: of the model.
         dtype: of its weights, as the passes read them.
         hardware: of this machine, as in a benchmark.

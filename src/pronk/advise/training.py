@@ -1,10 +1,11 @@
 """What a drafter would bring that could be trained for the model, and what training it would take: estimated.
 
-How often its guesses are right is taken from the bundled drafter of its kind, which has learned for half an hour from
-a model of ten million parameters: of its ``w``-th guesses in a row, the share that the target confirmed. Each of these
-conditional shares may be a tenth higher or lower, which is what suites of prompts differ by. What its guesses cost is
-computed from the bytes that they read, at the pace at which this machine reads the target's; what rows cost has been
-measured. Learning is a pass of the target and three of what learns, at the measured pace of torch's products.
+How often its guesses are right is taken from ``pronk-tiny``'s drafter of the kind, trained for half an hour on a model
+of ten million parameters (``measured.json``): of its ``w``-th guesses in a row, the share that was accepted. Each of
+these conditional shares may be a tenth higher or lower, which is what suites of prompts differ by. Its cost
+is computed from the bytes that a guess reads, at the measured bandwidth of the target's passes; the cost of rows is
+measured. A training step is a forward pass of the target and three of the drafter, at the measured speed of torch's
+products.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["KINDS", "Kind", "estimate"]
 # Above it what a drafter shows at 0.8 is taken, and below what it shows when the likeliest token is.
 _WARM = 0.4
 
-# Conditional shares of guesses that are right are believed to lie within so much of the bundled drafters'.
+# Uncertainty of the measured conditional acceptance, for another model and other texts.
 _WITHIN = 0.1
 
 # Guesses in a row that a small model is asked for at most.
@@ -44,14 +45,12 @@ class Kind:
     """A drafter as ``pronk train`` makes it by default.
 
     Attributes:
-        bundled: folder and file with the figures of the bundled one.
-        tokens: that this one has learned from.
+        tokens: training tokens of ``pronk-tiny``'s drafter of the kind.
         numbers: its weights for a target.
         read: numbers that one guess reads, and numbers that the guesses of a step read once.
         learned: numbers that each token's learning goes through, besides a pass of the target.
     """
 
-    bundled: tuple[str, str]
     tokens: int
     numbers: Callable[[ModelConfig], float]
     read: Callable[[ModelConfig], tuple[float, float]]
@@ -82,35 +81,32 @@ def _heads_layer(config: ModelConfig) -> float:
     return _layer(config, 3 * 6 * config.hidden_size // 5)
 
 
-def _small(folder: str, file: str, tokens: int, hidden: int, body: float) -> Kind:
+def _small(tokens: int, hidden: int, body: float) -> Kind:
     """A small model with a vocabulary of the target's, whose embedding is its head."""
 
     def numbers(config: ModelConfig) -> float:
         return body + hidden * config.vocab_size
 
-    return Kind((folder, file), tokens, numbers, lambda config: (numbers(config), 0.0), numbers)
+    return Kind(tokens, numbers, lambda config: (numbers(config), 0.0), numbers)
 
 
 # By the word behind `pronk train`.
 KINDS = {
-    "draft": _small("pronk-tiny-draft", "draft.json", 19_560_000, 160, 0.55e6),
-    "glide": _small("pronk-tiny-glide", "drafter.json", 4_920_000, 192, 0.51e6),
+    "draft": _small(19_560_000, 160, 0.55e6),
+    "glide": _small(4_920_000, 192, 0.51e6),
     "kangaroo": Kind(
-        ("pronk-tiny-kangaroo", "drafter.json"),
         6_550_000,
         lambda config: 4 * config.hidden_size**2,
         lambda config: (_exit(config) * _own_layer(config) + 4 * config.hidden_size**2 + _head(config), 0.0),
         lambda config: 4 * config.hidden_size**2 + _head(config),
     ),
     "medusa": Kind(
-        ("pronk-tiny-medusa", "drafter.json"),
         2_110_000,
         lambda config: 4 * 2 * config.hidden_size**2,
         lambda config: (0.0, 4 * 2 * config.hidden_size**2 + _head(config)),
         lambda config: 4 * (2 * config.hidden_size**2 + _head(config)),
     ),
     "heads": Kind(
-        ("pronk-tiny-multi-token", "drafter.json"),
         2_840_000,
         lambda config: 3 * _heads_layer(config),
         lambda config: (0.0, 3 * _heads_layer(config) + _head(config)),
@@ -140,7 +136,7 @@ def _estimate(
     name: str, config: ModelConfig, passes: Passes, numbers: int, small: float, temperature: float
 ) -> Trainable:
     kind = KINDS[name]
-    shares, independent = _shown(kind, temperature)
+    shares, independent = _shown(name, temperature)
     each, once = kind.read(config)
     guess, step = (small + read * passes.plain / numbers if read else 0.0 for read in (each, once))
     costs = CostCurve(tuple(passes.seconds), tuple(accumulate(passes.seconds.values(), max)))
@@ -190,24 +186,23 @@ def _tree(shares: Sequence[Sequence[float]], most: int = 31) -> list[float]:
     return sorted(nodes, reverse=True)[:most]
 
 
-def _shown(kind: Kind, temperature: float) -> tuple[list[list[float]], bool]:
-    """The shares of guesses of each depth that were right where the one before was, likeliest first.
+def _shown(kind: str, temperature: float) -> tuple[list[list[float]], bool]:
+    """Return the measured acceptance of a kind of drafter.
 
-    And whether they are of each depth on its own, as a head's that does not see the others' guesses.
+    Returns:
+        For each depth, the acceptance of the guesses by rank, given that the guess before was accepted; and whether
+        the depths are independent of each other, as Medusa's heads are.
     """
-    folder, file = kind.bundled
-    found: dict[str, Any] = json.loads((files("pronk") / "bundled" / folder / file).read_text(encoding="utf-8"))
-    figures = found["figures"]
+    found: dict[str, Any] = json.loads((files("pronk.advise") / "measured.json").read_text(encoding="utf-8"))[kind]
     name = "greedy" if temperature < _WARM else "T=0.8"
-    accuracies = found.get("shape", {}).get("accuracies")
-    if accuracies:
-        return [list(row) for row in accuracies], True
+    if "accuracies" in found:
+        return found["accuracies"], True
+    figures = found["figures"]
     reached = [1.0, *(value for key, value in figures.items() if key.startswith(f"{name} CTAR"))]
     if len(reached) == 1:
         return [[figures[f"{name} alpha"]], *[[_later(figures, name)]] * (_DEEPEST - 1)], False
     shares = [[after / before] for before, after in pairwise(reached)]
-    chain = "exit_layer" in found["shape"] or "block" in found["shape"]
-    return shares + ([shares[-1]] * (_DEEPEST - len(shares)) if chain else []), False
+    return shares + ([shares[-1]] * (_DEEPEST - len(shares)) if found["chain"] else []), False
 
 
 def _later(figures: dict[str, float], name: str) -> float:

@@ -82,7 +82,7 @@ def _training(facts: Facts) -> Iterator[str]:
     best, auto = facts.trainable[0], _auto(facts)
     now = max(1.0, 0.0 if auto is None else auto.times.middle)
     name = f"pronk train {best.kind}"
-    hope = f"about {best.times} times plain decoding if its guesses become as good as those of the bundled one"
+    hope = f"about {best.times} times plain decoding if its acceptance becomes that of pronk-tiny's drafter"
     cost = f"{duration(best.seconds)} on this machine"
     if best.times.low > _WORTH * now:
         yield f"Training: {name} would pay: {hope}, for {cost}."

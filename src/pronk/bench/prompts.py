@@ -1,7 +1,7 @@
-"""What a benchmark lets the model say: prompts, from suites and from the user's own files.
+"""Prompts of a benchmark, from suites and from the user's own files.
 
 A suite is a file of JSON lines, ``NAME.jsonl`` or ``NAME.jsonl.gz``, in the folder given with ``--data``; the suite
-``sample`` is bundled. A line has one of
+``sample`` is part of pronk. A line has one of
 
 - ``"prompt"``: text to continue,
 - ``"turns"``: what a user says, turn after turn; the model's answers come between them,
@@ -31,13 +31,13 @@ if TYPE_CHECKING:  # it needs torch, which clients of a server can do without
 __all__ = [
     "SAMPLE",
     "Prompt",
-    "bundled_prompts",
     "encode",
     "fit",
     "limit_per_task",
     "load_prompts",
     "load_suite",
     "load_tasks",
+    "sample_prompts",
     "suites_in",
 ]
 
@@ -71,7 +71,7 @@ class Prompt:
         return max(1, len(self.turns))
 
 
-def bundled_prompts() -> list[Prompt]:
+def sample_prompts() -> list[Prompt]:
     """The suite ``sample``: a few of HumanEval, GSM8K, HumanEvalPack (all MIT) and our own."""
     with as_file(files("pronk.bench") / "prompts.jsonl") as path:
         return load_prompts(path)
@@ -84,7 +84,7 @@ def load_suite(name: str, folder: Path | None) -> list[Prompt]:
         OptionError: no such suite, or a damaged file.
     """
     if name == SAMPLE:
-        return bundled_prompts()
+        return sample_prompts()
     if folder is None:
         msg = f"suite {name!r}: expected --data with the folder that has {name}.jsonl; without it there is {SAMPLE!r}"
         raise OptionError(msg)
@@ -193,7 +193,7 @@ def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, li
 def load_tasks(
     suites: Sequence[str] | None, folder: Path | None, files: Sequence[Path], limit: int | None
 ) -> dict[str, list[Prompt]]:
-    """The prompts of suites and files, by task; of the bundled suite if neither is named.
+    """Load the prompts of suites and files, by task; of the suite ``sample`` if neither is named.
 
     Args:
         suites: names; ``None`` names none.

@@ -38,7 +38,7 @@ def advise(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Folder with a checkpoint, its id on the Hub, or a GGUF file. Default: the bundled model.",
+            help="Folder with a checkpoint, its id on the Hub, or a GGUF file. Default in a clone: pronk-tiny.",
             rich_help_panel="Model",
             show_default=False,
         ),
@@ -48,7 +48,7 @@ def advise(
         typer.Option(
             help="Texts like yours: JSON lines with prompt, turns or messages; or text, a prompt a line; repeatable.",
             metavar="FILE",
-            show_default="the bundled ones",
+            show_default="those of pronk bench",
         ),
     ] = None,
     drafter: Annotated[
@@ -70,7 +70,7 @@ def advise(
 
     For a few minutes everybody who can guess for the model continues your prompts by turns, and whoever falls behind
     is left out; then passes, threads and weights of fewer bits are measured. What a drafter would bring that has yet to
-    be trained is estimated from what passes cost here and from how good the bundled ones have become.
+    be trained is estimated from what passes cost here and from the acceptance of pronk-tiny's drafters.
 
     [bold]Examples[/]
 

@@ -54,7 +54,7 @@ def plan(
     *,
     suite: Annotated[
         list[str] | None,
-        _what("A file NAME.jsonl of --data, or sample, the bundled one; repeatable.", show_default="sample"),
+        _what("A file NAME.jsonl of --data, or sample, which pronk has; repeatable.", show_default="sample"),
     ] = None,
     data: Annotated[Path | None, _what("Folder with suites.", metavar="FOLDER", show_default=False)] = None,
     prompts: Annotated[
@@ -133,7 +133,7 @@ def bench(
     *,
     model: Annotated[
         list[str] | None,
-        _what("Folder with a checkpoint, or its id on the Hub; repeatable.", show_default="the bundled model"),
+        _what("Folder with a checkpoint, or its id on the Hub; repeatable.", show_default="in a clone: pronk-tiny"),
     ] = None,
     drafter: Annotated[
         list[str], _what('How to guess: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')
@@ -182,11 +182,13 @@ def bench(
         )
         return
     _refuse(given, {*context.params} - {*served.keywords}, "expected --server with the server to load")
+    from pronk.models.clone_models import DEFAULT_MODEL
+
     with ExitStack() as stack:
         status = stack.enter_context(_bar())
         made = planned(drafter)
         records = _open_trace(trace, stack)
-        chosen: dict[str, str | None] = {name: name for name in model} if model else {"pronk-tiny": None}
+        chosen: dict[str, str | None] = {name: name for name in model} if model else {DEFAULT_MODEL: None}
         loaders = {name: _loader(load, value, made) for name, value in chosen.items()}
         arguments = {**planned.keywords, **load.keywords, "model": list(loaders), "drafter": drafter}
         problem = _measure(loaders, made, records, arguments, status)

@@ -5,7 +5,6 @@ typer wants the real types of the options: no postponed annotations here. torch 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,7 +44,7 @@ def build(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Folder with a checkpoint, or its id on the Hub, whose tokenizer is used. Default: the bundled model.",
+            help="Model whose tokenizer is used: a folder, or its id on the Hub. Default in a clone: pronk-tiny.",
             show_default=False,
         ),
     ] = None,
@@ -104,7 +103,7 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
     require_sorter()
     check_target(out, 0)
     sources = [spec_of(path, "files") for path in text]
-    folder = resolve_model(Path(str(files("pronk"))) / "bundled" / "pronk-tiny" if model is None else model)
+    folder = resolve_model(model)
     vocab_size = read_config(folder).vocab_size
     tokenizer = Tokenizer.load(folder, vocab_size)
     reader = _Reader(sources, tokenizer, limit)

@@ -5,7 +5,6 @@ typer wants the real types of the options: no postponed annotations here. torch 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +32,7 @@ def inflate(
     source: Annotated[
         str | None,
         typer.Option(
-            help="Folder with a checkpoint, or its id on the Hub. Default: the bundled model.",
+            help="Folder with a checkpoint, or its id on the Hub. Default in a clone: pronk-tiny.",
             metavar="MODEL",
             show_default=False,
         ),
@@ -41,8 +40,8 @@ def inflate(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="A drafter that was trained on the source, to go with it into OUT/drafters: a folder, or the name of "
-            "a bundled one. Can be given several times.",
+            help="A drafter that was trained on the source, to go with it into OUT/drafters: a folder, or in a clone "
+            "the name of one in models/. Can be given several times.",
             metavar="FOLDER",
             show_default=False,
         ),
@@ -115,22 +114,21 @@ def inflate(
 
 
 def _source(source: str | None) -> tuple[Path, str]:
-    """The folder of the source, and what to call it."""
+    """Return the folder of the source and its name for messages and the model card."""
+    from pronk.models.clone_models import default_model
     from pronk.models.loader import resolve_model
 
-    folder = resolve_model(_bundled("pronk-tiny") if source is None else source)
+    folder = default_model("--source") if source is None else resolve_model(source)
     # A downloaded model's folder is called by its commit.
     return folder, folder.resolve().name if source is None or Path(source).expanduser().is_dir() else source
 
 
 def _drafter(name: str) -> Path:
-    """The folder of a drafter; one that is there comes before a bundled one of its name."""
-    folder, bundled = Path(name).expanduser(), _bundled(Path(name).name)
-    return bundled if name == bundled.name and bundled.is_dir() and not folder.exists() else folder
+    """Return the folder of a drafter; an existing folder comes before a drafter of the clone."""
+    from pronk.models.clone_models import clone_model
 
-
-def _bundled(name: str) -> Path:
-    return Path(str(files("pronk"))) / "bundled" / name
+    folder = Path(name).expanduser()
+    return folder if folder.exists() else clone_model(name) or folder
 
 
 @contextmanager

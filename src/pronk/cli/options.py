@@ -123,7 +123,7 @@ def model_options(
     model: Annotated[
         str | None,
         _model(
-            "Folder with a checkpoint, its id on the Hub, or a GGUF file. Default: the bundled model.",
+            "Folder with a checkpoint, its id on the Hub, or a GGUF file. Default in a clone: pronk-tiny.",
             show_default=False,
         ),
     ] = None,

@@ -76,11 +76,10 @@ class ReplicaOptions:
     ) -> "Iterator[tuple[Path, ReplicaPlan]]":
         """A cluster for as long as it is wanted, with the model's place and what is to be there; errors likewise."""
         plan = self.plan(options, also, max_requests, drain)
-        from pronk.llm import bundled_model
         from pronk.models.loader import resolve_model
         from pronk.replicas.cluster import connect, leave
 
-        path = resolve_model(options["model"] or bundled_model())
+        path = resolve_model(options["model"])
         screen.note(f"starting {self.replicas} replica{'s' if self.replicas > 1 else ''} of {path.name}")
         try:
             connect(self.address, _cores())

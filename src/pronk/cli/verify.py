@@ -28,7 +28,7 @@ __all__ = ["verify"]
 _NOT_VERIFIED = 1
 _INTERRUPTED = 130
 
-# Of the bundled prompts, spread over their tasks.
+# Prompts of the package's suite, spread over its tasks.
 _LIMIT = 8
 
 
@@ -45,14 +45,14 @@ def verify(
         ),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="File of prompts.", show_default="bundled ones", metavar="FILE")
+        Path | None, typer.Option(help="File of prompts.", show_default="those of pronk bench", metavar="FILE")
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
             help="Use so many prompts, spread over their tasks.",
             min=1,
-            show_default=f"{_LIMIT} of the bundled ones, all of a file",
+            show_default=f"{_LIMIT} of those of pronk bench, all of a file",
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens per text.", min=1)] = 64,
@@ -139,10 +139,10 @@ def _steps(
 
 
 def _select(file: Path | None, limit: int | None) -> list[Any]:
-    """The prompts of the file or the bundled ones; of fewer than all, as many of each task as can be."""
-    from pronk.bench.prompts import bundled_prompts, load_prompts
+    """Return ``limit`` prompts of the file, or of the package's suite, spread evenly over the tasks."""
+    from pronk.bench.prompts import load_prompts, sample_prompts
 
-    found = bundled_prompts() if file is None else load_prompts(file)
+    found = sample_prompts() if file is None else load_prompts(file)
     if limit is None:
         limit = _LIMIT if file is None else len(found)
     tasks: dict[str, list[Any]] = defaultdict(list)

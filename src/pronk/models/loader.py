@@ -20,6 +20,7 @@ from pronk.architecture.config import ModelConfig, parse_config
 from pronk.errors import CheckpointError, ConfigError, OptionError
 from pronk.kernels.library import Kernels
 from pronk.models.checkpoint import open_checkpoint, read_json
+from pronk.models.clone_models import clone_model, default_model
 from pronk.models.decoder import Decoder
 from pronk.models.families import plan_tensors
 from pronk.models.inventory import Inventory, names_of
@@ -42,14 +43,20 @@ _WANTED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
-def resolve_model(name: str | Path, *, revision: str | None = None) -> Path:
-    """The folder of a model: an existing one, or a model of the Hugging Face Hub (``owner/name``), downloaded.
+def resolve_model(name: str | Path | None, *, revision: str | None = None) -> Path:
+    """Return the folder or GGUF file of a model; a model of the Hugging Face Hub is downloaded.
 
-    A GGUF file is a model, too.
+    Args:
+        name: a folder, a GGUF file, ``owner/name`` of a model on the Hub, or in a clone the name of a folder in
+            ``models/``; ``None`` is the clone's ``pronk-tiny``.
+        revision: branch, tag or commit on the Hub.
 
     Raises:
-        CheckpointError: no such folder or file, no such model, or it cannot be downloaded.
+        CheckpointError: there is no such folder, file or model, or the download fails.
+        OptionError: no name is given outside a clone.
     """
+    if name is None:
+        return default_model()
     text = str(name)
     try:
         folder = Path(name).expanduser()
@@ -64,6 +71,8 @@ def resolve_model(name: str | Path, *, revision: str | None = None) -> Path:
     if folder.suffix.lower() == ".gguf":
         msg = f"no such file: {text!r}; expected a GGUF file, or a model folder"
         raise CheckpointError(msg)
+    if (found := clone_model(text)) is not None:
+        return found
     if isinstance(name, Path) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
         msg = f"no such folder: {text!r}; expected a model folder, or owner/name of a model on the Hugging Face Hub"
         raise CheckpointError(msg)

@@ -23,7 +23,6 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from pronk.errors import OptionError, PronkError
-from pronk.llm import bundled_model
 from pronk.models.loader import resolve_model
 from pronk.replicas.cluster import ReplicaPlan, deployed, model_deployment
 from pronk.replicas.dispatcher import Dispatcher, ModelReader
@@ -46,7 +45,7 @@ class ApplicationArgs(BaseModel):
     """Of the application; what is not here has the defaults of ``pronk serve``.
 
     Attributes:
-        model: a folder that every machine has, or an id of the Hub; ``None`` is the bundled one.
+        model: a folder that every machine has, or an id of the Hub; ``None`` is the clone's ``pronk-tiny``.
         replicas, least: the most of them, and the fewest.
         servers: of the deployments that clients talk to.
         cpus: cores of each replica.
@@ -89,7 +88,7 @@ def app(args: ApplicationArgs) -> Any:
     many = (args.replicas, args.least)
     plan = ReplicaPlan(options, *many, (), limits.requests, args.drain, args.cpus, resources=args.resources)
     keys = read_keys(Path(args.api_key_file)) if args.api_key_file else ()
-    name = args.name or resolve_model(args.model or bundled_model()).name
+    name = args.name or resolve_model(args.model).name
     settings = ServerSettings(name, keys, limits=limits)
     asked = _Application(settings, args.model, options.get("drafter", "auto"))
     server = serve.deployment(name="server", num_replicas=args.servers, ray_actor_options={"num_cpus": 0})(
@@ -138,7 +137,7 @@ class _Application:
 
     async def _make(self) -> Guard:
         replicas = deployed(serve.get_replica_context().app_name)
-        path = await asyncio.to_thread(resolve_model, self.model or bundled_model())
+        path = await asyncio.to_thread(resolve_model, self.model)
         about = await asyncio.wait_for(replicas.tell(), _ANSWER)
         reader = await asyncio.to_thread(ModelReader, path, self.drafter, about)
         front = Dispatcher(reader, replicas, max_requests=self.settings.limits.requests)

@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Options of drafters that name files: a request may not choose which files are read. Those of the first kind have
-# files even if they are left out: bundled ones.
+# Options of drafters that name files: a request may not choose which files are read. An option of the first kind has a
+# file even if it is left out: in a clone, one of pronk-tiny's.
 _MODELS, _FILES = ("model", "datastore"), ("store", "table")
 _MOST_PARTS = 8  # of a drafter that a request asks for, which may be made of others
 

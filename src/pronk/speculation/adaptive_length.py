@@ -43,7 +43,7 @@ class AdaptiveLengthDrafter(ChainDrafter):
     """Options of all of them.
 
     Attributes:
-        model: a folder or a Hub id; ``None`` is the bundled one.
+        model: a folder or a Hub id; ``None`` is the clone's for ``pronk-tiny``.
         num_tokens: most tokens of a proposal, 1..64.
     """
 

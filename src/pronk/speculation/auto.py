@@ -11,9 +11,10 @@ of which the engine computes the nodes that pay. So a copied passage is copied, 
 nothing repeats itself the draft model is asked; and where nothing pays, nobody.
 
 **At hand** are, for every target, what the text itself says (``suffix``) and what the target has said before
-(``recycling``); ``lookahead`` where rows cost next to nothing; the bundled draft model where it has the target's
-vocabulary; heads in a folder beside the target's weights; and whatever is given: ``auto(draft_model(model='…'))``,
-``auto(retrieval(datastore='…'), kangaroo)``. What is given takes the place of what would be found of its kind.
+(``recycling``); ``lookahead`` where rows cost next to nothing; in a clone ``pronk-tiny-draft`` where it has the
+target's vocabulary; heads in a folder beside the target's weights; and whatever is given:
+``auto(draft_model(model='…'))``, ``auto(retrieval(datastore='…'), kangaroo)``. What is given takes the place of what
+would be found of its kind.
 
 **Exploring.** Who does not seem to pay is asked now and then all the same, the one that has waited longest: for that
 there is an account of all requests together, 2 plain steps at first, and a hundredth of each step. So exploring takes
@@ -83,7 +84,7 @@ class Auto(Composite):
 
     Attributes:
         parts: drafters that are at hand beside what is found.
-        bundled: whether the bundled draft model may guess where it has the target's vocabulary.
+        bundled: whether to use ``pronk-tiny-draft``, in a clone, if no part has a model and the vocabularies are equal.
         num_nodes: guesses that a tree has at most, 1..127.
     """
 
@@ -111,11 +112,11 @@ class Auto(Composite):
         return AutoProposer(self, [*light, *heavy], target)
 
     def _found(self, target: Target) -> list[Proposer[Any]]:
-        """A model that guesses for the target without anybody having named it."""
+        """Return a drafter with a model that is found without an option; an empty list if there is none."""
         found: list[Drafter] = [MultiToken()] if heads_beside(target) is not None else []
         found += [Cape((DraftModel(),))] if self.bundled else []
         for drafter in found:
-            with suppress(PronkError):  # another vocabulary, or no memory for it
+            with suppress(PronkError):  # no clone, another vocabulary, or no memory
                 return [bind_proposer(drafter, target)]
         return []
 

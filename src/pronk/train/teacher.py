@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pronk.errors import OptionError
 from pronk.llm import LLM
+from pronk.models.clone_models import default_model
 from pronk.models.decoder import Decoder
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.loader import load_decoder, parse_dtype
@@ -32,12 +33,13 @@ class Teacher:
     ``name`` is its id on the Hub, or that of its folder; ``encoder`` turns text into its tokens.
 
     Args:
-        model: folder or id on the Hub; ``None`` is the bundled one.
+        model: folder or id on the Hub; ``None`` is the clone's ``pronk-tiny``.
         device: where it runs; ``cuda`` is this process's GPU.
         threads: of the process.
 
     Raises:
-        OptionError: a GGUF file, which has none of the files that drafters are written with.
+        OptionError: a GGUF file, which has none of the files that drafters are written with; or no model outside a
+            clone.
     """
 
     def __init__(self, model: str | Path | None, device: str = "cpu", threads: int | None = None) -> None:
@@ -47,6 +49,7 @@ class Teacher:
                 "from: what is trained there guesses for the file, too"
             )
             raise OptionError(msg)
+        model = default_model("--target") if model is None else model
         hub = model is not None and not Path(model).expanduser().is_dir()
         device = str(find_device(device))
         self.llm = LLM(model, drafter="autoregressive", device=device, threads=threads, max_batch=_BATCH, budget="all")

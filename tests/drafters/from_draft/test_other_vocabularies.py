@@ -1,4 +1,4 @@
-"""Draft models with another vocabulary, or of another family, decode for the bundled model without a difference."""
+"""Draft models with another vocabulary, or of another family, decode for pronk-tiny without a difference."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import pronk
 from checkpoints import MakeCheckpoint
 from drafters.helpers import context
 from pronk import LLM, OptionError, SamplingParams
 from pronk.drafters.from_draft.draft_model import ModelProposer
+from pronk.models.clone_models import default_model
 
-BUNDLED = Path(pronk.__file__).parent / "bundled"
-DRAFT = BUNDLED / "pronk-tiny-draft"
+DRAFT = default_model().parent / "pronk-tiny-draft"
 PROMPTS = ["def fibonacci(n):\n", "Die Größe — 42 🙂 of it", "import os\nimport sys\n\n\nclass Reader:\n"]
 KINDS = (
     "draft_model({}, num_tokens=4)",
@@ -60,7 +59,7 @@ def decode(llm: LLM, drafter: str, options: str) -> tuple[int, int, int]:
 def write(
     folder: Path, weights: Callable[[dict[str, torch.Tensor]], None], tokenizer: Callable[[dict[str, Any]], None]
 ) -> str:
-    """The bundled draft model with changes."""
+    """Write pronk-tiny-draft with changes."""
     shutil.copytree(DRAFT, folder)
     tensors = load_file(folder / "model.safetensors")
     weights(tensors)
@@ -75,7 +74,7 @@ def write(
 
 
 def shuffle_vocabulary(folder: Path) -> str:
-    """The bundled draft model with its ids in another order."""
+    """Write pronk-tiny-draft with its ids in another order."""
     order = list(range(4, 4096))  # the first ones are special
     random.Random(0).shuffle(order)
     new = [0, 1, 2, 3, *order]  # old id to new id

@@ -13,8 +13,9 @@ from drafters.from_text.stores import VOCABULARY, followers, random_documents, w
 from drafters.helpers import context, met
 from pronk import LLM
 from pronk.drafters.from_text.datastore.layout import SUFFIXES, Header
-from pronk.drafters.from_text.retrieval import _PRIORS, _WAYS, BUNDLED, Retrieval, RetrievalProposer, _way
+from pronk.drafters.from_text.retrieval import _PRIORS, _WAYS, Retrieval, RetrievalProposer, _way
 from pronk.errors import CheckpointError, OptionError
+from pronk.models.clone_models import default_model
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.proposer import Outcome
@@ -167,7 +168,7 @@ def test_the_wrong_datastore_is_refused(folder: Path) -> None:
         assert "\n" not in str(caught.value)
     for fitting, size in ((VOCABULARY, 4096), (None, 4096), (VOCABULARY, 27)):
         met(drafter, fitting, size)
-    with pytest.raises(OptionError, match="found the bundled one, of another tokenizer; build one with"):
+    with pytest.raises(OptionError, match="found that of pronk-tiny, of another tokenizer; build one with"):
         met(Retrieval(), VOCABULARY, 4096)
 
 
@@ -181,10 +182,11 @@ def test_it_is_opened_once(folder: Path) -> None:
         bound(folder)
 
 
-def test_the_bundled_datastore_is_the_bundled_models() -> None:
-    header = Header.read(BUNDLED)
-    assert sum(file.stat().st_size for file in BUNDLED.iterdir()) < 1.5e6
-    card = (BUNDLED / "README.md").read_text(encoding="utf-8")
+def test_the_datastore_of_pronk_tiny_is_small_and_documented() -> None:
+    folder = default_model() / "datastore"
+    header = Header.read(folder)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 1.5e6
+    card = (folder / "README.md").read_text(encoding="utf-8")
     for word in (
         f"{header.tokens:,}",
         f"{header.documents} short texts",

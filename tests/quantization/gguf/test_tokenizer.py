@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from gguf_files import finish, write_bytes_bpe
 from pronk.errors import TokenizerError
+from pronk.models.clone_models import default_model
 from pronk.quantization.gguf.vocabulary import TokenKind
 from pronk.tokenization.tokenizer import Tokenizer
 
-BUNDLED = Path(str(files("pronk") / "bundled" / "pronk-tiny"))
+TINY = default_model()
 TEXTS = [
     "", " ", "\n", "  \n\n\t x", "def add(a, b):\n    return a + b\n", "I'll say IT'S they've; He'D we'Re",
     "12345 3.14159 1,000,000 \uff12\uff13 ½ ²", "naïve café e\u0301 Å A\u030a",
@@ -117,9 +117,9 @@ def test_ids_equal_those_of_the_original(pre: str, tmp_path: Path) -> None:
     assert mine.special_ids == plain.special_ids == {0, 1}
 
 
-def test_the_bundled_vocabulary(tmp_path: Path) -> None:
-    theirs = Tokenizer.load(BUNDLED)
-    config = json.loads((BUNDLED / "tokenizer_config.json").read_text())
+def test_the_vocabulary_of_pronk_tiny(tmp_path: Path) -> None:
+    theirs = Tokenizer.load(TINY)
+    config = json.loads((TINY / "tokenizer_config.json").read_text())
     path = write(
         tmp_path / "a.gguf",
         lambda w: write_bytes_bpe(w, theirs.backend, "gpt-2"),

@@ -33,7 +33,7 @@ def decode(model: Path, tokens: object) -> str:
     return tokenizer.backend.decode(tokens.flatten().tolist())  # type: ignore[attr-defined]
 
 
-def test_the_bundled_text(model: Path) -> None:
+def test_the_evaluation_text(model: Path) -> None:
     texts = read_texts(model)
     assert texts.calibration is None
     assert texts.methods == ("nearest",)

@@ -183,7 +183,7 @@ def student_options(
     out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run in it is continued.")],
     target: Annotated[
         str | None,
-        typer.Option(help="Model to guess for: a folder, or its id on the Hub.", show_default="the bundled model"),
+        typer.Option(help="Model to guess for: a folder, or its id on the Hub.", show_default="in a clone: pronk-tiny"),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the drafter in its card.", show_default="by target and kind")

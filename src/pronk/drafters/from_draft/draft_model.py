@@ -38,7 +38,7 @@ class ModelDrafter(AdaptiveLengthDrafter):
     """Options of all drafters whose guesses come from a causal model with a cache of its own.
 
     Attributes:
-        model: a folder or a Hub id; ``None`` is the bundled one, which guesses for the bundled target and its like.
+        model: a folder or a Hub id; ``None`` is the clone's ``pronk-tiny-draft``, for targets with its vocabulary.
         num_tokens: most tokens of a proposal, 1..64. By default, with the root, a pass of 8 rows.
         min_confidence: the chain ends at a token that the draft itself gives less than this probability, 0..1.
     """

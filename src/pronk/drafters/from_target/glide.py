@@ -54,12 +54,12 @@ class _GlideDraft(Draft):
     """
 
     @classmethod
-    def load(cls, drafter: str, model: str | None, bundled: str, target: Target) -> Draft:
+    def load(cls, drafter: str, model: str | None, default: str, target: Target) -> Draft:
         """The drafter of a path or name, loaded once for each target; errors are those of ``open_trained``."""
         if target.split:
             msg = f"{drafter}: expected all of the target's keys, which it reads, in one process; use parallel='tree'"
             raise OptionError(msg)
-        trained = open_trained(drafter, model, bundled, target)
+        trained = open_trained(drafter, model, default, target)
 
         def make() -> Draft:
             shape = trained.make(GlideShape)
@@ -100,11 +100,11 @@ class Glide(ModelDrafter):
     """Options of GLIDE, the same as of ``ModelDrafter``; its weights are in the target's dtype."""
 
     name = "glide"
-    bundled: ClassVar[str] = "pronk-tiny-glide"
+    default: ClassVar[str] = "pronk-tiny-glide"
 
     def open(self, target: Target) -> Draft:
         """The model, loaded once for each target; it must have been trained on this target."""
-        return _GlideDraft.load(self.name, self.model, self.bundled, target)
+        return _GlideDraft.load(self.name, self.model, self.default, target)
 
 
 @dataclass(frozen=True)
@@ -112,4 +112,4 @@ class Vanilla(Glide):
     """The twin without cross-attention, which shows what looking into the cache is worth."""
 
     name = "vanilla"
-    bundled: ClassVar[str] = "pronk-tiny-vanilla"
+    default: ClassVar[str] = "pronk-tiny-vanilla"

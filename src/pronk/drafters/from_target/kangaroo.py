@@ -43,7 +43,8 @@ class Kangaroo(AdaptiveLengthDrafter):
     """Options of the early exit.
 
     Attributes:
-        model: a folder that ``pronk train kangaroo`` has written, or a Hub id; ``None`` is the bundled target's.
+        model: a folder that ``pronk train kangaroo`` has written, or a Hub id; ``None`` is the clone's for
+            ``pronk-tiny``.
         num_tokens: most tokens of a chain, 1..64: the paper's gamma.
         eta: the chain ends at a token of at most this confidence, 0..1: the paper's eta; 0 is fixed-step drafting.
     """

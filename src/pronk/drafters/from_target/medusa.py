@@ -42,7 +42,7 @@ __all__ = ["Medusa", "MedusaState"]
 
 _MOST_HEADS = 16
 
-_BUNDLED = "pronk-tiny-medusa"
+_DEFAULT = "pronk-tiny-medusa"
 
 
 @dataclass
@@ -111,7 +111,8 @@ class Medusa(Drafter):
     """Options of Medusa heads.
 
     Attributes:
-        model: a folder that ``pronk train medusa`` has written, or a Hub id; ``None`` is the bundled one.
+        model: a folder that ``pronk train medusa`` has written, or a Hub id; ``None`` is the clone's for
+            ``pronk-tiny``.
         tree: paths of ranks, parents first, as in ``((0,), (1,), (0, 0))``; or a number of nodes, for the best tree of
             that size; ``None`` is the tree that was chosen when the heads were trained.
         num_tokens: most tokens of a branch, 1..16: the heads that guess. ``None`` is all of them.
@@ -136,7 +137,7 @@ class Medusa(Drafter):
             CheckpointError: they cannot be loaded.
             OptionError: they were trained on another target, or have fewer heads than the tree is deep.
         """
-        trained = open_trained(self.name, self.model, _BUNDLED, target)
+        trained = open_trained(self.name, self.model, _DEFAULT, target)
         shape, decoder = trained.make(MedusaShape), target.decoder
         paths = main_chain_first(self._paths(trained, shape))
 

@@ -42,7 +42,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["MultiToken", "MultiTokenState", "heads_beside"]
 
-_BUNDLED = "pronk-tiny-multi-token"
+_DEFAULT = "pronk-tiny-multi-token"
 _MOST_HEADS = 63
 
 
@@ -122,7 +122,7 @@ class MultiToken(ChainDrafter):
 
     Attributes:
         model: a folder that ``pronk train heads``, or ``pronk train lm --future-tokens``, has written, or a Hub id;
-            ``None`` is the folder ``heads`` of the target, or else the bundled one.
+            ``None`` is the folder ``heads`` of the target, or else the clone's for ``pronk-tiny``.
         num_tokens: most tokens of a branch, 1..63, and so the heads that are used; ``None`` is all of them.
         tree: ``None`` is a chain. A number of nodes is the tree of so many that is likeliest to be reached, by the
             heads' own probabilities in that step; paths of ranks, as in ``((0,), (1,), (0, 0))``, are always the same
@@ -149,7 +149,7 @@ class MultiToken(ChainDrafter):
             OptionError: they were trained on another target or are fewer than asked for, or there is no memory for
                 what they keep.
         """
-        trained = open_trained(self.name, self.model or heads_beside(target), _BUNDLED, target)
+        trained = open_trained(self.name, self.model or heads_beside(target), _DEFAULT, target)
         shape = trained.make(HeadsShape)
         if self.num_tokens is not None and self.num_tokens > shape.num_heads:
             msg = f"{self.name}: expected num_tokens of at most {shape.num_heads}, the heads, found {self.num_tokens}"

@@ -10,8 +10,8 @@ often each follows, become the tree; the most frequent path comes first::
                                                               └ ,  1 of 6
 
 For texts that say what was said before *somewhere else*: boilerplate, an API's idioms, answers like earlier answers.
-Build a datastore of such text (``pronk datastore build``); the bundled one, of 0.2 M tokens of Python, sums and prose,
-is there to try the method. Nothing is guessed where nothing matches.
+Build a datastore of such text (``pronk datastore build``). A clone has one for ``pronk-tiny``, of 0.2 M tokens of
+Python, sums and prose, to try the method. Nothing is guessed where nothing matches.
 
 A proposal takes 0.13 ms on average with 10 M tokens, and 0.4 ms at worst of a hundred, once the pages that it looks at
 are in memory; the time grows with the logarithm of their number. On disk a datastore has 6 bytes per token (8 with a
@@ -23,22 +23,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from pronk.checks import check_integer, check_path
 from pronk.drafters.from_text.datastore.reader import Child, Datastore
 from pronk.drafters.shared.trie import Frontier, Trie
 from pronk.errors import OptionError
+from pronk.models.clone_models import DEFAULT_MODEL, clone_model
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.proposer import Capabilities, DraftContext, Drafter, Outcome, Proposer
 from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.target import Target
 from pronk.speculation.tree import TokenTree
 
-__all__ = ["BUNDLED", "Retrieval"]
+__all__ = ["Retrieval"]
 
-BUNDLED = Path(str(files("pronk"))) / "bundled" / "pronk-tiny" / "datastore"
+_BUILD = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
 
 # How likely a continuation is depends on how long a phrase it continues, and on its share of what follows the phrase:
 # k of n times, counted as k of n + 1, since what was seen once is no certainty. Each pair of classes is a way of
@@ -47,7 +47,7 @@ _LENGTHS = (3, 4, 6, 9)
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.66, 0.8, 0.92)
 _WAYS = len(_SHARES) + 1
 
-# What is believed before anything was seen: rows by length, columns by share. Measured on the bundled model with
+# What is believed before anything was seen: rows by length, columns by share. Measured on ``pronk-tiny`` with
 # datastores of 0.2 M and 10 M tokens.
 _PRIORS = (
     (0.02, 0.03, 0.06, 0.10, 0.13, 0.16, 0.26, 0.50, 0.70),
@@ -63,7 +63,7 @@ class Retrieval(Drafter):
     """Options of retrieval.
 
     Attributes:
-        datastore: folder that ``pronk datastore build`` wrote; ``None`` is the bundled one, for the bundled model.
+        datastore: folder that ``pronk datastore build`` wrote; ``None`` is the clone's, for ``pronk-tiny``.
         num_nodes: guesses per step, 1..128.
         max_match: longest phrase that is looked up, 1..64 tokens.
         min_match: shortest phrase that counts, 1..max_match tokens.
@@ -93,18 +93,24 @@ class Retrieval(Drafter):
 
         Raises:
             CheckpointError: the datastore is missing or damaged.
-            OptionError: it was made with another tokenizer.
+            OptionError: it was made with another tokenizer, or none is given outside a clone.
         """
-        store = Datastore.open(BUNDLED if self.datastore is None else Path(self.datastore).expanduser())
+        store = Datastore.open(self._folder())
         header = store.header
         if target.vocabulary not in {None, header.vocabulary} or header.largest_id >= target.decoder.config.vocab_size:
-            which = self.datastore or "the bundled one"
-            msg = (
-                f"{self.name}: expected a datastore of this model's tokens, found {which}, of another tokenizer; build "
-                "one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
-            )
+            found = f"{self.datastore or 'that of pronk-tiny'}, of another tokenizer"
+            msg = f"{self.name}: expected a datastore of this model's tokens, found {found}; {_BUILD}"
             raise OptionError(msg)
         return RetrievalProposer(self, store, target)
+
+    def _folder(self) -> Path:
+        if self.datastore is not None:
+            return Path(self.datastore).expanduser()
+        own = clone_model(DEFAULT_MODEL)
+        if own is None:
+            msg = f"{self.name}: expected a datastore, found none; {_BUILD}"
+            raise OptionError(msg)
+        return own / "datastore"
 
 
 class RetrievalProposer(Proposer[AcceptanceRates]):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from pronk.execution.attention import Segment
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.interrupts import interrupted, uninterrupted
 from pronk.kv_cache.blocks import BlockTable
+from pronk.models.clone_models import clone_model
 from pronk.models.loader import computed_in, covers, load_decoder, parse_dtype, read_config, resolve_model
 from pronk.sampling.sampler import DraftToken
 from pronk.speculation.cost_model import CostCurve
@@ -81,20 +81,20 @@ class Draft:
 
     @classmethod
     def open(cls, drafter: str, model: str | None, target: Target, dtype: str, weights: str) -> Draft:
-        """The draft model of a path or name, loaded once for each target.
+        """Load a draft model, once for each target.
 
         Args:
-            drafter: its name, for errors.
-            model: a folder or a Hub id; ``None`` is the bundled one.
-            target: whose device and memory it shares.
+            drafter: name of the drafter, for errors.
+            model: a folder or a Hub id; ``None`` is the clone's ``pronk-tiny-draft``.
+            target: the target model, whose device and memory the draft model shares.
             dtype: as for :class:`~pronk.llm.LLM`.
-            weights: the same.
+            weights: as for :class:`~pronk.llm.LLM`.
 
         Raises:
             CheckpointError: the model cannot be loaded.
-            OptionError: the vocabularies do not go together, or nobody said which model.
+            OptionError: the vocabularies cannot be translated, or there is no default for this target.
         """
-        path = _bundled(drafter, target) if model is None else resolve_model(model).resolve()
+        path = _default(drafter, target) if model is None else resolve_model(model).resolve()
 
         def make() -> Draft:
             config = read_config(path)
@@ -330,13 +330,12 @@ def _path(tree: TokenTree, text: Sequence[int]) -> list[int]:
     return path
 
 
-def _bundled(drafter: str, target: Target) -> Path:
-    path = Path(str(files("pronk") / "bundled" / "pronk-tiny-draft"))
-    if target.tokenizer is None or Tokenizer.load(path).fingerprint != target.tokenizer.fingerprint:
-        msg = (
-            f'{drafter}: expected model="…", a folder or a Hub id of a small model that guesses for this one; '
-            "found none, and the bundled draft model has another vocabulary"
-        )
+def _default(drafter: str, target: Target) -> Path:
+    path = clone_model("pronk-tiny-draft")
+    tokenizer = target.tokenizer
+    if path is None or tokenizer is None or Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
+        found = "none" if path is None else f"none, and {path.name} has another vocabulary"
+        msg = f'{drafter}: expected model="…", a folder or a Hub id of a draft model for this target, found {found}'
         raise OptionError(msg)
     return path
 

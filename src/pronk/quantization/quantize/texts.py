@@ -1,7 +1,7 @@
-"""What a model is calibrated and measured with: token ids of a text in sequences of one length.
+"""Texts for calibration and perplexity: token ids in sequences of one length.
 
-Without a text of the user's, perplexity is that of a few solved problems in Python and sums in words, which come with
-pronk (``evaluation.jsonl``).
+Without a text of the user's, perplexity is measured on ``evaluation.jsonl`` of this package: solved problems in Python
+and sums in words.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from pronk.train.sources import SourceSpec, read_source, spec_of
 
 __all__ = ["LENGTH", "read_texts"]
 
-# Tokens of a sequence, if the model has as many positions.
+# Tokens of a sequence, at most the model's context.
 LENGTH = 512
-# Tokens to measure with, at most; and of each text at least.
+# Most tokens to measure with, and fewest tokens of a text.
 _EVALUATION, _LEAST = 8192, 128
-# Characters of the pieces whose order is random, so that the start of a long text does not stand for all of it.
+# Characters of a piece. Pieces are shuffled, so that calibration sees all parts of a long text.
 _PIECE = 4096
 
 
 def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> CalibrationTexts:
-    """Texts for a model.
+    """Read the texts to calibrate a model with and to measure its perplexity on.
 
     Args:
-        folder: of the model.
-        text: to calibrate with: a file or folder as training reads them. One document in 100, or the end of the
-            longest one, is held out to measure with. ``None`` is the bundled text, and no calibration.
-        tokens: most to calibrate with.
+        folder: folder of the model.
+        text: file or folder to calibrate with, in the formats of ``pronk train``. One document in 100, or the end of
+            the longest one, is held out for the perplexity. ``None`` measures on the package's text and does not
+            calibrate.
+        tokens: most tokens to calibrate with.
 
     Raises:
-        OptionError: there is no such text, it cannot be read, or is too short.
+        OptionError: the text is missing, unreadable or too short.
         CheckpointError: the model's configuration or tokenizer cannot be read.
     """
     config = read_config(folder)
@@ -51,8 +52,8 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
     length = min(LENGTH, config.context)
     if text is None:
         with as_file(files("pronk.quantization.quantize") / "evaluation.jsonl") as path:
-            bundled = [each.text for each in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
-        return CalibrationTexts(_sequences(encoder, bundled, _EVALUATION, length, "bundled text"))
+            own = [each.text for each in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
+        return CalibrationTexts(_sequences(encoder, own, _EVALUATION, length, "evaluation text"))
     (pool, *_) = collect(DataOptions((spec_of(text, "calibrate"),), dialogues=0.0)).pools
     return CalibrationTexts(
         _sequences(encoder, pool.held_out, _EVALUATION, length, f"calibrate: held-out part of {text}"),
@@ -66,7 +67,7 @@ def _shuffled(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _sequences(encoder: Encoder, texts: Iterable[str], tokens: int, length: int, what: str) -> Tensor:
-    """Ids ``[sequences, length]`` of the first ``tokens``; one shorter sequence if there is no more."""
+    """Return ids ``[sequences, length]`` of the first ``tokens``; a shorter text is one sequence."""
     ids = torch.from_numpy(pack(encoder, iter(texts), tokens).astype("int64"))
     if len(ids) < min(_LEAST, length):
         msg = f"{what}: expected at least {min(_LEAST, length)} tokens, found {len(ids)}; give more text"

@@ -79,6 +79,6 @@ def test_lists_of_a_json_file_become_tuples() -> None:
     assert shape == MedusaShape(2, tree=((0,), (0, 1)), accuracies=((0.5, 0.1), (0.2,)))
 
 
-def test_the_default_heads_of_the_bundled_target_are_small() -> None:
+def test_the_heads_of_pronk_tiny_are_small() -> None:
     heads = MedusaHeads(MedusaShape(), LLM().config)
     assert 2 * sum(parameter.numel() for parameter in heads.parameters()) <= 4_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -14,10 +13,11 @@ from drafters.from_draft.vocabularies import OTHER_TEXT, byte_level, metaspace, 
 from pronk.drafters.shared.vocabulary.reencoder import Reencoder
 from pronk.drafters.shared.vocabulary.translation import Translation
 from pronk.errors import OptionError
+from pronk.models.clone_models import default_model
 from pronk.tokenization.spelling import spell
 from pronk.tokenization.tokenizer import Tokenizer
 
-BUNDLED = Path(__file__).parents[4] / "src/pronk/bundled/pronk-tiny"
+TINY = default_model()
 
 TOKENIZERS = {
     "bytes": byte_level(),
@@ -229,40 +229,40 @@ def test_the_end_of_a_text_is_the_same_whatever_its_name() -> None:
 
 
 def test_padding_and_added_tokens_leave_ids_as_they_are() -> None:
-    bundled, extended = Tokenizer.load(BUNDLED), Tokenizer.load(BUNDLED)
+    tiny, extended = Tokenizer.load(TINY), Tokenizer.load(TINY)
     extended.backend.add_special_tokens([AddedToken("<|image|>", special=True)])
     logits = torch.randn(3, 4160)
 
-    same = between(bundled, bundled)
+    same = between(tiny, tiny)
     assert same.identical
     assert same.to_target(logits[:, :4096]).data_ptr() == logits.data_ptr()
 
-    padded = between(bundled, bundled, 4096, 4160)
+    padded = between(tiny, tiny, 4096, 4160)
     assert padded.identical
     assert padded.to_target(logits).data_ptr() == logits.data_ptr()
     assert torch.equal(padded.to_target(logits), logits[:, :4096])
     assert padded.shared == 4096
 
-    shorter = between(bundled, bundled, 4160, 4096)
+    shorter = between(tiny, tiny, 4160, 4096)
     found = shorter.to_target(logits[:, :4096])
     assert torch.equal(found[:, :4096], logits[:, :4096])
     assert bool((found[:, 4096:] == -torch.inf).all())
     assert [shorter.to_draft(i) for i in (0, 4095, 4096)] == [0, 4095, None]
 
-    more = between(extended, bundled, 4160, 4160)
+    more = between(extended, tiny, 4160, 4160)
     assert more.identical
     found = more.to_target(logits)
     assert found[0, 4096] == -torch.inf
     assert torch.equal(found[:, :4096], logits[:, :4096])
     assert torch.equal(found[:, 4097:], logits[:, 4097:])
     assert more.to_draft(4096) is None
-    assert between(bundled, extended).identical
+    assert between(tiny, extended).identical
 
 
 def test_identical_vocabularies_leave_out_what_the_draft_lacks() -> None:
-    bundled, extended = Tokenizer.load(BUNDLED), Tokenizer.load(BUNDLED)
+    tiny, extended = Tokenizer.load(TINY), Tokenizer.load(TINY)
     extended.backend.add_special_tokens(["<|image|>"])
-    reencoder = between(extended, bundled, 4160, 4096).reencoder()
+    reencoder = between(extended, tiny, 4160, 4096).reencoder()
     assert reencoder.update([5, 4096, 6, 4159]) == 0
     assert (reencoder.tokens, reencoder.current) == ([5, 6], False)
     assert reencoder.update([5, 4096, 6, 7, 8], 2) == 2

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from torch import nn
 from pronk.errors import CheckpointError, OptionError
 from pronk.kv_cache.paged import PagedCache
 from pronk.models.checkpoint import Checkpoint, read_json
+from pronk.models.clone_models import clone_model
 from pronk.models.decoder import pack_linears
 from pronk.models.fingerprint import Fingerprint
 from pronk.models.linear import choose_linear
@@ -143,29 +143,32 @@ class Trained:
         return module
 
 
-def open_trained(drafter: str, model: str | None, bundled: str, target: Target) -> Trained:
-    """The trained drafter of a path, a Hub id or, for ``None``, the one that pronk ships.
+def open_trained(drafter: str, model: str | None, default: str, target: Target) -> Trained:
+    """Read a trained drafter and check that it was trained on the target.
 
     Args:
         drafter: its name in the registry.
-        model: a folder or a Hub id.
-        bundled: name of the one that pronk ships.
-        target: what it is to guess for.
+        model: a folder or a Hub id; ``None`` is the clone's ``default``.
+        default: name of a drafter of the clone.
+        target: the target model.
 
     Raises:
         CheckpointError: no such folder, or a damaged one.
-        OptionError: it is of another kind, or was trained on another target.
+        OptionError: it is of another kind or was trained on another target, or ``model`` is ``None`` outside a clone.
     """
-    place = Path(str(files("pronk") / "bundled" / bundled)) if model is None else resolve_model(model).resolve()
+    place = clone_model(default) if model is None else resolve_model(model).resolve()
+    command = f"pronk train {_COMMANDS.get(drafter, drafter)} --target …"
+    if place is None:
+        msg = f'{drafter}: expected model="…", a folder or a Hub id of a trained drafter, found none; use {command}'
+        raise OptionError(msg)
     trained = Trained.read(place)
     if trained.kind != drafter:
         msg = f"{drafter}: expected a folder of this kind of drafter, found {trained.kind} in {place}"
         raise OptionError(msg)
     if not target.may_be(trained.target):
-        what = "the bundled one" if model is None else f"{place}"
         msg = (
-            f"{drafter}: expected the target that {what} was trained on ({trained.target}), found another "
-            f"({target.fingerprint}); train one for it: pronk train {_COMMANDS.get(drafter, drafter)} --target …"
+            f"{drafter}: expected the target that {default if model is None else place} was trained on "
+            f"({trained.target}), found another ({target.fingerprint}); train one for it: {command}"
         )
         raise OptionError(msg)
     return trained

@@ -1,6 +1,6 @@
-"""Choose the text of the bundled model's datastore: Python, sums and prose that may be passed on.
+"""Choose the text of pronk-tiny's datastore: Python, sums and prose that may be passed on.
 
-    python benchmarks/bundled_datastore.py FOLDER corpus.jsonl
+    python benchmarks/datastore_text.py FOLDER corpus.jsonl
     pronk datastore build datastore corpus.jsonl
 
 FOLDER is the project's data, with train/ and eval/. Half of the text is from the standard library of the Python that

@@ -1,0 +1,106 @@
+"""pronk-tiny and its drafters by name in a clone; outside of one, one line that asks for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pronk import LLM
+from pronk.cli.main import main
+from pronk.errors import CheckpointError, OptionError
+from pronk.models import clone_models
+from pronk.models.clone_models import clone_model, default_model
+from pronk.models.loader import resolve_model
+
+MODELS = Path(__file__).parents[2] / "models"
+NONE = "model: expected a local one, or owner/name of one on the Hugging Face Hub, found none; give "
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place without a clone; a folder ``models`` alone is none."""
+    (tmp_path / "models" / "pronk-tiny").mkdir(parents=True)
+    monkeypatch.setattr(clone_models, "_ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_names_in_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model(None) == default_model() == MODELS / "pronk-tiny"
+    for folder in MODELS.iterdir():
+        assert resolve_model(folder.name) == clone_model(folder.name) == folder
+    for name in ("", ".", "..", "../models", "pronk-tiny/datastore", "absent", str(tmp_path)):
+        assert clone_model(name) is None
+    (tmp_path / "pronk-tiny").mkdir()
+    assert resolve_model("pronk-tiny") == Path("pronk-tiny")  # a folder of the user's comes first
+
+
+def test_the_package_has_no_weights() -> None:
+    package = Path(clone_models.__file__).parents[1]
+    assert not [*package.rglob("*.safetensors"), *package.rglob("*.bin"), *package.rglob("*.gguf")]
+
+
+def test_no_names_outside_a_clone(outside: Path) -> None:
+    assert clone_model("pronk-tiny") is None
+    for call in (LLM, default_model, lambda: resolve_model(None)):
+        with pytest.raises(OptionError, match=rf"^{NONE}--model, or LLM\(model\) in Python$"):
+            call()
+    with pytest.raises(CheckpointError, match=r"^no such folder: 'pronk-tiny'; expected a model folder, or owner/name"):
+        LLM("pronk-tiny")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("generate hi", "--model"),
+        ("chat", "--model"),
+        ("serve", "--model"),
+        ("batch in.jsonl out.jsonl", "--model"),
+        ("bench --limit 1", "--model"),
+        ("explain hi", "--model"),
+        ("advise", "--model"),
+        ("verify", "--model"),
+        ("datastore build out text.txt", "--model"),
+        ("inflate out", "--source"),
+        ("train kangaroo --out run --source text.txt=1", "--target"),
+    ],
+)
+def test_commands_outside_a_clone(command: str, option: str, outside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (outside / "text.txt").write_text("some text\n")
+    (outside / "in.jsonl").write_text(
+        '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "a"}}\n'
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(command.split())
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, ""), err
+    assert err.startswith(f"pronk: error: {NONE}{option}")
+    assert err.count("\n") == 1
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], LLM]:
+    def load() -> LLM:
+        folder = default_model()
+        monkeypatch.setattr(clone_models, "_ROOT", tmp_path)
+        return LLM(folder, drafter="auto")
+
+    return load
+
+
+def test_drafters_outside_a_clone(without: Callable[[], LLM]) -> None:
+    llm = without()
+    for drafter in ("draft_model", "cape", "staged", "threshold", "threshold(draft_model)"):
+        with pytest.raises(OptionError, match=r'^draft_model: expected model="…", .* for this target, found none$'):
+            llm.get_proposer(drafter)
+    kinds = {"medusa": "medusa", "glide": "glide", "kangaroo": "kangaroo", "multi_token": "heads"}
+    for drafter, kind in kinds.items():
+        message = rf'^{drafter}: expected model="…", .* found none; use pronk train {kind} --target …$'
+        with pytest.raises(OptionError, match=message):
+            llm.get_proposer(drafter)
+    with pytest.raises(OptionError, match=r"^retrieval: expected a datastore, found none; build one with pronk"):
+        llm.get_proposer("retrieval")
+    assert "cape" not in [part.name for part in llm.get_proposer("auto").parts]  # type: ignore[attr-defined]
