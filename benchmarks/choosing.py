@@ -1,6 +1,6 @@
 """Choosing by itself against every single configuration: which is best is known only afterwards, per suite and overall.
 
-    pronk inflate big --layers 24
+    python benchmarks/inflate.py big --layers 24
     python benchmarks/choosing.py --model big --data SUITES --limit 4
     python benchmarks/choosing.py --data SUITES --limit 16
 

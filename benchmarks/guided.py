@@ -1,6 +1,6 @@
 """What guides cost and gain: forms to be filled, beside plain guided decoding; masks; alternatives scored at once.
 
-    pronk inflate big --layers 24
+    python benchmarks/inflate.py big --layers 24
     python benchmarks/guided.py --model big
 
 *Forms*: for each schema the same text is decoded by every method in turns; the figures are medians of the ratios to
@@ -90,7 +90,7 @@ METHODS: dict[str, tuple[str, GuideMode]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a folder of pronk inflate")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--rounds", type=int, default=3, help="of forms; 0 leaves them out")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=2)

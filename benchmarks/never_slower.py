@@ -1,6 +1,6 @@
 """Never slower than plain decoding: the cases that are made to make guessing slow.
 
-    pronk inflate big --layers 24
+    python benchmarks/inflate.py big --layers 24
     python benchmarks/never_slower.py --model big
     python benchmarks/never_slower.py
 

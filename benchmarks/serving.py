@@ -1,12 +1,15 @@
-"""Our server beside others, under load: plain, guessing, `transformers serve`, llama-cpp-python's.
+"""Servers under load, measured by GuideLLM: pronk with and without speculation, and other servers.
 
-    pronk inflate big --layers 24
-    pip install 'transformers[serving]' accelerate 'llama-cpp-python[server]'
-    python benchmarks/serving.py --model big --markdown docs/report-serving.md
+    pip install guidellm
+    python benchmarks/inflate.py big --layers 24
+    python benchmarks/serving.py --model big
+    python benchmarks/serving.py --model big --server llama=http://127.0.0.1:8080 --server vllm=http://127.0.0.1:8001
 
-All of them hold the same weights in bfloat16, on the same threads, and wait while another is asked: one client, the
-same prompts, in turns within each level and round. Closed loops of 1 to 32 clients come first, then open ones, at
-shares of the requests a second that plain decoding reached with the most clients.
+Each measurement starts a `pronk serve` of its own, so that nothing is cached: `plain` asks for no drafter,
+`speculative` for the server's own choice. Start other servers yourself, on the same model and threads; an idle server
+costs nothing. A level is a closed loop: each client sends its next request when the last one is answered. There are two
+sets of prompts: `random` words, which repeat nothing, and `edit`, the bundled prompts that ask to repair the code they
+contain, so that the answer repeats the prompt.
 """
 
 from __future__ import annotations
@@ -14,161 +17,175 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from statistics import median
 from typing import Any
-from unittest.mock import patch
 
-import gguf
-import httpx
+from pronk.bench.prompts import bundled_prompts
 
-from pronk.bench.peers.engines.checkpoint import ArrayCheckpoint
-from pronk.bench.peers.engines.gguf_file import write_gguf as write_tensors
-
-BIN = Path(sys.executable).parent
-PORTS = {"pronk": 8300, "llama": 8301, "transformers": 8302}
-PLAIN, GUESSING = "plain", "guessing"
-OPEN = 8  # requests of an open loop
+PORT = 8300
+PLAIN, SPECULATIVE = "plain", "speculative"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a folder of pronk inflate")
-    parser.add_argument("--drafter", default="", help="who guesses; by default the server's own choice")
-    parser.add_argument("--levels", default="1,2,4,8,16,32")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder of the checkpoint, for pronk and the tokenizer"
+    )
+    parser.add_argument("--server", action="append", default=[], metavar="NAME=URL", help="another server; repeatable")
+    parser.add_argument("--drafter", help="of the speculative row; by default the server's own choice")
+    parser.add_argument("--levels", default="1,2,4,8,16", help="numbers of clients")
+    parser.add_argument("--requests", type=int, default=2, help="of each client, after one that is not counted")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="of a random prompt")
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--asks", type=int, default=1, help="requests of each client of a closed loop, in a row")
-    parser.add_argument("--shares", default="0.4,0.8", help="of what plain decoding can do, that open loops ask for")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--without", default="", help="peers to leave out: llama, transformers")
-    parser.add_argument("--markdown", type=Path, help="where the tables go")
+    parser.add_argument("--rounds", type=int, default=1, help="servers take turns; the table has medians over rounds")
+    parser.add_argument("--threads", type=int, default=2, help="of pronk serve")
+    parser.add_argument("--guidellm", default="guidellm", help="the command, where it is not on PATH")
     options = parser.parse_args()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        names = [name for name in PORTS if name not in options.without.split(",")]
-        for name in names:
-            stack.enter_context(served(name, options.model.resolve(), options.threads, folder))
-        servers = [PLAIN, GUESSING, *(name for name in names if name != "pronk")]
-        lines, most = header(servers), 0.0
-        print(lines, flush=True)
-        for level in map(int, options.levels.split(",")):
-            count = max(2, level) * options.asks
-            found = bench(options, servers, folder, ["--concurrency", str(level)], count)
-            lines, most = lines + row(found, servers), found[PLAIN]["requests_per_second"]["median"]
-            print(row(found, servers), end="", flush=True)
-        for share in filter(None, options.shares.split(",")):
-            found = bench(options, servers, folder, ["--rate", f"{most * float(share):.3f}"], OPEN)
-            lines += row(found, servers)
-            print(row(found, servers), end="", flush=True)
-    if options.markdown:
-        options.markdown.write_text(lines)
+    if shutil.which(options.guidellm) is None:
+        sys.exit(f"expected the command {options.guidellm}, found none; pip install guidellm")
+    print(header([PLAIN, SPECULATIVE, *(each.partition("=")[0] for each in options.server)]))
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in ("random", "edit"):
+            for level in map(int, options.levels.split(",")):
+                rounds = [
+                    measure_all(options, EngineLoad(kind, level, turn), Path(folder)) for turn in range(options.rounds)
+                ]
+                print(row(f"{kind}, {level}", rounds), flush=True)
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """The kind of prompts, the number of clients, and the round."""
+
+    kind: str
+    clients: int
+    turn: int
+
+    def data(self, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+        """Return GuideLLM's data options; every level and round has prompts of its own."""
+        if self.kind == "random":
+            return {"kind": "synthetic_text", "prompt_tokens": options.prompt_tokens, "output_tokens": options.tokens}
+        texts = [prompt.text for prompt in bundled_prompts() if prompt.task == "edit"]
+        rows = [
+            {
+                "prompt": f"{self.clients}.{self.turn}.{number}\n{texts[number % len(texts)]}",
+                "output_tokens_count": options.tokens,
+            }
+            for number in range((1 + options.requests) * self.clients)
+        ]
+        path = folder / "edit.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return {"kind": "json_file", "path": str(path)}
+
+
+def measure_all(options: argparse.Namespace, load: EngineLoad, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return GuideLLM's metrics of each server."""
+    found = {}
+    for name, body in ((PLAIN, {"drafter": "autoregressive"}), (SPECULATIVE, {"drafter": options.drafter})):
+        with pronk_serve(options.model, options.threads, folder / "log"):
+            found[name] = measure(options, load, folder, f"http://127.0.0.1:{PORT}", body)
+    for server in options.server:
+        name, _, url = server.partition("=")
+        found[name] = measure(options, load, folder, url, {})
+    return found
 
 
 @contextmanager
-def served(name: str, model: Path, threads: int, folder: Path) -> Iterator[None]:
-    """A server, from its first answer on."""
-    port = str(PORTS[name])
-    # transformers lists what is in a cache of downloads, which has to be there.
-    hub = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder)}
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **hub}
-    command = {
-        "pronk": [BIN / "pronk", "serve", "--model", str(model), "--threads", str(threads)],
-        "llama": [sys.executable, "-m", "llama_cpp.server", "--model", str(folder / "model.gguf"), "--n_ctx", "8192"],
-        "transformers": [BIN / "transformers", "serve", str(model), "--continuous-batching"],
-    }[name] + ["--port", port]
-    if name == "llama":
-        write_gguf(model, folder / "model.gguf")
-        command += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--interrupt_requests", "False"]
-    if name == "transformers":
-        command += ["--device", "cpu", "--dtype", "bfloat16", "--model-timeout", "100000"]
-        command += ["--cb-num-blocks", "512", "--cb-max-batch-tokens", "512"]
-    log = (folder / f"{name}.log").open("wb")
-    process = subprocess.Popen([*map(str, command)], env=environment, stdout=log, stderr=log)  # noqa: S603 - ours
-    try:
-        while not answers(f"http://127.0.0.1:{port}"):
-            if process.poll() is not None:
-                sys.exit(f"{name}: expected a server, found one that has ended:\n{Path(log.name).read_text()[-2000:]}")
-            time.sleep(0.5)
-        yield
-    finally:
-        process.kill()
-        process.wait()
-        log.close()
+def pronk_serve(model: Path, threads: int, log: Path) -> Iterator[None]:
+    """Run `pronk serve` until the context ends; return when it answers."""
+    words = ["serve", "--model", str(model), "--threads", str(threads), "--port", str(PORT)]
+    with log.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-m", "pronk", *words], stdout=file, stderr=file)  # noqa: S603 - ours
+        try:
+            while not is_ready():
+                if process.poll() is not None:
+                    sys.exit(f"expected pronk serve to run, found that it ended:\n{log.read_text()[-2000:]}")
+                time.sleep(0.5)
+            yield
+        finally:
+            process.terminate()
+            process.wait()
 
 
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/v1/models", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
+def is_ready() -> bool:
+    with suppress(OSError, HTTPException):
+        connection = HTTPConnection("127.0.0.1", PORT, timeout=5)
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    return False
 
 
-def write_gguf(model: Path, path: Path) -> None:
-    """The same weights for llama.cpp, with the tokenizer, which its server needs."""
-    described = json.loads((model / "tokenizer.json").read_text())
-    names = {number: text for text, number in described["model"]["vocab"].items()}
-    special = {each["id"]: each["content"] for each in described["added_tokens"]}
-    size = json.loads((model / "config.json").read_text())["vocab_size"]
-
-    class Writer(gguf.GGUFWriter):
-        def add_tokenizer_model(self, model: str) -> None:  # noqa: ARG002 - the peers' own file has no tokenizer
-            super().add_tokenizer_model("gpt2")
-            self.add_tokenizer_pre("gpt-2")
-            self.add_token_list([special.get(i, names.get(i, f"<unused {i}>")) for i in range(size)])
-            self.add_token_types([3 if i in special else 1 for i in range(size)])
-            merges = described["model"]["merges"]
-            self.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in merges])
-            self.add_add_bos_token(False)
-
-    with patch.object(gguf, "GGUFWriter", Writer):
-        write_tensors(ArrayCheckpoint(model), path, "bfloat16")
-
-
-def bench(
-    options: argparse.Namespace, servers: list[str], folder: Path, level: list[str], requests: int
+def measure(
+    options: argparse.Namespace, load: EngineLoad, folder: Path, url: str, body: dict[str, Any]
 ) -> dict[str, Any]:
-    """One level, by `pronk bench --server`: the figures of each server."""
-    where = folder / "load.json"
-    command = [str(BIN / "pronk"), "bench", "--endpoint", "completions", "--ignore-eos", "--unique"]
-    for name in servers:
-        command += ["--server", f"{name}=http://127.0.0.1:{PORTS.get(name, PORTS['pronk'])}"]
-    if "transformers" in servers:
-        command += ["--server-model", f"transformers={options.model.resolve()}"]
-    command += ["--extra-body", PLAIN + '={"drafter": "autoregressive"}']
-    if options.drafter:
-        command += ["--extra-body", f"{GUESSING}={json.dumps({'drafter': options.drafter})}"]
-    command += ["--max-tokens", str(options.tokens), "--repeats", str(options.rounds), "--requests", str(requests)]
-    command += [*level, "--temperature", "0", "--timeout", "3600", "--warmup", "1", "--json", str(where)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603 - our own
-    return {row["server"]: row for row in json.loads(where.read_text())["figures"]}
+    """Run GuideLLM against a server; return its metrics."""
+    report = folder / "report.json"
+    report.unlink(missing_ok=True)
+    extras = {"body": {"temperature": 0.0, **body}}
+    arguments = {
+        "backend": {"kind": "openai_http", "target": url, "request_format": "/v1/completions", "extras": extras},
+        "tokenizer": {"kind": "hf_auto", "model": str(options.model.resolve())},
+        "data": load.data(options, folder),
+        "profile": {"kind": "concurrent", "streams": load.clients, "warmup": load.clients},
+        "constraint": {"kind": "max_requests", "count": (1 + options.requests) * load.clients},
+        "seed": {"kind": "static", "value": 1000 * load.turn + load.clients},
+        "output": {"kind": "json", "path": str(report)},
+    }
+    words = [word for name, value in arguments.items() for word in (f"--{name}", json.dumps(value))]
+    command = [options.guidellm, "run", "--disable-console", *words]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # the tokenizer is a folder
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    if done.returncode or not report.exists():
+        sys.exit(f"expected a report of guidellm, found exit code {done.returncode}:\n{done.stderr[-2000:]}")
+    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    metrics: dict[str, Any] = benchmark["metrics"]
+    return metrics
 
 
 def header(servers: list[str]) -> str:
-    return (
-        "| load | " + " | ".join(f"{name}: tok/s, × plain, TTFT" for name in servers) + " | S |\n"
-        "|---|" + "---|" * (len(servers) + 1) + "\n"
-    )
+    """Return the head of the table; TTFT is the time to the first token, ITL the inter-token latency."""
+    columns = " | ".join(f"{server}: tok/s, × plain, TTFT, ITL" for server in servers)
+    return f"| prompts, clients | {columns} |\n|---|{'---|' * len(servers)}"
 
 
-def row(found: dict[str, Any], servers: list[str]) -> str:
-    """Of a table: throughput, over that of plain decoding, the median time to the first text; of guessing also S."""
-    level = found[PLAIN]["level"]
-    load = f"{level['value']:g} " + ("clients" if level["loop"] == "closed" else "requests/s")
-    return f"| {load} | " + " | ".join(cell(found[name]) for name in servers) + f" | {found[GUESSING]['S']:.2f} |\n"
+def row(name: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
+    """Return a row of the table: a cell per server."""
+    cells = [cell([(each[server], each[PLAIN]) for each in rounds]) for server in rounds[0]]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
-def cell(row: dict[str, Any]) -> str:
-    if not row["answered"] or row["ratio"] is None:
-        return "–"
-    speed, ratio = row["tokens_per_second"], row["ratio"]
-    failed = "" if row["answered"] == row["sent"] else f", {row['answered']} of {row['sent']} answered"
-    return f"{speed['median']:.1f}, {ratio['median']:.2f} ± {ratio['spread']:.2f}, {row['ttft']['p50']:.1f} s{failed}"
+def cell(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """Return the medians over rounds; ``pairs`` holds a server's metrics and those of plain decoding, per round.
+
+    Output tokens per second of all clients, over those of plain decoding; the medians over requests of the time to the
+    first token and of the inter-token latency.
+    """
+    total = sum(own["request_totals"]["total"] for own, _ in pairs)
+    answered = sum(own["request_totals"]["successful"] for own, _ in pairs)
+    failed = "" if answered == total else f", {total - answered} of {total} failed"
+    speeds = [(speed(own), speed(plain)) for own, plain in pairs]
+    if not all(own and plain for own, plain in speeds):
+        return f"–{failed}"
+    times = [
+        median(own[metric]["successful"]["median"] for own, _ in pairs)
+        for metric in ("time_to_first_token_ms", "inter_token_latency_ms")
+    ]
+    ratio = median(own / plain for own, plain in speeds)
+    return f"{median(own for own, _ in speeds):.1f}, {ratio:.2f}, {times[0]:.0f} ms, {times[1]:.1f} ms{failed}"
+
+
+def speed(metrics: dict[str, Any]) -> float:
+    return float(metrics["output_tokens_per_second"]["successful"]["mean"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the engine adds to its passes when it serves: the host's share of a step, and the second turn of a long chat.
 
-    pronk inflate big --layers 24
+    python benchmarks/inflate.py big --layers 24
     python benchmarks/serving_engine.py --model big
 
 The host's share is that of the time between the passes, drafting included, of requests that decode side by side. The
@@ -32,7 +32,7 @@ QUESTION = "\n\nNow explain the second part of it in other words, and give an ex
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a folder of pronk inflate")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--drafters", default="autoregressive,suffix(store_tokens=0),draft_model")
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=4000, help="of the first turn; 0 leaves turns out")

@@ -52,9 +52,9 @@ FLOORS = (
     {"llm"},
     {"aio", "explain"},
     {"proof", "testing"},
-    {"bench", "inflate", "server"},
+    {"bench", "server"},
     {"replicas", "train"},
-    {"advise", "quantize"},
+    {"quantize"},
     {"commands"},
     {"__main__"},
 )

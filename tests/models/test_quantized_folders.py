@@ -15,7 +15,6 @@ from torch import Tensor
 
 from checkpoints import MakeCheckpoint
 from pronk.errors import CheckpointError, ConfigError
-from pronk.inflate.checkpoint import Shape, inflate
 from pronk.models.decoder import Decoder
 from pronk.models.loader import load_decoder, read_config
 from quantized_formats import FORMATS, edit, edit_config, gptq, ints, write_quantized
@@ -138,10 +137,3 @@ def test_scales_of_the_cache_and_of_activations_are_left(folders: Callable[[str]
     with pytest.warns(UserWarning, match=r"model: static scales .*; kv_cache_scheme is not followed"):
         found = load(folder)
     assert torch.equal(text_logits(found, TEXT), expected)
-
-
-def test_a_quantized_model_is_not_inflated(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"source: expected plain weights, found .*, which is quantized; inflate what"
-    ):
-        inflate(folders("gptq-4"), tmp_path / "out", Shape(num_layers=6))

@@ -116,6 +116,24 @@ def test_chat(api: openai.OpenAI, model: LLM) -> None:
     assert len({leap["step"] for leap in leaps}) == (got.usage.model_extra or {})["steps"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_usage_so_far_is_in_each_chunk(api: openai.OpenAI, path: str) -> None:
+    """``continuous_usage_stats``, which the load generators of vLLM and GuideLLM send."""
+    prompt: Any = {"messages": MESSAGES} if path.startswith("chat") else {"prompt": [PROMPT, "x"]}
+    options: Any = {"model": "tiny", "max_tokens": 16, "n": 2, "temperature": 0.9, "seed": 3, "stream": True, **prompt}
+    usage: Any = {"include_usage": True, "continuous_usage_stats": True}
+    create: Any = api.chat.completions.create if path.startswith("chat") else api.completions.create
+    *chunks, last = create(stream_options=usage, **options)
+    counts: dict[int, list[tuple[int, int]]] = {}
+    for chunk in (chunk for chunk in chunks if chunk.usage is not None):
+        assert chunk.usage.total_tokens == chunk.usage.prompt_tokens + chunk.usage.completion_tokens
+        pair = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+        counts.setdefault(chunk.choices[0].index, []).append(pair)
+    assert all(own == sorted(own) for own in counts.values())
+    assert sum(own[-1][1] for own in counts.values()) == last.usage.completion_tokens
+    assert sum(own[-1][0] for own in counts.values()) == 2 * last.usage.prompt_tokens
+
+
 def test_responses(api: openai.OpenAI, model: LLM) -> None:
     own = SamplingParams(max_tokens=20, temperature=0.5, logprobs=0)
     asked: Any = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Say hello, please."}]

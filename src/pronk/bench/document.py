@@ -166,7 +166,7 @@ class ModelResult:
         kv_dtype: of the KV cache.
         context: positions that it has.
         kernels: what computes: the instruction set of pronk's kernels, or ``"torch"``.
-        inflated: the entry that ``pronk inflate`` leaves in ``config.json``: real acceptance, simulated size.
+        inflated: the entry that ``benchmarks/inflate.py`` leaves in ``config.json``: real acceptance, simulated size.
         bandwidth: bytes per second of reading memory, measured between the prompts.
         pass_cost: a pass against its number of rows.
         peers: what each peer says of itself: versions and settings, or why it is missing.

@@ -41,7 +41,7 @@ from pronk.errors import OptionError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Panel", "Plot", "draw_plots", "drawing", "import_matplotlib"]
+__all__ = ["Plot", "draw_plots", "import_matplotlib"]
 
 
 _PARTS = (("target", "#43506b", "#ffffff"), ("draft", "#94a9c9", "#101010"), ("host", "#d3dae5", "#101010"))

@@ -20,7 +20,7 @@ from pronk.bench.verdict import Tile, Verdict, judge
 from pronk.errors import OptionError
 from pronk.files.atomic import replace_file
 
-__all__ = ["check_report", "make_environment", "write_page", "write_report"]
+__all__ = ["check_report", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,7 @@ def write_report(document: Document, folder: Path) -> Path:
     Raises:
         OptionError: matplotlib is missing, or the folder cannot be written.
     """
-    return write_page(_render(document), folder)
-
-
-def write_page(text: str, folder: Path) -> Path:
-    """Write a page as ``folder/index.html``, whole or not at all, and make the folder if need be.
-
-    Returns:
-        The page's path.
-
-    Raises:
-        OptionError: the folder cannot be written.
-    """
-    page = text.encode("utf-8", "backslashreplace")
+    page = _render(document).encode("utf-8", "backslashreplace")
     target = folder / "index.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,8 +89,8 @@ def check_report(folder: Path) -> None:
         raise OptionError(msg)
 
 
-def make_environment() -> Environment:
-    """Where templates of pages come from, ``pronk/bench``, and what they can use."""
+def _environment() -> Environment:
+    """Return the environment of the page's template."""
     environment = Environment(
         loader=PackageLoader("pronk.bench", "."),
         autoescape=True,
@@ -121,7 +109,7 @@ def make_environment() -> Environment:
 def _render(document: Document) -> str:
     styles = make_styles(f for model in document.models for f in model.figures)
     sections = [_make_section(model, styles, f"m{i}") for i, model in enumerate(document.models)]
-    return make_environment().get_template("report.html.j2").render(document=document, sections=sections)
+    return _environment().get_template("report.html.j2").render(document=document, sections=sections)
 
 
 def _make_section(model: ModelResult, styles: dict[Key, Style], prefix: str) -> _Section:

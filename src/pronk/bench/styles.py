@@ -14,7 +14,6 @@ __all__ = [
     "key_of",
     "make_styles",
     "shorten",
-    "take_turns",
     "task_name",
     "temperature_name",
 ]
@@ -66,13 +65,13 @@ def make_styles(figures: Iterable[Figures]) -> dict[Key, Style]:
         if kind == "plain":
             styles[engine, method] = Style(named, "plain", kind, _GREY, "●", "o")
             continue
-        styles[engine, method] = take_turns(named, seen[kind], kind)
+        styles[engine, method] = _style(named, seen[kind], kind)
         seen[kind] += 1
     return styles
 
 
-def take_turns(name: str, number: int, kind: str = "own") -> Style:
-    """The look of whoever comes as ``number``, from 0, among those of a ``kind``, ``"own"`` or ``"peer"``."""
+def _style(name: str, number: int, kind: str) -> Style:
+    """Return the style of method ``number``, from 0, of its ``kind``: ``"own"`` or ``"peer"``."""
     colors, glyphs = (_PEERS, _OPEN) if kind == "peer" else (OWN, _FILLED)
     # Shape and colour take different turns, so that a colour that comes again has another shape.
     j = (number + number // len(colors)) % len(_SHAPES)

@@ -24,7 +24,7 @@ from pronk.bench.records import (
     Start,
 )
 
-__all__ = ["DEGENERATE_ABOVE", "summarize"]
+__all__ = ["summarize"]
 
 # Natural text and code stay below it; an output above it has fallen into a loop.
 DEGENERATE_ABOVE = 0.5

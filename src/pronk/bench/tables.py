@@ -12,7 +12,7 @@ from rich.text import Text
 from pronk.bench.document import Document, ModelResult
 from pronk.bench.grids import EXPLANATION, WORKERS, Grid, against_peers, by_method, by_task, describe, failures, origin
 
-__all__ = ["make_table", "show", "to_markdown"]
+__all__ = ["show", "to_markdown"]
 
 _INTERRUPTED = "Interrupted: the figures are over what was measured until then."
 _FEW = 5

@@ -14,12 +14,10 @@ import typer
 from rich.console import Console
 
 from pronk.bench.outputs import Outputs
-from pronk.cli.bench_servers import SHARED, bench_servers, load_plan
 from pronk.cli.options import Progress, given_options, model_options, shares
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
-    from pronk.bench.load.measure import LoadPlan
     from pronk.bench.peers.specs import PeerSpec
     from pronk.bench.records import StepTrace
     from pronk.bench.run import Plan
@@ -68,9 +66,7 @@ def plan(
     temperature: Annotated[
         list[float], _how("0 is greedy, above it outputs are drawn with the seed; repeatable.", min=0, max=100)
     ] = [0.0, 0.8],  # noqa: B006
-    repeats: Annotated[
-        int, _how("Runs of every method and prompt, or rounds of load; the spread is over them.", min=1)
-    ] = 3,
+    repeats: Annotated[int, _how("Runs of every method and prompt; the spread is over them.", min=1)] = 3,
     batch: Annotated[int, _how("Prompts that share their passes, 1..1024.", min=1, max=1024)] = 1,
     seed: Annotated[int, _how("Same seed, same tokens; 0..2^63-1.", min=0, max=2**63 - 1)] = 7,
     ignore_eos: Annotated[bool, _how("Go on after the model's end-of-text.", "--ignore-eos", metavar="")] = False,
@@ -124,12 +120,11 @@ def plan(
     return made
 
 
-@shares(load=model_options, planned=plan, served=load_plan, without=("model", "drafter"))
+@shares(load=model_options, planned=plan, without=("model", "drafter"))
 def bench(
     context: typer.Context,
     load: "partial[LLM]",
     planned: "partial[Plan]",
-    served: "partial[LoadPlan]",
     *,
     model: Annotated[
         list[str] | None,
@@ -151,7 +146,6 @@ def bench(
 
     Every method runs on every prompt, interleaved and repeated; its tokens are compared with plain decoding's. What
     fails is counted, what is too long is skipped and counted, and an interrupt shows what was measured until then.
-    With --server it measures servers under load instead.
 
     [bold]Examples[/]
 
@@ -162,26 +156,15 @@ def bench(
     pronk bench --data suites --suite humaneval --suite gsm8k --limit 10 --peer transformers --json figures.json
 
     pronk bench --replay run.jsonl --report out
-
-    pronk bench --server http://localhost:8000 --concurrency 1,4 --rate 0.5,1 --goodput ttft=2000,tpot=150
     """
     outputs = Outputs(as_json, markdown, report, trace)
     outputs.check()
-    given = given_options(context)
     if replay is not None:
-        _refuse(given, _SHOWING, "replay: expected no options that say what to measure")
+        _refuse(given_options(context), _SHOWING, "replay: expected no options that say what to measure")
         from pronk.bench.records import read_trace
 
         outputs.deliver(read_trace(replay))
         return
-    if served.keywords["server"] is not None:
-        _refuse(given, (*SHARED, *served.keywords), "server: expected options of a load on servers")
-        shared = {**planned.keywords, "as_json": as_json, "report": report}
-        bench_servers(
-            served, {name: shared[name] for name in SHARED} | ({} if "temperature" in given else {"temperature": [0.0]})
-        )
-        return
-    _refuse(given, {*context.params} - {*served.keywords}, "expected --server with the server to load")
     from pronk.models.clone_models import DEFAULT_MODEL
 
     with ExitStack() as stack:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from pronk.cli.advise import advise
 from pronk.cli.batch import batch
 from pronk.cli.bench import bench
 from pronk.cli.datastore import app as datastore_app
 from pronk.cli.explain import explain
-from pronk.cli.inflate import inflate
 from pronk.cli.options import Progress, model_options, read_prompt, sampling_params, shares
 from pronk.cli.quantize import quantize
+from pronk.cli.removed import refuse_removed
 from pronk.cli.serve import serve
 from pronk.cli.verify import verify
 from pronk.errors import PronkError
@@ -139,9 +138,7 @@ app.command()(serve)
 app.command()(batch)
 app.command()(bench)
 app.command()(explain)
-app.command()(advise)
 app.command()(verify)
-app.command()(inflate)
 app.command()(quantize)
 app.add_typer(datastore_app, name="datastore")
 
@@ -169,6 +166,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def _main(args: Sequence[str] | None) -> NoReturn:
     arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
+        refuse_removed(arguments)
         code = app(arguments, prog_name="pronk", standalone_mode=False)
     except typer.TyperException as error:
         code = _fail(_explain(error), error.exit_code)

@@ -26,7 +26,7 @@ from pronk.server.metrics import Metrics
 from pronk.server.protocol.chat import ChatRequest, plain_messages
 from pronk.server.protocol.completions import CompletionRequest
 from pronk.server.protocol.guides import FormattedRequest
-from pronk.server.protocol.request import GenerationWork, TextRequest, refuse, unsupported
+from pronk.server.protocol.request import GenerationWork, RunningUsage, TextRequest, refuse, unsupported
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import DetokenizeRequest, ModerationRequest, TokenizeRequest, moderation
 from pronk.server.served_engine import ServedEngine
@@ -120,12 +120,16 @@ class Service:
         with self.metrics.request() as arrived:
             work = await self.work(ask)
             done, begun = dict[int, Completion](), False
+            running = RunningUsage(work.prompts, ask.n or 1)
             async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
                 async for pieces in steps:
                     first = [] if begun else work.answer.start()
                     begun = True
                     done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
-                    yield [*first, *work.answer.step(pieces)]
+                    chunks = work.answer.step(pieces)
+                    if ask.continuous_usage:
+                        running.add(pieces, chunks)
+                    yield [*first, *chunks]
         yield work.answer.end([done[index] for index in sorted(done)])
 
     async def moderate(self, ask: ModerationRequest, tenant: str = "") -> dict[str, Any]:

@@ -300,13 +300,3 @@ def test_names_of_files(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path / "A.GGUF")) == tmp_path / "A.GGUF"
     with pytest.raises(CheckpointError, match=r"A.GGUF: expected a GGUF file, found 4 bytes"):
         LLM(tmp_path / "A.GGUF")
-
-
-def test_a_file_is_not_inflated(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    from pronk.inflate.checkpoint import _read_source
-
-    path = convert(checkpoint("llama"), tmp_path / "a.gguf")
-    with pytest.raises(
-        CheckpointError, match=r"source: expected a model folder, found the file .*; inflate what it was"
-    ):
-        _read_source(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -22,6 +23,7 @@ __all__ = [
     "Ids",
     "Reply",
     "RequestBody",
+    "RunningUsage",
     "StreamOptions",
     "Text",
     "TextRequest",
@@ -92,6 +94,7 @@ class StreamOptions(RequestBody):
     idle: ClassVar = {"include_obfuscation": [False]}
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's; its load generators always set it
 
 
 class TextRequest(RequestBody):
@@ -145,6 +148,11 @@ class TextRequest(RequestBody):
     def include_usage(self) -> bool:
         """Whether a stream ends with the usage, which its other chunks have as null."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the token counts so far instead of null."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def check(self, limits: RequestLimits) -> None:
         """Hold the options to the server's limits.
@@ -248,6 +256,31 @@ def unsupported(param: str, message: str) -> ApiError:
 def leaps(pieces: Sequence[Piece]) -> list[Mapping[str, Any]]:
     """Of each token its id, the text that became final with it, who guessed it, and with which pass it came."""
     return [{"id": p.token_id, "text": p.text, "source": p.source, "step": p.step} for p in pieces]
+
+
+class RunningUsage:
+    """Token counts of each sample of a stream so far.
+
+    Args:
+        prompts: token ids of each prompt.
+        n: samples of each prompt.
+    """
+
+    def __init__(self, prompts: Sequence[list[int]], n: int) -> None:
+        self._prompts, self._n = prompts, n
+        self._generated = Counter[int]()
+
+    def add(self, pieces: Sequence[Piece], chunks: Sequence[dict[str, Any]]) -> None:
+        """Count the tokens of a step, and put each sample's counts into its chunks."""
+        self._generated.update(piece.index for piece in pieces)
+        for chunk in chunks:
+            for choice in chunk.get("choices", ()):
+                prompt, generated = len(self._prompts[choice["index"] // self._n]), self._generated[choice["index"]]
+                chunk["usage"] = {
+                    "prompt_tokens": prompt,
+                    "completion_tokens": generated,
+                    "total_tokens": prompt + generated,
+                }
 
 
 def usage(done: Sequence[Completion], n: int) -> dict[str, Any]:

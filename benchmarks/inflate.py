@@ -1,0 +1,199 @@
+"""Write a Llama checkpoint of a large shape that computes what a small one computes: real text at a simulated cost.
+
+    python benchmarks/inflate.py big --layers 24     # 1.07 B parameters, the function of the bundled 9.7 M
+
+The yardstick of the reports in docs/. Prefer a real model, if there is one of that size.
+
+- Hidden size d to D: the residual stream is padded with zeros. The mean of squares shrinks by d / D, so the norms'
+  epsilon does, too, and their gains shrink by its root. If D / d is no power of four, gains are stored in float32.
+- Added heads, MLP units and layers compute random values that leave through zeros. The head size stays, as the scale
+  of the softmax and RoPE follow from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pronk.architecture.config import ModelConfig, parse_config
+from pronk.errors import OptionError, PronkError
+from pronk.files.atomic import new_folder, write_json, writing
+from pronk.files.companions import copy_companions
+from pronk.files.shards import ShardEntry, check_target, write_weights
+from pronk.models.checkpoint import Checkpoint
+from pronk.models.families import FAMILY_NAMES, CheckpointTensor, plan_tensors
+from pronk.models.loader import parse_dtype, read_config
+
+MARK = "pronk_inflated"  # in config.json; the reports of `pronk bench` show it
+GROUP = 8  # least number of queries per key/value head
+SHARD_BYTES = 10**9
+
+# Rows and columns of each module, and the value of its added weights; None is random.
+GAIN = ("hidden", "", 1.0)
+MODULES: dict[str, tuple[str, str, float | None]] = {
+    "embed_tokens": ("vocab", "hidden", 0.0),
+    "lm_head": ("vocab", "hidden", None),
+    "norm": GAIN,
+    "input_layernorm": GAIN,
+    "post_attention_layernorm": GAIN,
+    "self_attn.q_proj": ("query", "hidden", None),
+    "self_attn.k_proj": ("kv", "hidden", None),
+    "self_attn.v_proj": ("kv", "hidden", None),
+    "self_attn.o_proj": ("hidden", "query", 0.0),
+    "mlp.gate_proj": ("mlp", "hidden", None),
+    "mlp.up_proj": ("mlp", "hidden", None),
+    "mlp.down_proj": ("hidden", "mlp", 0.0),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder to write, new or empty")
+    parser.add_argument("--source", type=Path, default=Path(str(files("pronk"))) / "bundled" / "pronk-tiny")
+    parser.add_argument("--hidden", type=int, default=2048, help="hidden size")
+    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--intermediate", type=int, default=5632, help="width of the gated MLP")
+    options = parser.parse_args()
+    try:
+        count = inflate(options.source, options.out, options.hidden, options.layers, options.intermediate)
+    except PronkError as error:
+        sys.exit(f"error: {error}")
+    print(f"{options.out}: {count / 1e6:,.1f} M parameters; the size is simulated")
+
+
+def inflate(source: Path, out: Path, hidden: int, layers: int, intermediate: int) -> int:
+    """Write the checkpoint ``out``; return its number of parameters.
+
+    Raises:
+        PronkError: the source is not a plain Llama checkpoint, the shape does not hold it, or ``out`` is in use.
+    """
+    small, raw = read_source(source)
+    document = grown_config(raw, small, hidden, layers, intermediate)
+    weights = LargeWeights(Checkpoint(source), small, parse_config(document))
+    entries = [weights.entry(piece) for piece in pieces(weights.big)]
+    check_target(out, sum(entry.size for entry in entries))
+    count = sum(math.prod(entry.piece.shape) for entry in entries)
+    with writing(out, "the checkpoint"), new_folder(out) as partial:
+        write_weights(partial, entries, weights.tensor, SHARD_BYTES, lambda *_: None)
+        copy_companions(source, partial)
+        write_json(partial / "config.json", document | {MARK: mark(source, small)}, indent=2)
+    return count
+
+
+def read_source(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    if (folder / "config.json").is_file():
+        small, raw = read_config(folder), json.loads((folder / "config.json").read_text())
+        if small.family == "llama" and small.quantization is None and MARK not in raw:
+            return small, raw
+    msg = f"source: expected the folder of a Llama checkpoint, neither quantized nor inflated, found {folder}"
+    raise OptionError(msg)
+
+
+def grown_config(
+    raw: dict[str, Any], small: ModelConfig, hidden: int, layers: int, intermediate: int
+) -> dict[str, Any]:
+    """Return ``config.json`` of the large model."""
+    group = max(GROUP, small.group)
+    heads = hidden // small.head_dim
+    least = {"hidden": small.hidden_size, "layers": small.num_layers, "intermediate": small.intermediate_size}
+    for name, found in (("hidden", hidden), ("layers", layers), ("intermediate", intermediate)):
+        if found < least[name]:
+            msg = f"{name}: expected at least {least[name]}, the size of the source, found {found}"
+            raise OptionError(msg)
+    if hidden % (small.head_dim * group) or heads // group < small.num_kv_heads:
+        found_heads = f"for {small.num_kv_heads} key/value heads or more"
+        msg = f"hidden: expected a multiple of {small.head_dim * group}, with room {found_heads}, found {hidden}"
+        raise OptionError(msg)
+    return raw | {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // group,
+        "head_dim": small.head_dim,
+        "rms_norm_eps": small.norm_eps * small.hidden_size / hidden,
+    }
+
+
+def mark(source: Path, small: ModelConfig) -> dict[str, Any]:
+    return {"source": source.resolve().name, "parameters": sum(math.prod(piece.shape) for piece in pieces(small))}
+
+
+def pieces(config: ModelConfig) -> list[CheckpointTensor]:
+    return [piece for part in plan_tensors(config) for piece in part.pieces]
+
+
+class LargeWeights:
+    """Makes the tensors of the large model, one at a time; equal arguments give equal tensors."""
+
+    def __init__(self, checkpoint: Checkpoint, small: ModelConfig, big: ModelConfig) -> None:
+        self.checkpoint, self.big, self.dtype = checkpoint, big, parse_dtype("auto", big)
+        self.names = FAMILY_NAMES[small.family]
+        self.stored = {self.names.canonical(name): name for name in checkpoint}
+        self.places = places(small, big)
+        # Layers of the source, spread evenly: 2 in 4 are layers 0 and 3.
+        step = max(1, small.num_layers - 1)
+        self.layers = {index * (big.num_layers - 1) // step: index for index in range(small.num_layers)}
+        self.shrink = math.sqrt(small.hidden_size / big.hidden_size)
+        self.random = torch.Generator().manual_seed(0)
+
+    def entry(self, piece: CheckpointTensor) -> ShardEntry:
+        """Return the name and the dtype of a tensor: gains that 16 bits would round stay in float32."""
+        prefix = "" if piece.name.startswith(self.names.head) else self.names.prefix
+        rounded = MODULES[module_of(piece.name)[1]] is GAIN and math.frexp(self.shrink)[0] != 0.5
+        return ShardEntry(piece, prefix + piece.name, torch.float32 if rounded else self.dtype)
+
+    def tensor(self, piece: CheckpointTensor) -> Tensor:
+        """Return a tensor of the large model; those of added layers have no weights of the source."""
+        layer, module = module_of(piece.name)
+        rows, columns, filling = MODULES[module]
+        dtype = self.entry(piece).dtype
+        made = torch.full(piece.shape, filling or 0.0, dtype=dtype)
+        if filling is None:
+            made.copy_(torch.randn(piece.shape, generator=self.random) * 0.02)
+        if layer is None or layer in self.layers:
+            name = piece.name if layer is None else re.sub(r"\d+", str(self.layers[layer]), piece.name, count=1)
+            source = self.checkpoint.tensor(self.stored[name])
+            if MODULES[module] is GAIN:
+                source = source.double() * self.shrink
+            where = self.places[rows][:, None], self.places[columns if len(piece.shape) > 1 else ""]
+            made.view(len(made), -1)[where] = source.view(len(source), -1).to(dtype)
+        self.checkpoint.release()
+        return made
+
+
+def module_of(name: str) -> tuple[int | None, str]:
+    """Return layer and module: ``layers.3.mlp.up_proj.weight`` is ``(3, "mlp.up_proj")``."""
+    ((layer, module),) = re.findall(r"^(?:layers\.(\d+)\.)?(.+)\.(?:weight|bias)$", name)
+    return (int(layer) if layer else None), module
+
+
+def places(small: ModelConfig, big: ModelConfig) -> dict[str, Tensor]:
+    """Return where the rows or columns of each kind of the source are in the large model; indices.
+
+    A query head follows its key/value head: query q of kv head k of the source is query q of kv head k.
+    """
+    heads = torch.arange(small.num_heads)
+    heads = heads // small.group * big.group + heads % small.group
+    queries = (heads[:, None] * small.head_dim + torch.arange(small.head_dim)).flatten()
+    sizes = {
+        "": 1,
+        "vocab": small.vocab_size,
+        "hidden": small.hidden_size,
+        "mlp": small.intermediate_size,
+        "kv": small.num_kv_heads * small.head_dim,
+    }
+    return {"query": queries, **{kind: torch.arange(size) for kind, size in sizes.items()}}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Load on servers that speak OpenAI's protocol: clients and arrivals, latencies, throughput, goodput."""

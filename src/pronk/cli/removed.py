@@ -1,0 +1,31 @@
+"""Commands and options that version 0.1 had, each with its replacement. Delete this module in the next version."""
+
+from collections.abc import Sequence
+
+from pronk.errors import OptionError
+
+__all__ = ["refuse_removed"]
+
+_REPLACEMENTS = {
+    "advise": "pronk explain, which shows the choices of the drafter auto, or pronk bench, which compares drafters",
+    "inflate": "python benchmarks/inflate.py of the source tree, or measure a real model",
+    "bench --server": "GuideLLM, as in docs/serving.md: guidellm run --backend kind=openai_http,target=URL",
+}
+
+
+def refuse_removed(arguments: Sequence[str]) -> None:
+    """Raise if the command line names a removed command or option.
+
+    Args:
+        arguments: the words after ``pronk``.
+
+    Raises:
+        OptionError: names the replacement.
+    """
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    words = {word.partition("=")[0] for word in arguments}
+    for removed, replacement in _REPLACEMENTS.items():
+        name, _, option = removed.partition(" ")
+        if name == command and (not option or option in words):
+            msg = f"pronk {removed}: removed; use {replacement}"
+            raise OptionError(msg)
