@@ -11,8 +11,19 @@ from dataclasses import replace
 import pytest
 
 from bench.bench_cases import GUESS, document, figures, model, sample, start, steps
-from pronk.bench.document import FORMAT, Failure, Latency, PassCost, Range, Split
-from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, End, PassTime, PeerRecord, Record, Sample, Skip
+from pronk.bench.document import Failure, Latency, PassCost, Range, Split
+from pronk.bench.records import (
+    FORMAT,
+    PLAIN,
+    Bandwidth,
+    DivergenceRecord,
+    End,
+    PassTime,
+    PeerRecord,
+    Record,
+    Sample,
+    Skip,
+)
 from pronk.bench.summary import summarize
 from pronk.engine.stats import StepStats
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from pronk.bench import machine
-from pronk.bench.host import versions
-from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware
+from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, versions
 from tiny_models import CPU
 
 MIB = 2**20

@@ -13,7 +13,7 @@ import pytest
 from bench.bench_cases import Fake, Meter, document, figures, model, pronk_tiny
 from pronk.bench import measure
 from pronk.bench.measure import Bench, Options, Timer
-from pronk.bench.methods import Drafting, Item
+from pronk.bench.methods import DrafterMethod, Item
 from pronk.bench.prompts import Prompt, encode
 from pronk.bench.records import PLAIN, Bandwidth, DivergenceRecord, PassTime, Sample, Skip, StepTrace
 from pronk.engine.stats import Stats
@@ -337,7 +337,7 @@ def test_nobody_remembers_a_prompt_that_it_has_answered_before() -> None:
     target = SimpleNamespace(vocabulary=None, decoder=decoder)
     engine = SimpleNamespace(runner=SimpleNamespace(waited=0.0))
     llm = SimpleNamespace(generate=generate, target=target, engine=engine, workers=1)
-    method = Drafting(llm, "suffix", peak)  # type: ignore[arg-type]
+    method = DrafterMethod(llm, "suffix", peak)  # type: ignore[arg-type]
     for temperature, repeat in ((0.0, -1), (0.0, 0), (0.0, 1), (0.8, 0), (0.0, 0)):
         method.run([Item([1], SamplingParams(), Sample("", "", "suffix", "pronk", temperature, 0, repeat))])
     assert len({id(drafter) for drafter in seen}) == 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import re
+import xml.etree.ElementTree as ET
+from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -39,7 +41,7 @@ METHODS = {
     "transformers_prompt_lookup": 0.61,
 }
 PEERS = ("openvino", "transformers")
-VOID = {"br", "wbr", "meta", "link", "img", "hr", "input"}
+VOID = {"meta", "img", "source"}
 
 
 def make_figures(method: str, task: str, temperature: float, gain: float) -> Figures:
@@ -51,7 +53,7 @@ def make_figures(method: str, task: str, temperature: float, gain: float) -> Fig
     asked = 48 if task in {ALL, SOUND} else 12
     common: dict[str, Any] = {
         "failures": (Failure("code/7", "the worker ended: out of memory"),)
-        if method == "jacobi" and task == "code"
+        if method == "jacobi" and task in {"code", ALL}
         else (),
         "tokens": 128 * asked,
         "tokens_per_second": Range(19.5 * speed, 0.7),
@@ -100,6 +102,7 @@ def make_model(**changes: Any) -> ModelResult:
         "weight_bits": 5.0,
         "kv_dtype": "bfloat16",
         "context": 2048,
+        "methods": tuple(METHODS),
         "kernels": "avx512_bf16",
         "inflated": {"source": "bundled/tiny-code", "hidden_size": 256, "parameters": 9_669_440},
         "bandwidth": Range(43.1e9, 1.9e9),
@@ -184,8 +187,9 @@ def render(document: Document, folder: Path) -> tuple[str, Page]:
 
 
 def few(model: ModelResult) -> ModelResult:
-    """Of each kind of method and task one or two, which are drawn in a fraction of the time."""
-    return pick(model, method={"autoregressive", "prompt_lookup", "jacobi", "openvino"}, task={"code", ALL, SOUND})
+    """One or two of each kind of method and task, at one temperature, which are drawn in a fraction of the time."""
+    methods = {"autoregressive", "prompt_lookup", "jacobi", "openvino"}
+    return pick(model, method=methods, task={"code", ALL, SOUND}, temperature={0.0})
 
 
 @pytest.fixture(scope="module")
@@ -194,34 +198,35 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
     return render(make_document(), tmp_path_factory.mktemp("whole"))
 
 
+def images(page: Page) -> list[str]:
+    """The SVG files of the page."""
+    found = [*page.values("src"), *page.values("srcset")]
+    assert all(url.startswith("data:image/svg+xml;base64,") for url in found)
+    return [b64decode(url.partition(",")[2]).decode() for url in found]
+
+
 def test_page_needs_nothing_else(tmp_path: Path) -> None:
-    text, page = render(make_document(make_model(), few(make_model(name="second"))), tmp_path / "new" / "folder")
-    ids = page.values("id")
-    assert len(ids) == len(set(ids))
-    links = page.values("href") + page.values("xlink:href")
-    assert links
-    assert all(link[0] == "#" and link[1:] in ids for link in links)
-    assert all(target in ids for target in re.findall(r"url\(#([^)]*)\)", text))
-    assert not re.findall(r"url\((?!#)|@import", text)
-    assert not page.values("src") + page.values("srcset")
-    assert not {"script", "link", "iframe", "img", "object"} & {tag for tag, _, _ in page.attributes}
+    document = make_document(few(make_model()), few(make_model(name="second")))
+    text, page = render(document, tmp_path / "new" / "folder")
+    assert images(page)
+    assert not page.values("href") + page.values("id")
+    assert not re.findall(r"url\(|@import", text)
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _, _ in page.attributes}
     assert "<script" not in text
     assert ("meta", "content", "width=device-width, initial-scale=1") in page.attributes
-    assert len(text.encode()) < 2_000_000
+    assert len(text.encode()) < 2_500_000
 
 
-def test_plots_are_described_and_scale(whole: tuple[str, Page]) -> None:
-    text, page = whole
-    plots = re.findall(r"<svg[^>]*>", text)
-    assert len(plots) == 2 * 6 + 1
-    assert all("viewBox=" in plot and 'role="img"' in plot and " width=" not in plot for plot in plots)
-    labels = [label for label in page.values("aria-label") if label.startswith("Speed-up, greedy.")]
-    assert len(labels) == 1
-    assert "prompt_lookup 1.65×" in labels[0]
-    assert "jacobi 0.81× slower" in labels[0]
-    # Nothing is left of the colours that stand for the page's variables.
-    assert not re.findall(r"#0[1470]0[258b]0[369c]", text)
-    assert "font-family: '" not in text
+def test_plots_come_in_a_light_and_a_dark_theme(whole: tuple[str, Page]) -> None:
+    page = whole[1]
+    plots = images(page)
+    assert len(plots) == 2 * (2 * 6 + 1)
+    light, dark = plots[: len(plots) // 2], plots[len(plots) // 2 :]
+    assert all(one != other for one, other in zip(light, dark, strict=True))
+    assert all(ET.fromstring(plot).tag.endswith("svg") for plot in plots)
+    assert page.values("media") == ["(prefers-color-scheme: dark)"] * (len(plots) // 2)
+    assert [label for label in page.values("alt") if label.startswith("Speed-up, greedy;")]
+    assert sum("prompt_lookup" in plot and "speed relative to plain decoding" in plot for plot in plots) == 4
 
 
 def test_figures_are_there(whole: tuple[str, Page]) -> None:
@@ -234,23 +239,22 @@ def test_figures_are_there(whole: tuple[str, Page]) -> None:
         "prompt_lookup beats it",
         "Every drafter gave plain decoding’s tokens in all 240 outputs",
         "openvino in 5 of 48 (4 at near ties)",
-        "without outputs that loop",
-        "Real acceptance, simulated size: the text of bundled/ tiny-code (9.67 M parameters) at the cost of 1.1 B",
+        "without loops",
+        "Real acceptance, simulated size: the function is that of bundled/tiny-code (9.7 M parameters)",
         "the worker ended: out of memory",
         "2,310 tokens; with 128 more the model's context is 1920",
         "LATENCY, bf16, 2 threads",
         "expected the command llama-server, found none",
         "code, edit, chat, math",
-        "2.31 GB",
-        "30.0 / 91.2",
-        "47 of 48",
+        "30.0 91.2",
+        "47/48",
     ):
-        assert re.sub(r"([_(,/=]) ", r"\1", part) in re.sub(r"([_(,/=]) +", r"\1", page.text), part
+        assert part in page.text, part
     assert "Interrupted" not in page.text
 
 
 def test_a_loss_is_called_a_loss(tmp_path: Path) -> None:
-    model = pick(make_model(), method={"autoregressive", "jacobi", "openvino"})
+    model = pick(make_model(), method={"autoregressive", "jacobi", "openvino"}, temperature={0.0})
     page = render(make_document(model), tmp_path)[1]
     assert "every drafter loses to plain decoding: the best, jacobi, runs at 0.81 ± 0.05 times its speed" in page.text
     assert "jacobi loses to it: 0.73 ± 0.08 times its speed." in page.text
@@ -258,9 +262,9 @@ def test_a_loss_is_called_a_loss(tmp_path: Path) -> None:
 
 def test_no_clear_difference_is_no_win(tmp_path: Path) -> None:
     model = pick(make_model(), method={"autoregressive", "draft_model"}, temperature={0.8})
-    text = render(make_document(model), tmp_path)[1].text.replace("_ ", "_")
+    text = render(make_document(model), tmp_path)[1].text
     assert "no drafter is clearly faster than plain decoding: the best, draft_model, runs at 0.95 ± 0.05" in text
-    assert "No peer has figures to compare with." in text
+    assert "The best peer" not in text
 
 
 def test_interrupted_is_said(tmp_path: Path) -> None:
@@ -283,8 +287,7 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     text, page = render(make_document(model, arguments={evil: evil}, hardware={"processor": evil}), tmp_path)
     assert "<script" not in text
     assert evil in page.text
-    assert any(evil in label for label in page.values("aria-label"))
-    assert "<script…script>" in page.text  # shortened in the plots
+    assert any("&lt;script&gt;" in plot for plot in images(page))
 
 
 def test_dollars_and_odd_characters_stay(tmp_path: Path) -> None:
@@ -294,14 +297,14 @@ def test_dollars_and_odd_characters_stay(tmp_path: Path) -> None:
         for name in names
         for f in pick(make_model(), method={"recycling"}, temperature={0.0}).figures
     )
-    text = render(make_document(make_model(figures=figures)), tmp_path)[0]
-    assert ">a$b$c_1</text>" in text
-    assert ">日本語\U0001f407</text>" in text
-    assert "tab new line</text>" in text
+    plots = images(render(make_document(make_model(figures=figures)), tmp_path)[1])
+    for name in (">a$b$c_1</text>", ">日本語\U0001f407</text>", "tab new line</text>"):
+        assert any(name in plot for plot in plots)
 
 
-def test_same_document_same_page(whole: tuple[str, Page], tmp_path: Path) -> None:
-    assert render(make_document(), tmp_path)[0] == whole[0]
+def test_same_document_same_page(tmp_path: Path) -> None:
+    document = make_document(few(make_model()))
+    assert render(document, tmp_path / "a")[0] == render(document, tmp_path / "b")[0]
 
 
 @pytest.mark.parametrize(
@@ -329,7 +332,7 @@ def test_same_document_same_page(whole: tuple[str, Page], tmp_path: Path) -> Non
 )
 def test_what_is_missing_is_left_out(model: ModelResult, tmp_path: Path) -> None:
     page = render(make_document(model), tmp_path)[1]
-    assert model.name in page.text.replace("/ ", "/")
+    assert model.name in page.text
     assert not re.search(r"\b(None|nan|inf)\b", page.text)
 
 
@@ -344,9 +347,8 @@ def test_many_methods_and_tasks(tmp_path: Path) -> None:
         for method, gain in {"autoregressive": 1.0, **{f"{'long_' * 40}{i}": 0.6 + 0.1 * i for i in range(11)}}.items()
     )
     text, page = render(make_document(make_model(figures=figures)), tmp_path)
-    assert len(text.encode()) < 1_000_000
-    assert len(set(page.values("id"))) == len(page.values("id"))
-    assert all(len(label) < 120 for label in re.findall(r"<text[^>]*>([^<]*)", text))
+    assert len(text.encode()) < 2_500_000
+    assert all(len(label) < 60 for plot in images(page) for label in re.findall(r"<text[^>]*>([^<]*)", plot))
 
 
 def test_missing_matplotlib_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

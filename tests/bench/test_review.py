@@ -11,7 +11,7 @@ import pytest
 
 import pronk.llm
 from bench.bench_cases import Fake, Meter, pronk_tiny
-from pronk.bench import tables
+from pronk.bench import render
 from pronk.bench.measure import Bench, Options, Timer
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Sample, StepTrace
@@ -72,7 +72,7 @@ def test_figures_are_on_disk_before_they_are_shown(tmp_path: Path, monkeypatch: 
     def show(*_: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(tables, "show", show)
+    monkeypatch.setattr(render, "show", show)
     with pytest.raises(SystemExit):
         bench("--json", path)
     assert json.loads(path.read_text())["models"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 
 from bench.bench_cases import GUESS, figures, pronk_tiny
 from checkpoints import MakeCheckpoint
-from gguf_files import convert
 from pronk.bench import machine, methods, passes, run
 from pronk.bench.machine import PeakMemory
 from pronk.bench.measure import Options
-from pronk.bench.methods import Drafting, Item
-from pronk.bench.peers import PeerError, PeerRequest, PeerResult, PeerSpec
+from pronk.bench.methods import DrafterMethod, Item
+from pronk.bench.peers import PEERS, PeerError, PeerRequest, PeerResult, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import (
     PLAIN,
@@ -41,10 +40,8 @@ from pronk.drafters import PromptLookup
 from pronk.errors import CheckpointError, OptionError
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
-from pronk.models.loader import read_config
 from pronk.models.weights import pass_weights
 from pronk.sampling.params import SamplingParams
-from quantized_formats import FORMATS, write_quantized
 from tiny_models import CPU, kernels
 
 TASKS = {
@@ -53,7 +50,6 @@ TASKS = {
 }
 OPTIONS = Options(max_tokens=12, repeats=2, ignore_eos=True)
 LOOKUP = "prompt_lookup(min_ngram=1)"
-SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}  # for blocks of 32
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(*drafters: str, peers: tuple[str, ...] = (), tasks: Any = TASKS, **options: Any) -> Plan:
-    return Plan(drafters, PeerOptions(tuple(map(PeerSpec.parse, peers))), tasks, replace(OPTIONS, **options))
+    return Plan(drafters, PeerOptions(tuple(PEERS[peer] for peer in peers)), tasks, replace(OPTIONS, **options))
 
 
 def measured(made: Plan, progress: run.Progress | None = None) -> StepTrace:
@@ -146,7 +142,7 @@ def test_the_time_of_a_batch_is_shared() -> None:
     llm = pronk_tiny()
     item = Item([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True), Sample("t", "x", "", "", 0.0, 0, 0))
     items = [replace(item, ids=[5, 6, i], sample=replace(item.sample, id=str(i))) for i in range(3)]
-    done = Drafting(llm, PLAIN, PeakMemory(CPU)).run(items)
+    done = DrafterMethod(llm, PLAIN, PeakMemory(CPU)).run(items)
     assert [s.id for s in done] == ["0", "1", "2"]
     assert len({s.seconds for s in done}) == 1
     whole = sum(s.seconds for s in done)
@@ -297,14 +293,14 @@ def interrupt(*_: Any) -> Any:
 
 
 def interrupt_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    original: Callable[..., list[Sample]] = methods.Drafting.run
+    original: Callable[..., list[Sample]] = methods.DrafterMethod.run
     calls = SimpleNamespace(count=0)
 
-    def count(self: Drafting, items: list[Item]) -> list[Sample]:
+    def count(self: DrafterMethod, items: list[Item]) -> list[Sample]:
         calls.count += 1
         return interrupt() if calls.count == number else original(self, items)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(methods.Drafting, "run", count)
+    monkeypatch.setattr(methods.DrafterMethod, "run", count)
 
 
 def test_an_interrupt_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,38 +336,6 @@ def test_a_model_that_cannot_be_loaded() -> None:
     assert summarize(trace.records).interrupted
 
 
-@pytest.mark.filterwarnings("ignore:quantized")
-def test_what_peers_of_a_quantized_model_are_made_of(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    plain = checkpoint("llama", **SIZES)
-    file = convert(plain, tmp_path / "a.gguf", "Q8_0")
-    folder, _ = write_quantized(plain, tmp_path, FORMATS["gptq-4"])
-    models = {path: cast(LLM, SimpleNamespace(path=path, config=read_config(path))) for path in (plain, file, folder)}
-    own, made, other = map(PeerSpec.parse, ("llama_cpp", "llama_cpp(weights=q4_k_m)", "openvino"))
-    for spec in (own, made, other):
-        assert run.peer_source(spec, models[plain], None) == plain
-        assert run.peer_source(spec, models[folder], plain) == plain
-    for source in (None, plain):
-        assert run.peer_source(own, models[file], source) == file
-    assert run.peer_source(made, models[file], plain) == run.peer_source(other, models[file], plain) == plain
-    for spec, path in ((own, folder), (other, folder), (made, file), (other, file)):
-        with pytest.raises(OptionError, match=r"expected a plain checkpoint, found .* made from with --peer-source"):
-            run.peer_source(spec, models[path], None)
-    with pytest.raises(OptionError, match="300 tokens, found one that is quantized itself"):
-        run.peer_source(other, models[folder], folder)
-    with pytest.raises(OptionError, match="300 tokens, found 4096 tokens"):
-        run.peer_source(other, models[folder], pronk_tiny().path)
-
-
-def test_a_quantized_model_without_its_source_is_not_measured(fake: type[FakePeer], tmp_path: Path) -> None:
-    """Nobody waits for a benchmark without what it was for."""
-    trace, file = StepTrace(), convert(pronk_tiny().path, tmp_path / "a.gguf", "Q8_0")
-    made = plan(LOOKUP, peers=("llama_cpp", "openvino"))
-    with pytest.raises(OptionError, match=r"peer openvino: .*--peer-source"):
-        run.run({"gguf": lambda _: LLM(file, kv_memory="4MiB")}, made, trace, {})
-    assert not fake.made
-    assert not of(trace, Sample)
-
-
 @pytest.mark.parametrize(
     ("drafters", "peers", "options", "expected"),
     [
@@ -390,4 +354,4 @@ def test_mistakes_are_found_first(
 
 def test_what_can_be_measured_passes() -> None:
     run.check(plan(LOOKUP, batch=4))
-    run.check(replace(plan(), peers=PeerOptions((PeerSpec("transformers_assisted"),), draft=pronk_tiny().path)))
+    run.check(replace(plan(), peers=PeerOptions((PEERS["transformers_assisted"],), draft=pronk_tiny().path)))

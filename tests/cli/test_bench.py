@@ -17,7 +17,7 @@ import pronk.llm
 from bench.bench_cases import pronk_tiny
 from checkpoints import MakeCheckpoint
 from pronk.bench import machine, methods, passes
-from pronk.bench.methods import Drafting, Item
+from pronk.bench.methods import DrafterMethod, Item
 from pronk.bench.records import Sample
 from pronk.models.clone_models import default_model
 
@@ -58,15 +58,15 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def interrupt_call(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    original, calls = methods.Drafting.run, list[int]()
+    original, calls = methods.DrafterMethod.run, list[int]()
 
-    def count(self: Drafting, items: list[Item]) -> list[Sample]:
+    def count(self: DrafterMethod, items: list[Item]) -> list[Sample]:
         calls.append(1)
         if len(calls) == number:
             raise KeyboardInterrupt
         return original(self, items)
 
-    monkeypatch.setattr(methods.Drafting, "run", count)
+    monkeypatch.setattr(methods.DrafterMethod, "run", count)
 
 
 def test_tables_document_and_trace(run: Run, loaded: list[dict[str, Any]], prompts: Path, tmp_path: Path) -> None:
@@ -215,13 +215,16 @@ def assert_mistake(result: tuple[int, str, str], *expected: str) -> None:
         (["--prompts", "none.jsonl"], ["none.jsonl"]),
         (["--prompts", "empty.txt"], ["empty.txt", "at least one prompt"]),
         (["--peer", "vllm"], ["'vllm'", "openvino"]),
-        (["--peer", "openvino", "--batch", "2"], ["--batch 1, found 2"]),
+        (["--peer", "transformers", "--batch", "2"], ["--batch 1, found 2"]),
         (["--peer", "all", "--batch", "2"], ["--batch 1, found 2"]),
-        (["--peer", "openvino_draft"], ["--peer-draft"]),
+        (["--peer", "transformers_assisted"], ["--peer-draft"]),
         (["--peer-draft", "none"], ["peer-draft", "none"]),
-        (["--peer", "openvino(weights=q8_0)"], ["weights of int8, int4", "'q8_0'"]),
-        (["--peer", "openvino", "--peer-source", "none"], ["peer-source: expected a folder with a checkpoint", "none"]),
-        (["--peer-source", str(TINY)], ["peer-source: expected a peer", "found none"]),
+        (["--peer", "openvino"], ["peer openvino: expected a GGUF file as --model, found a folder", "pronk-tiny"]),
+        (
+            ["--peer", "transformers", "--model", "a.gguf"],
+            ["peer transformers: expected a folder", "a GGUF file, a.gguf"],
+        ),
+        (["--peer", "all", "--model", "a.gguf", "--model", "."], ["peer openvino: expected a GGUF file"]),
         (["--peer-python", "openvino"], ["ENGINE=PATH", "'openvino'"]),
         (["--peer-python", "vllm=bad.jsonl"], ["ENGINE=PATH", "openvino"]),
         (["--json", "none/x.json"], ["json: expected a file in a folder that exists", "none"]),

@@ -54,7 +54,7 @@ def test_a_plot(run: Any, tmp_path: Path) -> None:
     assert root.tag.endswith("svg")
     text = "".join(root.itertext())
     assert "plain steps gained" in text
-    assert "the model itself" in text
+    assert "target model" in text
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Measuring: definitions, task suites, reports, peers."""
+"""Benchmark of drafters and peers on a model: measurement, metrics, tables, report."""

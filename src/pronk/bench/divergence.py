@@ -1,4 +1,4 @@
-"""Where an output parts from plain decoding's, and whether rounding explains it."""
+"""First difference between an output and plain decoding's output, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["find_divergence"]
 
 
 def find_divergence(llm: LLM, item: Item, plain: Sample, other: Sample) -> DivergenceRecord | None:
-    """Compare two outputs for a prompt, their lengths included; ``None`` if they are equal or one failed.
+    """Compare two outputs for one prompt; return ``None`` if they are equal or one of them failed.
 
-    A near tie is one that the rounding of both engines can turn: each may move every logit by what
-    :func:`~pronk.verification.plain_decoding.rounding` allows.
+    A near tie is a difference that rounding in both engines can cause: each may shift every logit by at most
+    :func:`~pronk.verification.plain_decoding.rounding`. A difference in length alone is never a near tie.
     """
     if plain.tokens == other.tokens or plain.error or other.error:
         return None
-    pairs = zip(plain.tokens, other.tokens, strict=False)  # the shorter one ends the comparison, and is named below
+    pairs = zip(plain.tokens, other.tokens, strict=False)
     shorter = min(len(plain.tokens), len(other.tokens))
     position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
     where = (other.task, other.id, other.method, other.temperature, position)

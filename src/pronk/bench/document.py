@@ -1,19 +1,19 @@
-"""The one document that a benchmark gives: what ``--json`` writes and what tables and reports are made from.
+"""Result of a benchmark: the document that ``--json`` writes and that tables, plots and the report are made from.
 
-Every figure is taken over the prompts that *both* the method and plain decoding finished, with the same repeats; what
-failed is counted beside it. Times are in seconds, sizes in bytes. ``None`` stands for what was not or cannot be
-measured: a peer tells nothing of its steps.
+All metrics of a method are taken over the prompts that *both* the method and plain decoding finished in every repeat;
+failed prompts are counted separately. Times are in seconds, sizes in bytes. ``None`` means not measured: a peer, for
+example, does not report its forward passes.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from pronk.bench.records import PLAIN, Model, Start
 
 __all__ = [
     "ALL",
-    "FORMAT",
-    "PLAIN",
     "SOUND",
     "Document",
     "Failure",
@@ -25,19 +25,14 @@ __all__ = [
     "Split",
 ]
 
-FORMAT = "pronk-bench/1"
-
-# The method that all others are compared with.
-PLAIN = "autoregressive"
-
-# What stands for all tasks together, and for all without the prompts whose plain output repeats itself.
+# Names of two aggregates over all tasks: every prompt, and the prompts whose plain output does not loop.
 ALL = "all"
 SOUND = "sound"
 
 
 @dataclass(frozen=True)
 class Range:
-    """A median over repeats, and half of the distance from the least to the greatest."""
+    """Median over the repeats, and half the distance from the smallest value to the largest."""
 
     median: float
     spread: float
@@ -54,7 +49,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Split:
-    """Shares of the time: in the drafter, in the target's passes, and in all that is around them."""
+    """Shares of the time, 0..1: drafting, forward passes of the target model, everything else."""
 
     draft: float
     target: float
@@ -63,7 +58,7 @@ class Split:
 
 @dataclass(frozen=True)
 class PassCost:
-    """What a pass over ``rows`` rows costs: seconds, and as a multiple of the pass over one row."""
+    """Time of a forward pass over ``rows`` rows: seconds, and as a multiple of the pass over one row."""
 
     rows: int
     seconds: float
@@ -72,7 +67,7 @@ class PassCost:
 
 @dataclass(frozen=True)
 class Failure:
-    """A prompt that was not measured, and why."""
+    """A prompt that was not measured, and the reason."""
 
     id: str
     reason: str
@@ -80,39 +75,42 @@ class Failure:
 
 @dataclass(frozen=True)
 class Figures:
-    """One method on one task at one temperature.
+    """Metrics of one method on one task at one temperature.
 
     Attributes:
-        task: a task's name; :data:`ALL` and :data:`SOUND` are over all tasks, the latter without the prompts whose
-            plain output repeats itself.
-        method: a drafter or a peer, as it was asked for.
-        engine: ``"pronk"``, or the peer's name.
-        temperature: of the sampling; 0 is greedy.
-        prompts: how many prompts the figures are taken over, of ``asked``.
-        tokens: generated tokens of one repeat.
-        tokens_per_second: the prompt's time included.
-        speedup: against plain decoding, in the same repeat.
+        task: name of a task, or one of the aggregates :data:`ALL` and :data:`SOUND`.
+        method: a drafter or a peer, as the user wrote it.
+        engine: ``"pronk"``, or the name of the peer's engine.
+        temperature: sampling temperature; 0 is greedy.
+        prompts: number of prompts in the metrics, out of ``asked``.
+        tokens: tokens generated in one repeat.
+        tokens_per_second: throughput, prefill included.
+        speedup: throughput relative to plain decoding in the same repeat.
         decode_speedup: the same without the time to the first token.
-        over_floor: time of a step after the first, its drafting included, over the time to read the weights and the
-            keys and values once.
-        steps: passes of the target of one repeat; ``S``: tokens per pass.
-        alpha: acceptance at the first position; ``acceptance``: at each; ``ctar``: share of the steps whose first
-            1, 2, 3, … guesses were all accepted.
-        gain_stats: of guesses that were said to be about equally likely, given that their parent was right: what was said in
-            the mean, the share that was right, and how many.
-        rows_per_pass: mean rows of a pass after the first.
-        cost_coefficient: time of drafting one position over the time of a plain pass.
-        expected_speedup: what ``alpha``, the drafted depth and the cost coefficient let expect.
-        verify_cost: mean time of a pass over that of a plain pass.
-        ttft: of the prompts, median and spread over repeats of their mean.
-        itl: inter-token latency: a step's wait, shared by its tokens.
-        split: where the time went.
+        over_floor: time of a step after the first, drafting included, divided by the time to read the weights and the
+            KV cache once.
+        steps: forward passes of the target model in one repeat.
+        S: mean tokens per forward pass.
+        alpha: acceptance rate at the first draft position.
+        drafted, accepted: number of draft tokens.
+        acceptance: acceptance rate at each draft position.
+        ctar: consistent token acceptance rate: share of the steps whose first 1, 2, 3, … draft tokens were accepted.
+        gain_stats: calibration of the predicted acceptance, one entry per bin: mean prediction, observed acceptance, number
+            of draft tokens. Both are conditional on an accepted parent.
+        rows_per_pass: mean number of rows in a forward pass after the first.
+        cost_coefficient: time to draft one position divided by the time of a plain forward pass.
+        expected_speedup: speed-up predicted from ``alpha``, the draft depth and the cost coefficient.
+        verify_cost: mean time of a forward pass relative to plain decoding's.
+        ttft: time to the first token; mean over the prompts, median and spread over the repeats.
+        itl: inter-token latency; the tokens of a step share its time equally.
+        split: where the time goes.
         peak_memory: of the process that ran the method.
-        waited: share of the time that went into other processes of the model: telling them, and waiting for them.
-        same: outputs equal to plain decoding's, of ``compared``; ``near_ties`` of the others part at a near tie.
-            Plain decoding's own are compared with its first repeat.
-        repeated: share of the 4-grams that occurred before in their output.
-        degenerated: outputs that repeat themselves more than the document's threshold.
+        waited: share of the time spent in other processes of the model, waiting included.
+        same: number of outputs equal to plain decoding's, out of ``compared``; for plain decoding, to its own first
+            repeat.
+        near_ties: number of unequal outputs that part from plain decoding at a near tie.
+        repeated: share of the output's 4-grams that occurred before in it.
+        degenerated: number of outputs above the document's threshold of repetition.
     """
 
     task: str
@@ -150,40 +148,29 @@ class Figures:
     repeated: float | None = None
     degenerated: int | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is plain decoding."""
+        return self.method == PLAIN
 
-@dataclass(frozen=True)
-class ModelResult:
-    """All figures of one model.
+    @property
+    def is_peer(self) -> bool:
+        """Whether another engine ran the method."""
+        return self.engine != "pronk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelResult(Model):
+    """A model with all its metrics.
 
     Attributes:
-        name: as it was asked for.
-        parameters: how many.
-        pass_bytes: what a pass reads at least: every matrix but the embedding's other rows, as it is kept.
-        kv_bytes_per_token: what a pass reads beside them for each token of the context.
-        dtype: of its weights; of quantized ones, what is not quantized.
-        weights: how the matrices are kept, what weighs most first: ``int4 in groups of 32, int8 in groups of 128``.
-        weight_bits: bits of memory for each number of a matrix, scales included.
-        kv_dtype: of the KV cache.
-        context: positions that it has.
-        kernels: what computes: the instruction set of pronk's kernels, or ``"torch"``.
-        inflated: the entry that ``benchmarks/inflate.py`` leaves in ``config.json``: real acceptance, simulated size.
         bandwidth: bytes per second of reading memory, measured between the prompts.
-        pass_cost: a pass against its number of rows.
-        peers: what each peer says of itself: versions and settings, or why it is missing.
+        pass_cost: time of a forward pass by its number of rows.
+        peers: versions and settings of each peer, or its error.
         skipped: prompts that do not fit the model's context.
+        figures: by task, temperature and method.
     """
 
-    name: str
-    parameters: int
-    pass_bytes: int
-    kv_bytes_per_token: int
-    dtype: str
-    weights: str
-    weight_bits: float | None
-    kv_dtype: str
-    context: int
-    kernels: str
-    inflated: dict[str, Any] | None
     bandwidth: Range | None
     pass_cost: tuple[PassCost, ...]
     peers: dict[str, dict[str, str]]
@@ -191,8 +178,8 @@ class ModelResult:
     figures: tuple[Figures, ...]
 
     @property
-    def kept(self) -> str | None:
-        """How matrices are kept, at how many bits each number, and the cache; ``None`` if all in :attr:`dtype`."""
+    def storage(self) -> str | None:
+        """Description of the quantization of weights and KV cache; ``None`` if everything is in :attr:`dtype`."""
         parts = []
         if self.weights not in ("", self.dtype) and self.weight_bits is not None:
             parts.append(f"{self.weights}: {self.weight_bits:.2f} bits a weight")
@@ -201,37 +188,29 @@ class ModelResult:
         return ", ".join(parts) or None
 
 
-@dataclass(frozen=True)
-class Document:
-    """A benchmark.
+@dataclass(frozen=True, kw_only=True)
+class Document(Start):
+    """Result of a benchmark.
 
     Attributes:
-        started: in ISO 8601, UTC.
-        arguments: the command's, the seed among them.
-        versions: of pronk, Python, torch and what else took part.
-        hardware: the processor's name, its cores, the threads used, the memory.
-        degenerate_above: the share of repeated 4-grams above which an output counts as degenerated.
-        harness_share: time of the harness itself over that of the methods' runs.
-        interrupted: whether it was stopped before its end.
+        degenerate_above: share of repeated 4-grams above which an output counts as a loop.
+        harness_share: time of the harness divided by the time of the methods.
+        interrupted: whether the benchmark stopped before its end.
     """
 
-    started: str
-    arguments: dict[str, Any]
-    versions: dict[str, str]
-    hardware: dict[str, Any]
     degenerate_above: float
     harness_share: float
     interrupted: bool
-    models: tuple[ModelResult, ...] = field(default=())
+    models: tuple[ModelResult, ...] = ()
 
     @property
     def threads(self) -> str:
-        """Who computes: ``2 threads``, or ``2 workers (tree), threads of each: 1``."""
+        """Threads and processes of the model: ``2 threads``, or ``2 workers (tree), threads of each: 1``."""
         count, workers = self.hardware.get("threads"), self.arguments.get("workers", 1)
         if workers == 1:
             return f"{count} threads"
         return f"{workers} workers ({self.arguments.get('parallel')}), threads of each: {count}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"format": FORMAT, **asdict(self)}
+        """Return plain JSON values."""
+        return asdict(self)

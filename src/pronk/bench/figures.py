@@ -1,4 +1,4 @@
-"""One method's figures, from its samples and plain decoding's on the same prompts."""
+"""Metrics of one method, computed from its samples and plain decoding's samples for the same prompts."""
 
 from __future__ import annotations
 
@@ -15,46 +15,42 @@ from pronk.bench.metrics import ctar_curve, expected_tokens, inter_token_latenci
 from pronk.bench.records import PLAIN, DivergenceRecord, Model, Sample
 from pronk.engine.stats import Stats, StepStats
 
-__all__ = ["Yardstick", "figures_of"]
+__all__ = ["LOOP_THRESHOLD", "make_figures", "make_range"]
 
-# Positions that the curves of acceptance go to.
+# An output with a larger share of repeated 4-grams is a loop; natural text and code stay below.
+LOOP_THRESHOLD = 0.5
+
+# Number of draft positions in the acceptance curves.
 _POSITIONS = 16
 
 Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """What figures are held against: the model's sizes, the memory's speed, and when an output counts as a loop."""
-
-    model: Model
-    bandwidth: Range | None
-    degenerate_above: float
-
-
-@dataclass(frozen=True)
 class _Pairs:
-    """The prompts that both finished in every repeat: the method's samples and plain decoding's, repeat by repeat."""
+    """Samples by repeat, then prompt: the prompts that both the method and plain decoding finished in every repeat."""
 
     own: list[list[Sample]]
     plain: list[list[Sample]]
 
 
-def figures_of(
+def make_figures(
     own: Sequence[Sample],
     plain: Sequence[Sample],
     divergences: Sequence[DivergenceRecord],
-    yardstick: Yardstick,
+    model: Model,
+    bandwidth: Range | None,
     task: str,
 ) -> Figures:
-    """The figures of one method at one temperature.
+    """Compute the metrics of one method at one temperature.
 
     Args:
-        own: its samples, at least one; all of one method and one temperature.
-        plain: plain decoding's, of the same prompts.
-        divergences: where outputs part from plain decoding's; those of other samples are ignored.
-        yardstick: what to hold the figures against.
-        task: the name they go by.
+        own: samples of the method, at least one; all at the same temperature.
+        plain: plain decoding's samples for the same prompts.
+        divergences: differences from plain decoding; those of other samples are ignored.
+        model: its sizes give the memory floor.
+        bandwidth: bytes per second of reading memory, ``None`` without a memory floor.
+        task: name of the task or aggregate.
     """
     keys = list(dict.fromkeys(_key(sample) for sample in own))
     pairs, failures = _pair(keys, own, plain)
@@ -69,10 +65,15 @@ def figures_of(
         "failures": failures,
     }
     if values["prompts"]:
-        values |= _speed(pairs) | _sameness(pairs, divergences) | _repetition(pairs.own[0], yardstick.degenerate_above)
+        values |= _speed(pairs) | _sameness(pairs, divergences) | _repetition(pairs.own[0])
         if all(sample.steps for samples in pairs.own for sample in samples):
-            values |= _acceptance(pairs.own[0]) | _times(pairs) | _costs(pairs, yardstick)
+            values |= _acceptance(pairs.own[0]) | _times(pairs) | _costs(pairs, model, bandwidth)
     return Figures(**values)
+
+
+def make_range(values: Sequence[float]) -> Range:
+    """Return the median and the spread of at least one value."""
+    return Range(median(values), spread(values))
 
 
 def _pair(keys: Sequence[Key], own: Sequence[Sample], plain: Sequence[Sample]) -> tuple[_Pairs, tuple[Failure, ...]]:
@@ -93,28 +94,25 @@ def _key(sample: Sample) -> Key:
     return sample.task, sample.id
 
 
-def _range(values: Sequence[float]) -> Range:
-    return Range(median(values), spread(values))
-
-
 def _speed(pairs: _Pairs) -> dict[str, Any]:
     own, plain = ([_tokens(s) / sum(x.seconds for x in s) for s in side] for side in (pairs.own, pairs.plain))
     values: dict[str, Any] = {
         "tokens": _tokens(pairs.own[0]),
-        "tokens_per_second": _range(own),
-        "speedup": _range([ours / theirs for ours, theirs in zip(own, plain, strict=True)]),
+        "tokens_per_second": make_range(own),
+        "speedup": make_range([ours / theirs for ours, theirs in zip(own, plain, strict=True)]),
     }
-    peaks = [sample.peak_memory for samples in pairs.own for sample in samples if sample.peak_memory is not None]
+    samples = [sample for samples in pairs.own for sample in samples]
+    peaks = [sample.peak_memory for sample in samples if sample.peak_memory is not None]
     if peaks:
         values["peak_memory"] = max(peaks)
-    waited = [sample.waited for samples in pairs.own for sample in samples if sample.waited is not None]
+    waited = [sample.waited for sample in samples if sample.waited is not None]
     if waited:
-        values["waited"] = sum(waited) / sum(sample.seconds for samples in pairs.own for sample in samples)
-    if all(sample.ttft is not None for samples in pairs.own for sample in samples):
-        values["ttft"] = _range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in pairs.own])
+        values["waited"] = sum(waited) / sum(sample.seconds for sample in samples)
+    if all(sample.ttft is not None for sample in samples):
+        values["ttft"] = make_range([sum(s.ttft or 0.0 for s in samples) / len(samples) for samples in pairs.own])
         after = [[_per_token_after_first(s) for s in side] for side in (pairs.own, pairs.plain)]
         if all(seconds > 0 for side in after for seconds in side):
-            values["decode_speedup"] = _range([theirs / ours for ours, theirs in zip(*after, strict=True)])
+            values["decode_speedup"] = make_range([theirs / ours for ours, theirs in zip(*after, strict=True)])
     return values
 
 
@@ -123,45 +121,45 @@ def _tokens(samples: Sequence[Sample]) -> int:
 
 
 def _per_token_after_first(samples: Sequence[Sample]) -> float:
-    """Seconds per token after the first step's; 0 if there is none."""
+    """Return seconds per token after the first step; 0 if there are no such tokens."""
     tokens = sum(len(s.tokens) - (s.steps[0].tokens if s.steps else 1) for s in samples)
     return sum(s.total_seconds - (s.ttft or 0.0) for s in samples) / tokens if tokens > 0 else 0.0
 
 
 def _sameness(pairs: _Pairs, divergences: Sequence[DivergenceRecord]) -> dict[str, Any]:
-    """Outputs equal to plain decoding's in every repeat, plain decoding's own to its first.
+    """Count the outputs that equal plain decoding's first output in every repeat.
 
-    A peer draws noise of its own: only its greedy outputs can be compared.
+    A peer draws its own random numbers, so only its greedy outputs are compared.
     """
     first = pairs.own[0][0]
     if (first.engine != "pronk" and first.temperature > 0) or (first.method == PLAIN and len(pairs.own) == 1):
         return {}
     plain = pairs.plain[0]
     same = [all(own[i].tokens == plain[i].tokens for own in pairs.own) for i in range(len(plain))]
-    parted = {_key(sample) for sample, equal in zip(pairs.own[0], same, strict=True) if not equal}
+    differ = {_key(sample) for sample, equal in zip(pairs.own[0], same, strict=True) if not equal}
     ties = [d for d in divergences if (d.method, d.temperature) == (first.method, first.temperature) and d.near_tie]
-    return {"same": sum(same), "compared": len(same), "near_ties": sum((d.task, d.id) in parted for d in ties)}
+    return {"same": sum(same), "compared": len(same), "near_ties": sum((d.task, d.id) in differ for d in ties)}
 
 
-def _repetition(samples: Sequence[Sample], above: float) -> dict[str, Any]:
+def _repetition(samples: Sequence[Sample]) -> dict[str, Any]:
     shares = [repeated_ngrams(sample.tokens) for sample in samples]
-    return {"repeated": sum(shares) / len(shares), "degenerated": sum(share > above for share in shares)}
+    return {"repeated": sum(shares) / len(shares), "degenerated": sum(share > LOOP_THRESHOLD for share in shares)}
 
 
 def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What was guessed and what became of it; the same in every repeat.
+    """Count draft tokens and acceptances of one repeat; all repeats have the same.
 
-    The pass that ends the prompt counts as a step, so that plain decoding has S = 1. Unless the prompt is a single
-    token, nobody could guess in it, so it is left out of what is said of guesses.
+    The prefill's last forward pass counts as a step, so that plain decoding has S = 1. It has no draft tokens, unless
+    the prompt is a single token, so that it is left out of the acceptance rates.
     """
     numbered = [pair for sample in samples for pair in enumerate(sample.steps or ())]
-    guessing = [step for number, step in numbered if number or step.depth]
-    accepted, shares = [step.accepted for step in guessing], Stats(steps=guessing).acceptance
+    drafting = [step for number, step in numbered if number or step.depth]
+    accepted, shares = [step.accepted for step in drafting], Stats(steps=drafting).acceptance
     deepest = min(len(shares), _POSITIONS)
     return {
         "steps": len(numbered),
         "S": _tokens(samples) / len(numbered),
-        "drafted": sum(step.drafted for step in guessing),
+        "drafted": sum(step.drafted for step in drafting),
         "accepted": sum(accepted),
         "alpha": shares[0] if shares else None,
         "acceptance": tuple(shares[:_POSITIONS]),
@@ -171,41 +169,38 @@ def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _trust(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], ...]:
-    """What was said of guesses, beside what came of them, where there were any."""
-    tenths = [
+    """Return mean prediction, observed acceptance and count of draft tokens for each bin that is not empty."""
+    bins = [
         [sum(column) for column in zip(*same, strict=True)]
         for same in zip(*(s.gain_stats for s in samples if s.gain_stats is not None), strict=True)
     ]
-    return tuple(
-        (said / draft_tokens, right / draft_tokens, int(draft_tokens))
-        for draft_tokens, said, right in tenths
-        if draft_tokens
-    )
+    return tuple((said / count, right / count, int(count)) for count, said, right in bins if count)
 
 
 def _later(samples: Sequence[Sample]) -> Iterator[tuple[StepStats, StepStats]]:
-    """The steps after a sample's first, which has the prompt in it, each with the one before."""
+    """Yield each step after a sample's first, which contains the prefill, with the step before it."""
     for sample in samples:
         yield from pairwise(sample.steps or ())
 
 
 def _times(pairs: _Pairs) -> dict[str, Any]:
-    """Waits between tokens, and where the time went."""
+    """Return inter-token latencies, and the shares of drafting and forward passes in the time."""
     waits: list[float] = []
-    for sample in (sample for samples in pairs.own for sample in samples):
+    samples = [sample for samples in pairs.own for sample in samples]
+    for sample in samples:
         steps = list(pairwise(sample.steps or ()))
         waits += inter_token_latencies([b.clock - a.clock for a, b in steps], [b.tokens for _, b in steps])
     values: dict[str, Any] = {}
     if waits:
         values["itl"] = Latency(*np.percentile(waits, (50, 90, 99)).tolist())
-    last = [sample.steps[-1] for samples in pairs.own for sample in samples if sample.steps]
+    last = [sample.steps[-1] for sample in samples if sample.steps]
     total, draft, target = (sum(getattr(s, name) for s in last) for name in ("clock", "draft_clock", "target_clock"))
     values["split"] = Split(draft / total, target / total, max(0.0, total - draft - target) / total)
     return values
 
 
-def _costs(pairs: _Pairs, yardstick: Yardstick) -> dict[str, Any]:
-    """A pass against plain decoding's pass and the memory floor, drafting against both, and what that lets expect."""
+def _costs(pairs: _Pairs, model: Model, bandwidth: Range | None) -> dict[str, Any]:
+    """Return the costs of verification and drafting relative to a plain forward pass, and the expected speed-up."""
     own = [pair for samples in pairs.own for pair in _later(samples)]
     plain = [pair for samples in pairs.plain for pair in _later(samples)]
     if not own or not plain:
@@ -215,8 +210,8 @@ def _costs(pairs: _Pairs, yardstick: Yardstick) -> dict[str, Any]:
         "rows_per_pass": sum(step.rows for _, step in own) / len(own),
         "verify_cost": target / base,
     }
-    if yardstick.bandwidth is not None:
-        values["over_floor"] = _mean(own, lambda s: s.clock) / _floor(pairs.own[0], yardstick)
+    if bandwidth is not None:
+        values["over_floor"] = _mean(own, lambda s: s.clock) * bandwidth.median / _bytes_read(pairs.own[0], model)
     shares = Stats(steps=[step for _, step in own]).acceptance
     if shares:
         depths = [step.depth for _, step in own]
@@ -231,9 +226,7 @@ def _mean(steps: Sequence[tuple[StepStats, StepStats]], clock: Callable[[StepSta
     return sum(clock(step) - clock(before) for before, step in steps) / len(steps)
 
 
-def _floor(samples: Sequence[Sample], yardstick: Yardstick) -> float:
-    """Seconds to read, once, the weights and the keys and values of half-way through the outputs."""
-    assert yardstick.bandwidth is not None
-    model = yardstick.model
-    read = sum((sample.prompt_tokens + len(sample.tokens) / 2) * sample.batch for sample in samples) / len(samples)
-    return (model.pass_bytes + model.kv_bytes_per_token * read) / yardstick.bandwidth.median
+def _bytes_read(samples: Sequence[Sample], model: Model) -> float:
+    """Return the mean bytes of a forward pass: the weights, and the KV cache half-way through the outputs."""
+    tokens = sum((sample.prompt_tokens + len(sample.tokens) / 2) * sample.batch for sample in samples) / len(samples)
+    return model.pass_bytes + model.kv_bytes_per_token * tokens

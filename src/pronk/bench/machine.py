@@ -1,23 +1,28 @@
-"""The machine that a benchmark runs on: what it is, how fast it reads memory, how much of it a process takes."""
+"""Machine of a benchmark: hardware, versions of packages, memory bandwidth, memory of a process."""
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from pronk.bench.host import host
+__all__ = ["BandwidthMeter", "PeakMemory", "hardware", "versions"]
 
-__all__ = ["BandwidthMeter", "PeakMemory", "hardware"]
+_PACKAGES = ("pronk", "torch", "tokenizers", "safetensors", "numpy")
 
-# Larger than the caches of the processors that this is for.
+# 1 GiB: larger than the caches of today's processors.
 _BUFFER_BYTES = 2**30
 
 
 class BandwidthMeter:
-    """Measures how fast the device reads memory: a parallel reading sum over a buffer that no cache holds."""
+    """Measures the read bandwidth of the device's memory by a parallel sum over a buffer larger than the caches."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -25,11 +30,11 @@ class BandwidthMeter:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the buffer takes."""
+        """Bytes of the buffer."""
         return self._buffer.nbytes
 
     def measure(self) -> float:
-        """Bytes per second, best of three."""
+        """Return bytes per second, the best of three runs."""
         best = 0.0
         for _ in range(3):
             began = perf_counter()
@@ -41,9 +46,11 @@ class BandwidthMeter:
 
 
 class PeakMemory:
-    """The most memory that this process, or its accelerator, had in use since :meth:`reset`.
+    """Peak memory of this process, or of its accelerator, since :meth:`reset`.
 
-    ``besides`` are bytes that do not count: buffers of the benchmark itself.
+    Args:
+        device: of the model.
+        besides: bytes to subtract, those of the benchmark's own buffers.
     """
 
     def __init__(self, device: torch.device, besides: int = 0) -> None:
@@ -51,18 +58,18 @@ class PeakMemory:
         self._besides = besides
 
     def reset(self) -> None:
-        """Forget earlier peaks, where the system can."""
+        """Forget earlier peaks, where the system supports it."""
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
             return
         try:
-            # 5 sets the process's peak to what it has resident now (proc(5), clear_refs).
+            # 5 sets the process's peak to its current resident size (proc(5), clear_refs).
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         except OSError:
             return
 
     def read(self) -> int | None:
-        """Bytes, or ``None`` where the system does not tell."""
+        """Return bytes, or ``None`` if the system does not report them."""
         if self._cuda is not None:
             return torch.cuda.max_memory_allocated(self._cuda) - self._besides
         try:
@@ -74,12 +81,36 @@ class PeakMemory:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """What the figures were measured on."""
-    found: dict[str, Any] = host() | {
+    """Return processor, cores available to this process, bytes of memory, threads, device."""
+    found: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "device": str(device),
     }
     if device.type == "cuda":
         found["accelerator"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Return the versions of Python and of the packages that are installed."""
+    found = {"python": sys.version.split()[0]}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
     return found

@@ -1,7 +1,8 @@
-"""Measuring: every method on every prompt, interleaved, so that a noisy machine disturbs all alike.
+"""Measure every method on every prompt, interleaved, so that noise on the machine affects all methods alike.
 
 For each batch of prompts, each temperature and each turn of a conversation, all repeats of all methods run one after
-the other, and each repeat begins with another method. Nothing is summed up here: what happens becomes records.
+the other, and each repeat begins with another method. The results are raw records; :mod:`pronk.bench.summary` computes
+the metrics.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure.
+    """Options of the measurement.
 
     Attributes:
-        max_tokens: of each output.
-        temperatures: each is measured; 0 is greedy.
-        repeats: of every method and prompt.
-        batch: prompts that share their passes.
-        seed: that of each request is derived from it.
-        ignore_eos: go on after the end of the text.
-        chat: render conversations with the model's chat template.
-        fit: cut the middle out of prompts that are too long, rather than skip them.
+        max_tokens: maximum tokens of each output.
+        temperatures: sampling temperatures to measure; 0 is greedy.
+        repeats: runs of every method on every prompt.
+        batch: prompts that are decoded together.
+        seed: base of the seeds of all requests.
+        ignore_eos: whether to continue after an end-of-text token.
+        chat: whether to render conversations with the model's chat template.
+        fit: whether to cut the middle out of prompts that are too long; otherwise they are skipped.
     """
 
     max_tokens: int = 128
@@ -57,7 +58,7 @@ class Options:
 
 
 class Timer:
-    """Splits the time since its creation: runs of the methods, work around them that was asked for, and the harness."""
+    """Divides the time since its creation into runs of methods, preparation, and overhead of the harness."""
 
     def __init__(self) -> None:
         self._began = perf_counter()
@@ -65,7 +66,7 @@ class Timer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A method runs, and is measured."""
+        """Count the time as a run of a method."""
         began = perf_counter()
         try:
             yield
@@ -74,7 +75,7 @@ class Timer:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Loading, warming up, measuring the machine, looking at outputs that differ."""
+        """Count the time as preparation: loading, warm-up, measuring the machine, comparing outputs."""
         began = perf_counter()
         try:
             yield
@@ -82,13 +83,13 @@ class Timer:
             self._other += perf_counter() - began
 
     def end(self, *, interrupted: bool) -> End:
-        """What is left is the harness's own time: as a share of that of the runs."""
+        """Return the record of the end, with the remaining time as the overhead of the harness."""
         harness = perf_counter() - self._began - self._runs - self._other
         return End(harness / self._runs if self._runs else 0.0, interrupted)
 
 
 class Bench:
-    """Measures the methods on one model; the first method is plain decoding."""
+    """Measures methods on one model; the first method is plain decoding."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Bench:
         self._done = self._total = 0
 
     def run(self, tasks: Mapping[str, Sequence[Prompt]], progress: Progress | None = None) -> None:
-        """Measure all prompts of all tasks; ``progress`` is told the runs of a method that are through, and all."""
+        """Measure all prompts of all tasks; call ``progress`` with the number of finished runs and of all runs."""
         runs = len(self._options.temperatures) * self._options.repeats * len(self._methods)
         total = runs * sum(prompt.num_turns for prompts in tasks.values() for prompt in prompts)
         self._progress, self._done, self._total = progress, 0, total
@@ -122,7 +123,7 @@ class Bench:
                     self._converse(task, prompts[first : first + self._options.batch], temperature)
 
     def _warm_up(self, prompts: Sequence[Prompt]) -> None:
-        """Caches, thread pools, lazy imports; and the cost of a pass, which needs no prompt of its own."""
+        """Run every method once to fill caches and start threads, then measure the time of forward passes."""
         ids = fit(self._first_ids(prompts), max(1, self._llm.config.context // 2))
         item = Item(
             ids, SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True), Sample("", "", "", "", 0.0, 0, -1)
@@ -130,25 +131,25 @@ class Bench:
         with self._timer.preparing():
             for method in self._methods:
                 self._attempt(method, [item])
-            # Where even this fails, the samples will say why.
+            # If the model fails here, the samples report the error.
             with suppress(PronkError):
                 for record in pass_times(self._llm, ids):
                     self._trace.add(record)
 
     def _settle(self, ids: Sequence[int]) -> None:
-        """Measuring bandwidth leaves the caches cold, which whoever comes next, plain decoding, would pay for."""
-        with suppress(PronkError):  # the samples will say why
+        """Warm the caches, which measuring the bandwidth empties, so that plain decoding does not pay for it."""
+        with suppress(PronkError):  # the samples report the error
             self._llm.generate(list(ids[:_SETTLE_TOKENS]), SamplingParams(max_tokens=2), drafter=PLAIN)
 
     def _first_ids(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Those of the first prompt that the model can take; a single one if there is none."""
+        """Return the token ids of the first prompt that can be encoded, or one token if there is none."""
         for prompt in prompts:
             with suppress(PromptError):
                 return encode(self._llm, prompt, chat=self._options.chat)
         return [0]
 
     def _converse(self, task: str, prompts: Sequence[Prompt], temperature: float) -> None:
-        """All turns of a batch. The answers that a conversation goes on with are plain decoding's."""
+        """Measure all turns of a batch. Conversations continue with plain decoding's answers."""
         answers: dict[str, list[str]] = {prompt.id: [] for prompt in prompts}
         for turn in range(max(prompt.num_turns for prompt in prompts)):
             asked = [prompt for prompt in prompts if turn < prompt.num_turns]
@@ -172,18 +173,18 @@ class Bench:
         self, task: str, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[str]], temperature: float
     ) -> list[tuple[Prompt, Item]]:
         options, items = self._options, list[tuple[Prompt, Item]]()
-        room = self._llm.config.context - options.max_tokens
+        limit = self._llm.config.context - options.max_tokens
         for prompt in prompts:
             turn = len(answers[prompt.id])
             name = _name(prompt, turn)
             try:
                 ids = encode(self._llm, prompt, answers[prompt.id], chat=options.chat)
-            except PromptError as error:  # the tokenizer or the chat template refuses it
+            except PromptError as error:  # refused by the tokenizer or the chat template
                 self._trace.add(Skip(name, task, str(error)))
                 continue
             if options.fit:
-                ids = fit(ids, room)
-            if not 0 < len(ids) <= room:
+                ids = fit(ids, limit)
+            if not 0 < len(ids) <= limit:
                 context = self._llm.config.context
                 reason = f"{len(ids)} tokens and {options.max_tokens} more; the model's context is {context}"
                 self._trace.add(Skip(name, task, reason))
@@ -196,7 +197,7 @@ class Bench:
         return items
 
     def _repeat(self, items: Sequence[Item]) -> list[Sample]:
-        """Every repeat of every method; returns plain decoding's samples."""
+        """Run every repeat of every method; return plain decoding's samples of the first repeat."""
         first: dict[str, list[Sample]] = {}
         for repeat in range(self._options.repeats):
             shift = repeat % len(self._methods)
@@ -216,7 +217,7 @@ class Bench:
         return replace(item, sample=replace(item.sample, method=method.name, engine=method.engine, repeat=repeat))
 
     def _attempt(self, method: Method, items: Sequence[Item]) -> list[Sample]:
-        """Whatever a method does wrong is its result; the others go on."""
+        """Run a method; an exception becomes the error of its samples."""
         try:
             return method.run(items)
         except Exception as error:  # noqa: BLE001
@@ -224,7 +225,7 @@ class Bench:
             return [replace(item.sample, error=reason) for item in items]
 
     def _explain(self, items: Sequence[Item], first: Mapping[str, Sequence[Sample]]) -> None:
-        """Look at the outputs that part from plain decoding's; a peer draws its own noise, so only its greedy ones."""
+        """Record differences from plain decoding; of a peer, which draws its own random numbers, only greedy ones."""
         for method in self._methods:
             if method.engine == "pronk" or items[0].params.greedy:
                 for item, plain, other in zip(items, first[PLAIN], first[method.name], strict=True):

@@ -1,4 +1,4 @@
-"""What a benchmark compares: our drafters, in this process, and peers, each in its own."""
+"""Methods that a benchmark compares: drafters of pronk in this process, and peers in processes of their own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pronk.engine.request_factory import end_ids
 from pronk.llm import LLM
 from pronk.sampling.params import SamplingParams
 
-__all__ = ["Drafting", "Item", "Method", "Missing", "PeerMethod"]
+__all__ = ["DrafterMethod", "FailedPeer", "Item", "Method", "PeerMethod"]
 
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt to measure: its token ids, the request's options, and the sample to fill in."""
+    """A prompt to measure: token ids, sampling parameters, and the sample to fill in."""
 
     ids: list[int]
     params: SamplingParams
@@ -29,24 +29,24 @@ class Item:
 
 
 class Method(ABC):
-    """A way to generate that is measured."""
+    """A way to generate text that is measured."""
 
     name: str
     engine: str
 
     @abstractmethod
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Generate for all items at once and say what it took."""
+        """Generate for all items in one batch, and return their samples."""
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Give back what it holds."""
+    def close(self) -> None:  # noqa: B027 - optional
+        """Release resources."""
 
 
-class Drafting(Method):
-    """One of our drafters.
+class DrafterMethod(Method):
+    """A drafter of pronk.
 
-    Those that remember earlier outputs have a memory of their own for each repeat and temperature: nobody is measured
-    on a prompt that it has answered before.
+    A drafter that stores earlier outputs gets a separate store for each repeat and temperature: no prompt is measured
+    with a store that contains the answer to the same prompt.
     """
 
     engine = "pronk"
@@ -58,19 +58,19 @@ class Drafting(Method):
         self._proposers: dict[tuple[float, int], Proposer[Any]] = {}
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """Time the whole call; a batch's time is shared by its prompts.
+        """Generate, and share the time of the call equally among the prompts.
 
         Raises:
-            PronkError: the drafter has raised for one of them, which cost all of them time.
+            PronkError: the drafter raised an exception, so that the times are not those of speculative decoding.
         """
-        memory = (items[0].sample.temperature, items[0].sample.repeat)
-        if memory not in self._proposers:
-            self._proposers[memory] = make_drafter(self.name).bind(self._llm.target)
+        store = (items[0].sample.temperature, items[0].sample.repeat)
+        if store not in self._proposers:
+            self._proposers[store] = make_drafter(self.name).bind(self._llm.target)
         prompts, params = [item.ids for item in items], [item.params for item in items]
         self._peak.reset()
         runner = self._llm.engine.runner
         began, waited = perf_counter(), runner.waited
-        completions = self._llm.generate(prompts, params, drafter=self._proposers[memory])
+        completions = self._llm.generate(prompts, params, drafter=self._proposers[store])
         seconds = (perf_counter() - began) / len(items)
         waited = (runner.waited - waited) / len(items)
         peak = self._peak.read()
@@ -95,26 +95,26 @@ class Drafting(Method):
 
 
 class PeerMethod(Method):
-    """Another engine, one prompt at a time."""
+    """Another engine, which gets one prompt at a time."""
 
     def __init__(self, peer: Peer, eos_ids: Sequence[int]) -> None:
         self.name = peer.name
-        self.engine = peer.spec.mode.engine
+        self.engine = peer.spec.engine
         self._peer = peer
         self._eos_ids = eos_ids
 
     def run(self, items: Sequence[Item]) -> list[Sample]:
-        """The time is the peer's own, taken where it generates."""
+        """Generate; the time is measured in the peer's process, around its generate call."""
         return [self._run(item) for item in items]
 
     def close(self) -> None:
-        """End the peer's process."""
+        """Stop the peer's process."""
         self._peer.close()
 
     def _run(self, item: Item) -> Sample:
-        params, ends = item.params, sorted(end_ids(item.params, self._eos_ids))
+        params, stops = item.params, sorted(end_ids(item.params, self._eos_ids))
         result = self._peer.generate(
-            PeerRequest(item.ids, params.max_tokens, params.temperature, params.seed or 0, ends, params.ignore_eos)
+            PeerRequest(item.ids, params.max_tokens, params.temperature, params.seed or 0, stops, params.ignore_eos)
         )
         return replace(
             item.sample,
@@ -127,14 +127,14 @@ class PeerMethod(Method):
         )
 
 
-class Missing(Method):
-    """A peer that could not be started: it fails at every prompt, for the reason it gave."""
+class FailedPeer(Method):
+    """A peer that could not be started: every prompt fails with the same error."""
 
     def __init__(self, spec: PeerSpec, error: PeerError) -> None:
         self.name = str(spec)
-        self.engine = spec.mode.engine
+        self.engine = spec.engine
         self._error = error
 
-    def run(self, items: Sequence[Item]) -> list[Sample]:  # noqa: ARG002 - there is nothing to run
-        """Fail."""
+    def run(self, items: Sequence[Item]) -> list[Sample]:  # noqa: ARG002 - not used
+        """Raise the error of the start."""
         raise self._error

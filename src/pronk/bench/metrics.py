@@ -1,18 +1,17 @@
-"""What the benchmarks report, as pure functions of counts and seconds.
+"""Formulas of speculative decoding, as pure functions of counts and seconds.
 
-What the engine counts itself, S and the acceptance at each position, is in :class:`pronk.engine.stats.Stats`, also for
-the steps of several requests.
+Symbols: ``α`` is the probability that one draft token is accepted, independent of the others; ``γ`` the number of draft
+tokens in a chain; ``c`` the time of a forward pass of the drafter divided by the target model's; ``S`` the mean number
+of tokens per forward pass of the target model. ``accepted`` counts accepted draft tokens only. A step yields one token
+more, the target model's own; papers that count accepted *tokens* include that token.
 
-Letters: ``α`` is the probability that one guess is accepted, each guess on its own; ``γ`` the number of guesses in a
-chain; ``c`` the cost of a draft pass; ``S`` the tokens per pass of the target. A step's ``accepted`` counts its
-accepted guesses only. Its tokens are those and the target's own choice after them, so the papers that count accepted
-*tokens* have one more.
+S and the acceptance rate at each position, which the engine counts itself, are in :class:`pronk.engine.stats.Stats`.
 
 Sources: *lookahead* is Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding; *Kangaroo*
 is Liu et al., Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting; *GLIDE* is Du et al., GLIDE with
 a CAPE. The expected counts go back to Leviathan et al., Fast Inference from Transformers via Speculative Decoding.
 
-Errors: every function raises :class:`~pronk.errors.OptionError` for an argument out of the range that it states.
+Errors: every function raises :class:`~pronk.errors.OptionError` for an argument outside the range in its docstring.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ __all__ = [
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Tokens per step of one chain, 1..γ+1: ``(1 - α^(γ+1)) / (1 - α)``. Lookahead, equation 4.
+    """Return the expected tokens per step of one chain: ``(1 - α^(γ+1)) / (1 - α)``. Lookahead, equation 4.
 
-    The target's own token is among them. Computed as the sum ``1 + α + … + α^γ``, which is the same, is the
-    limit ``γ + 1`` at ``α = 1``, where the quotient is 0 / 0, and loses no digits beside it.
+    The target model's own token is included. The result is computed as the equal sum ``1 + α + … + α^γ``, which has no
+    division by zero at ``α = 1`` and no cancellation near it.
 
     Args:
-        alpha: probability that a guess is accepted, 0..1.
-        gamma: guesses in the chain, at least 0.
+        alpha: probability that a draft token is accepted, 0..1.
+        gamma: draft tokens in the chain, at least 0.
     """
     check_number("alpha", alpha, 0, 1)
     check_integer("gamma", gamma, 0)
@@ -49,30 +48,30 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
 
 def expected_speedup(alpha: float, gamma: int, cost: float) -> float:
-    """Speed over that of plain decoding: ``(1 - α^(γ+1)) / ((1 - α)(γc + 1))``. GLIDE, section 5.1, after Leviathan.
+    """Return the expected speed-up over plain decoding: ``(1 - α^(γ+1)) / ((1 - α)(γc + 1))``. GLIDE, section 5.1.
 
-    The tokens of a step over its time, in passes of the target: ``γ`` draft passes and one verification, which is
-    taken to cost as much as a plain pass. Below 1 it is a slowdown.
+    It is the number of tokens of a step divided by its time in forward passes of the target model: ``γ`` passes of the
+    drafter, and one verification that is assumed to cost as much as a plain pass. A value below 1 is a slowdown.
 
     Args:
-        alpha: probability that a guess is accepted, 0..1.
-        gamma: guesses per step, at least 0.
-        cost: the cost coefficient ``c``, seconds of a draft pass over seconds of a target pass, at least 0.
+        alpha: probability that a draft token is accepted, 0..1.
+        gamma: draft tokens per step, at least 0.
+        cost: cost coefficient ``c``, at least 0.
     """
     check_number("cost", cost, 0)
     return expected_tokens(alpha, gamma) / (gamma * cost + 1)
 
 
 def ctar(accepted: Sequence[int], w: int) -> float:
-    """Consistent token acceptance rate: share of the steps, 0..1, whose first ``w`` guesses were all accepted.
+    """Return the consistent token acceptance rate: share of the steps whose first ``w`` draft tokens were accepted.
 
-    ``(1 / steps) Σ [accepted_k ≥ w]``: Kangaroo, definition 1 and equation 2, whose ``s_k - w > 0`` counts the target's
-    own token in ``s_k``. All steps count below the line, also those with fewer than ``w`` guesses, so that
+    ``(1 / steps) Σ [accepted_k ≥ w]``: Kangaroo, definition 1 and equation 2, whose ``s_k - w > 0`` counts the target
+    model's own token in ``s_k``. Steps with fewer than ``w`` draft tokens count as misses, so that
     ``1 + CTAR(1) + CTAR(2) + …`` is S.
 
     Args:
-        accepted: accepted guesses of each step, each at least 0, at least one step.
-        w: the window, guesses, at least 1.
+        accepted: accepted draft tokens of each step, each at least 0, at least one step.
+        w: window in draft tokens, at least 1.
     """
     check_integer("steps", len(accepted), 1)
     for count in accepted:
@@ -82,18 +81,19 @@ def ctar(accepted: Sequence[int], w: int) -> float:
 
 
 def ctar_curve(accepted: Sequence[int], up_to: int) -> list[float]:
-    """``CTAR(1) … CTAR(up_to)``, which never rises: see :func:`ctar`; ``up_to`` at least 1. Kangaroo, figure 1a."""
+    """Return ``CTAR(1) … CTAR(up_to)``, a falling curve; ``up_to`` is at least 1. Kangaroo, figure 1a."""
     check_integer("up_to", up_to, 1)
     return [ctar(accepted, w) for w in range(1, up_to + 1)]
 
 
 def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
-    """Share of an output's n-grams, 0..1, that occurred in it before: ``1 - distinct / all``. This project's own.
+    """Return the share of an output's n-grams that occurred before in it, 0..1: ``1 - distinct / all``.
 
-    Tells how much of a figure may be owed to a text that loops. 0 for an output of fewer than ``n`` tokens.
+    A high share means that the text loops, which favours drafters that copy. An output of fewer than ``n`` tokens
+    gives 0.
 
     Args:
-        tokens: the token ids of one output.
+        tokens: token ids of one output.
         n: tokens per n-gram, at least 1.
     """
     check_integer("n", n, 1)
@@ -102,14 +102,14 @@ def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
 
 
 def inter_token_latencies(step_seconds: Sequence[float], step_tokens: Sequence[int]) -> list[float]:
-    """Seconds per token, in order: a step's wait, shared evenly by the tokens it gave. This project's own.
+    """Return the seconds per token, in order; the tokens of a step share its time equally.
 
-    The wait of a step that gave none is the next one's; after the last token no one waits, and it is left out. So the
+    The time of a step without tokens is added to the next step. The time after the last token is dropped, so that the
     sum is the time to the last token.
 
     Args:
-        step_seconds: per step, its seconds, finite and at least 0.
-        step_tokens: per step, the tokens it gave, at least 0; as many steps.
+        step_seconds: seconds of each step, finite and at least 0.
+        step_tokens: tokens of each step, at least 0; same length.
     """
     latencies: list[float] = []
     wait = 0.0
@@ -122,7 +122,7 @@ def inter_token_latencies(step_seconds: Sequence[float], step_tokens: Sequence[i
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half the range of repeats, ``(max - min) / 2``, in their unit: what stands behind a ±; of finite numbers."""
+    """Return half the range of finite numbers, ``(max - min) / 2``: the number after ± in the tables."""
     for value in values:
         check_number("values", value)
     return (max(values) - min(values)) / 2

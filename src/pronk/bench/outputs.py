@@ -1,4 +1,4 @@
-"""Where a benchmark's figures go: the terminal, files, a page."""
+"""Outputs of a benchmark: tables on the terminal, files, the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pronk.errors import OptionError
 
-if TYPE_CHECKING:  # it needs torch, and a mistake in the paths is told before that is there
+if TYPE_CHECKING:  # imports torch, and mistakes in the paths are reported before torch is loaded
     from pronk.bench.records import Record
 
 __all__ = ["STDOUT", "Outputs"]
@@ -24,14 +24,13 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is written besides the tables on the terminal.
+    """Files to write besides the tables on the terminal.
 
     Attributes:
-        document: file of the JSON document; :data:`STDOUT` sends it to standard output, and the tables to standard
-            error.
-        markdown: file of the tables as Markdown.
-        report: folder of the page.
-        trace: file of the records, which is written while they come.
+        document: the JSON document; :data:`STDOUT` sends it to standard output, and the tables to standard error.
+        markdown: the tables as Markdown.
+        report: folder of the HTML page.
+        trace: the records, written as they are measured.
     """
 
     document: Path | None
@@ -40,10 +39,10 @@ class Outputs:
     trace: Path | None
 
     def check(self) -> None:
-        """Find mistakes before anything is measured.
+        """Check the paths before anything is measured.
 
         Raises:
-            OptionError: a path that cannot be written, or that is given twice.
+            OptionError: a path cannot be written, or is given twice.
         """
         named = {"json": self.document, "markdown": self.markdown, "trace": self.trace}
         files = {name: path for name, path in named.items() if path is not None}
@@ -54,14 +53,14 @@ class Outputs:
             if (name, path) != ("json", STDOUT):
                 _check_file(name, path)
         if self.report is not None:
-            from pronk.bench.report import check_report  # noqa: PLC0415 - an extra, which few need
+            from pronk.bench.report import check_report  # noqa: PLC0415 - an optional dependency
 
             check_report(self.report)
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Write the files, then show the tables: a terminal that is gone, or lacks a letter, costs no figures."""
-        from pronk.bench.summary import summarize  # noqa: PLC0415 - needs torch
-        from pronk.bench.tables import show, to_markdown  # noqa: PLC0415
+        """Write the files, then print the tables, so that a closed terminal loses no results."""
+        from pronk.bench.render import show, to_markdown  # noqa: PLC0415 - imports torch
+        from pronk.bench.summary import summarize  # noqa: PLC0415
 
         found = summarize(records)
         text = json.dumps(found.to_dict(), ensure_ascii=False) + "\n"
@@ -70,7 +69,7 @@ class Outputs:
         if self.markdown is not None:
             self.markdown.write_text(to_markdown(found), encoding="utf-8")
         if self.report is not None:
-            from pronk.bench.report import write_report  # noqa: PLC0415 - an extra
+            from pronk.bench.report import write_report  # noqa: PLC0415 - an optional dependency
 
             sys.stderr.write(f"{write_report(found, self.report)}\n")
         show(found, Console(highlight=False, stderr=self.document == STDOUT))

@@ -1,4 +1,4 @@
-"""What a pass costs, by its number of rows: the room that guessing lives in."""
+"""Time of a forward pass of the target model by its number of rows, which bounds the gain of speculative decoding."""
 
 from __future__ import annotations
 
@@ -21,33 +21,41 @@ _ROUNDS, _STEPS = 3, 6
 
 @dataclass(frozen=True)
 class _Star(Proposer[None]):
-    """Guesses ``rows - 1`` different next tokens, whatever the text: a pass of so many rows."""
+    """A drafter that proposes ``rows - 1`` different next tokens, so that a forward pass has ``rows`` rows."""
 
     name = "star"
     rows: int
     vocab_size: int
 
     def start(self, prompt: Sequence[int]) -> None:
-        """No state."""
+        """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """The ids that follow the last token's."""
+        """Propose the ids that follow the last token's id."""
         parents = (-1, *[0] * (self.rows - 1))
         roots = [context.tokens[-1] for context in contexts]
         return [TokenTree(tuple((root + i) % self.vocab_size for i in range(self.rows)), parents) for root in roots]
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Nothing to learn."""
+        """Ignore the outcome."""
 
 
 def pass_times(
     llm: LLM, prompt: list[int], sizes: Sequence[int] | None = None, *, rounds: int | None = None, steps: int = _STEPS
 ) -> Iterator[PassTime]:
-    """Passes over so many rows below a prompt (:data:`ROWS`), in interleaved rounds of so many steps."""
+    """Measure forward passes of several sizes after a prompt, interleaved.
+
+    Args:
+        llm: the model.
+        prompt: token ids.
+        sizes: numbers of rows, :data:`ROWS` by default.
+        rounds: number of rounds over all sizes.
+        steps: forward passes per round and size.
+    """
     params = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
     for _ in range(rounds or _ROUNDS):
         for rows in sizes or ROWS:
             stats = llm.generate(prompt, params, drafter=_Star(rows, llm.config.vocab_size)).stats
             for before, step in pairwise(stats.steps):
-                if step.rows == rows:  # the last step has no room for guesses
+                if step.rows == rows:  # the last step has fewer rows: max_tokens leaves no room for draft tokens
                     yield PassTime(rows, step.target_clock - before.target_clock)

@@ -1,317 +1,299 @@
-"""The plots of a benchmark's report: static SVG, to be put inside the page.
+"""Plots of a benchmark's report, and of ``pronk explain``, as SVG files that matplotlib writes.
 
-They are drawn for a phone: a unit of their ``viewBox`` is about one pixel of a screen 390 pixels wide, and what would
-be a wide plot is a tall one. Ink, grid and background are the page's CSS variables, so that a dark page has dark plots;
-the text stays text, in the page's font.
-
-Needs matplotlib, which only this module knows of and imports late. ``pyplot`` and its global state are not used.
+Needs matplotlib, an optional dependency, which is imported late. ``pyplot`` and its global state are not used.
 """
 
 from __future__ import annotations
 
+import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
-from pronk.bench.canvas import (
-    CARD,
-    INK,
-    LABELS,
-    MUTED,
-    RC,
-    SQUARE,
-    Bar,
-    Point,
-    double,
-    draw_bars,
-    label,
-    make_axes,
-    name_axes,
-    note,
-    scatter,
-    to_svg,
-)
-from pronk.bench.document import ALL, SOUND, Figures, ModelResult, Range
-from pronk.bench.styles import OWN, Key, Style, key_of, task_name, temperature_name
+from pronk.bench.document import ALL, SOUND, Figures, ModelResult
+from pronk.bench.records import PLAIN
+from pronk.bench.tables import task_name
+from pronk.bench.verdict import temperature_name
 from pronk.errors import OptionError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Plot", "draw_plots", "import_matplotlib"]
+    from pronk.engine.decision_trace import Decision
 
+__all__ = ["Plot", "check_matplotlib", "draw_plots", "draw_steps"]
 
-_PARTS = (("target", "#43506b", "#ffffff"), ("draft", "#94a9c9", "#101010"), ("host", "#d3dae5", "#101010"))
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One SVG, and what it is for: a temperature, or nothing."""
-
-    name: str
-    svg: str
+_SETTINGS: dict[str, Any] = {
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9,
+    "grid.alpha": 0.3,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text, which keeps the file small
+    "svg.hashsalt": "pronk",  # the same ids in every run
+    "text.parse_math": False,  # a $ in a name is a $
+}
+_WIDTH, _HEIGHT = 4.8, 2.8  # inches
+_ROW = 0.17  # inches of a bar
+_LABEL = 26  # maximum number of characters
+_REFERENCE: dict[str, Any] = {"color": "gray", "linestyle": "--"}
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of the page: panels side by side, and the styles that the reader needs explained."""
+    """One plot of the page: SVG files for a light and for a dark page."""
 
-    name: str
     title: str
-    panels: tuple[Panel, ...]
-    legend: tuple[Style, ...]
+    caption: str
+    light: str
+    dark: str
 
 
-_Drawn = tuple["Figure", str, Iterable[Style]] | None
-
-
-def import_matplotlib() -> ModuleType:
-    """The library that draws.
+def check_matplotlib() -> None:
+    """Import matplotlib.
 
     Raises:
-        OptionError: it is missing.
+        OptionError: it is not installed.
     """
     try:
-        import matplotlib as mpl  # noqa: PLC0415 (an optional dependency)
+        import matplotlib  # noqa: ICN001, F401, PLC0415 (an optional dependency)
     except ImportError as error:
         msg = f"report: expected matplotlib, found none ({error}); pip install 'pronk[report]'"
         raise OptionError(msg) from error
-    return mpl
 
 
-@contextmanager
-def drawing() -> Iterator[None]:
-    """The look of the page's plots, whatever the user's own settings are.
+def draw_plots(model: ModelResult) -> tuple[Plot, ...]:
+    """Draw all plots for which the model has metrics, one per temperature.
 
     Raises:
-        OptionError: matplotlib is missing.
+        OptionError: matplotlib is not installed.
     """
-    mpl = import_matplotlib()
-    with mpl.rc_context(), warnings.catch_warnings():
-        # A reader's font may well have what the font that measures the text has not.
+    check_matplotlib()
+    return tuple(_Plotter(model).draw())
+
+
+def _one_axes(draw: Callable[[Axes], None], rows: int) -> Figure:
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
+
+    figure = Figure(figsize=(_WIDTH, max(_HEIGHT, 1 + _ROW * rows)), layout="constrained")
+    axes = figure.add_subplot()
+    draw(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    legend = dict(zip(labels, handles, strict=True))  # each method once
+    if legend:
+        figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=2)
+    return figure
+
+
+def _in_themes(make: Callable[[], Figure]) -> list[str]:
+    return [_to_svg(make, theme, transparent=True) for theme in ("default", "dark_background")]
+
+
+def _to_svg(make: Callable[[], Figure], theme: str, *, transparent: bool) -> str:
+    """Draw a figure with a theme, whatever the user's own settings of matplotlib are."""
+    from matplotlib import style  # noqa: PLC0415 (an optional dependency)
+
+    buffer = io.StringIO()
+    with style.context([theme, _SETTINGS], after_reset=True), warnings.catch_warnings():
+        # The reader's browser may have a font for the characters that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
-        mpl.rcdefaults()
-        mpl.rcParams.update(RC)
-        yield
+        make().savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None})
+    return buffer.getvalue()
 
 
-def draw_plots(model: ModelResult, styles: dict[Key, Style], prefix: str) -> tuple[Plot, ...]:
-    """All plots of a model for which there are figures.
+def _shorten(name: str) -> str:
+    """Cut the middle out of a long name: names differ in their first word, and in the options at their end."""
+    clean = "".join(c if c.isprintable() else " " for c in name)
+    return clean if len(clean) <= _LABEL else f"{clean[: _LABEL // 2]}…{clean[1 - _LABEL // 2 :]}"
 
-    Args:
-        model: what was measured.
-        styles: of :func:`make_styles`.
-        prefix: of every id in the SVGs, one per model, so that ids are unique in the page.
 
-    Raises:
-        OptionError: matplotlib is missing.
+class _Plotter:
+    """Draws one model.
+
+    Attributes:
+        looks: label, colour and marker of each method, the same in every plot.
+        read: seconds to read the weights once, which is the memory floor of a forward pass; 0 if unknown.
     """
-    by_temperature = [
-        (temperature_name(t), [f for f in model.figures if f.temperature == t])
-        for t in sorted({f.temperature for f in model.figures})
-    ]
-    plots = []
-    with drawing():
-        for name, title, draw in _PLOTS:
-            parts = by_temperature if draw is not _draw_pass_cost else [("", [])]
-            panels: list[Panel] = []
-            legend: dict[Style, None] = {}
-            for i, (part, figures) in enumerate(parts):
-                drawn = draw(figures, styles, model)
-                if drawn is not None:
-                    alt = f"{title}{part and ', '}{part}. {drawn[1]}"
-                    panels.append(Panel(part, to_svg(drawn[0], f"{prefix}-{name}-{i}", alt)))
-                    legend |= dict.fromkeys(drawn[2])
-            if panels:
-                plots.append(Plot(name, title, tuple(panels), tuple(legend)))
-    return tuple(plots)
+
+    def __init__(self, model: ModelResult) -> None:
+        self.model = model
+        self.looks: dict[str, dict[str, Any]] = {PLAIN: {"label": "plain", "color": "gray", "marker": "o"}}
+        for i, method in enumerate(dict.fromkeys(f.method for f in model.figures if not f.is_plain)):
+            self.looks[method] = {"label": _shorten(method), "color": f"C{i % 10}", "marker": "os^Dv"[i % 5]}
+        self.read = model.pass_bytes / model.bandwidth.median if model.bandwidth and model.bandwidth.median else 0.0
+
+    def draw(self) -> Iterator[Plot]:
+        """Draw every kind of plot."""
+        for title, caption, has, draw in _PLOTS:
+            for temperature in sorted({f.temperature for f in self.model.figures}):
+                here = [f for f in self.model.figures if f.temperature == temperature and has(f)]
+                if any(not f.is_plain for f in here):
+                    make = partial(_one_axes, partial(draw, self, figures=here), len(here))
+                    yield Plot(f"{title}, {temperature_name(temperature)}", caption, *_in_themes(make))
+        if self.model.pass_cost:
+            caption = "Verifying more rows is almost free near the memory floor, the time to read the weights once."
+            yield Plot("Time of a forward pass", caption, *_in_themes(partial(_one_axes, self.draw_pass_cost, 1)))
+
+    def draw_speedups(self, axes: Axes, figures: Sequence[Figures]) -> None:
+        y, ticks = 0, {}
+        for task in sorted(dict.fromkeys(f.task for f in figures), key=lambda task: (task != ALL, task != SOUND)):
+            rows = [f for f in figures if f.task == task and not f.is_plain]
+            self._bars(axes, y, rows, [f.speedup for f in rows])
+            ticks[y + (len(rows) - 1) / 2] = _shorten(task_name(task))
+            y += len(rows) + 1
+        axes.set_yticks(list(ticks), list(ticks.values()))
+        axes.axvline(1, **_REFERENCE)
+        axes.set_xlabel("speed relative to plain decoding")
+
+    def draw_throughput(self, axes: Axes, figures: Sequence[Figures]) -> None:
+        self._bars(axes, 0, figures, [f.tokens_per_second for f in figures])
+        if self.read:
+            axes.axvline(1 / self.read, label=f"memory floor, {1 / self.read:,.0f}", **_REFERENCE)
+        axes.set(yticks=[], xlabel="tokens per second")
+
+    def _bars(self, axes: Axes, first: int, figures: Sequence[Figures], values: Sequence[Any]) -> None:
+        """Draw a bar with a whisker for each method, from position ``first`` downwards."""
+        for y, (f, value) in enumerate(zip(figures, values, strict=True), first):
+            look = self.looks[f.method]
+            style: dict[str, Any] = {"color": look["color"], "ecolor": "gray", "hatch": "///" if f.is_peer else None}
+            bars = axes.barh(y, value.median, xerr=value.spread, label=look["label"], **style)
+            axes.bar_label(bars, [f"{value.median:.{2 if value.median < 10 else 0}f}"], padding=2, fontsize=8)
+        axes.yaxis.set_inverted(True)
+
+    def draw_split(self, axes: Axes, figures: Sequence[Figures]) -> None:
+        left = [0.0] * len(figures)
+        for part, name in (("target", "target model"), ("draft", "drafter"), ("host", "rest")):
+            widths = [100 * float(getattr(f.split, part)) for f in figures]
+            axes.barh(range(len(figures)), widths, left=left, label=name)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        axes.set_yticks(range(len(figures)), [self.looks[f.method]["label"] for f in figures])
+        axes.yaxis.set_inverted(True)
+        axes.set_xlabel("% of the time")
+
+    def draw_rows(self, axes: Axes, figures: Sequence[Figures]) -> None:
+        self._scatter(axes, [(f, f.rows_per_pass or 0.0, f.S or 0.0) for f in figures], "every row accepted")
+        _scale_rows(axes, "rows per forward pass")
+        axes.set_ylabel("tokens per forward pass")
+
+    def draw_expected(self, axes: Axes, figures: Sequence[Figures]) -> None:
+        points = [(f, f.expected_speedup or 0.0, f.decode_speedup.median) for f in figures if f.decode_speedup]
+        self._scatter(axes, points, "as expected")
+        axes.set(xlabel="expected speed-up", ylabel="measured after the first token")
+
+    def _scatter(self, axes: Axes, points: Sequence[tuple[Figures, float, float]], diagonal: str) -> None:
+        """Draw a large marker for all tasks and a small one for each task, and the line ``x = y``."""
+        for f, x, y in points:
+            size, alpha = (8.0, 1.0) if f.task == ALL else (4.0, 0.6)
+            axes.plot([x], [y], linestyle="none", markersize=size, alpha=alpha, **self.looks[f.method])
+        ends = [min(y for _, _, y in points), max(y for _, _, y in points)]
+        axes.plot(ends, ends, label=diagonal, **_REFERENCE)
+
+    def draw_ctar(self, axes: Axes, figures: Sequence[Figures]) -> None:
+        for f in figures:
+            axes.plot(range(1, len(f.ctar) + 1), [100 * share for share in f.ctar], **self.looks[f.method])
+        axes.locator_params(axis="x", integer=True)
+        axes.set(ylim=(0, 100), xlabel="w: draft tokens in a row", ylabel="% of the steps")
+
+    def draw_trust(self, axes: Axes, figures: Sequence[Figures]) -> None:
+        for f in figures:
+            x, y, counts = ([float(value) for value in column] for column in zip(*f.gain_stats, strict=True))
+            axes.plot(x, y, color=self.looks[f.method]["color"], alpha=0.6)
+            axes.scatter(x, y, s=[8 + 80 * count / max(counts) for count in counts], **self.looks[f.method])
+        axes.plot([0, 1], [0, 1], **_REFERENCE)
+        axes.set(xlabel="predicted acceptance", ylabel="observed acceptance")
+
+    def draw_pass_cost(self, axes: Axes) -> None:
+        costs = self.model.pass_cost
+        axes.plot([cost.rows for cost in costs], [1e3 * cost.seconds for cost in costs], "o-")
+        if self.read:
+            axes.axhline(1e3 * self.read, label=f"memory floor, {1e3 * self.read:.3g} ms", **_REFERENCE)
+        axes.set_ylim(bottom=0)
+        _scale_rows(axes, "rows in the forward pass")
+        axes.set_ylabel("ms")
 
 
-def _most(values: Iterable[float], ranges: Iterable[Range | None]) -> float:
-    """Of all temperatures, so that the panels of a plot have the same scale."""
-    return max([*values, *(each.median + each.spread for each in ranges if each)])
+def _scale_rows(axes: Axes, name: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel(name)
 
 
-def _draw_speedups(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:
-    groups: dict[str, list[Bar]] = {}
-    tasks = sorted(dict.fromkeys(f.task for f in figures), key=lambda task: (task != ALL, task != SOUND))
-    for task in tasks:
-        mine = {key_of(f): f.speedup for f in figures if f.task == task}
-        for key, style in styles.items():
-            if key in mine and style.kind != "plain":
-                speed = mine[key]
-                text = (
-                    "no figure"
-                    if speed is None
-                    else f"{speed.median:.2f}×{' slower' * (speed.median + speed.spread < 1)}"
-                )
-                bar = Bar(style, speed, text)
-                groups.setdefault(task_name(task), []).append(bar)
-    if all(bar.value is None for bars in groups.values() for bar in bars):
-        return None
-    alt = "; ".join(f"{bar.style.name} {bar.text}" for bar in next(iter(groups.values())))
-    most = _most([1.0], (f.speedup for f in model.figures))
-    return draw_bars(list(groups.items()), "times plain decoding’s speed", (1, "plain"), most), alt, ()
-
-
-def _draw_throughput(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:
-    bars = []
-    for style, f in _over_all(figures, styles):
-        if f.tokens_per_second:
-            speed = f.tokens_per_second
-            bars.append(Bar(style, speed, f"{speed.median:,.{1 if speed.median < 100 else 0}f}"))
-    if not bars:
-        return None
-    floor = model.bandwidth.median / model.pass_bytes if model.bandwidth and model.pass_bytes else 0
-    alt = "; ".join(f"{bar.style.name} {bar.text} tokens/s" for bar in bars)
-    line = None
-    if floor:
-        line = (floor, f"memory floor {floor:,.0f}")
-        alt += f"; memory floor {floor:,.0f}"
-    most = _most([floor], (f.tokens_per_second for f in model.figures if f.task == ALL))
-    return draw_bars([("", bars)], "tokens per second", line, most), alt, ()
-
-
-def _draw_ctar(figures: Sequence[Figures], styles: dict[Key, Style], _model: ModelResult) -> _Drawn:
-    curves = [(style, f.ctar) for style, f in _over_all(figures, styles) if f.ctar]
-    if not curves:
-        return None
-    figure, axes = make_axes(230)
-    for style, shares in curves:
-        x = range(1, len(shares) + 1)
-        percent = [100 * share for share in shares]
-        axes.plot(x, percent, color=style.color, marker=style.shape, markersize=5.5, linewidth=2, clip_on=False)
-    most = max(len(shares) for _, shares in curves)
-    axes.set(ylim=(0, 100), xlim=(0.8, max(most, 2) + 0.2), xticks=range(1, most + 1, 1 + most // 12))
-    name_axes(axes, "w: guesses in a row", "% of the steps")
-    alt = "; ".join(f"{style.name} {shares[0]:.0%} at w = 1" for style, shares in curves)
-    return figure, alt, [style for style, _ in curves]
-
-
-def _draw_trust(figures: Sequence[Figures], styles: dict[Key, Style], _model: ModelResult) -> _Drawn:
-    curves = [(style, f.gain_stats) for style, f in _over_all(figures, styles) if f.gain_stats]
-    if not curves:
-        return None
-    figure, axes = make_axes(SQUARE)
-    axes.plot([0, 100], [0, 100], color=MUTED, dashes=(4, 3))
-    most = max(draft_tokens for _, tenths in curves for _, _, draft_tokens in tenths)
-    for style, tenths in curves:
-        x, y = ([100 * each[i] for each in tenths] for i in (0, 1))
-        axes.plot(x, y, color=style.color, linewidth=1.5, alpha=0.6, clip_on=False)
-        sizes = [12 + 110 * each[2] / most for each in tenths]
-        axes.scatter(x, y, s=sizes, color=style.color, marker=style.shape, clip_on=False, zorder=3)
-    axes.set(xlim=(0, 100), ylim=(0, 100))
-    name_axes(axes, "% said to be right", "% right")
-    alt = "; ".join(f"{style.name} off by {_off(tenths):.0%} in the mean" for style, tenths in curves)
-    return figure, alt, [style for style, _ in curves]
-
-
-def _off(tenths: Sequence[tuple[float, float, int]]) -> float:
-    """How far what was said is from what came, in the mean of the guesses."""
-    draft_tokens = sum(each[2] for each in tenths)
-    return sum(abs(said - right) * count for said, right, count in tenths) / draft_tokens
-
-
-def _draw_rows(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:
-    def points(figures: Sequence[Figures]) -> list[Point]:
-        return [(f, f.rows_per_pass, f.S) for f in figures if f.rows_per_pass and f.S and f.task != SOUND]
-
-    here, everywhere = points(figures), points(model.figures)
-    if all(styles[key_of(f)].kind == "plain" for f, _, _ in here):
-        return None
-    figure, axes = make_axes(250)
-    high = 1.12 * max(s for _, _, s in everywhere)
-    double(axes, min(1.0, *(rows for _, rows, _ in everywhere)), max(rows for _, rows, _ in everywhere))
-    axes.set_ylim(min(1.0, *(s for _, _, s in everywhere)) - 0.04 * high, high)
-    line = [2 ** (i / 8) for i in range(112)]
-    axes.plot(line, line, color=MUTED, dashes=(4, 3))
-    note(axes, "every row accepted", (high, high), (6, -4), va="top", color=MUTED)
-    name_axes(axes, "rows per pass", "S: tokens per pass")
-    alt = "; ".join(
-        f"{styles[key_of(f)].name} {s:.2f} tokens of {rows:.1f} rows" for f, rows, s in here if f.task == ALL
-    )
-    return figure, alt, scatter(axes, here, styles)
-
-
-def _draw_expected(figures: Sequence[Figures], styles: dict[Key, Style], model: ModelResult) -> _Drawn:
-    def points(figures: Sequence[Figures]) -> list[Point]:
-        # What is expected says nothing of the prompt's time, so it is held against the speed after the first token.
-        return [
-            (f, f.expected_speedup, f.decode_speedup.median)
-            for f in figures
-            if f.expected_speedup is not None and f.decode_speedup and f.task != SOUND
-        ]
-
-    here = points(figures)
-    if not here:
-        return None
-    figure, axes = make_axes(SQUARE)
-    values = [value for _, x, y in points(model.figures) for value in (x, y)] + [1.0]
-    margin = 0.08 * (max(values) - min(values)) + 0.05
-    low, high = min(values) - margin, max(values) + margin
-    axes.set(xlim=(low, high), ylim=(low, high))
-    axes.plot([low, high], [low, high], color=MUTED, dashes=(4, 3))
-    axes.axhline(1, color=INK, linewidth=1.3)
-    name_axes(axes, "expected speed-up", "measured speed-up")
-    alt = "; ".join(f"{styles[key_of(f)].name} {x:.2f} expected, {y:.2f} measured" for f, x, y in here if f.task == ALL)
-    return figure, alt, scatter(axes, here, styles)
-
-
-def _draw_split(figures: Sequence[Figures], styles: dict[Key, Style], _model: ModelResult) -> _Drawn:
-    rows = [(style, f.split) for style, f in _over_all(figures, styles) if f.split]
-    if not rows:
-        return None
-    figure, axes = make_axes(26 * len(rows), left=LABELS, top=6)
-    for y, (style, split) in enumerate(rows):
-        start = 0.0
-        for part, color, ink in _PARTS:
-            share = 100 * getattr(split, part)
-            axes.barh(y, share, left=start, height=0.7, facecolor=color, edgecolor=CARD, linewidth=1)
-            if share >= 12:
-                middle = start + share / 2
-                note(axes, f"{share:.0f}%", (middle, y), (0, 0), color=ink, ha="center", va="center_baseline")
-            start += share
-        label(axes, y, style)
-    axes.set(xlim=(0, 100), ylim=(len(rows) - 0.5, -0.5), yticks=[])
-    name_axes(axes, "% of the time")
-    alt = "; ".join(f"{style.name} {s.target:.0%} target, {s.draft:.0%} draft, {s.host:.0%} host" for style, s in rows)
-    return figure, alt, [Style(name, name, "part", color, "■", "s") for name, color, _ in _PARTS]
-
-
-def _draw_pass_cost(_figures: Sequence[Figures], _styles: dict[Key, Style], model: ModelResult) -> _Drawn:
-    costs = sorted((cost.rows, 1e3 * cost.seconds) for cost in model.pass_cost)
-    if not costs:
-        return None
-    figure, axes = make_axes(230)
-    x, y = zip(*costs, strict=True)
-    double(axes, x[0], x[-1])
-    axes.plot(x, y, color=INK, marker="o", markersize=6, linewidth=2, clip_on=False)
-    alt = "; ".join(f"{rows} rows {cost:.3g} ms" for rows, cost in costs)
-    if model.bandwidth and model.bandwidth.median > 0:
-        floor = 1e3 * model.pass_bytes / model.bandwidth.median
-        axes.axhline(floor, color=OWN[1], linewidth=1.8, dashes=(5, 3))
-        note(axes, f"memory floor {floor:.3g} ms", (axes.get_xlim()[1], floor), (0, -5), va="top", ha="right")
-        alt += f"; memory floor {floor:.3g} ms"
-    axes.set_ylim(0, None)
-    name_axes(axes, "rows in the pass", "milliseconds")
-    return figure, alt, ()
-
-
-def _over_all(figures: Sequence[Figures], styles: dict[Key, Style]) -> list[tuple[Style, Figures]]:
-    mine = {key_of(f): f for f in figures if f.task == ALL}
-    return [(style, mine[key]) for key, style in styles.items() if key in mine]
-
-
-_PLOTS: tuple[tuple[str, str, Callable[..., _Drawn]], ...] = (
-    ("speedup", "Speed-up", _draw_speedups),
-    ("floor", "Tokens per second and the memory floor", _draw_throughput),
-    ("split", "Where the time goes", _draw_split),
-    ("rows", "Tokens for the rows paid", _draw_rows),
-    ("ctar", "Guesses accepted in a row", _draw_ctar),
-    ("trust", "What guesses were said to be, and were", _draw_trust),
-    ("expected", "Expected and measured speed-up", _draw_expected),
-    ("cost", "What a pass costs", _draw_pass_cost),
+# Title, caption, the condition for a method to be shown, and the function that draws.
+_PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]], ...] = (
+    (
+        "Speed-up",
+        "Median over the repeats; a whisker is half their range. Left of the dashed line is slower. Hatched: peers.",
+        lambda f: f.speedup,
+        _Plotter.draw_speedups,
+    ),
+    (
+        "Throughput",
+        "All tasks, prefill included. The memory floor is one token per reading of the weights.",
+        lambda f: f.task == ALL and f.tokens_per_second,
+        _Plotter.draw_throughput,
+    ),
+    ("Where the time goes", "All tasks.", lambda f: f.task == ALL and f.split, _Plotter.draw_split),
+    (
+        "Tokens and rows",
+        "Large: all tasks; small: one task. On the dashed line, every row would be accepted.",
+        lambda f: f.task != SOUND and f.rows_per_pass and f.S,
+        _Plotter.draw_rows,
+    ),
+    (
+        "Consistent acceptance",
+        "All tasks: share of the steps whose first w draft tokens were all accepted.",
+        lambda f: f.task == ALL and f.ctar,
+        _Plotter.draw_ctar,
+    ),
+    (
+        "Calibration",
+        "All tasks, given an accepted parent. The larger a marker, the more draft tokens. On the line: well predicted.",
+        lambda f: f.task == ALL and f.gain_stats,
+        _Plotter.draw_trust,
+    ),
+    (
+        "Expected and measured speed-up",
+        "Expected from acceptance, draft depth and drafting cost. Large: all tasks; small: one task.",
+        lambda f: f.task != SOUND and f.expected_speedup is not None and f.decode_speedup,
+        _Plotter.draw_expected,
+    ),
 )
+
+
+def draw_steps(steps: Sequence[Decision]) -> str:
+    """Draw the steps of one request as an SVG file: tokens of each step by drafter, and the time gained below."""
+    return _to_svg(partial(_step_figure, steps), "default", transparent=False)
+
+
+def _step_figure(steps: Sequence[Decision]) -> Figure:
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an optional dependency)
+
+    figure = Figure(figsize=(_WIDTH, 1.6 * _HEIGHT), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    sources = [[step.kept.origin[node][0] for node in step.path] if step.kept.origin else [] for step in steps]
+    x, bottoms = range(1, len(steps) + 1), [0] * len(steps)
+    for source in dict.fromkeys(name for names in sources for name in names):
+        heights = [names.count(source) for names in sources]
+        upper.bar(x, heights, 0.9, bottoms, label=source)
+        bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+    upper.bar(x, [1] * len(steps), 0.9, bottoms, color="lightgray", label="target model")
+    upper.plot(x, [step.gain for step in steps], "k.", label="expected")
+    upper.set_ylabel("tokens")
+    lower.plot(x, list(accumulate(_gained(step) for step in steps)))
+    lower.set(xlabel="step", ylabel="plain steps gained")
+    figure.legend(loc="outside upper left", ncols=2)
+    return figure
+
+
+def _gained(step: Decision) -> float:
+    """Return the tokens of a step minus its time in plain steps."""
+    if step.plain is None or step.expected is None:
+        return 0.0
+    return len(step.tokens) - (step.expected + step.asking) / step.plain

@@ -4,11 +4,11 @@ A suite is a file of JSON lines, ``NAME.jsonl`` or ``NAME.jsonl.gz``, in the fol
 ``sample`` is part of pronk. A line has one of
 
 - ``"prompt"``: text to continue,
-- ``"turns"``: what a user says, turn after turn; the model's answers come between them,
-- ``"messages"``: a conversation in OpenAI's format that ends with the user,
+- ``"turns"``: messages of the user; the model answers each before the next,
+- ``"messages"``: a conversation in OpenAI's format that ends with a message of the user,
 
-and may have an ``"id"`` and a ``"task"``, by which figures are grouped. Turns and messages go through the model's chat
-template. Any other file is text: one prompt a line.
+and optionally an ``"id"`` and a ``"task"``, by which metrics are grouped. Turns and messages are rendered with the
+model's chat template. Any other file is plain text with one prompt per line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pronk.bench.document import ALL, SOUND
 from pronk.errors import OptionError, PromptError
 from pronk.files.json_lines import read_json_lines
 
-if TYPE_CHECKING:  # it needs torch, which clients of a server can do without
+if TYPE_CHECKING:  # imports torch
     from pronk.llm import LLM
 
 __all__ = [
@@ -49,14 +49,14 @@ _SUFFIXES = (".jsonl", ".jsonl.gz")
 
 @dataclass(frozen=True)
 class Prompt:
-    """Something to continue or to answer.
+    """A text to continue, or a conversation to answer.
 
     Attributes:
-        id: names it in figures and messages.
-        task: what it is measured with.
+        id: name in results and error messages.
+        task: group of prompts whose metrics are taken together.
         text: raw text to continue, or ``None`` for a conversation.
         history: messages before the first turn.
-        turns: what the user says; the model answers each.
+        turns: messages of the user; the model answers each.
     """
 
     id: str
@@ -67,21 +67,21 @@ class Prompt:
 
     @property
     def num_turns(self) -> int:
-        """How many outputs it asks for."""
+        """Number of outputs to generate."""
         return max(1, len(self.turns))
 
 
 def sample_prompts() -> list[Prompt]:
-    """The suite ``sample``: a few of HumanEval, GSM8K, HumanEvalPack (all MIT) and our own."""
+    """Return the suite ``sample``: some of HumanEval, GSM8K, HumanEvalPack (all MIT), and prompts of this project."""
     with as_file(files("pronk.bench") / "prompts.jsonl") as path:
         return load_prompts(path)
 
 
 def load_suite(name: str, folder: Path | None) -> list[Prompt]:
-    """A suite's prompts.
+    """Load the prompts of a suite.
 
     Raises:
-        OptionError: no such suite, or a damaged file.
+        OptionError: the suite does not exist, or its file is damaged.
     """
     if name == SAMPLE:
         return sample_prompts()
@@ -96,16 +96,16 @@ def load_suite(name: str, folder: Path | None) -> list[Prompt]:
 
 
 def suites_in(folder: Path) -> list[str]:
-    """Names of the suites that a folder has."""
+    """Return the names of the suites in a folder."""
     return sorted({path.name.split(".jsonl")[0] for path in folder.glob("*.jsonl*")})
 
 
 def load_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file: JSON lines, or text with one prompt a line.
+    """Load the prompts of a file: JSON lines, or text with one prompt per line.
 
     Raises:
-        OptionError: the file is missing, or a line is malformed; the message has its number.
-        PromptError: there is no prompt in it.
+        OptionError: the file is missing, or a line is malformed; the message has the line number.
+        PromptError: the file has no prompt.
     """
     if not path.is_file():
         msg = f"prompts: expected a file at {path}, found {'a folder' if path.is_dir() else 'none'}; check the path"
@@ -154,7 +154,7 @@ def _parse(row: Mapping[str, Any], where: str, task: str, number: int) -> Prompt
 
 def _check_task(task: str, where: str) -> None:
     if task in {ALL, SOUND}:
-        msg = f"{where}: expected another task than {task!r}, which is what figures over all tasks are called"
+        msg = f"{where}: expected another task than {task!r}, the name of the figures over all tasks"
         raise OptionError(msg)
 
 
@@ -170,7 +170,7 @@ def _message(entry: Any, where: str) -> dict[str, str]:
         msg = f"{where}: expected messages with a role of {', '.join(_ROLES)}, found {entry!r:.60}"
         raise OptionError(msg)
     content = entry.get("content")
-    if isinstance(content, list):  # the format's other form: a list of parts
+    if isinstance(content, list):  # OpenAI's other form of content: a list of parts
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
         texts = [part for part in parts if isinstance(part, str)]
         content = "".join(texts) if len(texts) == len(content) else content
@@ -178,7 +178,7 @@ def _message(entry: Any, where: str) -> dict[str, str]:
 
 
 def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
-    """The first ``limit`` prompts of each task, by task in order of appearance; their ids are made unique."""
+    """Return the first ``limit`` prompts by task, in order of appearance, with unique ids."""
     tasks: dict[str, list[Prompt]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
     for prompt in prompts:
@@ -193,16 +193,16 @@ def limit_per_task(prompts: Iterable[Prompt], limit: int | None) -> dict[str, li
 def load_tasks(
     suites: Sequence[str] | None, folder: Path | None, files: Sequence[Path], limit: int | None
 ) -> dict[str, list[Prompt]]:
-    """Load the prompts of suites and files, by task; of the suite ``sample`` if neither is named.
+    """Load prompts of suites and files, by task; those of the suite ``sample`` if neither is given.
 
     Args:
-        suites: names; ``None`` names none.
-        folder: where suites are.
-        files: the user's own.
-        limit: prompts of each task; ``None`` is all.
+        suites: names of suites, or ``None``.
+        folder: folder of the suites.
+        files: files with the user's own prompts.
+        limit: maximum prompts of each task; ``None`` means all.
 
     Raises:
-        OptionError: a folder without suites to take from it, no such suite, or a damaged file.
+        OptionError: a folder without names of suites, an unknown suite, or a damaged file.
     """
     if folder is not None and suites is None:
         have = ", ".join(suites_in(folder)) or "none"
@@ -215,14 +215,18 @@ def load_tasks(
 
 
 def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool = True) -> list[int]:
-    """Token ids of a prompt, or of its turn number ``len(answers)`` after the turns that were answered.
+    """Return the token ids of a prompt, or of the next turn of a conversation.
 
-    ``chat`` renders a conversation with the model's chat template; without one its texts stand below each other.
+    Args:
+        llm: its tokenizer and chat template are used.
+        prompt: the prompt.
+        answers: the model's answers to earlier turns.
+        chat: whether to use the chat template; without it, the messages are joined by blank lines.
     """
     if prompt.text is not None:
         return llm.tokenizer.encode(prompt.text)
     messages = list(prompt.history)
-    for turn, answer in zip(prompt.turns, answers, strict=False):  # the last turn has no answer yet
+    for turn, answer in zip(prompt.turns, answers, strict=False):  # the current turn has no answer
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     messages.append({"role": "user", "content": prompt.turns[len(answers)]})
     if chat and llm.tokenizer.has_chat_template:
@@ -230,9 +234,9 @@ def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool 
     return llm.tokenizer.encode("".join(f"{message['content']}\n\n" for message in messages))
 
 
-def fit(ids: Sequence[int], room: int) -> list[int]:
-    """The ids without their middle, so that ``room`` are left: what is asked stands at one of the ends."""
-    if len(ids) <= room:
+def fit(ids: Sequence[int], limit: int) -> list[int]:
+    """Cut the middle out, so that ``limit`` ids are left: a question stands at the start or at the end of a prompt."""
+    if len(ids) <= limit:
         return list(ids)
-    head = room // 2
-    return [*ids[:head], *ids[len(ids) - (room - head) :]]
+    head = limit // 2
+    return [*ids[:head], *ids[len(ids) - (limit - head) :]]

@@ -1,7 +1,8 @@
-"""What a benchmark measured, one record after the other, as it happened.
+"""Raw measurements of a benchmark, one record after the other, and the trace file that stores them.
 
-All figures are computed from these records alone, so that a saved trace gives the same tables and reports again.
-Saved, a trace is a file of JSON lines: it grows while the benchmark runs, and one that was cut off can be read.
+All metrics are computed from these records alone (:mod:`pronk.bench.summary`), so that a saved trace reproduces the
+same tables and reports. A trace is a file of JSON lines. It is flushed after every record: a benchmark that is killed
+leaves a trace that can be read up to its last whole line.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
-from pronk.bench.document import FORMAT, PLAIN
 from pronk.engine.stats import GainStats, StepStats
 from pronk.errors import OptionError
 from pronk.files.json_lines import read_json_lines
 
 __all__ = [
+    "FORMAT",
     "PLAIN",
     "Bandwidth",
     "DivergenceRecord",
@@ -33,10 +34,23 @@ __all__ = [
     "read_trace",
 ]
 
+FORMAT = "pronk-bench/1"
+
+# Plain decoding, the method that all other methods are compared with.
+PLAIN = "autoregressive"
+
 
 @dataclass(frozen=True)
 class Start:
-    """The benchmark begins; see :class:`~pronk.bench.document.Document`."""
+    """Start of the benchmark.
+
+    Attributes:
+        started: time in ISO 8601, UTC.
+        arguments: options of the command, the seed among them.
+        versions: of pronk, Python, torch and the other packages that take part.
+        hardware: name of the processor, number of its cores, number of threads, bytes of memory.
+        format: version of the trace's format.
+    """
 
     started: str
     arguments: dict[str, Any]
@@ -47,10 +61,23 @@ class Start:
 
 @dataclass(frozen=True)
 class Model:
-    """A model was loaded; what follows is about it. See :class:`~pronk.bench.document.ModelResult`.
+    """A loaded model, which the records up to the next ``Model`` are about.
 
-    ``methods`` are in the order in which they are shown. Traces from before there were kernels, or weights of several
-    kinds, do not name them.
+    The fields with a default are missing in older traces.
+
+    Attributes:
+        name: as the user wrote it.
+        parameters: number of parameters.
+        pass_bytes: bytes of weights that one forward pass reads at least; of the embedding it reads single rows.
+        kv_bytes_per_token: bytes of the KV cache that a forward pass reads for each token of the context.
+        dtype: type of the weights that are not quantized.
+        context: maximum number of tokens, prompt and output together.
+        methods: in the order in which tables show them.
+        inflated: the entry of ``config.json`` that marks a model with real acceptance but simulated size.
+        kernels: instruction set of pronk's kernels, or ``"torch"``.
+        weights: types of the matrices, largest share first: ``int4 in groups of 32, int8 in groups of 128``.
+        weight_bits: bits of memory per element of a matrix, scales included.
+        kv_dtype: type of the KV cache.
     """
 
     name: str
@@ -69,7 +96,7 @@ class Model:
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """What a peer says of itself: versions and settings, or why it is missing."""
+    """Versions and settings that a peer reports, or the error that kept it from starting."""
 
     method: str
     notes: dict[str, str]
@@ -84,7 +111,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class PassTime:
-    """Seconds of one pass over ``rows`` rows."""
+    """Seconds of one forward pass over ``rows`` token rows."""
 
     rows: int
     seconds: float
@@ -92,7 +119,7 @@ class PassTime:
 
 @dataclass(frozen=True)
 class Skip:
-    """A prompt that is not measured."""
+    """A prompt that is not measured, and the reason."""
 
     id: str
     task: str
@@ -101,25 +128,24 @@ class Skip:
 
 @dataclass(frozen=True)
 class Sample:
-    """One method's output for one prompt, in one repeat.
+    """Output of one method for one prompt, in one repeat.
 
     Attributes:
-        task, id: the prompt's.
-        method: as it was asked for; ``engine`` is ``"pronk"`` or the peer's name.
+        task, id: of the prompt.
+        method: a drafter or a peer, as the user wrote it; ``engine`` is ``"pronk"`` or the name of the peer's engine.
         temperature, seed: of the request.
-        repeat: its number, from 0.
-        seconds: the time of the batch it was in, shared by the batch's prompts.
-        total_seconds: from the request's start to its end.
-        prompt_tokens: how many.
-        tokens: the output.
+        repeat: number of the repeat, from 0.
+        seconds: wall time of the batch divided by its number of prompts.
+        total_seconds: from the start of the request to its end.
+        prompt_tokens: number of prompt tokens.
+        tokens: ids of the output tokens.
         ttft: seconds to the first token, if known.
-        steps: the target's passes, if known.
-        gain_stats: how likely guesses were said to be, and how often they were right, if known; see
-            :class:`~pronk.engine.stats.Stats`.
+        steps: forward passes of the target model, if known.
+        gain_stats: predicted and observed acceptance of the draft tokens; see :class:`~pronk.engine.stats.Stats`.
         peak_memory: bytes of the process, if known.
-        batch: prompts that shared its passes, itself among them.
-        waited: those of ``seconds`` that went into other processes of the model, if it has some.
-        error: why there is no output.
+        batch: number of prompts in the batch, this one included.
+        waited: the part of ``seconds`` spent in other processes of the model, if it has any.
+        error: the reason if there is no output.
     """
 
     task: str
@@ -144,14 +170,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class DivergenceRecord:
-    """An output that parts from plain decoding's.
+    """First difference between an output and plain decoding's output for the same prompt.
 
     Attributes:
-        task, id, method, temperature: of the sample, whose first repeat it is.
-        position: index of the first token that differs, or the shorter one's length.
-        gap: by how much plain decoding prefers its own token, in log-probability; ``None`` if the other's is not among
-            the likeliest.
-        near_tie: whether rounding explains it.
+        task, id, method, temperature: of the sample, taken from its first repeat.
+        position: index of the first token that differs, or the length of the shorter output.
+        gap: log-probability of plain decoding's token minus that of the other token; ``None`` if the other token is
+            filtered out by the sampling parameters, or if only the lengths differ.
+        near_tie: whether rounding explains the difference.
     """
 
     task: str
@@ -165,7 +191,7 @@ class DivergenceRecord:
 
 @dataclass(frozen=True)
 class End:
-    """The benchmark ended, perhaps early; ``harness_share`` is the harness's time over the measured time."""
+    """End of the benchmark; ``harness_share`` is the time of the harness divided by the time of the methods."""
 
     harness_share: float
     interrupted: bool
@@ -173,24 +199,14 @@ class End:
 
 Record = Start | Model | PeerRecord | Bandwidth | PassTime | Skip | Sample | DivergenceRecord | End
 
-# What the lines of a trace call them.
-_KINDS: dict[str, type[Any]] = {
-    "start": Start,
-    "model": Model,
-    "peer": PeerRecord,
-    "bandwidth": Bandwidth,
-    "passtime": PassTime,
-    "skip": Skip,
-    "sample": Sample,
-    "divergence": DivergenceRecord,
-    "end": End,
-}
+# Value of "kind" in a line of the trace.
+_KINDS: dict[str, type[Any]] = {cls.__name__.removesuffix("Record").lower(): cls for cls in get_args(Record)}
 _NAMES = {cls: name for name, cls in _KINDS.items()}
 
 
 @dataclass
 class StepTrace:
-    """The records so far, and the file they go to as well."""
+    """The records so far; each is also written to ``file``, if there is one."""
 
     records: list[Record] = field(default_factory=list)
     file: TextIO | None = None
@@ -201,7 +217,7 @@ class StepTrace:
         return any(isinstance(record, Sample) for record in self.records)
 
     def add(self, record: Record) -> None:
-        """Keep a record; on disk at once, so that nothing is lost when the benchmark is killed."""
+        """Append a record and flush it to the file."""
         self.records.append(record)
         if self.file is not None:
             self.file.write(json.dumps({"kind": _NAMES[type(record)]} | asdict(record)) + "\n")
@@ -209,10 +225,10 @@ class StepTrace:
 
 
 def read_trace(path: Path) -> list[Record]:
-    """The records of a saved trace; a last line that was cut off is left out.
+    """Read the records of a saved trace; a truncated last line is ignored.
 
     Raises:
-        OptionError: not a trace, or one of another format.
+        OptionError: the file is not a trace, is damaged, or has another format.
     """
     read = _read(path)
     start = next(read, None)
@@ -233,7 +249,7 @@ def _read(path: Path) -> Iterator[Record]:
         except StopIteration:
             return
         except OptionError:
-            if path.is_file() and path.read_bytes().count(b"\n") == number:  # the last line, which has no end
+            if path.is_file() and path.read_bytes().count(b"\n") == number:  # the last line, without a newline
                 return
             raise
         yield _parse(row, f"{path}, line {number}")

@@ -1,4 +1,4 @@
-"""A whole benchmark: models, one after the other, and all that is measured on each."""
+"""Run a benchmark: load each model, start its peers, measure all methods."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from pronk.bench.host import versions
-from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware
+from pronk.bench.machine import BandwidthMeter, PeakMemory, hardware, versions
 from pronk.bench.measure import Bench, Options, Timer
-from pronk.bench.methods import Drafting, Method, Missing, PeerMethod
+from pronk.bench.methods import DrafterMethod, FailedPeer, Method, PeerMethod
 from pronk.bench.peers import Peer, PeerError, PeerSpec
 from pronk.bench.prompts import Prompt
 from pronk.bench.records import PLAIN, Model, PeerRecord, Start, StepTrace
@@ -24,37 +23,32 @@ from pronk.errors import OptionError
 from pronk.kv_cache.layout import kv_bytes_per_token
 from pronk.llm import LLM
 from pronk.models.checkpoint import read_json
-from pronk.models.loader import read_config
 from pronk.models.weights import count_parameters, pass_weights
 from pronk.quantization.gguf.checkpoint import is_gguf
 
-__all__ = ["PeerOptions", "Plan", "Progress", "check", "peer_source", "run"]
+__all__ = ["PeerOptions", "Plan", "Progress", "check", "run"]
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """Which peers take part, and how.
+    """Options of the peers.
 
     Attributes:
-        specs: their methods and weights.
-        draft: folder of the draft model, for those that need one.
-        source: the plain checkpoint that a quantized model was made from, for peers that cannot take the model itself.
-        pythons: engine to the interpreter that it is installed for, where that is not ours.
-        cache: where converted models are kept.
+        specs: the peers to measure.
+        draft: folder of the draft model, for peers that need one.
+        pythons: interpreter of each engine that is not installed for this interpreter.
     """
 
     specs: tuple[PeerSpec, ...] = ()
     draft: Path | None = None
-    source: Path | None = None
     pythons: Mapping[str, str] = field(default_factory=dict)
-    cache: Path = Path.home() / ".cache" / "pronk" / "peers"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: drafters and peers on all prompts; plain decoding is always there and comes first."""
+    """Drafters, peers and prompts to measure; plain decoding is always the first method."""
 
     drafters: tuple[str, ...]
     peers: PeerOptions
@@ -63,15 +57,15 @@ class Plan:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """All methods in the order in which they are shown."""
+        """All methods in the order in which tables show them."""
         return tuple(dict.fromkeys((PLAIN, *self.drafters, *map(str, self.peers.specs))))
 
 
 def check(plan: Plan) -> None:
-    """Find mistakes before a model is loaded.
+    """Check a plan before a model is loaded.
 
     Raises:
-        OptionError: a drafter or a peer that there is not, or that cannot be measured this way.
+        OptionError: a drafter or a peer is unknown, or cannot be measured with these options.
     """
     for drafter in plan.drafters:
         make_drafter(drafter)
@@ -82,25 +76,21 @@ def check(plan: Plan) -> None:
 
 
 def _check_peers(peers: PeerOptions) -> None:
-    engines = {spec.mode.engine for spec in peers.specs}
+    engines = {spec.engine for spec in peers.specs}
     for spec in peers.specs:
-        if spec.mode.needs_draft and peers.draft is None:
+        if spec.needs_draft and peers.draft is None:
             msg = f"peer {spec}: expected --peer-draft with the folder of a draft model, found none"
             raise OptionError(msg)
-    for option, folder in (("peer-draft", peers.draft), ("peer-source", peers.source)):
-        if folder is not None and not (folder / "config.json").is_file():
-            msg = f"{option}: expected a folder with a checkpoint, found {folder}"
-            raise OptionError(msg)
+    if peers.draft is not None and not (peers.draft / "config.json").is_file():
+        msg = f"peer-draft: expected a folder with a checkpoint, found {peers.draft}"
+        raise OptionError(msg)
     for engine in peers.pythons:
         if engine not in engines:
             known = ", ".join(sorted(engines)) or "none"
             msg = f"peer-python: expected an engine that is measured ({known}), found {engine}"
             raise OptionError(msg)
-    if peers.draft is not None and not any(spec.mode.needs_draft for spec in peers.specs):
+    if peers.draft is not None and not any(spec.needs_draft for spec in peers.specs):
         msg = "peer-draft: expected a peer that takes a draft model, such as transformers_assisted, found none"
-        raise OptionError(msg)
-    if peers.source is not None and not peers.specs:
-        msg = "peer-source: expected a peer to make of it, such as openvino, found none"
         raise OptionError(msg)
 
 
@@ -111,17 +101,17 @@ def run(
     arguments: dict[str, Any],
     progress: Progress | None = None,
 ) -> None:
-    """Measure every model; ``trace`` has all that was measured, even if this ends early.
+    """Measure every model; after an exception, ``trace`` has the records up to it.
 
     Args:
-        loaders: the models, by the names they are shown with; each is told where to report its progress.
-        plan: what to measure.
-        trace: where the records go.
-        arguments: what the user asked for, for the document.
-        progress: told what is going on, the runs that are through, and all runs.
+        loaders: functions that load a model, by its name; each gets a callback for its progress.
+        plan: the methods and prompts.
+        trace: receives the records.
+        arguments: options of the command, for the document.
+        progress: called with a label, the number of finished runs and of all runs.
 
     Raises:
-        PronkError: a model that cannot be loaded.
+        PronkError: a model cannot be loaded.
     """
     timer = Timer()
     finished = False
@@ -133,7 +123,7 @@ def run(
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 trace.add(Start(started, arguments, versions(), hardware(llm.device)))
             _measure(name, llm, plan, trace, timer, progress)
-            del llm  # its memory, before the next one is loaded
+            del llm  # frees its memory before the next model is loaded
         finished = True
     finally:
         if trace.records:
@@ -146,12 +136,12 @@ def _measure(name: str, llm: LLM, plan: Plan, trace: StepTrace, timer: Timer, pr
             trace.add(_model(name, llm, plan))
             bandwidth = BandwidthMeter(llm.device)
             peak = PeakMemory(llm.device, bandwidth.nbytes)
-            methods: list[Method] = [Drafting(llm, drafter, peak) for drafter in dict.fromkeys((PLAIN, *plan.drafters))]
-            sources = [peer_source(spec, llm, plan.peers.source) for spec in plan.peers.specs]
-            for spec, source in zip(plan.peers.specs, sources, strict=True):
+            drafters = dict.fromkeys((PLAIN, *plan.drafters))
+            methods: list[Method] = [DrafterMethod(llm, drafter, peak) for drafter in drafters]
+            for spec in plan.peers.specs:
                 if progress is not None:
                     progress(f"loading {spec}", 0, 0)
-                methods.append(_start_peer(spec, source, llm, plan.peers, trace))
+                methods.append(_start_peer(spec, llm, plan.peers, trace))
                 stack.callback(methods[-1].close)
         bench = Bench(llm, methods, plan.options, bandwidth=bandwidth, trace=trace, timer=timer)
         bench.run(plan.tasks, None if progress is None else partial(progress, name))
@@ -176,49 +166,16 @@ def _model(name: str, llm: LLM, plan: Plan) -> Model:
     )
 
 
-def peer_source(spec: PeerSpec, llm: LLM, source: Path | None) -> Path:
-    """What a peer computes with, or is converted from: the model itself, or the plain checkpoint that it was made of.
-
-    llama.cpp takes a GGUF file as it is, unless other weights are asked for: nothing is fairer than the same file.
-
-    Raises:
-        OptionError: the model is quantized, and there is no such checkpoint of it.
-    """
-    if is_gguf(llm.path) and spec.mode.engine == "llama_cpp" and spec.weights is None:
-        return llm.path
-    if not is_gguf(llm.path) and llm.config.quantization is None:
-        return llm.path
-    if source is None:
-        msg = (
-            f"peer {spec}: expected a plain checkpoint, found {llm.path}, which is quantized; "
-            "name the folder that it was made from with --peer-source"
-        )
-        raise OptionError(msg)
-    config = read_config(source)
-    if config.quantization is not None or config.vocab_size != llm.config.vocab_size:
-        found = "one that is quantized itself" if config.quantization else f"{config.vocab_size} tokens"
-        msg = f"peer-source: expected the plain checkpoint of {llm.path}, {llm.config.vocab_size} tokens, found {found}"
-        raise OptionError(msg)
-    return source
-
-
-def _start_peer(spec: PeerSpec, source: Path, llm: LLM, options: PeerOptions, trace: StepTrace) -> Method:
+def _start_peer(spec: PeerSpec, llm: LLM, options: PeerOptions, trace: StepTrace) -> Method:
     dtype = str(llm.dtype).removeprefix("torch.")
-    peer = Peer(
-        spec,
-        source,
-        draft=options.draft,
-        dtype=dtype,
-        threads=torch.get_num_threads() * llm.workers,
-        cache=options.cache,
-        python=options.pythons.get(spec.mode.engine),
-    )
+    threads, python = torch.get_num_threads() * llm.workers, options.pythons.get(spec.engine)
+    peer = Peer(spec, llm.path, draft=options.draft, dtype=dtype, threads=threads, python=python)
     try:
         peer.load()
     except PeerError as error:
         peer.close()
         trace.add(PeerRecord(str(spec), {"error": str(error)}))
-        return Missing(spec, error)
+        return FailedPeer(spec, error)
     except BaseException:
         peer.close()
         raise

@@ -1,4 +1,4 @@
-"""From records to figures."""
+"""Summarize the records of a benchmark into a document."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from statistics import median
 from typing import TypeVar
 
 from pronk.bench.document import ALL, SOUND, Document, Failure, Figures, ModelResult, PassCost, Range
-from pronk.bench.figures import Yardstick, figures_of
-from pronk.bench.metrics import repeated_ngrams, spread
+from pronk.bench.figures import LOOP_THRESHOLD, make_figures, make_range
+from pronk.bench.metrics import repeated_ngrams
 from pronk.bench.records import (
     PLAIN,
     Bandwidth,
@@ -26,9 +26,6 @@ from pronk.bench.records import (
 
 __all__ = ["summarize"]
 
-# Natural text and code stay below it; an output above it has fallen into a loop.
-DEGENERATE_ABOVE = 0.5
-
 Kind = TypeVar("Kind")
 
 
@@ -44,16 +41,13 @@ class _Section:
 
 
 def summarize(records: Sequence[Record]) -> Document:
-    """The figures of a benchmark that begins with a :class:`~pronk.bench.records.Start`."""
+    """Compute all metrics from records that begin with a :class:`~pronk.bench.records.Start`."""
     start = records[0]
     assert isinstance(start, Start)
     end = records[-1] if isinstance(records[-1], End) else End(0.0, interrupted=True)
     return Document(
-        started=start.started,
-        arguments=start.arguments,
-        versions=start.versions,
-        hardware=start.hardware,
-        degenerate_above=DEGENERATE_ABOVE,
+        **vars(start),
+        degenerate_above=LOOP_THRESHOLD,
         harness_share=end.harness_share,
         interrupted=end.interrupted,
         models=tuple(_model_result(section) for section in _sections(records)),
@@ -71,25 +65,15 @@ def _sections(records: Iterable[Record]) -> list[_Section]:
 
 
 def _model_result(section: _Section) -> ModelResult:
-    model = section.model
     speeds = [each.bytes_per_second for each in section.of(Bandwidth)]
-    bandwidth = Range(median(speeds), spread(speeds)) if speeds else None
+    bandwidth = make_range(speeds) if speeds else None
+    skipped = {f"{skip.task}/{skip.id}": skip.reason for skip in section.of(Skip)}
     return ModelResult(
-        name=model.name,
-        parameters=model.parameters,
-        pass_bytes=model.pass_bytes,
-        kv_bytes_per_token=model.kv_bytes_per_token,
-        dtype=model.dtype,
-        weights=model.weights,
-        weight_bits=model.weight_bits,
-        kv_dtype=model.kv_dtype,
-        kernels=model.kernels,
-        context=model.context,
-        inflated=model.inflated,
+        **vars(section.model),
         bandwidth=bandwidth,
         pass_cost=_pass_costs(section.of(PassTime)),
         peers={peer.method: peer.notes for peer in section.of(PeerRecord)},
-        skipped=tuple(Failure(*each) for each in {f"{s.task}/{s.id}": s.reason for s in section.of(Skip)}.items()),
+        skipped=tuple(Failure(name, reason) for name, reason in skipped.items()),
         figures=tuple(_figures(section, bandwidth)),
     )
 
@@ -100,11 +84,12 @@ def _pass_costs(times: Sequence[PassTime]) -> tuple[PassCost, ...]:
 
 
 def _figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
-    """Each task alone, all together, and all without what repeats itself; every temperature; every method."""
+    """Yield metrics by task (single tasks, then the aggregates), temperature and method."""
     model, samples = section.model, section.of(Sample)
-    looped = {_key(s) for s in samples if s.method == PLAIN and repeated_ngrams(s.tokens) > DEGENERATE_ABOVE}
+    loops = {_key(s) for s in samples if s.method == PLAIN and repeated_ngrams(s.tokens) > LOOP_THRESHOLD}
     tasks = {task: [s for s in samples if s.task == task] for task in dict.fromkeys(s.task for s in samples)}
-    tasks |= {ALL: samples, SOUND: [s for s in samples if _key(s) not in looped]}
+    tasks |= {ALL: samples, SOUND: [s for s in samples if _key(s) not in loops]}
+    divergences = section.of(DivergenceRecord)
     for task, members in tasks.items():
         for temperature in dict.fromkeys(s.temperature for s in samples):
             here = [s for s in members if s.temperature == temperature]
@@ -112,9 +97,7 @@ def _figures(section: _Section, bandwidth: Range | None) -> Iterator[Figures]:
             for method in model.methods:
                 own = [s for s in here if s.method == method]
                 if own:
-                    yield figures_of(
-                        own, plain, section.of(DivergenceRecord), Yardstick(model, bandwidth, DEGENERATE_ABOVE), task
-                    )
+                    yield make_figures(own, plain, divergences, model, bandwidth, task)
 
 
 def _key(sample: Sample) -> tuple[str, str, float]:

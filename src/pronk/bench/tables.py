@@ -1,114 +1,219 @@
-"""A benchmark's figures for a terminal, and as Markdown."""
+"""Tables, headers and footnotes of a benchmark as text; :mod:`render` and :mod:`report` put them into a medium."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from pronk.bench.document import ALL, SOUND, Document, Figures, ModelResult, Range
 
-from pronk.bench.document import Document, ModelResult
-from pronk.bench.grids import EXPLANATION, WORKERS, Grid, against_peers, by_method, by_task, describe, failures, origin
+__all__ = ["Table", "cost_table", "describe", "explain", "failures", "origin", "speed_table", "task_name"]
 
-__all__ = ["show", "to_markdown"]
+_MISSING = "–"
 
-_INTERRUPTED = "Interrupted: the figures are over what was measured until then."
-_FEW = 5
+_GLOSSARY = {
+    "× plain": "tokens/s over plain decoding's, median ± half the range of the repeats",
+    "S": "mean tokens per forward pass of the model",
+    "α": "acceptance rate of the first draft token",
+    "loops": "share of repeated 4-grams, which flatters every method that copies; a prompt whose plain output is above "
+    "{above:.0%} is left out of the last block",
+    "same": "outputs equal to plain decoding's (* the others part at near ties; a peer that samples draws random "
+    "numbers of its own)",
+    "of": "number of prompts",
+    "floor": "time of a step over the time to read the weights and the KV cache once",
+    "wait": "time between tokens; the tokens of a step share its time",
+    "c": "time to draft one position, in plain forward passes",
+    "exp.": "speed-up expected from α, the draft depth and c",
+    "after 1st": "measured speed-up without the first token",
+    "draft/host": "share of the time in the drafter, and outside of drafter and model",
+}
+_WORKERS = {
+    "GiB": "memory of the main process",
+    "workers": "share of the time in the other processes of the model, waiting included",
+}
+_WIDE = {
+    "pass": "time of a forward pass with draft tokens, in plain forward passes",
+    "rows": "mean rows of a forward pass",
+}
 
-# Temperatures that fit beside each other in 80 columns.
-_ABREAST = 2
+
+@dataclass(frozen=True)
+class Table:
+    """Blocks of rows under common columns.
+
+    Attributes:
+        columns: headings, without the one of the method; a line break marks where a narrow column may break.
+        blocks: title and rows; the first cell of a row is the method.
+    """
+
+    columns: tuple[str, ...]
+    blocks: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
 
-def show(document: Document, console: Console) -> None:
-    """Print the tables of every model, and what they leave out."""
-    if document.interrupted:
-        console.print(Text(_INTERRUPTED, style="yellow"))
-    for model in document.models:
-        for part in _model(model, document):
-            console.print(part)
+def explain(document: Document, *, wide: bool = False) -> dict[str, str]:
+    """Return the meaning of every column heading; ``wide`` adds those of :func:`cost_table`'s extra columns."""
+    terms = _GLOSSARY | (_WIDE if wide else {})
+    if document.arguments.get("workers", 1) > 1:
+        terms |= _WORKERS
+    return {name: meaning.format(above=document.degenerate_above) for name, meaning in terms.items()}
 
 
-def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
-    yield Text(f"\n{model.name}", style="bold")
-    yield Text(describe(model, document), style="dim")
-    if (note := origin(model)) is not None:
-        yield Text(note, style="yellow")
-    if model.figures:
+def speed_table(
+    model: ModelResult, temperatures: Sequence[float] | None = None, tasks: Sequence[str] | None = None
+) -> Table:
+    """Return speed-up, acceptance and exactness of each method on each task, with temperatures side by side.
+
+    Args:
+        model: the metrics.
+        temperatures: those to show; ``None`` shows all.
+        tasks: those to show; ``None`` shows all.
+    """
+    if temperatures is None:
         temperatures = list(dict.fromkeys(figures.temperature for figures in model.figures))
-        for first in range(0, len(temperatures), _ABREAST):
-            yield Padding(make_table(by_task(model, temperatures[first : first + _ABREAST])), (1, 0))
-        yield make_table(by_method(model))
-        yield from (Text(line) for line in ("", *against_peers(model)))
-        yield Text(_explanation(document), style="dim")
-    yield from _listed(f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped])
-    yield from _listed("failed", failures(model))
+    columns = [name for t in temperatures for name in (f"× plain\nT = {t:g}", "S", "α", "loops")]
+    blocks = []
+    for task in dict.fromkeys(f.task for f in model.figures if tasks is None or f.task in tasks):
+        here = [f for f in model.figures if f.task == task and f.temperature in temperatures]
+        rows = []
+        for method in dict.fromkeys(f.method for f in here):
+            row = {f.temperature: f for f in here if f.method == method}
+            cells = [cell for t in temperatures for cell in _speed(row.get(t))]
+            rows.append((method, *cells, _same(list(row.values())), _prompts(list(row.values()))))
+        if rows:
+            blocks.append((task_name(task), tuple(rows)))
+    return Table((*columns, "same", "of"), tuple(blocks))
 
 
-def _explanation(document: Document) -> str:
-    return EXPLANATION.format(
-        above=f"{document.degenerate_above:.0%}",
-        harness=f"{document.harness_share:.2%}",
-        workers=WORKERS if document.arguments.get("workers", 1) > 1 else "",
-    )
+def cost_table(model: ModelResult, tasks: Sequence[str] = (ALL,), *, wide: bool = False) -> Table:
+    """Return throughput, latencies and costs of each method.
+
+    Args:
+        model: the metrics.
+        tasks: those to show.
+        wide: whether to add the columns that do not fit into a terminal of 80 characters.
+    """
+    shown = [f for f in model.figures if f.task in tasks]
+    several = any(f.waited is not None for f in shown)
+    columns = [*_COSTS, *(_WIDE_COSTS if wide else ()), *(_WORKER_COSTS if several else ())]
+    blocks = []
+    for task in dict.fromkeys(f.task for f in shown):
+        for temperature in dict.fromkeys(f.temperature for f in shown):
+            here = [f for f in shown if (f.task, f.temperature) == (task, temperature) and f.prompts]
+            rows = tuple((f.method, *(cell(f) for _, cell in columns)) for f in here)
+            title = f"T = {temperature:g}"
+            blocks.append((title if task == ALL else f"{task_name(task)}, {title}", rows))
+    return Table(tuple(heading for heading, _ in columns), tuple(blocks))
 
 
-def make_table(grid: Grid) -> Table:
-    """A grid for a terminal. The first column folds, figures never do."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    table.add_column(grid.corner, overflow="fold", min_width=12)
-    for column in grid.columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for title, rows in grid.blocks:
-        table.add_row(Text(title, style="bold cyan"))
-        for method, *cells in rows:
-            table.add_row(Text(f"  {method}"), *cells)
-    return table
+def task_name(task: str) -> str:
+    """Return the title of a task or aggregate."""
+    return {ALL: "all tasks", SOUND: "without loops"}.get(task, task)
 
 
-def _listed(title: str, entries: Sequence[tuple[str, str]]) -> Iterator[Text]:
-    if not entries:
-        return
-    yield Text(f"{title}:", style="yellow")
-    for name, reason in entries[:_FEW]:
-        yield Text(f"  {name}: {reason}")
-    if len(entries) > _FEW:
-        yield Text(f"  … and {len(entries) - _FEW} more, in the document that --json writes")
+def _speed(figures: Figures | None) -> tuple[str, ...]:
+    if figures is None or not figures.prompts:
+        return (_MISSING,) * 4
+    speed = figures.speedup
+    gain = _MISSING if speed is None else f"{speed.median:.2f}±{speed.spread:.2f}"
+    repeated = _MISSING if figures.repeated is None else f"{figures.repeated:.0%}"
+    return gain, _number(figures.S), _number(figures.alpha), repeated
 
 
-def to_markdown(document: Document) -> str:
-    """The same tables as Markdown, for a README or a report."""
-    lines = [f"*{_INTERRUPTED}*", ""] if document.interrupted else []
-    for model in document.models:
-        lines += [f"### {_escape(model.name)}", "", _escape(describe(model, document)), ""]
-        if (note := origin(model)) is not None:
-            lines += [f"**{_escape(note)}**", ""]
-        for grid in (by_task(model), by_method(model)) if model.figures else ():
-            lines += [*_rows(grid), ""]
-        lines += [f"- {_escape(line)}" for line in against_peers(model)]
-        for peer, notes in model.peers.items():
-            said = ", ".join(f"{name} {value}" for name, value in notes.items())
-            lines.append(_escape(f"- {peer}: {said}"))
-        lines += [_escape(f"- skipped: {skip.id}: {skip.reason}") for skip in model.skipped[:_FEW]]
-        lines += [f"- skipped: {len(model.skipped)} prompts in all"] if len(model.skipped) > _FEW else []
-        lines += [_escape(f"- failed: {name}: {reason}") for name, reason in failures(model)[:_FEW]]
-        lines.append("")
-    return "\n".join([*lines, _escape(_explanation(document)), ""])
+def _same(row: Sequence[Figures]) -> str:
+    """Format the number of equal outputs over all temperatures; a star means that all others part at near ties."""
+    compared = [figures for figures in row if figures.compared is not None]
+    if not compared:
+        return ""
+    same, total = sum(f.same or 0 for f in compared), sum(f.compared or 0 for f in compared)
+    star = "*" if same < total and all((f.same or 0) + (f.near_ties or 0) == f.compared for f in compared) else ""
+    return f"{same}/{total}{star}"
 
 
-def _rows(grid: Grid) -> Iterator[str]:
-    heads = [grid.corner, "method", *(column.replace("\n", " ").strip() for column in grid.columns)]
-    yield _row(heads)
-    yield _row(["---", "---", *["--:"] * len(grid.columns)])
-    for title, rows in grid.blocks:
-        for number, cells in enumerate(rows):
-            yield _row([title if number == 0 else "", *cells])
+def _prompts(row: Sequence[Figures]) -> str:
+    done, asked = min(f.prompts for f in row), max(f.asked for f in row)
+    return str(done) if done == asked else f"{done}/{asked}"
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_escape, cells))} |"
+def _number(value: float | None, digits: int = 2) -> str:
+    return _MISSING if value is None else f"{value:.{digits}f}"
 
 
-def _escape(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;").replace("_", "\\_")
+def _median(value: Range | None, digits: int = 2) -> str:
+    return _number(None if value is None else value.median, digits)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return _MISSING if seconds is None else f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
+
+
+def _percent(figures: Figures) -> str:
+    return _MISSING if figures.split is None else f"{figures.split.draft * 100:.0f}/{figures.split.host * 100:.0f}"
+
+
+Cell = Callable[[Figures], str]
+_COSTS: tuple[tuple[str, Cell], ...] = (
+    ("tokens\n/s", lambda f: _median(f.tokens_per_second, 1)),
+    ("×\nfloor", lambda f: _number(f.over_floor)),
+    ("TTFT\nms", lambda f: _milliseconds(f.ttft.median if f.ttft else None)),
+    ("wait ms\np50", lambda f: _milliseconds(f.itl.p50 if f.itl else None)),
+    ("\np99", lambda f: _milliseconds(f.itl.p99 if f.itl else None)),
+    ("c", lambda f: _number(f.cost_coefficient, 3)),
+    ("exp.\n×", lambda f: _number(f.expected_speedup)),
+    ("after\n1st ×", lambda f: _median(f.decode_speedup)),
+    ("draft/\nhost %", _percent),
+    ("\nGiB", lambda f: _number(None if f.peak_memory is None else f.peak_memory / 2**30)),
+)
+_WIDE_COSTS: tuple[tuple[str, Cell], ...] = (
+    ("pass\n× plain", lambda f: _number(f.verify_cost)),
+    ("rows\nper pass", lambda f: _number(f.rows_per_pass, 1)),
+    ("forward\npasses", lambda f: _number(f.steps, 0)),
+)
+_WORKER_COSTS: tuple[tuple[str, Cell], ...] = (
+    ("work-\ners %", lambda f: _number(None if f.waited is None else f.waited * 100, 1)),
+)
+
+
+def describe(model: ModelResult, document: Document) -> str:
+    """Return one line about the model, the machine and the memory floor."""
+    parts = [f"{_count(model.parameters)} parameters", model.dtype]
+    if model.storage is not None:
+        parts.append(f"{model.storage}, {model.pass_bytes / 1e6:,.1f} MB a forward pass")
+    parts.append(f"kernels {model.kernels}")
+    parts += [document.threads, str(document.hardware.get("processor"))]
+    if model.bandwidth is not None and model.bandwidth.median > 0:
+        speed = model.bandwidth
+        parts.append(f"memory {speed.median / 1e9:.0f} ± {speed.spread / 1e9:.0f} GB/s")
+        parts.append(f"floor {model.pass_bytes / speed.median * 1e3:.2f} ms a forward pass")
+    if model.pass_cost:
+        costs = ", ".join(f"{cost.rows}: {cost.ratio:.2f}" for cost in model.pass_cost)
+        parts.append(f"a forward pass over n rows, relative to one row: {costs}")
+    return " · ".join(parts)
+
+
+def origin(model: ModelResult) -> str | None:
+    """Return the note about an inflated model, or ``None``."""
+    if model.inflated is None:
+        return None
+    source, count = model.inflated.get("source"), _count(model.inflated.get("parameters"))
+    return f"Real acceptance, simulated size: the function is that of {source} ({count} parameters)."
+
+
+def failures(model: ModelResult) -> list[tuple[str, str]]:
+    """Return one entry per method and reason: the method with its failed prompts, and the reason."""
+    prompts: dict[tuple[str, str], dict[str, None]] = {}
+    for figures in model.figures:
+        if figures.task == ALL:
+            for each in figures.failures:
+                prompts.setdefault((figures.method, each.reason), {})[each.id] = None
+    return [(f"{method}, {_few(list(ids))}", reason) for (method, reason), ids in prompts.items()]
+
+
+def _few(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _count(value: object) -> str:
+    """Format ``9669440`` as ``9.7 M``."""
+    if not isinstance(value, int):
+        return "an unknown number of"
+    return f"{value / 1e9:.2f} B" if value >= 1e9 else f"{value / 1e6:.1f} M"

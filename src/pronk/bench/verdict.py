@@ -1,150 +1,133 @@
-"""What a benchmark's figures say in words: what won, what lost, and by how much."""
+"""Conclusions from a benchmark in plain sentences: the fastest methods, by how much, and the losses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from pronk.bench.document import ALL, SOUND, Figures, Range
-from pronk.bench.formats import NOTHING, plus_minus
-from pronk.bench.styles import Key, Style, key_of, temperature_name
+from pronk.bench.document import ALL, SOUND, Figures, ModelResult, Range
 
-__all__ = ["Tile", "Verdict", "judge"]
+__all__ = ["make_verdict", "temperature_name"]
 
-
-@dataclass(frozen=True)
-class Tile:
-    """The figure of a temperature that is read first."""
-
-    temperature: str
-    value: str
-    lines: tuple[str, ...]
+Measured = tuple[Range, Figures]
 
 
-class Verdict:
-    """What the figures at one temperature say, in words."""
+def make_verdict(model: ModelResult, temperature: float) -> tuple[str, ...]:
+    """Return one paragraph each about plain decoding, peers, exactness and data quality; empty ones are left out."""
+    return _Verdict(model.figures, temperature).paragraphs()
 
-    def __init__(self, figures: Sequence[Figures], styles: dict[Key, Style], temperature: float) -> None:
+
+def temperature_name(temperature: float) -> str:
+    """Return ``greedy``, or ``T = 0.8``."""
+    return "greedy" if temperature == 0 else f"T = {temperature:g}"
+
+
+class _Verdict:
+    """Sentences about the metrics at one temperature."""
+
+    def __init__(self, figures: Sequence[Figures], temperature: float) -> None:
         self._all = [f for f in figures if f.temperature == temperature]
-        self._styles = styles
-        self._name = temperature_name(temperature)
-        measured = sorted(
-            ((f.speedup, f) for f in self._all if f.task == ALL and f.speedup), key=lambda pair: -pair[0].median
-        )
-        self._own = [pair for pair in measured if self._kind(pair[1]) == "own"]
-        self._peers = [pair for pair in measured if self._kind(pair[1]) == "peer"]
-
-    def tile(self) -> Tile:
-        """The best method's speed-up, against plain decoding and against the best peer."""
-        if not self._own:
-            return Tile(self._name, NOTHING, ("no drafter was measured",))
-        speed, best = self._own[0]
-        against = judge(speed, "faster than plain decoding", "as fast as plain decoding", "slower than plain decoding")
-        lines = [f"{self._label(best)}: {against}"]
-        if self._peers and self._peers[0][0].median > 0:
-            peer, figures = self._peers[0]
-            lines.append(f"{speed.median / peer.median:.2f}× the best peer, {self._label(figures)}")
-        return Tile(self._name, f"{speed.median:.2f}×", tuple(lines))
+        self._start = "With greedy decoding" if temperature == 0 else f"At T = {temperature:g}"
+        overall = [f for f in self._all if f.task == ALL]
+        self._overall = overall
+        self._own = _fastest_first(f for f in overall if not f.is_peer and not f.is_plain)
+        self._peers = _fastest_first(f for f in overall if f.is_peer)
 
     def paragraphs(self) -> tuple[str, ...]:
-        """Plain words, the unpleasant ones included."""
-        start = "With greedy decoding" if self._name == "greedy" else f"At {self._name}"
+        nothing = [f"{self._start}, no drafter has a figure over all tasks."]
         parts = [
-            self._against_plain(start) if self._own else [f"{start}, no drafter has a figure over all tasks."],
+            self._against_plain() if self._own else nothing,
             self._against_peers(),
-            self._sameness(),
+            self._exactness(),
             [*self._repetition(), *self._failures()],
         ]
         return tuple(filter(None, (" ".join(part) for part in parts)))
 
-    def _against_plain(self, start: str) -> Iterable[str]:
+    def _against_plain(self) -> Iterable[str]:
         speed, best = self._own[0]
-        name, times = self._label(best), f"{plus_minus(speed)} times"
-        over = f"over {best.prompts} of {best.asked} prompts"
-        start, best_runs = f"{start}, ", f"the best, {name}, runs at {times} its speed, {over}."
-        yield start + judge(
+        times, over = f"{_plus_minus(speed)} times", f"over {best.prompts} of {best.asked} prompts"
+        best_runs = f"the best, {best.method}, runs at {times} its speed, {over}."
+        yield f"{self._start}, " + _judge(
             speed,
-            f"{name} is the fastest drafter: {times} the speed of plain decoding, {over}.",
+            f"{best.method} is the fastest drafter: {times} the speed of plain decoding, {over}.",
             f"no drafter is clearly faster than plain decoding: {best_runs}",
             f"every drafter loses to plain decoding: {best_runs}",
         )
-        yield from self._by_task()
-        # When the best one loses, all do, and that is said.
-        rest = self._own[1:] if judge(speed, "win", "tie", "") else []
-        losers = [f"{self._label(f)} ({s.median:.2f})" for s, f in rest if judge(s, "", "", "loss")]
-        ties = [f"{self._label(f)} ({s.median:.2f})" for s, f in rest if judge(s, "", "tie", "")]
+        yield from self._by_task(best)
+        # If the best drafter loses, the first sentence says that all of them lose.
+        rest = self._own[1:] if _judge(speed, "win", "tie", "") else []
+        losers = [f"{f.method} ({s.median:.2f})" for s, f in rest if _judge(s, "", "", "loss")]
+        ties = [f"{f.method} ({s.median:.2f})" for s, f in rest if _judge(s, "", "tie", "")]
         if losers:
             yield f"Slower than plain decoding: {_join(losers)}."
-        if ties and judge(speed, "win", "", ""):
+        if ties and _judge(speed, "win", "", ""):
             yield f"No clear difference from plain decoding: {_join(ties)}."
 
-    def _by_task(self) -> Iterable[str]:
-        best = self._own[0][1]
-        mine = [f for f in self._all if key_of(f) == key_of(best) and f.task not in {ALL, SOUND}]
-        tasks = sorted(((f.speedup, f.task) for f in mine if f.speedup), key=lambda pair: -pair[0].median)
+    def _by_task(self, best: Figures) -> Iterable[str]:
+        tasks = _fastest_first(f for f in self._all if f.method == best.method and f.task not in {ALL, SOUND})
         if len(tasks) < 2:
             return
         (most, top), (least, bottom) = tasks[0], tasks[-1]
-        yield f"By task: from {least.median:.2f} times on {bottom} to {most.median:.2f} times on {top}."
-        lost = [task for speed, task in tasks if judge(speed, "", "", "loss")]
+        yield f"By task: from {least.median:.2f} times on {bottom.task} to {most.median:.2f} times on {top.task}."
+        lost = [f.task for speed, f in tasks if _judge(speed, "", "", "loss")]
         if lost:
             yield f"It loses to plain decoding on {_join(lost)}."
 
     def _against_peers(self) -> Iterable[str]:
         if not self._peers:
-            yield "No peer has figures to compare with."
             return
         peer, figures = self._peers[0]
-        yield f"The best peer, {self._label(figures)}, runs at {plus_minus(peer)} times plain decoding’s speed."
+        yield f"The best peer, {figures.method}, runs at {_plus_minus(peer)} times plain decoding’s speed."
         if self._own and peer.median > 0 and self._own[0][0].median > 0:
             speed, best = self._own[0]
             ratio = speed.median / peer.median
             both = Range(ratio, ratio * (speed.spread / speed.median + peer.spread / peer.median))
-            verb = judge(both, "beats", "is level with", "loses to")
-            yield f"{self._label(best)} {verb} it: {plus_minus(both)} times its speed."
+            verb = _judge(both, "beats", "is level with", "loses to")
+            yield f"{best.method} {verb} it: {_plus_minus(both)} times its speed."
 
-    def _sameness(self) -> Iterable[str]:
-        counts = [
-            (f, f.same, f.compared)
-            for f in self._all
-            if f.task == ALL and f.same is not None and f.compared and self._kind(f) != "plain"
-        ]
-        own = [(same, compared) for f, same, compared in counts if self._kind(f) == "own"]
+    def _exactness(self) -> Iterable[str]:
+        counts = [(f, f.same, f.compared) for f in self._overall if f.same is not None and f.compared]
+        counts = [each for each in counts if not each[0].is_plain]
+        own = [(same, compared) for f, same, compared in counts if not f.is_peer]
         if own and all(same == compared for same, compared in own):
             yield f"Every drafter gave plain decoding’s tokens in all {sum(n for _, n in own)} outputs compared."
-        differ = [f"{self._label(f)} in {n - same} of {n}{_near_ties(f)}" for f, same, n in counts if same < n]
+        differ = [f"{f.method} in {n - same} of {n}{_near_ties(f)}" for f, same, n in counts if n and same < n]
         if differ:
             yield f"Other tokens than plain decoding’s, so not the same text at that speed: {_join(differ)}."
 
     def _repetition(self) -> Iterable[str]:
-        plain = next((f for f in self._all if f.task == ALL and self._kind(f) == "plain"), None)
+        plain = next((f for f in self._overall if f.is_plain), None)
         if plain is None or not plain.repeated:
             return
         text = f"Of the 4-grams in plain decoding’s text {plain.repeated:.0%} repeat, which helps methods that copy"
-        best = key_of(self._own[0][1]) if self._own else None
+        best = self._own[0][1].method if self._own else None
         for f in self._all:
-            if f.task == SOUND and key_of(f) == best and f.speedup:
-                text += f"; on the {f.prompts} prompts whose output does not loop, {self._label(f)} "
-                text += f"is at {plus_minus(f.speedup)}"
+            if f.task == SOUND and f.method == best and f.speedup:
+                text += (
+                    f"; on the {f.prompts} prompts whose output does not loop, {best} is at {_plus_minus(f.speedup)}"
+                )
         yield f"{text}."
 
     def _failures(self) -> Iterable[str]:
-        failed = [f"{self._label(f)} on {len(f.failures)}" for f in self._all if f.task == ALL and f.failures]
+        failed = [f"{f.method} on {len(f.failures)}" for f in self._overall if f.failures]
         if failed:
             yield f"Prompts that failed: {_join(failed)}."
 
-    def _kind(self, figures: Figures) -> str:
-        return self._styles[key_of(figures)].kind
 
-    def _label(self, figures: Figures) -> str:
-        return self._styles[key_of(figures)].name
+def _fastest_first(figures: Iterable[Figures]) -> list[Measured]:
+    return sorted(((f.speedup, f) for f in figures if f.speedup), key=lambda pair: -pair[0].median)
 
 
-def judge(speed: Range, win: str, tie: str, loss: str) -> str:
-    """Which of the three is true of a ratio: a difference within the spread is none."""
+def _judge(speed: Range, win: str, tie: str, loss: str) -> str:
+    """Return the text that is true of a ratio; a difference from 1 within the spread is a tie."""
     if abs(speed.median - 1) <= speed.spread:
         return tie
     return win if speed.median > 1 else loss
+
+
+def _plus_minus(value: Range) -> str:
+    """Format a median with its spread: ``2.31 ± 0.04``."""
+    digits = 2 if abs(value.median) < 10 else 1 if abs(value.median) < 100 else 0
+    return f"{value.median:,.{digits}f} ± {value.spread:,.{digits}f}"
 
 
 def _near_ties(figures: Figures) -> str:

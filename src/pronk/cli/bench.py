@@ -1,6 +1,6 @@
-"""``pronk bench``: how fast, on your model and your prompts, and at what cost.
+"""``pronk bench``: measure drafters and peers on a model and prompts.
 
-typer wants the real types of the options: no postponed annotations here. torch is imported when the command runs.
+typer reads the annotations at run time, so they are not postponed. torch is imported when the command runs.
 """
 
 import json
@@ -18,7 +18,6 @@ from pronk.cli.options import Progress, given_options, model_options, shares
 from pronk.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
-    from pronk.bench.peers.specs import PeerSpec
     from pronk.bench.records import StepTrace
     from pronk.bench.run import Plan
     from pronk.llm import LLM
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _INTERRUPTED = 130
-_ALL_PEERS = "all"
-_DRAFTERS = ["auto"]  # a list, as typer wants; nobody changes it
+_BUNDLED = "pronk-tiny"
+_DRAFTERS = ["auto"]  # a list, as typer requires; never modified
 _SHOWING = ("replay", "as_json", "markdown", "report")
 
 
@@ -49,6 +48,7 @@ def _output(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's
 
 def plan(
     drafters: Sequence[str],
+    models: Sequence[str] | None,
     *,
     suite: Annotated[
         list[str] | None,
@@ -79,39 +79,33 @@ def plan(
     peer: Annotated[
         list[str] | None,
         _peers(
-            "transformers, openvino, llama_cpp, each also with _prompt_lookup, and more; or all of them; or weights of "
-            'their own, as in "llama_cpp(weights=q4_k_m)" or "openvino(weights=int4)"; repeatable.'
+            "transformers, openvino, llama_cpp, each also with _prompt_lookup; transformers_assisted; or all that read "
+            "the model: transformers reads folders, the others GGUF files; repeatable."
         ),
     ] = None,
     peer_draft: Annotated[Path | None, _peers("Draft model for the peers that take one.", metavar="FOLDER")] = None,
-    peer_source: Annotated[
-        Path | None,
-        _peers("Plain checkpoint that a quantized model was made from, for peers to convert.", metavar="FOLDER"),
-    ] = None,
     peer_python: Annotated[
         list[str] | None, _peers("Interpreter that an engine is installed for; repeatable.", metavar="ENGINE=PATH")
     ] = None,
-    peer_cache: Annotated[
-        Path | None, _peers("Where converted models are kept. Default: ~/.cache/pronk/peers.", metavar="FOLDER")
-    ] = None,
 ) -> "Plan":
-    """What to measure and how, checked.
+    """Make the plan from the options, and check it.
 
     Raises:
         PronkError: a mistake in the options or in a file of prompts.
     """
     from pronk.bench.measure import Options
+    from pronk.bench.peers import choose_peers
     from pronk.bench.prompts import load_tasks
     from pronk.bench.run import PeerOptions, Plan, check
 
     made = Plan(
         drafters=tuple(drafters),
         peers=PeerOptions(
-            specs=_peer_specs(peer or [], with_draft=peer_draft is not None),
+            specs=choose_peers(
+                peer or [], [Path(name) for name in models or [_BUNDLED]], with_draft=peer_draft is not None
+            ),
             draft=peer_draft,
-            source=peer_source,
             pythons=_interpreters(peer_python or []),
-            cache=peer_cache or Path.home() / ".cache" / "pronk" / "peers",
         ),
         tasks=load_tasks(suite, data, prompts or [], limit),
         options=Options(max_tokens, tuple(dict.fromkeys(temperature)), repeats, batch, seed, ignore_eos, chat, fit),
@@ -131,7 +125,7 @@ def bench(
         _what("Folder with a checkpoint, or its id on the Hub; repeatable.", show_default="in a clone: pronk-tiny"),
     ] = None,
     drafter: Annotated[
-        list[str], _what('How to guess: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')
+        list[str], _what('Drafter: a name, or a name with options as in "prompt_lookup(max_ngram=4)"; repeatable.')
     ] = _DRAFTERS,
     as_json: Annotated[
         Path | None,
@@ -142,7 +136,7 @@ def bench(
     trace: Annotated[Path | None, _output("Write what happens, step by step, as JSON lines.", metavar="FILE")] = None,
     replay: Annotated[Path | None, _output("Measure nothing: show what a trace has, again.", metavar="FILE")] = None,
 ) -> None:
-    """Measure how much guessing gains, on your models and your prompts.
+    """Measure the gain of speculative decoding, on your models and your prompts.
 
     Every method runs on every prompt, interleaved and repeated; its tokens are compared with plain decoding's. What
     fails is counted, what is too long is skipped and counted, and an interrupt shows what was measured until then.
@@ -169,7 +163,7 @@ def bench(
 
     with ExitStack() as stack:
         status = stack.enter_context(_bar())
-        made = planned(drafter)
+        made = planned(drafter, model)
         records = _open_trace(trace, stack)
         chosen: dict[str, str | None] = {name: name for name in model} if model else {DEFAULT_MODEL: None}
         loaders = {name: _loader(load, value, made) for name, value in chosen.items()}
@@ -197,7 +191,7 @@ def _measure(
     arguments: dict[str, Any],
     status: Callable[[str, int, int], None] | None,
 ) -> Exception | None:
-    """Measure; returns what ended it early, to be raised once the figures up to there have been shown."""
+    """Measure; return the exception that ended it early, to be raised after the results have been shown."""
     from pronk.bench.run import run
 
     plain = json.loads(json.dumps(arguments, default=str))  # paths as text
@@ -211,26 +205,18 @@ def _measure(
 
 
 def _refuse(given: Sequence[str], wanted: Container[str], expected: str) -> None:
-    """What would be ignored is refused."""
+    """Raise if an option is given that would be ignored."""
     others = [name for name in given if name not in wanted]
     if others:
         msg = f"{expected}, found --{others[0].replace('_', '-')}"
         raise OptionError(msg)
 
 
-def _peer_specs(texts: Sequence[str], *, with_draft: bool) -> "tuple[PeerSpec, ...]":
-    from pronk.bench.peers.specs import METHODS, PeerSpec
-
-    every = [name for name, method in METHODS.items() if with_draft or not method.needs_draft]
-    names = [name for text in texts for name in (every if text == _ALL_PEERS else [text])]
-    return tuple(dict.fromkeys(PeerSpec.parse(name) for name in names))
-
-
 def _interpreters(given: Sequence[str]) -> dict[str, str]:
-    """``["openvino=/opt/ov/bin/python"]`` as a mapping."""
-    from pronk.bench.peers.specs import METHODS
+    """Parse ``["openvino=/opt/ov/bin/python"]``."""
+    from pronk.bench.peers import PEERS
 
-    engines = {method.engine for method in METHODS.values()}
+    engines = {spec.engine for spec in PEERS.values()}
     found: dict[str, str] = {}
     for each in given:
         engine, _, path = each.partition("=")
@@ -253,7 +239,7 @@ def _open_trace(path: Path | None, stack: ExitStack) -> "StepTrace":
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on a terminal; ``None`` where nobody looks."""
+    """Show a progress bar on a terminal; yield ``None`` without a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

@@ -98,7 +98,7 @@ def _check_plot(path: Path | None) -> None:
 
 
 def _draw(found: "Explanation", path: Path) -> None:
-    from pronk.bench.steps import draw_steps
+    from pronk.bench.plots import draw_steps
     from pronk.files.atomic import replace_file
 
     try:

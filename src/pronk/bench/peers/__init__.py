@@ -1,11 +1,11 @@
-"""Other engines, measured beside ours on the same checkpoint, prompts, tokens and threads.
+"""Other engines, measured on the same model file, prompts, number of tokens and threads as pronk.
 
-Each peer runs in a process of its own: a crash, its memory and its threads stay there, and its clock runs around its
-own generate call, so that talking to it costs it nothing. Token ids go in and token ids come out::
+Each peer runs in a process of its own, which isolates crashes, memory and threads. Time is measured in that process,
+around the engine's generate call, so that communication does not count. Input and output are token ids::
 
-    with Peer(PeerSpec("openvino"), checkpoint, draft=None, dtype="bfloat16", threads=2, cache=cache) as peer:
+    with Peer(PEERS["llama_cpp"], Path("model.gguf"), draft=None, dtype="bfloat16", threads=2) as peer:
         peer.load()
-        result = peer.generate(PeerRequest([1, 2, 3], 64, temperature=0.0, seed=0, ends=[0], ignore_eos=False))
+        result = peer.generate(PeerRequest([1, 2, 3], 64, 0.0, seed=0, stop_token_ids=[0], ignore_eos=False))
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ from typing import Any, Self
 
 from pronk.bench.peers.engines.contract import PeerRequest
 from pronk.bench.peers.process import PeerError, WorkerProcess
-from pronk.bench.peers.specs import PeerSpec
+from pronk.bench.peers.specs import PEERS, PeerSpec, choose_peers
 
-__all__ = ["Peer", "PeerError", "PeerRequest", "PeerResult", "PeerSpec"]
+__all__ = ["PEERS", "Peer", "PeerError", "PeerRequest", "PeerResult", "PeerSpec", "choose_peers"]
 
-# How often a worker that died is started again.
+# Maximum number of restarts of a worker process that died.
 _RESTARTS = 2
 
-_TYPES = {"bfloat16", "float16", "float32"}
+_DTYPES = {"bfloat16", "float16", "float32"}
 
 
 @dataclass(frozen=True)
 class PeerResult:
-    """``token_ids`` include the end token; ``seconds`` is the whole generation, prompt included.
+    """Output for one prompt.
 
-    ``ttft`` is ``None`` where the engine does not tell; ``peak_memory`` is the worker's during it, in bytes,
-    where the system can tell that from what loading took.
+    Attributes:
+        token_ids: ids of the output, a stop token included.
+        seconds: time of prefill and decoding.
+        ttft: seconds to the first token; ``None`` if the engine does not report it.
+        peak_memory: bytes of the worker process while it generated; includes loading where the system cannot reset
+            the peak.
     """
 
     token_ids: list[int]
@@ -44,28 +48,26 @@ class PeerResult:
 
 
 class Peer:
-    """One worker process that decodes one checkpoint with one method.
+    """A worker process that decodes with one method of an engine.
 
     Args:
-        spec: the method, and the type of weights that the engine's own tools make for it, if not the checkpoint's.
-        checkpoint: a local folder in the Hugging Face layout, or, for llama.cpp, a GGUF file that is taken as it is.
-        draft: the draft model's folder, for the methods that need one.
-        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``: of the computation, and of weights that stay as they are.
+        spec: the method.
+        model: a folder in the Hugging Face layout, or a GGUF file; see :attr:`PeerSpec.reads_gguf`.
+        draft: folder of the draft model, for methods that need one.
+        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``, of the computation.
         threads: of the engine.
-        cache: where converted models are kept.
-        python: the interpreter that the peer is installed for, ours by default.
-        timeout: seconds after which a request counts as hung; converting and loading get ten times that.
+        python: interpreter that has the engine's packages; this interpreter by default.
+        timeout: seconds after which a request is aborted; loading gets ten times as much.
     """
 
     def __init__(
         self,
         spec: PeerSpec,
-        checkpoint: Path,
+        model: Path,
         *,
         draft: Path | None,
         dtype: str,
         threads: int,
-        cache: Path,
         python: str | None = None,
         timeout: float = 300.0,
     ) -> None:
@@ -73,14 +75,12 @@ class Peer:
         self.versions: dict[str, str] = {}
         self.settings: dict[str, str] = {}
         self._config = {
-            "engine": spec.mode.engine,
-            "variant": spec.mode.variant,
-            "checkpoint": str(checkpoint.resolve()),
-            "draft": str(draft.resolve()) if draft is not None and spec.mode.needs_draft else None,
+            "engine": spec.engine,
+            "variant": spec.variant,
+            "model": str(model.resolve()),
+            "draft": str(draft.resolve()) if draft is not None and spec.needs_draft else None,
             "dtype": dtype,
-            "weights": spec.weights,
             "threads": threads,
-            "cache": str(cache.resolve()),
         }
         self._python = python or sys.executable
         self._threads = threads
@@ -90,33 +90,29 @@ class Peer:
         self._restarts = _RESTARTS
 
     def load(self) -> None:
-        """Convert the checkpoint if the engine needs that and it is not in the cache, then load it.
+        """Start the worker process and load the model.
 
         Raises:
-            PeerError: a package is missing, the checkpoint is not supported, or the engine failed.
+            PeerError: a package is missing, the model is not supported, or the engine failed.
         """
         self.close()
         self._failure = None
-        if self.spec.mode.needs_draft and self._config["draft"] is None:
+        if self.spec.needs_draft and self._config["draft"] is None:
             msg = f"{self.name}: expected a draft model"
             raise PeerError(msg)
-        if self._config["dtype"] not in _TYPES:
-            msg = f"{self.name}: expected a dtype of {', '.join(sorted(_TYPES))}, found {self._config['dtype']!r}"
+        if self._config["dtype"] not in _DTYPES:
+            msg = f"{self.name}: expected a dtype of {', '.join(sorted(_DTYPES))}, found {self._config['dtype']!r}"
             raise PeerError(msg)
-        if self.spec.mode.converts:
-            # In a process of its own: the peak memory of a conversion is not the engine's.
-            self._ask("prepare", self._config, 10 * self._timeout)
-            self.close()
         loaded = self._ask("load", self._config, 10 * self._timeout)
         self.versions, self.settings = loaded["versions"], loaded["settings"]
 
     def generate(self, request: PeerRequest) -> PeerResult:
-        """Continue one prompt from an empty cache.
+        """Continue one prompt from an empty KV cache.
 
-        A worker that died or hung is started again for the next prompt, a few times.
+        A worker that died or timed out is restarted for the next prompt, at most twice.
 
         Raises:
-            PeerError: nothing is loaded, or the engine failed, died, hung or broke the request's rules.
+            PeerError: no model is loaded, or the engine failed, died, timed out or returned a wrong number of tokens.
         """
         if self._worker is None:
             if self._failure is None:
@@ -137,7 +133,7 @@ class Peer:
         return result
 
     def close(self) -> None:
-        """Kill the worker. Closing twice is fine."""
+        """Kill the worker process; does nothing when called again."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -166,7 +162,7 @@ class Peer:
 
 
 def _check(result: PeerResult, request: PeerRequest) -> None:
-    """A run that is shorter or longer than asked would be compared with ours unfairly."""
+    """Raise unless the output has the requested length; throughput of another length is not comparable."""
     tokens = result.token_ids
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         msg = f"expected token ids, found {tokens!r:.60}"
@@ -174,8 +170,8 @@ def _check(result: PeerResult, request: PeerRequest) -> None:
     if not isinstance(result.seconds, float) or result.seconds <= 0:
         msg = f"expected seconds above 0, found {result.seconds!r}"
         raise ValueError(msg)
-    ends = () if request.ignore_eos else request.ends
-    early = next((i for i, token in enumerate(tokens) if token in ends), request.max_tokens - 1)
+    stops = () if request.ignore_eos else request.stop_token_ids
+    early = next((i for i, token in enumerate(tokens) if token in stops), request.max_tokens - 1)
     if len(tokens) != early + 1:
         msg = f"expected {early + 1} tokens, found {len(tokens)}"
         raise ValueError(msg)

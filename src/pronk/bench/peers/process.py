@@ -1,4 +1,4 @@
-"""The parent's end of a worker process: one JSON line out, one back, and nothing survives ``close``."""
+"""Parent side of a worker process, which answers each line of JSON with one line of JSON."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ from pronk.errors import PronkError
 
 __all__ = ["PeerError", "WorkerProcess"]
 
-# What a library writes last before it dies is usually the reason.
+# Bytes of the worker's standard error that are searched for the reason of its death.
 _TAIL_BYTES = 4096
 
 
 class PeerError(PronkError):
-    """A peer that is not installed, cannot do what was asked, or died; the message is one line."""
+    """Failure of a peer: not installed, not supported, or died. The message is one line."""
 
 
 class WorkerProcess:
-    """A process that answers each JSON line with one JSON line. ``name`` is for the messages."""
+    """A worker process; killed by :meth:`close`, or when this object is garbage-collected.
+
+    Args:
+        name: of the peer, for error messages.
+        command: program and arguments.
+        threads: for ``OMP_NUM_THREADS``.
+    """
 
     def __init__(self, name: str, command: list[str], threads: int) -> None:
         self.name = name
@@ -38,7 +44,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env=_environment(threads),
-                # The terminal's Ctrl-C reaches the parent alone, which then closes its workers.
+                # Ctrl-C reaches the parent only, which then closes its workers.
                 start_new_session=True,
             )
         except OSError as error:
@@ -54,27 +60,32 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the worker."""
+        """Process id of the worker."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked again."""
+        """Whether the worker accepts requests."""
         return self._finalizer.alive
 
     def ask(self, op: str, document: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request and wait for its answer.
 
+        Args:
+            op: name of the operation.
+            document: arguments of the operation, as JSON values.
+            timeout: seconds.
+
         Raises:
-            PeerError: the worker reports a failure, dies, answers nonsense or is late. It is closed then, except
-                after a report: that one can go on.
+            PeerError: the worker reports an error, dies, answers something else than JSON, or times out. The worker
+                stays usable after an error that it reports, and is closed after all others.
         """
         if not self._finalizer.alive:
             msg = f"{self.name}: the worker is closed"
             raise PeerError(msg)
         stdin = self._process.stdin
         assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end shows when the answer is read
+        with contextlib.suppress(BrokenPipeError):  # a dead worker is detected when its answer is read
             stdin.write(json.dumps({"op": op, **document}).encode() + b"\n")
             stdin.flush()
         try:
@@ -86,7 +97,7 @@ class WorkerProcess:
         return self._parse(op, line)
 
     def close(self) -> None:
-        """Kill the worker, wait for it, and free its log. Closing twice is fine."""
+        """Kill the worker, wait for it, and free its log; does nothing when called again."""
         self._finalizer()
 
     def _parse(self, op: str, line: bytes) -> dict[str, Any]:
@@ -120,20 +131,20 @@ class WorkerProcess:
                 cause = signal.Signals(-code).name
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - _TAIL_BYTES))
-        said = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"{cause}, {said[-1].strip()[:200]}" if said else cause
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"{cause}, {lines[-1].strip()[:200]}" if lines else cause
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Ours, without paths that would lead the worker to our packages, offline, and with our number of threads."""
-    # Known in advance to be local, so that no library waits for a network.
+    """Return this process's environment without paths to its packages, offline, and with a number of threads."""
+    # The model is local, so no library needs to wait for a network.
     fixed = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     return kept | fixed | {"OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8"}
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    """Pass on every line, then ``b""`` for the end. Only a thread can wait with a timeout on every platform."""
+    """Put every line into the queue, then ``b""`` for the end: a queue can wait with a timeout on every platform."""
     with contextlib.suppress(ValueError):  # closed while reading
         for line in stream:
             lines.put(line)
@@ -141,8 +152,8 @@ def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], reader: threading.Thread, log: IO[bytes]) -> None:
-    """Kill the worker with whatever it started, and reap it."""
-    # Until it is waited for, its process id cannot belong to another process.
+    """Kill the worker and its child processes, and reap it."""
+    # Until the process is waited for, its id is not reused.
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):

@@ -1,86 +1,100 @@
-"""What there is to compare with: engines, their ways to decode, and the types of weights that they are given."""
+"""Peers: other engines and their decoding methods. Each reads the model file that pronk reads."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from pronk.errors import OptionError
 
-__all__ = ["METHODS", "WEIGHTS", "PeerMode", "PeerSpec"]
+__all__ = ["PEERS", "PeerSpec", "choose_peers"]
 
-
-@dataclass(frozen=True)
-class PeerMode:
-    """A peer's way to decode: the engine, its variant, and what it takes."""
-
-    engine: str
-    variant: str = ""
-    needs_draft: bool = False
-    converts: bool = False
-
-
-METHODS: Mapping[str, PeerMode] = MappingProxyType(
-    {
-        "transformers": PeerMode("transformers"),
-        "transformers_prompt_lookup": PeerMode("transformers", "prompt_lookup"),
-        "transformers_assisted": PeerMode("transformers", "assisted", needs_draft=True),
-        "openvino": PeerMode("openvino", converts=True),
-        "openvino_prompt_lookup": PeerMode("openvino", "prompt_lookup", converts=True),
-        "openvino_draft": PeerMode("openvino", "draft", needs_draft=True, converts=True),
-        "llama_cpp": PeerMode("llama_cpp", converts=True),
-        "llama_cpp_prompt_lookup": PeerMode("llama_cpp", "prompt_lookup", converts=True),
-    }
-)
-
-# What each engine's own tools make of a plain checkpoint; the names are theirs.
-WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"openvino": ("int8", "int4"), "llama_cpp": ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0")}
-)
-
-_SPEC = re.compile(r"""\s*(\w+)\s*(?:\(\s*(?:weights\s*=\s*(["']?)(\w+)\2\s*)?\))?\s*""")
+_ALL = "all"
+_GGUF, _FOLDER = "a GGUF file", "a folder with safetensors files"
 
 
 @dataclass(frozen=True)
 class PeerSpec:
-    """A peer as it is asked for: ``llama_cpp``, or ``llama_cpp(weights=q4_k_m)``.
+    """A decoding method of another engine.
 
     Attributes:
-        method: a key of :data:`METHODS`.
-        weights: one of the engine's :data:`WEIGHTS`, or ``None``: as the checkpoint has them.
+        name: as the user writes it.
+        engine: name of the engine.
+        variant: decoding method of the engine, ``""`` for plain decoding.
+        needs_draft: whether the method needs a draft model.
+        reads_gguf: whether the engine reads GGUF files; otherwise it reads folders with safetensors files.
     """
 
-    method: str
-    weights: str | None = None
+    name: str
+    engine: str
+    variant: str = ""
+    needs_draft: bool = False
+    reads_gguf: bool = False
 
-    @classmethod
-    def parse(cls, text: str) -> PeerSpec:
-        """Read what the user wrote.
+    def check_model(self, model: Path) -> None:
+        """Raise unless the engine reads the format of the model.
 
         Raises:
-            OptionError: no such peer, or weights that its engine does not have.
+            OptionError: the engine reads the other format.
         """
-        found = _SPEC.fullmatch(text)
-        if found is None:
-            msg = f"peer {text!r:.80} cannot be read; expected a name, or a name with weights: openvino(weights=int4)"
+        if _is_gguf(model) != self.reads_gguf:
+            wanted, found = (_GGUF, _FOLDER) if self.reads_gguf else (_FOLDER, _GGUF)
+            msg = (
+                f"peer {self.name}: expected {wanted} as --model, found {found}, {model}; give the model in this format"
+            )
             raise OptionError(msg)
-        name, _, weights = found.groups()
-        if name not in METHODS:
-            msg = f"unknown peer {name!r}; expected one of {', '.join(METHODS)}"
-            raise OptionError(msg)
-        known = WEIGHTS.get(METHODS[name].engine, ())
-        if weights is not None and weights.lower() not in known:
-            wanted = f"weights of {', '.join(known)}" if known else "no weights, which only some others have"
-            msg = f"peer {name}: expected {wanted}, found {weights!r}; without any it gets the checkpoint's own"
-            raise OptionError(msg)
-        return cls(name, None if weights is None else weights.lower())
-
-    @property
-    def mode(self) -> PeerMode:
-        """The engine and how it decodes."""
-        return METHODS[self.method]
 
     def __str__(self) -> str:
-        return self.method if self.weights is None else f"{self.method}(weights={self.weights})"
+        return self.name
+
+
+PEERS: Mapping[str, PeerSpec] = MappingProxyType(
+    {
+        spec.name: spec
+        for spec in (
+            PeerSpec("transformers", "transformers"),
+            PeerSpec("transformers_prompt_lookup", "transformers", "prompt_lookup"),
+            PeerSpec("transformers_assisted", "transformers", "assisted", needs_draft=True),
+            PeerSpec("openvino", "openvino", reads_gguf=True),
+            PeerSpec("openvino_prompt_lookup", "openvino", "prompt_lookup", reads_gguf=True),
+            PeerSpec("llama_cpp", "llama_cpp", reads_gguf=True),
+            PeerSpec("llama_cpp_prompt_lookup", "llama_cpp", "prompt_lookup", reads_gguf=True),
+        )
+    }
+)
+
+
+def _is_gguf(model: Path) -> bool:
+    return model.suffix.lower() == ".gguf"
+
+
+def choose_peers(names: list[str], models: list[Path], *, with_draft: bool) -> tuple[PeerSpec, ...]:
+    """Return the peers that the user named; ``all`` stands for every peer that reads the models.
+
+    Args:
+        names: names of peers, or ``all``.
+        models: paths of the models.
+        with_draft: whether there is a draft model; without it, ``all`` leaves out the peers that need one.
+
+    Raises:
+        OptionError: a peer is unknown, or cannot read a model.
+    """
+    found: dict[str, PeerSpec] = {}
+    for name in names:
+        if name == _ALL:
+            found |= {
+                each.name: each
+                for each in PEERS.values()
+                if each.reads_gguf == _is_gguf(models[0]) and (with_draft or not each.needs_draft)
+            }
+        elif name in PEERS:
+            found[name] = PEERS[name]
+        else:
+            msg = f"unknown peer {name!r:.80}; expected {_ALL}, or one of {', '.join(PEERS)}"
+            raise OptionError(msg)
+    for spec in found.values():
+        for model in models:
+            spec.check_model(model)
+    return tuple(found.values())

@@ -1,8 +1,8 @@
 """The worker process of one peer: ``python worker.py``, JSON lines on standard input and output.
 
-It is started by its path rather than as a module of pronk, so that it also runs with an interpreter that has the
-peer's packages but not pronk. Each request is one line ``{"op": "prepare" | "load" | "generate", ...}``; each
-answer is one line, ``{"ok": {...}}`` or ``{"error": ..., "missing": package or null}``.
+The process is started by the path of this file rather than as a module of pronk, so that it also runs with an
+interpreter that has the peer's packages but not pronk. Each request is one line ``{"op": "load" | "generate", ...}``;
+each answer is one line, ``{"ok": {...}}`` or ``{"error": ..., "missing": package or null}``.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING or __package__:
-    from pronk.bench.peers.engines.contract import PeerEngine, PeerRequest, Unsupported, WorkerConfig
+    from pronk.bench.peers.engines.contract import PeerEngine, PeerRequest, WorkerConfig
 else:
     sys.path[0] = str(Path(__file__).resolve().parent)
-    from engines.contract import PeerEngine, PeerRequest, Unsupported, WorkerConfig
+    from engines.contract import PeerEngine, PeerRequest, WorkerConfig
 
 __all__: list[str] = []
 
 _HOME = f"{__package__}.engines" if __package__ else "engines"
-# The file and the class of each engine; imported when one is asked for, because each needs its own packages.
+# File and class of each engine, imported on demand because each needs its own packages.
 _ENGINES = {
     "transformers": ("hf", "HuggingFace"),
     "openvino": ("ov", "OpenVino"),
@@ -35,14 +35,14 @@ _ENGINES = {
 
 
 def main() -> None:
-    """Answer requests until standard input ends, which it also does when the parent dies."""
+    """Answer requests until standard input ends, which also happens when the parent dies."""
     channel = _private_stdout()
     worker = _Worker()
     for line in sys.stdin:
         document = json.loads(line)
         try:
             answer: dict[str, Any] = {"ok": worker.answer(document.pop("op"), document)}
-        except Exception as error:  # noqa: BLE001 - whatever a library raises becomes one line for the parent
+        except Exception as error:  # noqa: BLE001 - any exception of a library becomes one line for the parent
             answer = _failure(error)
         channel.write(json.dumps(answer) + "\n")
         channel.flush()
@@ -55,47 +55,42 @@ class _Worker:
     def answer(self, op: str, document: dict[str, Any]) -> dict[str, Any]:
         if op == "generate":
             if self.engine is None:
-                msg = "nothing is loaded"
-                raise Unsupported(msg)
-            # So that the collector has no reason to run inside the measured time.
+                msg = "no model is loaded"
+                raise RuntimeError(msg)
+            # Collect now, so that the collector does not run inside the measured time.
             gc.collect()
             _reset_peak()
             return asdict(self.engine.generate(PeerRequest(**document))) | {"peak_memory": _peak_memory()}
-        config = WorkerConfig.from_json(document)
+        config = WorkerConfig(**document)
         file, name = _ENGINES[config.engine]
         engine: PeerEngine = getattr(importlib.import_module(f"{_HOME}.{file}"), name)()
-        if op == "prepare":
-            engine.prepare(config)
-            return {}
         loaded = engine.load(config)
         self.engine = engine
         return asdict(loaded)
 
 
 def _private_stdout() -> TextIO:
-    """The protocol's own copy of standard output; what libraries print goes to standard error instead."""
+    """Return a copy of standard output for the protocol, and redirect prints of libraries to standard error."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return channel
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    # A file of the library's own that is not found is a broken installation, not a missing package.
     missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
     text = " ".join(str(error).split()) or type(error).__name__
-    kind = "" if isinstance(error, Unsupported) else f"{type(error).__name__}: "
-    return {"error": f"{kind}{text}"[:300], "missing": missing}
+    return {"error": f"{type(error).__name__}: {text}"[:300], "missing": missing}
 
 
 def _reset_peak() -> None:
-    """Loading may take more than generating does; where the system cannot forget it, it stays in."""
+    """Forget the peak memory of loading, where the system supports it."""
     with contextlib.suppress(OSError):
-        # 5 sets the process's peak to what it has resident now (proc(5), clear_refs).
+        # 5 sets the process's peak to its current resident size (proc(5), clear_refs).
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _peak_memory() -> int:
-    """In bytes. ``ru_maxrss`` would include what the parent had when it forked; the kernel's own mark does not."""
+    """Return bytes. ``VmHWM`` is preferred: ``ru_maxrss`` includes the parent's memory at the time of the fork."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text(encoding="ascii", errors="replace").splitlines():

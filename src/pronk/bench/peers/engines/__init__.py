@@ -1,4 +1,4 @@
-"""What runs inside a peer's worker process: one file per engine.
+"""Engines that run in a peer's worker process, one file per engine.
 
-Nothing here imports the rest of pronk, so that a worker also starts in an environment that pronk is not part of.
+These modules do not import the rest of pronk, so that a worker also runs in an environment without pronk.
 """

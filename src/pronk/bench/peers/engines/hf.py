@@ -1,4 +1,4 @@
-"""transformers: plain, with prompt lookup, and with a draft model."""
+"""transformers on a checkpoint folder: plain decoding, prompt lookup, and a draft model."""
 
 from __future__ import annotations
 
@@ -9,47 +9,42 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from .contract import Generated, Loaded, PeerRequest, Unsupported, WorkerConfig
+from .contract import Generated, Loaded, PeerRequest, WorkerConfig
 
 __all__ = ["HuggingFace"]
 
-# The value of the library's own documentation; the longest n-gram to look up stays at its default.
+# Value of the library's documentation; the length of the n-grams stays at its default.
 _LOOKUP_TOKENS = 10
 
 
 class _Clock:
-    """A streamer that notes when the first new tokens arrive; the first thing it is given is the prompt."""
+    """A streamer that records the time of the prompt, which is delivered first, and of the first new token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def put(self, value: object) -> None:  # noqa: ARG002 - the protocol's
-        """Note the time of one delivery."""
+    def put(self, value: object) -> None:  # noqa: ARG002 - not used
+        """Record the time of a delivery."""
         if len(self.times) < 2:
             self.times.append(perf_counter())
 
     def end(self) -> None:
-        """Nothing to flush."""
+        """Do nothing."""
 
 
 class HuggingFace:
-    """``AutoModelForCausalLM.generate`` on the checkpoint as it is."""
-
-    def prepare(self, config: WorkerConfig) -> None:
-        """Nothing to convert."""
+    """``AutoModelForCausalLM.generate`` on token ids."""
 
     def load(self, config: WorkerConfig) -> Loaded:
-        """Load the model, and the draft model if the variant has one."""
+        """Load the model, and the draft model if the variant needs one."""
         torch.set_num_threads(config.threads)
-        self.model = self._model(config, str(config.checkpoint))
+        self.model = self._model(config, config.model)
         self.extra: dict[str, Any] = {}
         if config.variant == "prompt_lookup":
             self.extra = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
         elif config.variant == "assisted":
-            if config.draft is None:
-                msg = "expected a draft model"
-                raise Unsupported(msg)
-            self.extra = {"assistant_model": self._model(config, str(config.draft))}
+            assert config.draft is not None
+            self.extra = {"assistant_model": self._model(config, config.draft)}
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         settings = {"dtype": config.dtype, "attention": str(self.model.config._attn_implementation)}  # noqa: SLF001
         if config.variant == "prompt_lookup":
@@ -57,7 +52,7 @@ class HuggingFace:
         return Loaded(versions, settings)
 
     def generate(self, request: PeerRequest) -> Generated:
-        """Continue one prompt; every call makes its own cache."""
+        """Continue one prompt; every call creates its own KV cache."""
         torch.manual_seed(request.seed)
         clock = _Clock()
         ids = torch.tensor([request.prompt])
@@ -76,14 +71,14 @@ class HuggingFace:
     def _model(self, config: WorkerConfig, path: str) -> Any:
         dtype = getattr(torch, config.dtype)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).eval()
-        # What generation_config.json asks for (its end tokens, its sampling) must not fill in what a request omits.
+        # Defaults of generation_config.json (stop tokens, sampling) must not be applied to requests that omit them.
         model.generation_config = GenerationConfig()
         return model
 
 
 def _options(request: PeerRequest) -> GenerationConfig:
-    ends = None if request.ignore_eos or not request.ends else request.ends
+    stops = None if request.ignore_eos or not request.stop_token_ids else request.stop_token_ids
     sampling: dict[str, Any] = {"do_sample": False}
     if request.temperature > 0:
         sampling = {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
-    return GenerationConfig(max_new_tokens=request.max_tokens, eos_token_id=ends, pad_token_id=0, **sampling)
+    return GenerationConfig(max_new_tokens=request.max_tokens, eos_token_id=stops, pad_token_id=0, **sampling)

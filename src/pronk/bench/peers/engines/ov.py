@@ -1,9 +1,7 @@
-"""OpenVINO GenAI: plain, with prompt lookup, and with a draft model."""
+"""OpenVINO GenAI on a GGUF file: plain decoding and prompt lookup."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -11,59 +9,37 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from .checkpoint import ArrayCheckpoint, cached
-from .contract import Generated, Loaded, PeerRequest, Unsupported, WorkerConfig
+from .contract import Generated, Loaded, PeerRequest, WorkerConfig
 
 __all__ = ["OpenVino"]
 
-# What the library's own samples use.
-_LOOKUP_TOKENS, _LOOKUP_NGRAM, _DRAFT_TOKENS = 5, 3, 5
+# Values of the library's own samples.
+_LOOKUP_TOKENS, _LOOKUP_NGRAM = 5, 3
 
-# Beside a converted model: what its weights are.
-_NOTE = "weights.txt"
-
-# How the library calls a type, and the capability of a CPU that computes in it.
-_TYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": ("f32", "FP32")}
+# OpenVINO's name of a type, and the capability of a CPU that computes in this type.
+_DTYPES = {"bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16"), "float32": ("f32", "FP32")}
 
 
 class OpenVino:
     """``LLMPipeline.generate`` on token ids."""
 
-    def prepare(self, config: WorkerConfig) -> None:
-        """Write the OpenVINO model of the checkpoint, and of the draft model if there is one."""
-        _convert(config, config.checkpoint)
-        if config.draft is not None:
-            _convert(config, config.draft)
-
     def load(self, config: WorkerConfig) -> Loaded:
-        """Compile the pipeline, with nothing quantized but the weights: by default it would keep an 8-bit cache."""
-        self.variant = config.variant
-        if config.variant == "draft" and config.draft is None:
-            msg = "expected a draft model"
-            raise Unsupported(msg)
+        """Read the GGUF file and compile the model; the KV cache is not quantized, unlike the library's default."""
+        self.lookup = config.variant == "prompt_lookup"
         properties = _properties(config)
         scheduler = genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
-        # As the pipeline has it without a scheduler of ours: a prompt is read in one piece.
+        # Process a prompt in one forward pass, as the pipeline does without a scheduler config.
         scheduler.max_num_batched_tokens = 2**31 - 1
-        extra: dict[str, Any] = {}
-        if config.variant == "prompt_lookup":
-            extra["prompt_lookup"] = True
-        if config.draft is not None:
-            extra["draft_model"] = genai.draft_model(_convert(config, config.draft), "CPU", **properties)
-        folder = _convert(config, config.checkpoint)
-        self.pipeline = genai.LLMPipeline(folder, "CPU", scheduler_config=scheduler, **extra, **properties)
-        versions = {"openvino": ov.__version__, "openvino-genai": genai.__version__}
-        settings = {key.lower(): str(value) for key, value in properties.items()}
-        settings |= {"weights": (folder / _NOTE).read_text(encoding="utf-8"), "backend": "paged attention"}
-        if config.variant == "prompt_lookup":
+        extra: dict[str, Any] = {"prompt_lookup": True} if self.lookup else {}
+        self.pipeline = genai.LLMPipeline(config.model, "CPU", scheduler_config=scheduler, **extra, **properties)
+        settings = {key.lower(): str(value) for key, value in properties.items()} | {"backend": "paged attention"}
+        if self.lookup:
             settings["lookup"] = f"{_LOOKUP_TOKENS} tokens, n-grams up to {_LOOKUP_NGRAM}"
-        if config.variant == "draft":
-            settings["draft"] = f"{_DRAFT_TOKENS} tokens"
-        return Loaded(versions, settings)
+        return Loaded({"openvino": ov.__version__, "openvino-genai": genai.__version__}, settings)
 
     def generate(self, request: PeerRequest) -> Generated:
-        """Continue one prompt; without chat mode and prefix caching nothing is kept between calls."""
+        """Continue one prompt; without prefix caching, the pipeline keeps nothing between calls."""
         options = self._options(request)
         ids = ov.Tensor(np.array([request.prompt], np.int64))
         inputs = genai.TokenizedInputs(ids, ov.Tensor(np.ones((1, len(request.prompt)), np.int64)))
@@ -76,61 +52,27 @@ class OpenVino:
     def _options(self, request: PeerRequest) -> Any:
         options = genai.GenerationConfig()
         options.max_new_tokens = request.max_tokens
-        ends = set() if request.ignore_eos else set(request.ends)
-        options.ignore_eos = not ends
-        # It wants an id even to ignore it.
-        options.set_eos_token_id(min(ends, default=0))
-        options.stop_token_ids = ends or {0}
+        stops = set() if request.ignore_eos else set(request.stop_token_ids)
+        options.ignore_eos = not stops
+        # The library requires an id even with ignore_eos.
+        options.set_eos_token_id(min(stops, default=0))
+        options.stop_token_ids = stops or {0}
         options.do_sample = request.temperature > 0
         if options.do_sample:
             options.temperature, options.top_p, options.top_k = request.temperature, 1.0, 2**31 - 1
             options.rng_seed = request.seed
-        if self.variant == "prompt_lookup":
+        if self.lookup:
             options.num_assistant_tokens, options.max_ngram_size = _LOOKUP_TOKENS, _LOOKUP_NGRAM
-        if self.variant == "draft":
-            options.num_assistant_tokens = _DRAFT_TOKENS
         return options
 
 
 def _properties(config: WorkerConfig) -> dict[str, Any]:
-    """OpenVINO's settings: arithmetic in the config's dtype, or in float32 where the CPU lacks it.
-
-    With quantized weights, inputs are rounded to 8 bits where the library would do so by itself.
-    """
-    kept, capability = _TYPES[config.dtype]
-    computed = kept if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
-    properties = {
+    """Return OpenVINO's settings: computation in the config's dtype, or in float32 if the CPU lacks this dtype."""
+    dtype, capability = _DTYPES[config.dtype]
+    computed = dtype if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
+    return {
         "INFERENCE_PRECISION_HINT": computed,
-        # With float32 arithmetic it takes no bfloat16 cache.
-        "KV_CACHE_PRECISION": kept if computed == kept else "f16",
+        # A bfloat16 cache is not supported with float32 computation.
+        "KV_CACHE_PRECISION": dtype if computed == dtype else "f16",
         "INFERENCE_NUM_THREADS": config.threads,
     }
-    name = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-    return properties | {name: 0 if config.weights is None else ov.Core().get_property("CPU", name)}
-
-
-def _convert(config: WorkerConfig, source: Path) -> Path:
-    def write(folder: Path) -> None:
-        from .ov_graph import write_openvino  # noqa: PLC0415 - needed once per checkpoint
-
-        kept = write_openvino(ArrayCheckpoint(source), folder, config.dtype, config.weights)
-        (folder / _NOTE).write_text(kept, encoding="utf-8")
-        raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        (folder / "config.json").write_text(json.dumps({"model_type": raw["model_type"]}), encoding="utf-8")
-        if config.draft is not None:
-            _convert_tokenizer(source, folder)
-
-    kind = "openvino-draft" if config.draft is not None else "openvino"
-    weights = config.dtype if config.weights is None else f"{config.weights}-{config.dtype}"
-    return cached(config.cache, source, f"{kind}-{weights}", write)
-
-
-def _convert_tokenizer(source: Path, folder: Path) -> None:
-    """The pipeline asks the tokenizers of model and draft whether they agree, though we give it ids."""
-    from openvino_tokenizers import convert_tokenizer  # noqa: PLC0415 - only draft models need these two
-    from transformers import AutoTokenizer  # noqa: PLC0415
-
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
-    encoder, decoder = convert_tokenizer(tokenizer, with_detokenizer=True)
-    ov.save_model(encoder, folder / "openvino_tokenizer.xml")
-    ov.save_model(decoder, folder / "openvino_detokenizer.xml")

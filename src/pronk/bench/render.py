@@ -1,0 +1,116 @@
+"""Show a benchmark on a terminal, and write it as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from pronk.bench.document import Document, ModelResult
+from pronk.bench.tables import Table, cost_table, describe, explain, failures, origin, speed_table
+from pronk.bench.verdict import make_verdict
+
+__all__ = ["show", "to_markdown"]
+
+_INTERRUPTED = "Interrupted: the figures are over the prompts that were measured until then."
+_MAX_ENTRIES = 5
+
+# Number of temperatures that fit beside each other into 80 columns.
+_ABREAST = 2
+
+
+def show(document: Document, console: Console) -> None:
+    """Print tables, verdict, skipped prompts and failures of every model."""
+    if document.interrupted:
+        console.print(Text(_INTERRUPTED, style="yellow"))
+    for model in document.models:
+        for part in _model(model, document):
+            console.print(part)
+
+
+def _model(model: ModelResult, document: Document) -> Iterator[RenderableType]:
+    yield Text(f"\n{model.name}", style="bold")
+    yield Text(describe(model, document), style="dim")
+    if (note := origin(model)) is not None:
+        yield Text(note, style="yellow")
+    if model.figures:
+        temperatures = _temperatures(model)
+        for first in range(0, len(temperatures), _ABREAST):
+            yield Padding(_to_rich(speed_table(model, temperatures[first : first + _ABREAST])), (1, 0))
+        yield _to_rich(cost_table(model))
+        for temperature in temperatures:
+            yield Text("\n" + " ".join(make_verdict(model, temperature)))
+        yield Text("\n" + _footnote(document), style="dim")
+    yield from _listed(f"skipped, {len(model.skipped)} in all", [(f.id, f.reason) for f in model.skipped])
+    yield from _listed("failed", failures(model))
+
+
+def _temperatures(model: ModelResult) -> list[float]:
+    return list(dict.fromkeys(figures.temperature for figures in model.figures))
+
+
+def _footnote(document: Document) -> str:
+    terms = ". ".join(f"{name}: {meaning}" for name, meaning in explain(document).items())
+    return f"{terms}. The harness took {document.harness_share:.2%} of the measured time."
+
+
+def _to_rich(table: Table) -> RichTable:
+    """Convert a table; the column of the methods folds, so that the other columns need no folding."""
+    made = RichTable(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    made.add_column("", overflow="fold", min_width=12)
+    for column in table.columns:
+        made.add_column(column, justify="right", no_wrap=True)
+    for title, rows in table.blocks:
+        made.add_row(Text(title, style="bold cyan"))
+        for method, *cells in rows:
+            made.add_row(Text(f"  {method}"), *cells)
+    return made
+
+
+def _listed(title: str, entries: Sequence[tuple[str, str]]) -> Iterator[Text]:
+    if not entries:
+        return
+    yield Text(f"{title}:", style="yellow")
+    for name, reason in entries[:_MAX_ENTRIES]:
+        yield Text(f"  {name}: {reason}")
+    if len(entries) > _MAX_ENTRIES:
+        yield Text(f"  … and {len(entries) - _MAX_ENTRIES} more, in the document that --json writes")
+
+
+def to_markdown(document: Document) -> str:
+    """Return the content of :func:`show` as Markdown."""
+    lines = [f"*{_INTERRUPTED}*", ""] if document.interrupted else []
+    for model in document.models:
+        lines += [f"### {_escape(model.name)}", "", _escape(describe(model, document)), ""]
+        if (note := origin(model)) is not None:
+            lines += [f"**{_escape(note)}**", ""]
+        for table in (speed_table(model), cost_table(model)) if model.figures else ():
+            lines += [*_rows(table), ""]
+        lines += [f"- {_escape(' '.join(make_verdict(model, t)))}" for t in _temperatures(model)]
+        for peer, notes in model.peers.items():
+            settings = ", ".join(f"{name} {value}" for name, value in notes.items())
+            lines.append(_escape(f"- {peer}: {settings}"))
+        lines += [_escape(f"- skipped: {skip.id}: {skip.reason}") for skip in model.skipped[:_MAX_ENTRIES]]
+        lines += [f"- skipped: {len(model.skipped)} prompts in all"] if len(model.skipped) > _MAX_ENTRIES else []
+        lines += [_escape(f"- failed: {name}: {reason}") for name, reason in failures(model)[:_MAX_ENTRIES]]
+        lines.append("")
+    return "\n".join([*lines, _escape(_footnote(document)), ""])
+
+
+def _rows(table: Table) -> Iterator[str]:
+    yield _row(["", "method", *(column.replace("\n", " ").strip() for column in table.columns)])
+    yield _row(["---", "---", *["--:"] * len(table.columns)])
+    for title, rows in table.blocks:
+        for number, cells in enumerate(rows):
+            yield _row([title if number == 0 else "", *cells])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_escape, cells))} |"
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;").replace("_", "\\_")
