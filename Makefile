@@ -33,17 +33,17 @@ test: $(INSTALLED_DEV)
 	$(PY) -m pytest --numprocesses=auto --dist=worksteal
 	@$(MAKE) sanitize
 
-# Every instruction set that an AVX-512 processor can at least emulate; leaks are Python's own.
+# Both libraries, with every instruction set that an AVX-512 processor can emulate; Python itself leaks.
 SANITIZED := build/sanitized/libpronk.so
 SANITIZERS := $(shell ${CXX} -print-file-name=libasan.so 2>/dev/null) $(shell ${CXX} -print-file-name=libubsan.so 2>/dev/null)
 sanitize: $(INSTALLED_DEV)
 	@$(PY) src/pronk/kernels/build.py $(SANITIZED) -Werror -O0 -g -DPRONK_FEW_TILES -DPRONK_EMULATE \
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(SANITIZERS)" $(PY) -m pytest --library=$(SANITIZED) --numprocesses=auto --dist=worksteal \
-		tests/kernels/test_weights.py tests/kernels/test_library.py::test_all_pass_their_self_check \
+		tests/kernels/test_weights.py tests/kernels/test_library.py::test_every_instruction_set_passes_its_self_check \
 		tests/kernels/test_choices.py tests/kernels/test_suffixes.py tests/drafters/from_text/test_growth.py \
-		--deselect tests/kernels/test_choices.py::test_samples_have_the_law_of_the_logits \
-		--deselect tests/kernels/test_choices.py::test_the_choice_is_that_of_torch
+		--deselect tests/kernels/test_choices.py::test_samples_follow_the_softmax_of_the_logits \
+		--deselect tests/kernels/test_choices.py::test_samples_equal_torchs
 
 wheels: $(INSTALLED_DEV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS) build ziglang

@@ -1,4 +1,4 @@
-"""Compile the kernels while pronk is being installed or packed into a wheel; without a compiler, go on without them."""
+"""Compile the kernels for an installation or a wheel; without a compiler, install without them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsHook(BuildHookInterface[Any]):
-    """Runs ``src/pronk/kernels/build.py``.
+    """Run ``src/pronk/kernels/build.py`` and add its two libraries to the wheel.
 
-    ``PRONK_LIBRARY`` names a library that has been compiled already, for another platform perhaps, and
-    ``PRONK_WHEEL_TAG`` the tag of its wheel; both are for ``make wheels``. An empty ``PRONK_LIBRARY`` is for none.
+    ``make wheels`` sets ``PRONK_LIBRARY`` to compiled kernels, possibly of another platform, and ``PRONK_WHEEL_TAG`` to
+    the tag of their wheel. An empty ``PRONK_LIBRARY`` builds a wheel without kernels.
     """
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Put the library into the package's folder, or into the wheel."""
+        """Put the libraries into the package's folder, or into the wheel."""
         if self.target_name != "wheel":
             return
         build = _load(Path(self.root) / "src" / "pronk" / "kernels" / "build.py")
@@ -31,28 +31,28 @@ class KernelsHook(BuildHookInterface[Any]):
             return
         if given:
             library = Path(given)
-            name = library.name
         else:
-            name = build.library_name()
-            library = Path(self.root) / "src" / "pronk" / "kernels" / name
+            library = Path(self.root) / "src" / "pronk" / "kernels" / build.library_name()
             sys.stderr.write("Compiling pronk's kernels (half a minute) ...\n")
             try:
                 build.build(library)
             except build.BuildError as error:
-                library.unlink(missing_ok=True)
+                for file in (library, build.suffix_library(library)):
+                    file.unlink(missing_ok=True)
                 self.app.display_warning(
                     f"pronk is installed without its kernels: {error}. Torch will compute instead, slower and without "
                     "the promise of equal bits. Install a C++ compiler (Debian: apt install g++) and pronk again."
                 )
                 return
         if version != "editable":
-            build_data["force_include"][str(library)] = f"pronk/kernels/{name}"
+            for file in (library, build.suffix_library(library)):
+                build_data["force_include"][str(file)] = f"pronk/kernels/{file.name}"
             build_data["pure_python"] = False
             build_data["tag"] = os.environ.get("PRONK_WHEEL_TAG") or f"py3-none-{_platform()}"
 
 
 def _platform() -> str:
-    """This machine's platform as wheels call it."""
+    """Return the wheel tag of this machine's platform."""
     from packaging.tags import platform_tags  # noqa: PLC0415 - hatchling brings it
 
     return next(iter(platform_tags()))

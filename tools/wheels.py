@@ -1,10 +1,10 @@
-"""Build pronk's wheels: one for each platform that the cross-compiler reaches, and one without kernels.
+"""Build pronk's wheels: one per platform of the cross-compiler, and one without kernels.
 
     make wheels                         all of them, into dist/
     make wheels WHEELS="linux-x86_64"   some
 
-The compiler is Zig's, from a wheel itself (``ziglang``), so that one Linux machine builds for all. Linux libraries need
-glibc 2.17 or newer and nothing else.
+The compiler is Zig's, from the wheel ``ziglang``, so that one Linux machine builds for all platforms. The Linux
+libraries need glibc 2.17 or newer and nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Platform(NamedTuple):
-    """A target: what Zig calls it, what ``build.py`` does, and the tag of its wheel."""
+    """A target platform: its name for Zig, its names for ``build.py``, and the tag of its wheel."""
 
     triple: str
     machine: str
@@ -40,7 +40,7 @@ WITHOUT = "any"
 
 
 def main() -> None:
-    """Build the wheels that are named, or all."""
+    """Build the named wheels, or all."""
     wanted = sys.argv[1:] or [*PLATFORMS, WITHOUT]
     unknown = [name for name in wanted if name not in (*PLATFORMS, WITHOUT)]
     if unknown:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def load_build() -> types.ModuleType:
-    """``build.py``, without installing pronk."""
+    """Import ``build.py`` without installing pronk."""
     spec = importlib.util.spec_from_file_location("pronk_build", ROOT / "src" / "pronk" / "kernels" / "build.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""The choice at a row of logits: every instruction set's is torch's, and a draft's is the same with less precision."""
+"""Sampling on every instruction set: torch's token, and draft tokens with less precise noise."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pronk.kernels.library import Kernels, candidates
 from pronk.sampling.noise import gumbel_noise, noise_key
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
-# Around the 16 lanes and the 256 tokens that are looked at together.
+# Around the 16 lanes of a vector and the 256 tokens of a block.
 SIZES = (1, 2, 15, 16, 17, 131, 255, 256, 257, 511, 513, 4096, 5001)
 
 
-def drawn(vocab: int, seed: int) -> Tensor:
+def random_logits(vocab: int, seed: int) -> Tensor:
     return 3 * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
 
 
 def scores(logits: Tensor, temperature: float, seed: int, position: int) -> Tensor:
-    """What the choice is the argmax of, in float64."""
+    """Values under the argmax, in float64."""
     if not temperature:
         return logits.double()
     return (logits / temperature).double() + gumbel_noise(seed, position, torch.arange(len(logits)))
@@ -31,10 +31,10 @@ def scores(logits: Tensor, temperature: float, seed: int, position: int) -> Tens
 @EVERY
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 0.3, 1.0, 20.0])
 @pytest.mark.parametrize("vocab", SIZES)
-def test_the_choice_is_that_of_torch(vocab: int, temperature: float, kernels: Kernels) -> None:
+def test_samples_equal_torchs(vocab: int, temperature: float, kernels: Kernels) -> None:
     chosen = set()
     for seed in range(30):
-        logits = drawn(vocab, seed)
+        logits = random_logits(vocab, seed)
         key = noise_key(seed, 7 * seed)
         want = int(scores(logits, temperature, seed, 7 * seed).argmax())
         before = logits.clone()
@@ -50,7 +50,7 @@ def test_the_choice_is_that_of_torch(vocab: int, temperature: float, kernels: Ke
 
 
 @EVERY
-def test_of_equals_the_first_is_taken(kernels: Kernels) -> None:
+def test_ties_go_to_the_first_token(kernels: Kernels) -> None:
     for vocab in SIZES:
         flat = torch.full((vocab,), -2.5)
         assert kernels.choose(flat, 0.0, 0) == 0
@@ -62,22 +62,22 @@ def test_of_equals_the_first_is_taken(kernels: Kernels) -> None:
 @EVERY
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize("vocab", SIZES)
-def test_what_is_not_finite_is_found_anywhere(vocab: int, number: float, kernels: Kernels) -> None:
+def test_logits_that_are_not_finite_are_found(vocab: int, number: float, kernels: Kernels) -> None:
     for place in {0, vocab // 2, vocab - 1}:
-        logits = drawn(vocab, place)
+        logits = random_logits(vocab, place)
         logits[place] = number
         for temperature in (0.0, 0.8):
             assert kernels.choose(logits, temperature, 5) == -1
             token, _, made = kernels.guess(logits, temperature, 5)
-            if number == -math.inf and vocab > 1:  # a token that a draft does not have
+            if number == -math.inf and vocab > 1:  # a banned draft token
                 assert token == int(made.argmax()) != place
             else:
                 assert token == -1
 
 
 @EVERY
-def test_samples_have_the_law_of_the_logits(kernels: Kernels) -> None:
-    """The ceilings below which no logarithm is taken leave nothing out: 40,000 draws of few tokens in many."""
+def test_samples_follow_the_softmax_of_the_logits(kernels: Kernels) -> None:
+    """40,000 samples of few tokens among many: bounds of the noise skip none of them."""
     probs = torch.tensor([0.5, 0.25, 0.15, 0.1])
     logits = torch.full((700,), -30.0)
     places = torch.tensor([3, 255, 256, 699])

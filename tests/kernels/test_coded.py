@@ -1,4 +1,4 @@
-"""Products with weights of 8 and 4 bits: the same bits on every instruction set, and those of the slow loop."""
+"""GEMM with weights of 8 and 4 bits: on every instruction set the bits of an exact loop."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from quantization.formats.codes import CODED, coded_product, some_codes
 
 SETS = candidates()
 KINDS = pytest.mark.parametrize("kind", CODED, ids=lambda kind: f"{kind[0]} bits, minima {kind[1]}, order {kind[2]}")
-# Outputs, inputs, group: less than a block and more, a last group that is not full, groups of all sizes, a whole row
-# and more.
+# Outputs, inputs, group: less and more than a block, a partial last group, groups of all sizes, a whole row and more.
 SHAPES = [(5, 8, 8), (5, 25, 56), (17, 40, 16), (97, 100, 32), (33, 640, 64), (48, 1100, 128), (20, 576, 576)]
 
 
@@ -30,7 +29,7 @@ def products(weight: QuantizedMatrix, bias: Tensor | None = None) -> list[Kernel
 
 
 @KINDS
-def test_it_is_the_slow_loop(kind: tuple[Bits, bool, bool]) -> None:
+def test_outputs_equal_the_loop(kind: tuple[Bits, bool, bool]) -> None:
     for outputs, inputs, group in SHAPES:
         weight = some_codes((min(outputs, 20), inputs), *kind, group)
         x = some_rows(3, inputs)
@@ -42,7 +41,7 @@ def test_it_is_the_slow_loop(kind: tuple[Bits, bool, bool]) -> None:
 
 
 @KINDS
-def test_a_row_does_not_depend_on_the_others_or_the_set(kind: tuple[Bits, bool, bool]) -> None:
+def test_a_row_depends_on_neither_the_batch_nor_the_instruction_set(kind: tuple[Bits, bool, bool]) -> None:
     for outputs, inputs, group in SHAPES:
         weight, bias = some_codes((outputs, inputs), *kind, group), some_rows(1, outputs, seed=2)[0]
         x = some_rows(1040, inputs)
@@ -61,7 +60,7 @@ def test_a_row_does_not_depend_on_the_others_or_the_set(kind: tuple[Bits, bool, 
 
 
 @pytest.mark.parametrize("kernels", SETS, ids=lambda kernels: kernels.name)
-def test_rows_that_overflow_harm_no_others(kernels: Kernels) -> None:
+def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels) -> None:
     product = KernelLinear(kernels, some_codes((50, 70), 4, True, False, 32), None, WeightLayout())
     x = some_rows(30, 70)
     want = product.logits(x)
@@ -72,8 +71,8 @@ def test_rows_that_overflow_harm_no_others(kernels: Kernels) -> None:
 
 
 @KINDS
-def test_rows_are_looked_up(kind: tuple[Bits, bool, bool]) -> None:
-    """An embedding of codes: the rows that they stand for, in the stream's dtype."""
+def test_embedding_of_quantized_rows(kind: tuple[Bits, bool, bool]) -> None:
+    """Rows are dequantized to the stream's dtype."""
     weight = some_codes((50, 72), *kind, 32)
     tokens = [3, 49, 0, 3, 17]
     for product in products(weight):
@@ -90,7 +89,7 @@ def test_rows_are_looked_up(kind: tuple[Bits, bool, bool]) -> None:
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.012), (4, 0.12)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_it_is_close_to_the_product_of_what_was_rounded(dtype: torch.dtype, bits: Bits, most: float) -> None:
+def test_outputs_are_close_to_those_of_unquantized_weights(dtype: torch.dtype, bits: Bits, most: float) -> None:
     weight = some_rows(300, 700, seed=1) * torch.logspace(-2, 1, 300)[:, None]
     x = (some_rows(9, 700) * torch.logspace(-2, 1, 9)[:, None]).to(dtype)
     x[4] = 0.0

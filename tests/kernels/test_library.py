@@ -1,4 +1,4 @@
-"""Finding and checking the compiled kernels: what is wrong is said in one line, and torch computes instead."""
+"""Finding and checking the compiled kernels: errors are one line, and torch computes instead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The installed library somewhere else, which nobody has opened yet."""
+    """A copy of the installed library that is not loaded yet."""
     return Path(shutil.copy(candidates()[0].path, tmp_path / "another.so"))
 
 
@@ -39,7 +39,7 @@ def one_line(error: pytest.ExceptionInfo[Exception], *words: str) -> None:
     assert all(word in said for word in words), said
 
 
-def test_what_this_processor_has_is_offered_best_first() -> None:
+def test_candidates_are_ordered_best_first() -> None:
     names = [each.name for each in candidates()]
     assert names == list(reversed(INSTRUCTION_SETS[: len(names)]))
     assert names[-1] == "portable"
@@ -62,8 +62,8 @@ def test_a_damaged_library(content: bytes, tmp_path: Path) -> None:
     one_line(caught, "damaged.so", expected, "install pronk again")
 
 
-def test_a_library_of_something_else() -> None:
-    # Python extensions are at hand anywhere, and have none of the functions.
+def test_an_unrelated_library() -> None:
+    # A Python extension loads, but has none of the functions.
     with pytest.raises(KernelsError) as caught:
         candidates(path=Path(torch._C.__file__))
     one_line(caught, "expected pronk's kernels", "install pronk again")
@@ -78,7 +78,7 @@ def test_another_version(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("changed", STRUCTURES, ids=lambda each: each.__name__)
 def test_structures_of_another_size(changed: Any, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same version, from between two releases: nothing is passed to it that it would read otherwise."""
+    """The version is equal, but a structure differs, as between two releases."""
 
     class TokenView(changed):
         _fields_ = (("more", ctypes.c_int64),)
@@ -90,13 +90,13 @@ def test_structures_of_another_size(changed: Any, copy: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("choice", ["sse", "torch", "", "AVX2"])
-def test_choices_that_there_are_not(choice: str) -> None:
+def test_unknown_instruction_sets(choice: str) -> None:
     with pytest.raises(OptionError) as caught:
         candidates(choice)
     one_line(caught, "kernels: expected auto, portable, avx2", f"found {choice!r}")
 
 
-def test_a_choice_that_this_processor_has_not(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instruction_set_that_the_processor_lacks(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.open_library(copy), "pronk_detect", lambda: 1)
     assert [each.name for each in candidates("auto", copy)] == ["avx2", "portable"]
     with pytest.raises(OptionError) as caught:
@@ -104,15 +104,15 @@ def test_a_choice_that_this_processor_has_not(copy: Path, monkeypatch: pytest.Mo
     one_line(caught, "kernels: expected one that this processor has (portable, avx2), found 'amx'")
 
 
-def test_heads_that_are_covered() -> None:
+def test_supported_head_sizes() -> None:
     assert [size for size in (2, 3, 16, 64, 80, 511, 512, 514) if Kernels.covers(size)] == [2, 16, 64, 80, 512]
 
 
 @EVERY
-def test_all_pass_their_self_check(
+def test_every_instruction_set_passes_its_self_check(
     kernels: Kernels, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if pytestconfig.getoption("--library"):  # a sanitizer's takes a minute over hundreds of rows
+    if pytestconfig.getoption("--library"):  # a sanitizer build takes a minute for hundreds of rows
         monkeypatch.setattr(loading, "_ROWS", (1, 4, 20, 40))
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -124,7 +124,7 @@ def first_number(address: int | None) -> Any:
 
 
 def nudge(address: int | None) -> None:
-    """Change a number by its last bit, or by a few of float32's."""
+    """Flip the last bit of a bf16 number, or a middle bit of a float32."""
     first_number(address)[1] ^= 1
 
 
@@ -143,7 +143,7 @@ DEFECTS: dict[str, tuple[Callable[[CForward], bool], str]] = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_the_self_check_finds_what_is_wrong(defect: str) -> None:
+def test_the_self_check_finds_defects(defect: str) -> None:
     applies, said = DEFECTS[defect]
 
     class Wrong(Kernels):
@@ -168,7 +168,7 @@ def test_the_self_check_finds_what_is_wrong(defect: str) -> None:
     assert re.match(said, found), found
 
 
-def test_a_set_that_fails_its_check_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instruction_set_that_fails_its_check_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     load, names = load_kernels.__wrapped__, [each.name for each in candidates()]
     for good in names:
         monkeypatch.setattr(loading, "check", lambda each, good=good: None if each.name == good else "it is wrong")
@@ -180,7 +180,7 @@ def test_a_set_that_fails_its_check_is_passed_over(monkeypatch: pytest.MonkeyPat
 
 
 def fall_back(folder: Path, *words: str, **options: Any) -> None:
-    """A model that is loaded says once that torch computes, and does what it is asked."""
+    """Loading a model warns once that torch computes, and the model works."""
     with pytest.warns(UserWarning, match="torch computes instead") as said:
         model = LLM(folder, **options)
     (message,) = [str(each.message) for each in said]
@@ -198,7 +198,7 @@ def fall_back(folder: Path, *words: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("damaged", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "portable"])
-def test_a_model_without_kernels_is_computed_by_torch(
+def test_torch_computes_without_a_library(
     choice: str, checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
 ) -> None:
     path = tmp_path / "lost.so"
@@ -208,20 +208,18 @@ def test_a_model_without_kernels_is_computed_by_torch(
     fall_back(checkpoint("llama"), "lost.so", "install pronk again", kernels=choice)
 
 
-def test_a_model_whose_kernels_fail_is_computed_by_torch(
-    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_computes_when_all_checks_fail(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "check", lambda _: "it is wrong")
     monkeypatch.setattr("pronk.models.kernels.load_kernels", load_kernels.__wrapped__)
     fall_back(checkpoint("llama"), "the portable kernels fail their self-check: it is wrong")
 
 
-def test_heads_that_are_not_covered_are_computed_by_torch(checkpoint: MakeCheckpoint) -> None:
+def test_torch_computes_unsupported_heads(checkpoint: MakeCheckpoint) -> None:
     fall_back(checkpoint("gpt2", n_embd=20, n_head=4), "no kernels for heads of 5")
 
 
-def test_torch_may_be_asked_for(checkpoint: MakeCheckpoint) -> None:
-    """Without a warning; and the tokens of a model in float32 are those of the kernels, all but surely."""
+def test_torch_on_request(checkpoint: MakeCheckpoint) -> None:
+    """No warning; in float32 the tokens almost surely equal those of the kernels."""
     by_torch, by_kernels = LLM(checkpoint("llama"), kernels="torch"), LLM(checkpoint("llama"))
     assert (by_torch.exact, by_kernels.exact) == (False, True)
     assert (by_torch.kernels, by_kernels.kernels) == ("torch", tiny_models.kernels().name)
@@ -229,7 +227,7 @@ def test_torch_may_be_asked_for(checkpoint: MakeCheckpoint) -> None:
     assert first.token_ids == second.token_ids
 
 
-def test_a_model_may_ask_for_less_than_the_processor_has(checkpoint: MakeCheckpoint) -> None:
+def test_a_lower_instruction_set_on_request(checkpoint: MakeCheckpoint) -> None:
     model = LLM(checkpoint("llama"), kernels="portable")
     assert model.kernels == "portable"
     assert model.exact
@@ -237,7 +235,7 @@ def test_a_model_may_ask_for_less_than_the_processor_has(checkpoint: MakeCheckpo
         LLM(checkpoint("llama"), kernels="sse")
 
 
-def test_what_the_library_holds_is_known() -> None:
+def test_workspace_is_reported() -> None:
     kernels = candidates()[0]
     check(kernels)
     assert 0 < kernels.workspace < 1 << 26
@@ -246,8 +244,8 @@ def test_what_the_library_holds_is_known() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.5, 0.999])
-def test_a_cut_library_is_refused(tmp_path: Path, share: float) -> None:
-    """Loading one would end the process."""
+def test_a_truncated_library_is_refused(tmp_path: Path, share: float) -> None:
+    """Loading one would crash the process."""
     whole = library.installed().read_bytes()
     path = tmp_path / library.installed().name
     path.write_bytes(whole[: int(len(whole) * share)])

@@ -1,4 +1,4 @@
-"""Products, on every instruction set of this processor: a row's bits are its own, and they are right."""
+"""GEMM on every instruction set: a row's bits do not depend on the batch, and are accurate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pronk.kernels.library import Kernels, candidates
 from pronk.models.linear import KernelLinear, WeightLayout
 
 EVERY = pytest.mark.parametrize("kernels", candidates(), ids=lambda kernels: kernels.name)
-# Of weights, and of rows.
+# Dtypes of the weights and of the input rows.
 TYPES = {
     "float32": (torch.float32, torch.float32),
     "bfloat16": (torch.bfloat16, torch.bfloat16),
@@ -19,7 +19,7 @@ TYPES = {
     "float16": (torch.float16, torch.float32),
 }
 ALL = pytest.mark.parametrize("name", TYPES)
-# Outputs and inputs: less than a block, more than one, more than a panel of inputs, and no multiples of anything.
+# Outputs and inputs: less and more than a block, more than a panel of K, no multiples of tile sizes.
 SHAPES = [(5, 3), (16, 16), (97, 52), (131, 576), (40, 1100)]
 ROWS = (*range(1, 41), 47, 48, 63, 64, 65, 96, 127, 128, 129, 200, 255, 256, 257, 384, 511, 512)
 
@@ -29,7 +29,7 @@ def some_rows(count: int, size: int, dtype: torch.dtype = torch.float32, seed: i
 
 
 def linear(kernels: Kernels, name: str, shape: tuple[int, int], *, bias: bool = False) -> tuple[KernelLinear, Tensor]:
-    """A product, and its weight."""
+    """Return a linear layer and its weight."""
     dtype, _ = TYPES[name]
     weight = some_rows(*shape, dtype, 1)
     offset = some_rows(1, shape[0], dtype, 2)[0] if bias else None
@@ -42,8 +42,8 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 @ALL
 @EVERY
-def test_a_row_does_not_depend_on_the_others(kernels: Kernels, name: str) -> None:
-    """1 to 512 of them, from the front and from the back, and more than a chunk; on one thread and on several."""
+def test_a_row_does_not_depend_on_the_batch(kernels: Kernels, name: str) -> None:
+    """1 to 512 rows from the front and from the back, and more than a chunk; on one thread and on several."""
     for shape in SHAPES:
         product, _ = linear(kernels, name, shape, bias=True)
         x = some_rows(1040, shape[1], TYPES[name][1])
@@ -63,7 +63,7 @@ def test_a_row_does_not_depend_on_the_others(kernels: Kernels, name: str) -> Non
 
 @ALL
 @EVERY
-def test_rows_that_overflow_harm_no_others(kernels: Kernels, name: str) -> None:
+def test_rows_that_are_not_finite_leave_the_others_alone(kernels: Kernels, name: str) -> None:
     product, _ = linear(kernels, name, (50, 70))
     x = some_rows(30, 70, TYPES[name][1])
     want = product.logits(x)
@@ -75,7 +75,7 @@ def test_rows_that_overflow_harm_no_others(kernels: Kernels, name: str) -> None:
 
 
 def errors(product: KernelLinear, weight: Tensor, x: Tensor) -> tuple[float, float]:
-    """How far a product is from that in float64, and how far torch's is."""
+    """Return the error against float64, and torch's error."""
     exact = x.double() @ weight.double().t()
     found = (product(x).double() - exact).norm()
     return float(found), float((F.linear(x, weight).double() - exact).norm())
@@ -83,7 +83,7 @@ def errors(product: KernelLinear, weight: Tensor, x: Tensor) -> tuple[float, flo
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 @EVERY
-def test_as_exact_as_torch_in_16_bits(kernels: Kernels, name: str) -> None:
+def test_16_bits_are_as_accurate_as_torch(kernels: Kernels, name: str) -> None:
     dtype = TYPES[name][0]
     for shape in (*SHAPES, (64, 4096)):
         product, weight = linear(kernels, name, shape)
@@ -93,8 +93,8 @@ def test_as_exact_as_torch_in_16_bits(kernels: Kernels, name: str) -> None:
 
 
 @EVERY
-def test_as_exact_as_torch_in_float32(kernels: Kernels) -> None:
-    """Where K is long. Over a short one torch sums in sixteen lanes, which errs less than parts of 32 in order."""
+def test_float32_is_as_accurate_as_torch(kernels: Kernels) -> None:
+    """For long K; for short K torch's sums in 16 lanes have a smaller error than sums of 32 in order."""
     for inputs, most in ((70, 2.0), (320, 1.5), (832, 1.2), (2048, 1.05), (4096, 1.05)):
         product, weight = linear(kernels, "float32", (320, inputs))
         for rows in (1, 4, 40):
@@ -103,8 +103,8 @@ def test_as_exact_as_torch_in_float32(kernels: Kernels) -> None:
 
 
 @EVERY
-def test_float32_is_off_by_what_rounding_a_sum_costs(kernels: Kernels) -> None:
-    """Errors of half a bit at random in each of K sums, of the size that they have come to."""
+def test_float32_error_is_that_of_rounding_each_sum(kernels: Kernels) -> None:
+    """Model: a random error of half a unit in the last place of each of the K partial results."""
     for shape in (*SHAPES, (64, 4096)):
         product, weight = linear(kernels, "float32", shape)
         x = some_rows(40, shape[1])

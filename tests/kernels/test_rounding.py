@@ -1,4 +1,4 @@
-"""Rounding to 8 and 4 bits: the same on every instruction set, and the best of the scales that are tried."""
+"""Quantizing to 8 and 4 bits: equal on every instruction set, and the best of the tried scales."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def some_weight(outputs: int, inputs: int) -> Tensor:
 
 @BITS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_every_set_rounds_the_same(dtype: torch.dtype, bits: Bits) -> None:
+def test_every_instruction_set_quantizes_alike(dtype: torch.dtype, bits: Bits) -> None:
     for shape in ((1, 8), (7, 45), (40, 200), (33, 1100)):
         for group in (8, 24, 32, 128, 4096):
             weight = some_weight(*shape).to(dtype)
@@ -36,7 +36,7 @@ def test_every_set_rounds_the_same(dtype: torch.dtype, bits: Bits) -> None:
 
 @BITS
 @pytest.mark.parametrize("group", [None, 8, 32, 64, 128, 1024])
-def test_codes_are_the_nearest_and_no_scale_that_was_tried_is_better(bits: Bits, group: int | None) -> None:
+def test_codes_are_nearest_and_no_tried_scale_is_better(bits: Bits, group: int | None) -> None:
     weight = some_weight(40, 200) * torch.logspace(-3, 2, 40)[:, None]
     weight[5], weight[6, 3], weight[7] = 0.0, 9.0, -weight[7].abs()
     made = round_weights(SETS[0], weight, bits, group)
@@ -56,13 +56,13 @@ def test_codes_are_the_nearest_and_no_scale_that_was_tried_is_better(bits: Bits,
     assert not made.dequantize()[5].any()
 
 
-def test_a_row_that_memory_cannot_hold() -> None:
-    """It is rounded in float32, so a bfloat16 one is copied; no rows, so nothing is read where there is nothing."""
+def test_a_row_too_large_for_memory() -> None:
+    """A bfloat16 row is copied to float32. With 0 rows the null pointers are not read."""
     asked = (None, TYPES[torch.bfloat16], 0, 1 << 55, 1 << 55, 4, 32, 0, None, None, 1, 0)
     assert SETS[0].library.pronk_round(*asked) == -1
 
 
-def test_rounding_without_memory_is_an_error() -> None:
+def test_a_failed_allocation_raises() -> None:
     class Full:
         def pronk_round(self, *_: object) -> int:
             return -1
@@ -74,10 +74,10 @@ def test_rounding_without_memory_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "group"),
-    # Whole groups; less filled up in smaller ones; no less, or so little that scales weigh more; short rows.
+    # Whole groups; smaller groups need less padding; the saved padding is less than the added scales; short rows.
     [(128, 128), (896, 128), (320, 64), (576, 64), (160, 32), (200, 32), (250, 128), (12832, 128), (80, 96), (8, 32)],
 )
-def test_groups_by_default_take_the_fewest_bytes(inputs: int, group: int) -> None:
+def test_default_groups_take_the_fewest_bytes(inputs: int, group: int) -> None:
     assert default_group(8, inputs) == group
     assert default_group(4, inputs) == 32
     sizes = {size: kernels_bytes(inputs, size) for size in (32, 64, 128)}
@@ -86,12 +86,12 @@ def test_groups_by_default_take_the_fewest_bytes(inputs: int, group: int) -> Non
 
 
 def kernels_bytes(inputs: int, group: int) -> int:
-    """Of 16 rows of 8 bits, as they are packed."""
+    """Packed bytes of 16 rows of 8 bits."""
     weight = round_weights(SETS[0], some_weight(16, inputs), 8, group)
     return pack(SETS[0], weight).data.nbytes
 
 
-def test_a_group_of_its_own_codes_is_exact() -> None:
+def test_weights_on_the_grid_are_exact() -> None:
     for bits in (8, 4):
         most = (1 << (bits - 1)) - 1
         weight = torch.arange(-most, most + 1).float().repeat(3, 1) * 0.25
@@ -99,8 +99,8 @@ def test_a_group_of_its_own_codes_is_exact() -> None:
         torch.testing.assert_close(made.dequantize(), weight, rtol=1e-6, atol=0.0)
 
 
-def test_clipping_errs_less_than_the_whole_range() -> None:
-    """One weight far out is worth less than the steps between all others."""
+def test_clipping_has_a_smaller_error_than_the_full_range() -> None:
+    """An outlier's error costs less than a coarser grid for all other weights."""
     weight = some_weight(300, 256)
     made = round_weights(SETS[0], weight, 4)
     grouped = weight.view(300, -1, 32)
@@ -111,7 +111,7 @@ def test_clipping_errs_less_than_the_whole_range() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_numbers_that_are_none_are_refused(bad: float) -> None:
+def test_weights_that_are_not_finite_are_refused(bad: float) -> None:
     weight = some_weight(4, 64)
     weight[2, 3] = bad
     with pytest.raises(ValueError, match="expected finite numbers"):

@@ -1,18 +1,19 @@
-"""Suffix automata of the compiled kernels; their trees are held against those of Python in ``tests/drafters``."""
+"""Suffix automata in C++; ``tests/drafters`` compares their trees with those of the Python fallback."""
 
 from __future__ import annotations
 
 import gc
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pronk.kernels import library
-from pronk.kernels.library import open_library
-from pronk.kernels.suffixes import CompiledSuffixes, CompiledTreeGrower
+from pronk.kernels.library import KernelsError
+from pronk.kernels.suffixes import CompiledSuffixes, CompiledTreeGrower, open_suffix_library
 
-LIBRARY: Any = open_library(library.installed())
+LIBRARY: Any = open_suffix_library()
 
 
 def grown(*texts: str, max_match: int = 4) -> CompiledSuffixes:
@@ -23,7 +24,7 @@ def grown(*texts: str, max_match: int = 4) -> CompiledSuffixes:
     return made
 
 
-def test_equal_texts_make_equal_ones() -> None:
+def test_equality() -> None:
     assert grown("abcabd") == grown("abcabd")
     pieces = grown("abc")
     assert pieces != grown("abcabd")
@@ -34,7 +35,7 @@ def test_equal_texts_make_equal_ones() -> None:
 
 
 @pytest.mark.parametrize(("letters", "most"), [(1, 45), (2, 75), (8, 75), (4096, 200)])
-def test_memory_is_what_is_said(letters: int, most: int) -> None:
+def test_bytes_per_token(letters: int, most: int) -> None:
     dice = random.Random(letters)
     made = CompiledSuffixes(LIBRARY, 16)
     made.extend(dice.randrange(letters) for _ in range(8192))
@@ -47,11 +48,11 @@ def test_memory_is_what_is_said(letters: int, most: int) -> None:
     assert made.num_tokens == 2 * 8192
 
 
-def test_memory_is_given_back() -> None:
+def test_memory_is_freed() -> None:
     freed = list[int]()
 
     class Counting:
-        """The library, and what it was told to free."""
+        """The library, recording the handles that it frees."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(LIBRARY, name)
@@ -65,8 +66,8 @@ def test_memory_is_given_back() -> None:
     assert sorted(freed) == sorted(handle for handle in handles if handle is not None)
 
 
-def test_what_a_prior_raises_is_raised() -> None:
-    """And nothing is kept of what was made up in its place."""
+def test_exceptions_of_a_prior_propagate() -> None:
+    """The placeholder in the cache of priors is dropped."""
     made, angry = grown("abcabc"), [True]
 
     def prior(way: int, depth: int) -> float:
@@ -82,9 +83,9 @@ def test_what_a_prior_raises_is_raised() -> None:
     assert sprouter.grow([made], b"abc", **limits).gains == [1.0, 0.5, 0.25, 0.125]
 
 
-def test_no_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_allocations_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     class Poor:
-        """A library without memory."""
+        """A library whose allocations fail."""
 
         def __getattr__(self, name: str) -> Any:
             return {"pronk_suffixes_new": lambda _: None}.get(name) or getattr(LIBRARY, name)
@@ -95,3 +96,9 @@ def test_no_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made, "_library", type("Full", (), {"pronk_suffixes_extend": lambda *_: -1})())
     with pytest.raises(MemoryError):
         made.extend((1,))
+
+
+def test_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "installed", lambda: tmp_path / "libpronk.so")
+    with pytest.raises(KernelsError, match=r"found no compiled kernels at .*libpronk_suffix\.so"):
+        open_suffix_library()

@@ -1,4 +1,4 @@
-"""Whose threads compute, and what becomes of them in a forked child."""
+"""Division of threads between torch and the kernels, and the thread pool in a forked child."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import torch
 
 from pronk.kernels import threads
 from pronk.kernels.library import Kernels
-from pronk.kernels.rounding import round_weights
 from pronk.kernels.threads import lend_threads, num_threads, return_threads
-from pronk.models.linear import KernelLinear, WeightLayout
 from pronk.sampling.params import SamplingParams
 from tiny_models import kernels, make_engine, make_request, tiny_decoder
 
@@ -28,9 +26,9 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def test_while_an_engine_steps_the_threads_are_the_kernels_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_have_the_threads_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    run, _ = Kernels.run, kernels()  # which have been checked by now
+    run, _ = Kernels.run, kernels()  # runs the self-check first
 
     def watched(*arguments: Any) -> None:
         seen.append((torch.get_num_threads(), num_threads(), arguments[3].threads))
@@ -45,7 +43,7 @@ def test_while_an_engine_steps_the_threads_are_the_kernels_s(monkeypatch: pytest
     assert torch.get_num_threads() == num_threads() == 3
 
 
-def test_what_fails_in_a_step_gives_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_returns_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
@@ -58,14 +56,14 @@ def test_what_fails_in_a_step_gives_them_back(monkeypatch: pytest.MonkeyPatch) -
     assert torch.get_num_threads() == num_threads() == 2
 
 
-def test_one_within_the_other_and_one_that_was_never_given_back() -> None:
+def test_nested_and_unreturned_lending() -> None:
     torch.set_num_threads(3)
     lend_threads()
     lend_threads()
     assert (torch.get_num_threads(), num_threads()) == (1, 3)
     return_threads()
     assert num_threads() == 3
-    lend_threads()  # an interruption leaves it like this
+    lend_threads()  # not returned, as after an interrupt
     torch.set_num_threads(2)  # the user's new setting
     assert num_threads() == 2
     lend_threads()
@@ -74,12 +72,12 @@ def test_one_within_the_other_and_one_that_was_never_given_back() -> None:
     assert torch.get_num_threads() == num_threads() == 2
 
 
-def test_what_was_not_lent_is_not_given_back() -> None:
+def test_returning_without_lending_does_nothing() -> None:
     torch.set_num_threads(2)
     assert in_a_thread(lambda: return_threads() or torch.get_num_threads()) == torch.get_num_threads() == 2
 
 
-def test_a_thread_that_begins_meanwhile_has_the_setting_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_thread_started_meanwhile_has_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_latest", 0)
     torch.set_num_threads(3)
     lend_threads()
@@ -123,16 +121,7 @@ busy.join()
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_child_of_a_process_that_computes(count: int) -> None:
+def test_fork_during_a_computation(count: int) -> None:
     script = FORK.format(threads=count, kernels=kernels().name, path=str(kernels().path))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_packing_does_not_depend_on_the_threads() -> None:
-    weight = round_weights(kernels(), torch.randn(70, 130), 8)
-    packed = []
-    for count in (1, 3):
-        torch.set_num_threads(count)
-        packed.append(KernelLinear(kernels(), weight, None, WeightLayout()).packed)
-    assert torch.equal(packed[0].data, packed[1].data)

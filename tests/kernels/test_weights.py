@@ -1,4 +1,4 @@
-"""Packing: every element is found again, in every type and layout, and between them there are zeros."""
+"""Packing: all elements are restored in every type and layout, and the padding is zero."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pronk.kernels.weights import Packed, pack, pages
 from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 from quantization.formats.codes import CODED, some_codes
 
-KERNELS = candidates()[-1]  # packing is the same for all
+KERNELS = candidates()[-1]  # packing does not depend on the instruction set
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1), (16, 32), (17, 33), (15, 31), (97, 52), (300, 70), (64, 576), (131, 2)]
 
@@ -25,7 +25,7 @@ def some_weight(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> T
 
 
 def stored(packed: Packed) -> int:
-    """How many elements are not zero."""
+    """Number of nonzero elements."""
     return int(packed.data.float().count_nonzero())
 
 
@@ -38,7 +38,7 @@ def test_round_trip(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     assert packed.data.dtype == dtype
     assert packed.data.shape[0] == -(-shape[0] // 16)
     assert torch.equal(packed.unpack(), weight.float())
-    assert stored(packed) == int(weight.count_nonzero())  # what fills the blocks up is zero
+    assert stored(packed) == int(weight.count_nonzero())  # the padding is zero
 
 
 @pytest.mark.parametrize("unit", [2, 10, 16, 20, 64, 80])
@@ -76,8 +76,8 @@ def test_the_halves_of_a_gated_matrix_alternate(dtype: torch.dtype, half: int) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_every_number_of_16_bits(dtype: torch.dtype) -> None:
-    """Zeros of both signs, what is smaller than normal, infinities and what is no number."""
+def test_every_16_bit_number(dtype: torch.dtype) -> None:
+    """Zeros of both signs, subnormal numbers, infinities and NaN."""
     weight = torch.arange(1 << 16).to(torch.uint16).view(dtype).view(256, 256)
     found = pack(KERNELS, weight).unpack()
     numbers = ~weight.isnan()
@@ -88,7 +88,7 @@ def test_every_number_of_16_bits(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("layout", [{}, {"unit": 10}, {"gated": True}], ids=str)
 @pytest.mark.parametrize("group", [8, 16, 32, 72])
 @pytest.mark.parametrize("kind", CODED, ids=str)
-def test_codes_come_back(kind: tuple[Bits, bool, bool], group: int, layout: dict[str, int]) -> None:
+def test_round_trip_of_codes(kind: tuple[Bits, bool, bool], group: int, layout: dict[str, int]) -> None:
     weight = some_codes((60, 45), *kind, group)
     packed = pack(KERNELS, weight, **layout)  # type: ignore[arg-type]
     assert torch.equal(packed.unpack(), weight.dequantize())
@@ -96,29 +96,29 @@ def test_codes_come_back(kind: tuple[Bits, bool, bool], group: int, layout: dict
 
 @pytest.mark.parametrize("layout", [{}, {"unit": 20}, {"unit": 24}, {"gated": True}], ids=str)
 @pytest.mark.parametrize("kind", CODED, ids=str)
-def test_codes_are_packed_some_outputs_at_a_time(
+def test_codes_are_packed_by_slabs(
     kind: tuple[Bits, bool, bool], layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is packed at a time, the bytes are the same; outputs that fill no block are last."""
+    """The packed bytes do not depend on the size of a slab."""
     weight = some_codes((120, 75), *kind, 32)
-    asked: list[int] = []
+    sizes: list[int] = []
 
-    class Listening:
+    class Recording:
         shape = weight.shape
 
         def rows(self, start: int, stop: int) -> QuantizedMatrix:
-            asked.append(stop - start)
+            sizes.append(stop - start)
             return weight.rows(start, stop)
 
     whole = pack(KERNELS, weight, **layout)
     for slab in (1, 75 * 48, 75 * 64):
-        asked.clear()
+        sizes.clear()
         monkeypatch.setattr(weights, "_SLAB", slab)
-        found = pack(KERNELS, Listening(), **layout)
+        found = pack(KERNELS, Recording(), **layout)
         assert torch.equal(found.data, whole.data)
         assert (found.order is None) == (whole.order is None)
-        assert sum(asked) == 120
-        assert max(asked) <= max(layout.get("unit", 16), slab // 75)
+        assert sum(sizes) == 120
+        assert max(sizes) <= max(layout.get("unit", 16), slab // 75)
 
 
 def test_fewer_bits_take_less_memory() -> None:
@@ -132,7 +132,7 @@ def test_fewer_bits_take_less_memory() -> None:
 def test_threads_pack_the_same(threads: int) -> None:
     for weight in (
         *(some_weight((131, 70), dtype) for dtype in FLOATS),
-        round_weights(KERNELS, some_weight((131, 70)), 4),
+        *(round_weights(KERNELS, some_weight((131, 70)), bits) for bits in (4, 8)),
     ):
         alone = pack(KERNELS, weight)
         torch.set_num_threads(threads)
@@ -140,7 +140,7 @@ def test_threads_pack_the_same(threads: int) -> None:
         torch.set_num_threads(1)
 
 
-def test_the_source_may_be_any_view_and_is_not_needed_afterwards() -> None:
+def test_the_source_may_be_a_view_and_freed_afterwards() -> None:
     weight = some_weight((40, 60))
     views = [weight.t().contiguous().t(), torch.cat((weight, weight), dim=1)[:, :60], weight.clone().requires_grad_()]
     for view in views:
@@ -151,7 +151,7 @@ def test_the_source_may_be_any_view_and_is_not_needed_afterwards() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, (1 << 21) - 1, 1 << 21, (1 << 21) + 3, 5 << 20])
-def test_pages_are_zeros_of_their_own(size: int) -> None:
+def test_pages_are_zero_and_separate(size: int) -> None:
     first, second = pages((size,), torch.int8), pages((size,), torch.int8)
     assert first.shape == (size,)
     assert not first.any()
@@ -167,5 +167,5 @@ def test_pages_of_any_shape() -> None:
     part = made[1]
     del made
     gc.collect()
-    part.fill_(2.0)  # the memory lives as long as any view of it
+    part.fill_(2.0)  # a view keeps the memory alive
     assert float(part.float().mean()) == 2.0

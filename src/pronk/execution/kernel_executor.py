@@ -73,7 +73,7 @@ class KernelExecutor:
                 return 0
 
         growth = sampler.growth(steps, scores)
-        growth.hear = Hear(tell)
+        growth.on_token = Hear(tell)
         x, logits = torch.empty(packed.count, c.hidden_size, dtype=self.cache.dtype), torch.empty(1, c.vocab_size)
         passes = self._program(layer_range).grow(packed, x, logits, growth)
         if raised:

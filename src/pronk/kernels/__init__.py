@@ -1,1 +1,1 @@
-"""Compute kernels of our own, whose order of summation is ours: see ``README.md`` in this folder."""
+"""Compute kernels for CPUs with a fixed order of summation; see ``README.md`` in this folder."""

@@ -1,8 +1,8 @@
-"""Compile the kernels: ``python build.py [OUT] [FLAGS]`` with the system's compiler, or one for another platform.
+"""Compile the kernels and the suffix automaton: ``python build.py [OUT] [FLAGS]``.
 
-Imports nothing of pronk and nothing that is not Python's own, because the installation runs it before either is there
-(``hatch_build.py``). One shared library holds every instruction set that the target's architecture knows; each is a
-file of its own with flags of its own, and ``pronk.cpp`` chooses between them when it runs.
+``OUT`` is the kernels' library; the suffix automaton's is :func:`suffix_library` of it. The module imports the standard
+library only, because the installation (``hatch_build.py``) runs it before pronk and its dependencies are importable.
+Each instruction set is a source file with compiler flags of its own; ``dispatch.cpp`` chooses between them at run time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SOURCES", "BuildError", "BuildTarget", "build", "find_compiler", "library_name"]
+__all__ = ["SOURCES", "BuildError", "BuildTarget", "build", "find_compiler", "library_name", "suffix_library"]
 
 SOURCES = Path(__file__).parent / "csrc"
 
-# No contraction: a product and a sum are fused where the source says so and nowhere else.
+# No contraction: the compiler must not fuse multiply and add where the source does not.
 _FLAGS = ["-O2", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno"]
-# Rows of activations are numbers to whoever computes them, and units of four bytes to whoever packs them.
+# pack_row_tile reads rows of floats as 4-byte units.
 _FLAGS += ["-fno-strict-aliasing"]
 _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra"]
-# GCC 12 warns of its own headers' undefined vectors (GCC bug 105593); other compilers do not know the name.
+# GCC 12 warns about undefined vectors in its own headers (GCC bug 105593); other compilers lack the option.
 _GCC_FLAGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
@@ -39,17 +39,18 @@ _X86 = {
     "isa_avx512_bf16": [*_AVX512, "-mavx512bf16"],
     "isa_amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
-# Loops over lanes are the compiler's to vectorize.
-_COMMON: dict[str, list[str]] = {"pronk": [], "suffix": [], "team": [], "isa_portable": ["-O3"]}
+# The portable loops over lanes rely on the auto-vectorizer of -O3.
+_COMMON: dict[str, list[str]] = {"dispatch": [], "forward": [], "pack": [], "thread_pool": [], "isa_portable": ["-O3"]}
+_SUFFIX = "suffix"
 
 
 class BuildError(Exception):
-    """There is no compiler, or it does not compile this."""
+    """No compiler was found, or it failed."""
 
 
 @dataclass(frozen=True)
 class BuildTarget:
-    """What the library is for.
+    """Platform to compile for.
 
     Attributes:
         machine: ``"x86_64"`` or ``"aarch64"``, as :func:`platform.machine` names them.
@@ -61,23 +62,28 @@ class BuildTarget:
 
     @classmethod
     def here(cls) -> BuildTarget:
-        """This machine."""
+        """Return the platform of this machine."""
         machine = platform.machine().lower()
         return cls({"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), sys.platform)
 
     @property
     def units(self) -> dict[str, list[str]]:
-        """Source files, without their ending, and the flags of each."""
+        """Compiler flags of each source file of the kernels, by its stem."""
         return _COMMON | (_X86 if self.machine == "x86_64" else {})
 
 
 def library_name(system: str = sys.platform) -> str:
-    """The file's name on a system."""
+    """Return the file name of the kernels' library on a system."""
     return {"darwin": "libpronk.dylib", "win32": "pronk.dll"}.get(system, "libpronk.so")
 
 
+def suffix_library(kernels: Path) -> Path:
+    """Return the path of the suffix automaton's library beside the kernels' library."""
+    return kernels.with_stem(f"{kernels.stem}_suffix")
+
+
 def find_compiler() -> list[str] | None:
-    """The command of the system's C++ compiler: ``$CXX``, or the first of the usual names; ``None`` if it has none."""
+    """Return the command of the system's C++ compiler, from ``$CXX`` or ``$PATH``, or ``None``."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
     return next(([found] for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
@@ -86,16 +92,16 @@ def find_compiler() -> list[str] | None:
 def build(
     out: Path, compiler: Sequence[str] | None = None, target: BuildTarget | None = None, extra: Sequence[str] = ()
 ) -> None:
-    """Compile and link the library at ``out``, whole or not at all.
+    """Compile and link the kernels and the suffix automaton; on an error write neither.
 
     Args:
-        out: the file.
-        compiler: its command; by default the system's.
-        target: what ``compiler`` compiles for; by default this machine.
-        extra: further flags, for compiling and linking: a sanitizer's, for example.
+        out: path of the kernels' library; :func:`suffix_library` is the other path.
+        compiler: command of the compiler; by default the system's.
+        target: platform that ``compiler`` compiles for; by default this machine.
+        extra: further flags for compiling and linking, such as a sanitizer's.
 
     Raises:
-        BuildError: no compiler, or it fails; with the first line that says why.
+        BuildError: there is no compiler, or it fails; with the first line of its error.
     """
     target = target or BuildTarget.here()
     compiler = list(compiler or find_compiler() or ())
@@ -103,25 +109,36 @@ def build(
         msg = "expected a C++ compiler (c++, g++ or clang++, or CXX=…), found none"
         raise BuildError(msg)
     shared = ["-fPIC", "-pthread"] if target.system != "win32" else []
-    flags = [*_FLAGS, *(_GCC_FLAGS if _is_gcc(compiler) else []), *shared]
-    with tempfile.TemporaryDirectory() as folder:
-
-        def compile_unit(unit: tuple[str, list[str]]) -> str:
-            name, own = unit
-            made = f"{folder}/{name}.o"
-            _run([*compiler, *flags, *own, *extra, "-c", str(SOURCES / f"{name}.cpp"), "-o", made])
-            return made
-
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compile_unit, sorted(target.units.items(), key=lambda unit: unit[0] in _COMMON)))
-        linked = f"{folder}/{library_name(target.system)}"
-        libraries = ["-lm", "-static-libgcc"] if target.system == "linux" and _is_gcc(compiler) else ["-lm"]
-        strip = [] if "-g" in extra else ["-s"]
-        _run([*compiler, "-shared", *shared, *strip, *extra, *objects, "-o", linked, *(libraries if shared else [])])
+    flags = [*_FLAGS, *(_GCC_FLAGS if _is_gcc(compiler) else []), *shared, *extra]
+    link = [*compiler, "-shared", *shared, *([] if "-g" in extra else ["-s"]), *extra]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _compile([*compiler, *flags], target.units | {_SUFFIX: []}, folder)
+        for library, units in ((suffix_library(out), [_SUFFIX]), (out, sorted(target.units))):
+            objects = [str(folder / f"{unit}.o") for unit in units]
+            _run([*link, *objects, "-o", str(folder / library.name), *_libraries(target, compiler)])
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial = out.with_name(out.name + ".partial")
-        shutil.copyfile(linked, partial)
-        partial.replace(out)
+        for library in (suffix_library(out), out):
+            partial = library.with_name(library.name + ".partial")
+            shutil.copyfile(folder / library.name, partial)
+            partial.replace(library)
+
+
+def _compile(command: Sequence[str], units: dict[str, list[str]], folder: Path) -> None:
+    """Compile all units in parallel, the instruction sets first because they take longest."""
+
+    def compile_unit(unit: tuple[str, list[str]]) -> None:
+        name, own = unit
+        _run([*command, *own, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(folder / f"{name}.o")])
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(compile_unit, sorted(units.items(), key=lambda unit: not unit[0].startswith("isa_"))))
+
+
+def _libraries(target: BuildTarget, compiler: Sequence[str]) -> list[str]:
+    if target.system == "win32":
+        return []
+    return ["-lm", "-static-libgcc"] if target.system == "linux" and _is_gcc(compiler) else ["-lm"]
 
 
 def _is_gcc(compiler: Sequence[str]) -> bool:

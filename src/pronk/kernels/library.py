@@ -1,14 +1,14 @@
-"""The compiled kernels, loaded with :mod:`ctypes`: found, checked, and described to Python.
+"""Find, check and load the compiled kernels with :mod:`ctypes`.
 
-Everything crosses the border as plain data (``csrc/pronk.h``), so the library depends on the version of neither torch
-nor Python. Where it cannot be had, is another version's, or fails its self-check, the torch path computes instead, and
-whoever loads a model is told in one line.
+The interface (``csrc/pronk.h``) is plain data, so the library depends on no version of torch or Python. If the library
+is missing, has another version or fails its self-check, torch computes instead, and loading a model warns in one line.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pronk.errors import OptionError
 from pronk.kernels.build import library_name
-from pronk.kernels.structures import STRUCTURES, CDraftChain, CDraftTree, CForward, CWeights
+from pronk.kernels.structures import STRUCTURES, CDraftChain, CForward, CWeights
 from pronk.kernels.threads import num_threads
 
 __all__ = [
@@ -33,34 +33,35 @@ __all__ = [
     "KernelsError",
     "candidates",
     "installed",
+    "load_checked",
     "open_library",
 ]
 
-VERSION = 5
+VERSION = 6
 
-# By their numbers in the library, each wider than the one before.
+# Indexed by ``pronk_isa``, each wider than the one before.
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 CHOICES = ("auto", *INSTRUCTION_SETS, "torch")
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 5}
-# Of quantized weights, by their bits.
+# Types of quantized weights, by bits.
 CODED_TYPES: dict[int, int] = {8: 3, 4: 4}
 
 _MOST_HEAD_DIM = 512
 
 
 class KernelsError(Exception):
-    """The library is not there or is not to be trusted; the message is one line."""
+    """The library is missing or unusable; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The library, and which of its instruction sets to use.
+    """A loaded library and the instruction set to use.
 
     Attributes:
-        library: the loaded file.
-        path: where it is.
-        isa: number of the instruction set in :data:`INSTRUCTION_SETS`.
+        library: the loaded library.
+        path: its path.
+        isa: index of the instruction set in :data:`INSTRUCTION_SETS`.
     """
 
     library: Any = field(repr=False)
@@ -69,74 +70,74 @@ class Kernels:
 
     @property
     def name(self) -> str:
-        """The instruction set's name."""
+        """Name of the instruction set."""
         return INSTRUCTION_SETS[self.isa]
 
     @staticmethod
     def covers(head_dim: int) -> bool:
-        """Whether attention with heads of this size is among the kernels."""
+        """Return whether the attention kernels support heads of this size."""
         return head_dim % 2 == 0 and head_dim <= _MOST_HEAD_DIM
 
     def run(self, ops: Any, count: int, call: CForward) -> None:
-        """Execute ``count`` operations over a pass.
+        """Run one forward pass of ``count`` operations.
 
         Raises:
-            MemoryError: the pass needs more than there is.
+            MemoryError: the workspace cannot be allocated.
         """
         _succeed(self.library.pronk_run(ops, count, ctypes.byref(call)), call)
 
     def grow(self, ops: Any, count: int, call: CForward, growth: CDraftChain) -> int:
-        """Execute a program again and again, each time for the token that was guessed from the time before.
+        """Run a draft chain: repeated forward passes, each over the token sampled from the one before.
 
         Returns:
-            How many times.
+            Number of forward passes.
 
         Raises:
-            MemoryError: a pass needs more than there is.
+            MemoryError: the workspace cannot be allocated.
         """
-        return _succeed(self.library.pronk_grow(ops, count, ctypes.byref(call), ctypes.byref(growth)), call)
+        return _succeed(self.library.pronk_draft_chain(ops, count, ctypes.byref(call), ctypes.byref(growth)), call)
 
     def choose(self, logits: Tensor, temperature: float, key: int) -> int:
-        """The first largest of ``logits / temperature + noise``, or at temperature 0 of the logits.
+        """Sample the target's token: the first argmax of ``logits / temperature + noise``.
 
         Args:
             logits: float32 ``[vocab]``, contiguous.
-            temperature: 0 or more.
-            key: what the noise is a hash of, beside the token, in [0, 2**64); see :mod:`pronk.sampling.params`.
+            temperature: 0 or more; 0 is the argmax of the logits.
+            key: noise key of the position, in [0, 2**64); see :mod:`pronk.sampling.noise`.
 
         Returns:
-            The token; -1 if a number is not finite.
+            The token, or -1 if a logit is not finite.
         """
-        return int(self.library.pronk_choose(logits.data_ptr(), logits.numel(), temperature, key, self.isa))
+        return int(self.library.pronk_sample(logits.data_ptr(), logits.numel(), temperature, key, self.isa))
 
     def guess(self, logits: Tensor, temperature: float, key: int | None) -> tuple[int, float, NDArray[np.float32]]:
-        """The same with less precise noise, or none, for a draft model; a logit of ``-inf`` is a banned token.
+        """Sample a draft token, with less precise noise or none; a logit of ``-inf`` bans its token.
 
         Returns:
-            The token, or -1 if all are banned or a number is not finite; its share among the exponentials of the
+            The token, or -1 if all tokens are banned or a logit is NaN or ``inf``; its softmax probability among the
             scores; the scores, float32 ``[vocab]``.
         """
-        vocab, share = logits.numel(), c_float()
+        vocab, confidence = logits.numel(), c_float()
         scores = np.empty(vocab, np.float32)
         noise = None if key is None else ctypes.byref(c_uint64(key))
-        token = self.library.pronk_guess(
-            logits.data_ptr(), vocab, temperature, noise, scores.ctypes.data, ctypes.byref(share), self.isa
+        token = self.library.pronk_sample_draft(
+            logits.data_ptr(), vocab, temperature, noise, scores.ctypes.data, ctypes.byref(confidence), self.isa
         )
-        return int(token), share.value, scores
+        return int(token), confidence.value, scores
 
     def read(self, data: Tensor) -> None:
-        """Read a tensor's bytes once on all threads: the memory floor of a pass over it."""
+        """Read a tensor once on all threads, to measure the memory-bound minimum time of a forward pass."""
         self.library.pronk_read(data.data_ptr(), data.nbytes, num_threads())
 
     @property
     def workspace(self) -> int:
-        """Bytes that the library holds between passes."""
+        """Bytes that the library holds between forward passes."""
         return int(self.library.pronk_workspace())
 
 
 def _succeed(code: int, call: CForward) -> int:
     if code < 0:
-        reason = "memory" if code == -1 else "unsupported shape, or rows without a place"
+        reason = "memory" if code == -1 else "unsupported shape, or rows without a cache slot"
         msg = f"kernels: pass of {call.rows} rows failed ({reason})"
         raise MemoryError(msg) if code == -1 else AssertionError(msg)
     return code
@@ -144,40 +145,37 @@ def _succeed(code: int, call: CForward) -> int:
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "run": (c_int32, (c_void_p, c_int64, POINTER(CForward))),
-    "grow": (c_int32, (c_void_p, c_int64, POINTER(CForward), POINTER(CDraftChain))),
+    "draft_chain": (c_int32, (c_void_p, c_int64, POINTER(CForward), POINTER(CDraftChain))),
     "pack": (None, (POINTER(CWeights), c_void_p, c_int64, c_void_p, c_int32)),
     "pack_codes": (None, (POINTER(CWeights), *[c_void_p] * 4, c_int32)),
     "packed_size": (c_int64, (POINTER(CWeights),)),
     "round": (c_int32, (c_void_p, c_int32, *[c_int64] * 3, c_int32, c_int64, c_int32, *[c_void_p] * 2, *[c_int32] * 2)),
     "unpack": (None, (POINTER(CWeights), c_int64, c_void_p)),
     "move": (c_int32, (*(c_void_p,) * 4, c_int64, c_void_p, c_void_p, c_int64)),
-    "choose": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
-    "guess": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 3, c_int32)),
-    "suffixes_new": (c_void_p, (c_int32,)),
-    "suffixes_free": (None, (c_void_p,)),
-    "suffixes_extend": (c_int32, (c_void_p, c_void_p, c_int64)),
-    "suffixes_end_text": (None, (c_void_p,)),
-    "suffixes_tokens": (c_int64, (c_void_p,)),
-    "suffixes_equal": (c_int32, (c_void_p, c_void_p)),
-    "suffixes_bytes": (c_int64, (c_void_p,)),
-    "suffixes_grow": (c_int32, (POINTER(CDraftTree),)),
+    "sample": (c_int32, (c_void_p, c_int64, c_float, c_uint64, c_int32)),
+    "sample_draft": (c_int32, (c_void_p, c_int64, c_float, *[c_void_p] * 3, c_int32)),
     "read": (c_double, (c_void_p, c_int64, c_int32)),
     "workspace": (c_int64, ()),
 }
 
 
-def _declare(library: Any) -> None:
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, f"pronk_{name}")
-        function.restype, function.argtypes = result, arguments
-
-
 @cache
 def open_library(path: Path) -> Any:
-    """The library, once it is known to be of this version.
+    """Load the kernels' library and check its version.
 
     Raises:
-        KernelsError: it is missing, damaged, or another version's.
+        KernelsError: the library is missing, damaged, or has another version.
+    """
+    return load_checked(path, "pronk", VERSION, STRUCTURES, _SIGNATURES)
+
+
+def load_checked(
+    path: Path, prefix: str, version: int, structures: Sequence[type[Structure]], signatures: Mapping[str, Any]
+) -> Any:
+    """Load a library whose functions begin with ``prefix`` and declare their signatures.
+
+    Raises:
+        KernelsError: the library is missing, damaged, or its version or sizes of structures differ.
     """
     again = "install pronk again"
     if not path.is_file():
@@ -188,25 +186,27 @@ def open_library(path: Path) -> Any:
         raise KernelsError(msg)
     try:
         library = ctypes.CDLL(str(path))
-        version = int(library.pronk_version())
-        sizes = (c_int32 * len(STRUCTURES))()
-        library.pronk_sizes(sizes)
+        found = int(getattr(library, f"{prefix}_version")())
+        sizes = (c_int32 * len(structures))()
+        getattr(library, f"{prefix}_sizes")(sizes)
     except (OSError, AttributeError) as error:
         msg = f"{path}: expected pronk's kernels, found a file that cannot be loaded ({str(error)[:80]}); {again}"
         raise KernelsError(msg) from error
-    if version != VERSION:
-        msg = f"{path}: expected kernels of version {VERSION}, found version {version}; {again}"
+    if found != version:
+        msg = f"{path}: expected kernels of version {version}, found version {found}; {again}"
         raise KernelsError(msg)
-    mine = [ctypes.sizeof(each) for each in STRUCTURES]
-    if list(sizes) != mine:
-        msg = f"{path}: expected structures of {mine} bytes, found {list(sizes)}; {again}"
+    expected = [ctypes.sizeof(each) for each in structures]
+    if list(sizes) != expected:
+        msg = f"{path}: expected structures of {expected} bytes, found {list(sizes)}; {again}"
         raise KernelsError(msg)
-    _declare(library)
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"{prefix}_{name}")
+        function.restype, function.argtypes = result, arguments
     return library
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file, if it is an ELF library, is as long as it says: loading a cut one ends the process."""
+    """Return whether an ELF file is complete: loading a truncated one crashes the process."""
     with path.open("rb") as file:
         header = file.read(64)
     if header[:4] != b"\x7fELF":
@@ -216,31 +216,31 @@ def _is_whole(path: Path) -> bool:
 
 
 def installed() -> Path:
-    """Where the library is that was compiled, or unpacked, when pronk was installed."""
+    """Return the path of the library that the installation compiled or unpacked."""
     return Path(__file__).parent / library_name()
 
 
 def candidates(choice: str = "auto", path: Path | None = None) -> list[Kernels]:
-    """The kernels that a choice admits, the best first; they have yet to pass their self-check.
+    """Return the kernels that match an option, best first, before their self-check.
 
     Args:
-        choice: ``"auto"`` is every instruction set of this processor; or the name of one.
-        path: the library, if not the one that was installed.
+        choice: ``"auto"`` for every instruction set of this processor, or the name of one.
+        path: the library; by default the installed one.
 
     Raises:
-        KernelsError: the library cannot be had.
-        OptionError: ``choice`` is no instruction set, or not one of this processor's.
+        KernelsError: the library cannot be loaded.
+        OptionError: ``choice`` is not an instruction set, or this processor lacks it.
     """
     if choice not in CHOICES or choice == "torch":
         msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
         raise OptionError(msg)
-    place = path or installed()
-    library = open_library(place)
+    location = path or installed()
+    library = open_library(location)
     best = int(library.pronk_detect())
     if choice == "auto":
-        return [Kernels(library, place, isa) for isa in range(best, -1, -1)]
+        return [Kernels(library, location, isa) for isa in range(best, -1, -1)]
     if INSTRUCTION_SETS.index(choice) > best:
         has = ", ".join(INSTRUCTION_SETS[: best + 1])
         msg = f"kernels: expected one that this processor has ({has}), found {choice!r}"
         raise OptionError(msg)
-    return [Kernels(library, place, INSTRUCTION_SETS.index(choice))]
+    return [Kernels(library, location, INSTRUCTION_SETS.index(choice))]

@@ -1,8 +1,8 @@
-"""Rounding weights to 8 and 4 bits: to the nearest code, by the range that errs least.
+"""Quantize weights to 8 and 4 bits: nearest codes, at the scale with the smallest squared error.
 
-A group's scale is a compromise: the largest weight decides how coarse all others become. So several scales are tried,
-from that of the largest weight down, with the one code that a side has more on either side, and the one with the
-smallest sum of squared errors is taken (as the search for a clipping range in AWQ; Lin et al. 2024, section 3.2).
+With a scale for the full range, the largest weight of a group makes all codes coarse. So the kernel tries several
+scales, from the full range down, with the extra code on either side of zero, and takes the scale with the smallest sum
+of squared errors (like the search for a clipping range in AWQ; Lin et al. 2024, section 3.2).
 """
 
 from __future__ import annotations
@@ -19,45 +19,44 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["DEFAULT_GROUPS", "default_group", "round_weights"]
 
-# By bits: what costs the least memory at the accuracy that the bits have, where rows are whole groups.
+# Group by bits: scales cost little memory, and a smaller group would not gain much accuracy.
 DEFAULT_GROUPS: dict[int, int] = {8: 128, 4: 32}
 
-# Ranges that are tried, each 5 % narrower than the one before; at 8 bits clipping gains nothing.
+# Number of ranges to try, each 5 % narrower than the one before; at 8 bits clipping gains nothing.
 _TRIES = {8: 0, 4: 6}
 
 
 def default_group(bits: Bits, inputs: int) -> int:
-    """The group in which rows of so many inputs take the fewest bytes, down from the default; the larger of equals.
+    """Return the group, at most the default, with the fewest bytes per row; ties go to the larger group.
 
-    A row is filled up to whole groups: 320 weights of 8 bits are 3 groups of 128 (396 bytes with their scales), 5 of 64
+    Rows are padded to whole groups: 320 weights of 8 bits are 3 groups of 128 (396 bytes with their scales), 5 of 64
     (340) or 10 of 32 (360).
     """
 
     def nbytes(group: int) -> int:
         return ceil(inputs / group) * (group * bits // 8 + 4)
 
-    most = DEFAULT_GROUPS[bits]
-    return min((min(group, ceil(inputs / 32) * 32) for group in (128, 64, 32) if group <= most), key=nbytes)
+    default = DEFAULT_GROUPS[bits]
+    return min((min(group, ceil(inputs / 32) * 32) for group in (128, 64, 32) if group <= default), key=nbytes)
 
 
 def round_weights(kernels: Kernels, weight: Tensor, bits: Bits, group: int | None = None) -> QuantizedMatrix:
-    """Round a matrix to the nearest codes, without minima; the same on every instruction set.
+    """Quantize a matrix to the nearest codes, without minima; equal on every instruction set.
 
     Args:
-        kernels: who does it.
+        kernels: kernels to compute with.
         weight: ``[outputs, inputs]`` on the CPU: float32, bfloat16 or float16, finite.
         bits: 8 or 4.
-        group: inputs that share a scale, a multiple of 8; :func:`default_group` by default. More than the row has is
-            the row.
+        group: inputs that share a scale, a multiple of 8; :func:`default_group` by default, at most the whole row.
 
     Raises:
         ValueError: a weight is not finite.
-        MemoryError: there is none for a row of every thread.
+        MemoryError: a row per thread cannot be allocated.
     """
     outputs, inputs = weight.shape
     group = min(group or default_group(bits, inputs), ceil(inputs / 32) * 32)
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    codes = pages((outputs, inputs), torch.uint8)  # of their own, and given back when they are packed
+    codes = pages((outputs, inputs), torch.uint8)  # a mapping of its own, which is returned to the system after packing
     scale = torch.empty(outputs, ceil(inputs / group))
     status = kernels.library.pronk_round(
         *(weight.data_ptr(), TYPES[weight.dtype], outputs, inputs, weight.stride(0), bits, group),

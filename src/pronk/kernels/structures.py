@@ -1,11 +1,11 @@
-"""The structures of ``csrc/pronk.h``, as :mod:`ctypes` has them; what their fields are is written there."""
+"""Structures of ``csrc/pronk.h`` for :mod:`ctypes`; the header documents their fields."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 
-__all__ = ["STRUCTURES", "CDraftChain", "CDraftTree", "CForward", "COp", "CSegment", "CWeights", "Hear", "Prior"]
+__all__ = ["STRUCTURES", "CDraftChain", "CForward", "COp", "CSegment", "CWeights", "Hear"]
 
 
 class CWeights(Structure):
@@ -16,9 +16,9 @@ class CWeights(Structure):
         ("gated", c_int32),
         ("group", c_int32),
         ("minima", c_int32),
-        ("n", c_int64),
-        ("k", c_int64),
-        ("kp", c_int64),
+        ("N", c_int64),
+        ("K", c_int64),
+        ("K_pad", c_int64),
         ("unit", c_int64),
         ("blocks", c_int64),
         ("data", c_void_p),
@@ -64,7 +64,7 @@ class COp(Structure):
 
 
 class CSegment(Structure):
-    """``pronk_segment``: one request's rows."""
+    """``pronk_segment``: the rows of one request."""
 
     _fields_ = [
         ("blocks", c_void_p),
@@ -73,12 +73,12 @@ class CSegment(Structure):
         ("length", c_int32),
         ("nodes", c_int32),
         ("computed", c_int32),
-        ("held", c_int32),
+        ("num_blocks", c_int32),
     ]
 
 
 class CForward(Structure):
-    """``pronk_pass``: the rows of a pass, and where its results go."""
+    """``pronk_pass``: the rows of a forward pass and the addresses of its results."""
 
     _fields_ = [
         ("rows", c_int64),
@@ -90,7 +90,7 @@ class CForward(Structure):
         ("threads", c_int32),
         ("tokens", c_void_p),
         ("segment", POINTER(CSegment)),
-        ("beside", POINTER(CSegment)),
+        ("cross_segment", POINTER(CSegment)),
         ("stream", c_void_p),
         ("rope", c_void_p * 2),
         ("rope_by_row", c_int32 * 2),
@@ -100,12 +100,12 @@ class CForward(Structure):
     ]
 
 
-# ``hear(token, confidence)`` is told of each token of a chain; 0 ends it.
+# ``on_token(token, confidence)`` receives each token of a chain; returning 0 ends the chain.
 Hear = ctypes.CFUNCTYPE(c_int32, c_int32, c_float)
 
 
 class CDraftChain(Structure):
-    """``pronk_chain``: how a draft model goes on by itself."""
+    """``pronk_chain``: a chain of tokens from a draft model."""
 
     _fields_ = [
         ("key", c_uint64),
@@ -113,38 +113,9 @@ class CDraftChain(Structure):
         ("steps", c_int32),
         ("temperature", c_float),
         ("scores", c_void_p),
-        ("hear", Hear),
+        ("on_token", Hear),
     ]
 
 
-# ``prior(way, depth)`` says how often such guesses are right, as far as anybody knows.
-Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
-
-
-class CDraftTree(Structure):
-    """``pronk_sprouts``: a tree of what followed the ends of a text."""
-
-    _fields_ = [
-        ("sources", POINTER(c_void_p)),
-        ("tail", POINTER(c_int32)),
-        ("num_sources", c_int32),
-        ("tail_tokens", c_int32),
-        ("width", c_int32),
-        ("max_depth", c_int32),
-        ("min_match", c_int32),
-        ("depth_factor", c_double),
-        ("least", c_double),
-        ("weight", c_double),
-        ("offered", POINTER(c_double)),
-        ("taken", POINTER(c_double)),
-        ("priors", POINTER(c_double)),
-        ("prior", Prior),
-        ("tokens", POINTER(c_int32)),
-        ("parents", POINTER(c_int32)),
-        ("ways", POINTER(c_int32)),
-        ("gains", POINTER(c_double)),
-    ]
-
-
-# In the order in which the library says their sizes.
-STRUCTURES: tuple[type[Structure], ...] = (CWeights, COp, CSegment, CForward, CDraftChain, CDraftTree)
+# In the order of ``pronk_sizes``.
+STRUCTURES: tuple[type[Structure], ...] = (CWeights, COp, CSegment, CForward, CDraftChain)

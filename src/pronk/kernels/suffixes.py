@@ -1,35 +1,89 @@
-"""Suffix automata of the compiled kernels, and the trees that they grow (``csrc/suffix.cpp``)."""
+"""Suffix automata in C++ (``csrc/suffix.cpp``), and the draft trees that grow from them."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from ctypes import c_double, c_int32, c_void_p, memset, sizeof
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p, memset, sizeof
 from typing import Any, NamedTuple
 from weakref import finalize
 
-from pronk.kernels.structures import CDraftTree, Prior
+from pronk.kernels import library as kernels
+from pronk.kernels.build import suffix_library
+from pronk.kernels.library import load_checked
 
-__all__ = ["NUM_WAYS", "CompiledSuffixes", "CompiledTreeGrower", "GrownTree"]
+__all__ = ["NUM_WAYS", "CompiledSuffixes", "CompiledTreeGrower", "GrownTree", "open_suffix_library"]
 
-# Kinds of guesses, and classes of depths that make a difference to how often they are right.
+_VERSION = 1
+
+# Acceptance buckets of draft tokens, and depths with a prior of their own; the last depth covers all greater ones.
 NUM_WAYS, _DEPTHS = 32, 4
 
 _UNKNOWN: list[c_double | float] = [float("nan")] * (NUM_WAYS * _DEPTHS)
 
+# ``prior(bucket, depth)``: the prior acceptance probability.
+_Prior = ctypes.CFUNCTYPE(c_double, c_int32, c_int32)
+
+
+class _Call(Structure):
+    """``pronk_suffix_tree`` of ``csrc/suffix.cpp``, which documents the fields."""
+
+    _fields_ = [
+        ("sources", POINTER(c_void_p)),
+        ("tail", POINTER(c_int32)),
+        ("num_sources", c_int32),
+        ("tail_tokens", c_int32),
+        ("width", c_int32),
+        ("max_depth", c_int32),
+        ("min_match", c_int32),
+        ("depth_factor", c_double),
+        ("min_gain", c_double),
+        ("weight", c_double),
+        ("offered", POINTER(c_double)),
+        ("accepted", POINTER(c_double)),
+        ("priors", POINTER(c_double)),
+        ("prior", _Prior),
+        ("tokens", POINTER(c_int32)),
+        ("parents", POINTER(c_int32)),
+        ("buckets", POINTER(c_int32)),
+        ("gains", POINTER(c_double)),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "new": (c_void_p, (c_int32,)),
+    "free": (None, (c_void_p,)),
+    "extend": (c_int32, (c_void_p, c_void_p, c_int64)),
+    "end_text": (None, (c_void_p,)),
+    "tokens": (c_int64, (c_void_p,)),
+    "equal": (c_int32, (c_void_p, c_void_p)),
+    "bytes": (c_int64, (c_void_p,)),
+    "grow": (c_int32, (POINTER(_Call),)),
+}
+
+
+def open_suffix_library() -> Any:
+    """Load the suffix automaton's library, which is installed beside the kernels.
+
+    Raises:
+        KernelsError: the library is missing, damaged, or has another version.
+    """
+    return load_checked(suffix_library(kernels.installed()), "pronk_suffixes", _VERSION, (_Call,), _SIGNATURES)
+
 
 class CompiledSuffixes:
-    """The strings of some texts, their counts and what follows them.
+    """The substrings of one or more texts, with counts and continuations.
 
     Attributes:
-        max_match: longest match that is looked for, at least 1 token.
-        handle: what the library knows it by.
+        max_match: longest match that is searched, at least 1 token.
+        handle: address of the automaton.
     """
 
     def __init__(self, library: Any, max_match: int) -> None:
-        """Empty.
+        """Create an empty automaton in a library of :func:`open_suffix_library`.
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: memory is exhausted.
         """
         self.max_match, self._library = max_match, library
         self.handle: int | None = library.pronk_suffixes_new(max_match)
@@ -38,7 +92,7 @@ class CompiledSuffixes:
         finalize(self, library.pronk_suffixes_free, self.handle)
 
     def __eq__(self, other: object) -> bool:
-        """Whether it was made from the same texts."""
+        """Return whether both automata were built from the same texts."""
         if not isinstance(other, CompiledSuffixes):
             return NotImplemented
         return bool(self._library.pronk_suffixes_equal(self.handle, other.handle))
@@ -46,39 +100,39 @@ class CompiledSuffixes:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Its size, as its contents are long."""
+        """Show sizes only, because the contents are long."""
         return f"{type(self).__name__}(max_match={self.max_match}, num_tokens={self.num_tokens})"
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """The text goes on. For each token amortized constant time, plus ``max_match`` steps.
+        """Append tokens to the current text, in amortized constant time per token plus ``max_match`` steps.
 
         Args:
             tokens: ids, each at least 0 and below 2**31.
 
         Raises:
-            MemoryError: there is none, and this is of no use any more.
+            MemoryError: memory is exhausted, and the automaton is unusable.
         """
         ids = [*tokens]
         if self._library.pronk_suffixes_extend(self.handle, (c_int32 * len(ids))(*ids), len(ids)):
             raise MemoryError
 
     def end_text(self) -> None:
-        """The next token begins another text: no string goes across."""
+        """Start another text: no substring crosses this boundary."""
         self._library.pronk_suffixes_end_text(self.handle)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens it was extended by; the library counts them, as an interruption may come right after it was."""
+        """Number of tokens appended, counted in C++ so that an interrupt cannot lose any."""
         return int(self._library.pronk_suffixes_tokens(self.handle))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it holds."""
+        """Bytes of memory held."""
         return int(self._library.pronk_suffixes_bytes(self.handle))
 
 
 class GrownTree(NamedTuple):
-    """A tree as plain lists, the root first and parents before their children."""
+    """A draft tree as lists, parents before their children; ``ways`` are the acceptance buckets."""
 
     tokens: list[int]
     parents: list[int]
@@ -87,47 +141,47 @@ class GrownTree(NamedTuple):
 
 
 class CompiledTreeGrower:
-    """Grows trees for one request.
+    """Grows the draft trees of one request.
 
-    A guess of a way is right with a probability of ``(taken + prior * weight) / (offered + weight)``.
+    The estimated acceptance probability of a bucket is ``(accepted + prior * weight) / (offered + weight)``.
     """
 
     def __init__(self, library: Any, weight: float, prior: Callable[[int, int], float]) -> None:
-        """A request.
+        """Prepare the calls for one request.
 
         Args:
-            library: the compiled kernels.
-            weight: how many observations a prior is worth.
-            prior: of a way, below ``NUM_WAYS``, and a depth, from 1 on; asked once for each of both, until
-                :meth:`forget`.
+            library: from :func:`open_suffix_library`.
+            weight: number of observations that a prior counts for.
+            prior: prior acceptance probability of a bucket, below ``NUM_WAYS``, at a depth, from 1 on; called once for
+                each pair until :meth:`forget`.
         """
         self._library = library
-        self._offered, self._taken = (c_double * NUM_WAYS)(), (c_double * NUM_WAYS)()
+        self._offered, self._accepted = (c_double * NUM_WAYS)(), (c_double * NUM_WAYS)()
         self._priors = (c_double * len(_UNKNOWN))(*_UNKNOWN)
-        self._call = CDraftTree(offered=self._offered, taken=self._taken, priors=self._priors, weight=weight)
+        self._call = _Call(offered=self._offered, accepted=self._accepted, priors=self._priors, weight=weight)
         self._raised: list[BaseException] = []
         raised = self._raised
 
-        def ask(way: int, depth: int) -> float:
+        def call_prior(bucket: int, depth: int) -> float:
             try:
-                return prior(way, depth)
-            except BaseException as error:  # noqa: BLE001 - nothing can be raised through the kernels
+                return prior(bucket, depth)
+            except BaseException as error:  # noqa: BLE001 - exceptions cannot propagate through C++
                 raised.append(error)
                 return 0.0
 
-        self._call.prior = Prior(ask)
-        self._room = 0
+        self._call.prior = _Prior(call_prior)
+        self._capacity = 0
 
     def forget(self) -> None:
-        """Priors may have changed."""
+        """Drop the cached priors."""
         self._priors[:] = _UNKNOWN
 
     def learn(self, offered: Mapping[int, float], taken: Mapping[int, float]) -> None:
-        """How many guesses of each way were seen, and how many of these were right."""
-        for seen, known in ((self._offered, offered), (self._taken, taken)):
-            memset(seen, 0, sizeof(seen))
-            for way, count in known.items():
-                seen[way] = count
+        """Set how many draft tokens of each bucket were verified, and how many of them were accepted."""
+        for counts, known in ((self._offered, offered), (self._accepted, taken)):
+            memset(counts, 0, sizeof(counts))
+            for bucket, count in known.items():
+                counts[bucket] = count
 
     def grow(
         self,
@@ -140,37 +194,37 @@ class CompiledTreeGrower:
         depth_factor: float,
         least: float,
     ) -> GrownTree:
-        """What followed the longest ends of a text, likeliest first.
+        """Grow a draft tree from the continuations of the longest matching suffixes, likeliest first.
 
         Args:
-            sources: the text's own strings first.
-            tail: the text's last tokens, at least one.
-            width: most guesses.
-            max_depth: most guesses above one another.
-            min_match: shortest match that counts.
-            depth_factor: a match supports guesses to so many times its length.
-            least: guesses of a smaller gain do not count.
+            sources: automata, the text's own first.
+            tail: last tokens of the text, at least one; the last one is the root.
+            width: maximum number of draft tokens.
+            max_depth: maximum depth.
+            min_match: shortest match in tokens that is used.
+            depth_factor: a match supports draft tokens up to this many times its length.
+            least: draft tokens with a smaller gain are dropped.
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: memory is exhausted.
         """
         call = self._call
-        self._make_room(width + 1)
+        self._reserve(width + 1)
         call.sources = (c_void_p * len(sources))(*[each.handle for each in sources])
         call.tail, call.tail_tokens, call.num_sources = (c_int32 * len(tail))(*tail), len(tail), len(sources)
         call.width, call.max_depth, call.min_match = width, max_depth, min_match
-        call.depth_factor, call.least = depth_factor, least
+        call.depth_factor, call.min_gain = depth_factor, least
         nodes = self._library.pronk_suffixes_grow(call)
         if self._raised:
             self.forget()
             raise self._raised.pop()
         if nodes < 0:
             raise MemoryError
-        return GrownTree(call.tokens[:nodes], call.parents[:nodes], call.gains[:nodes], call.ways[:nodes])
+        return GrownTree(call.tokens[:nodes], call.parents[:nodes], call.gains[:nodes], call.buckets[:nodes])
 
-    def _make_room(self, nodes: int) -> None:
-        if nodes > self._room:
+    def _reserve(self, nodes: int) -> None:
+        if nodes > self._capacity:
             call = self._call
-            call.tokens, call.parents, call.ways = ((c_int32 * nodes)() for _ in range(3))
+            call.tokens, call.parents, call.buckets = ((c_int32 * nodes)() for _ in range(3))
             call.gains = (c_double * nodes)()
-            self._room = nodes  # at last: an interruption may come in between
+            self._capacity = nodes  # last, because an interrupt may come in between

@@ -1,8 +1,8 @@
-"""How many threads compute.
+"""Number of threads that torch and the kernels compute with.
 
-There is one setting, torch's (``torch.set_num_threads``). The kernels have threads of their own, though, and two sets
-of threads on the same cores, each waiting for work without giving its core up, cost a step half as much again. So while
-an engine steps, torch's small operations between two passes have one thread, and the kernels those of the setting.
+The only setting is torch's (``torch.set_num_threads``). The kernels have a thread pool of their own, and two pools that
+spin on the same cores increase the time of a step by half. So during an engine step the kernels use the threads of the
+setting, and torch, which runs small operations only, uses one thread.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ __all__ = ["lend_threads", "num_threads", "return_threads", "set_threads"]
 
 
 class _Setting(threading.local):
-    """What torch's setting is in this thread, while the kernels have it."""
+    """Torch's setting in this Python thread while the kernels use it."""
 
     lent = False
-    count = 0  # 0: it has not been lent yet
+    count = 0  # 0: not lent yet
 
 
 _setting = _Setting()
-_latest = 0  # in any thread
+_latest = 0  # latest count that any Python thread lent
 
 
 def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> None:
-    """How many threads this process computes with, one of ``workers``.
+    """Set the number of threads of this process, which is one of ``workers`` processes.
 
     Args:
-        threads: 1..4096; ``None`` is torch's choice, or a worker's part of it.
+        threads: 1..4096; ``None`` is torch's default, divided by the workers.
         workers: 1..64.
-        divide: whether they share what torch would take.
+        divide: divide torch's default among the workers.
 
     Raises:
-        OptionError: one of them is out of its range.
+        OptionError: a number is out of its range.
     """
     check_integer("workers", workers, 1, 64)
     if threads is not None:
@@ -47,15 +47,15 @@ def set_threads(threads: int | None, workers: int, *, divide: bool = True) -> No
 
 
 def num_threads() -> int:
-    """How many threads the kernels have."""
+    """Return the number of threads of the kernels."""
     return _setting.count if _setting.lent and torch.get_num_threads() == 1 else torch.get_num_threads()
 
 
 def lend_threads() -> None:
-    """Give the kernels the threads that torch had; torch has one from now on.
+    """Give torch's threads to the kernels and set torch to one thread.
 
-    A thread that meets torch while another one has lent its setting begins with one, which nobody asked for; it takes
-    the other's setting.
+    A Python thread that starts while another one has lent its setting finds torch at one thread; it takes the other's
+    setting instead.
     """
     global _latest  # noqa: PLW0603 - the setting is the process's
     count = num_threads()
@@ -67,7 +67,7 @@ def lend_threads() -> None:
 
 
 def return_threads() -> None:
-    """Torch's setting is what it was; nothing, if an interruption came before it was lent."""
+    """Restore torch's setting; do nothing if an interrupt came before it was lent."""
     if _setting.lent:
         torch.set_num_threads(_setting.count)
         _setting.lent = False

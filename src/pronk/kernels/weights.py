@@ -1,4 +1,4 @@
-"""Matrices packed for the kernels."""
+"""Pack weight matrices for the kernels."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["CodedRows", "Packed", "pack", "pages"]
 
-# Codes that are packed at a time.
+# Codes that are packed at a time, to limit the memory of unpacked codes.
 _SLAB = 1 << 22
 
-# What a core's caches hold of addresses covers few small pages; weights lie together in large ones.
+# Weights are mapped in huge pages, because the TLB covers few small ones. Linux on x86 and Arm: 2 MiB.
 _HUGE_PAGE = 1 << 21
 
 
 def pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory of their own, in huge pages where Linux has them and they are worth it."""
+    """Return zeros in a memory mapping of its own, with huge pages for large sizes where Linux has them."""
     size = max(1, prod(shape)) * dtype.itemsize
     if size < _HUGE_PAGE:
         return torch.zeros(shape, dtype=dtype)
-    # What is shared, as Python's default is, is a file of the system's, which has huge pages hardly anywhere.
+    # A shared mapping, Python's default, is backed by a file, which rarely gets huge pages.
     own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, ceil(size / _HUGE_PAGE) * _HUGE_PAGE, **own)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them: nothing is lost but speed
+        with suppress(OSError):  # Linux without huge pages: slower, nothing else
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
 
 
 class CodedRows(Protocol):
-    """A quantized matrix ``[outputs, inputs]``, or what will be one."""
+    """A source of quantized rows of a matrix ``[outputs, inputs]``."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        """Some outputs of it."""
+        """Return outputs ``start`` to ``stop`` - 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +56,9 @@ class Packed:
     """A matrix ``[outputs, inputs]`` in the kernels' layout.
 
     Attributes:
-        kernels: who reads it.
-        struct: what they are told of it.
-        data: the elements, or lines of scales, minima and codes, in blocks of 16 outputs.
+        kernels: kernels that the layout is for.
+        struct: description of the matrix for the kernels.
+        data: elements, or groups of scales, minima and codes, in blocks of 16 outputs.
         bias: float32 ``[blocks * 16]`` in the order of the blocks, or ``None``.
         order: of quantized weights, int32 ``[inputs]`` or ``None``; see :class:`~pronk.quantization.formats.matrix.QuantizedMatrix`.
     """
@@ -72,23 +72,23 @@ class Packed:
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs, both halves of a gated matrix counted."""
-        return self.struct.n * (2 if self.struct.gated else 1), self.struct.k
+        return self.struct.N * (2 if self.struct.gated else 1), self.struct.K
 
     def part(self, start: int, stop: int) -> Packed:
-        """Some outputs of it, where they are: of one unit that is not gated, ``start`` a multiple of 16."""
+        """Return a view of some outputs of a matrix of one unit, not gated; ``start`` is a multiple of 16."""
         assert not self.struct.gated, "expected outputs that follow each other, found a gate"
-        assert self.struct.unit == self.struct.n, "expected outputs of one unit, found several"
+        assert self.struct.unit == self.struct.N, "expected outputs of one unit, found several"
         assert not start % 16, f"expected the beginning of a block, found {start}"
         struct = CWeights.from_buffer_copy(self.struct)
-        struct.n = struct.unit = stop - start
-        struct.blocks = ceil(struct.n / 16)
+        struct.N = struct.unit = stop - start
+        struct.blocks = ceil(struct.N / 16)
         struct.data += start // 16 * (self.data.nbytes // self.struct.blocks)
         if self.bias is not None:
             struct.bias = self.bias.data_ptr() + start * self.bias.itemsize
         return replace(self, struct=struct)
 
     def unpack(self) -> Tensor:
-        """The matrix again, float32 ``[outputs, inputs]``."""
+        """Unpack to float32 ``[outputs, inputs]``."""
         rows = torch.empty(self.shape)
         for row in range(len(rows)):
             self.kernels.library.pronk_unpack(ctypes.byref(self.struct), row, rows[row].data_ptr())
@@ -103,20 +103,20 @@ def pack(
     unit: int | None = None,
     gated: bool = False,
 ) -> Packed:
-    """Reorder a matrix for the kernels.
+    """Pack a matrix for the kernels.
 
     Args:
-        kernels: who will read it.
-        weight: ``[outputs, inputs]``, float32, bfloat16, float16, or what gives codes; may be freed afterwards.
+        kernels: kernels that the layout is for.
+        weight: ``[outputs, inputs]``, float32, bfloat16, float16, or quantized; may be freed afterwards.
         bias: ``[outputs]``.
-        unit: outputs that are used together and begin a block of their own: the size of a head.
+        unit: outputs that start a block of their own: the size of a head.
         gated: the first half of the outputs gates the second.
     """
-    rows, k = weight.shape
-    n = rows // 2 if gated else rows
-    unit = unit or n
-    blocks = rows // unit * ceil(unit / 16) if not gated else 2 * ceil(n / 16)
-    struct = CWeights(gated=int(gated), n=n, k=k, unit=unit, blocks=blocks)
+    rows, inputs = weight.shape
+    outputs = rows // 2 if gated else rows
+    unit = unit or outputs
+    blocks = rows // unit * ceil(unit / 16) if not gated else 2 * ceil(outputs / 16)
+    struct = CWeights(gated=int(gated), N=outputs, K=inputs, unit=unit, blocks=blocks)
     order = None
     if isinstance(weight, Tensor):
         data = _pack_numbers(kernels, struct, weight)
@@ -130,33 +130,33 @@ def pack(
 
 
 def _pack_numbers(kernels: Kernels, struct: CWeights, weight: Tensor) -> Tensor:
-    struct.type, struct.kp = TYPES[weight.dtype], ceil(struct.k / 32) * 32
+    struct.type, struct.K_pad = TYPES[weight.dtype], ceil(struct.K / 32) * 32
     source = weight.detach().contiguous()
-    per_output = struct.kp if weight.dtype == torch.bfloat16 else struct.k
+    per_output = struct.K_pad if weight.dtype == torch.bfloat16 else struct.K
     data = pages((struct.blocks, per_output, 16), weight.dtype)
     struct.data = data.data_ptr()
-    kernels.library.pronk_pack(ctypes.byref(struct), source.data_ptr(), struct.k, struct.data, num_threads())
+    kernels.library.pronk_pack(ctypes.byref(struct), source.data_ptr(), struct.K, struct.data, num_threads())
     return data
 
 
 def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[Tensor, Tensor | None]:
-    """Some outputs at a time, so that whatever makes the codes makes no more of them than that."""
+    """Pack a slab of outputs at a time, so that no more codes exist unpacked."""
     halves, blocks_of_unit = 1 + struct.gated, ceil(struct.unit / 16)
-    one_unit = struct.gated or struct.unit == struct.n
+    one_unit = struct.gated or struct.unit == struct.N
     step = 16 if one_unit else struct.unit
-    step *= max(1, _SLAB // (step * struct.k * halves))
-    for start in range(0, struct.n, step):
-        stop = min(start + step, struct.n)
-        parts = [weight.rows(half * struct.n + start, half * struct.n + stop) for half in range(halves)]
-        slab = _filled_up(parts)
+    step *= max(1, _SLAB // (step * struct.K * halves))
+    for start in range(0, struct.N, step):
+        stop = min(start + step, struct.N)
+        parts = [weight.rows(half * struct.N + start, half * struct.N + stop) for half in range(halves)]
+        slab = _stack_padded(parts)
         if not start:
             struct.type, struct.group, struct.minima = CODED_TYPES[slab.bits], slab.group, int(slab.minimum is not None)
-            struct.kp = slab.shape[1]
+            struct.K_pad = slab.shape[1]
             data = pages((int(kernels.library.pronk_packed_size(ctypes.byref(struct))),), torch.uint8)
             struct.data = data.data_ptr()
         own = CWeights.from_buffer_copy(struct)
-        own.n, own.unit = stop - start, stop - start if one_unit else struct.unit
-        own.blocks = halves * ceil(own.n / 16) if one_unit else own.n // struct.unit * blocks_of_unit
+        own.N, own.unit = stop - start, stop - start if one_unit else struct.unit
+        own.blocks = halves * ceil(own.N / 16) if one_unit else own.N // struct.unit * blocks_of_unit
         before = halves * start // 16 if one_unit else start // struct.unit * blocks_of_unit
         kernels.library.pronk_pack_codes(
             ctypes.byref(own),
@@ -171,15 +171,15 @@ def _pack_codes(kernels: Kernels, struct: CWeights, weight: CodedRows) -> tuple[
     return data, order
 
 
-def _filled_up(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
-    """On top of each other, with columns up to whole groups; what follows the last input is multiplied with zeros."""
+def _stack_padded(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
+    """Stack the parts and pad the inputs to whole groups; the padding is multiplied by zeros."""
     one, inputs = parts[0], parts[0].shape[1]
     missing = -inputs % one.group
     if len(parts) == 1 and not missing:
         minimum = None if one.minimum is None else one.minimum.contiguous()
         return replace(one, codes=one.codes.contiguous(), scale=one.scale.contiguous(), minimum=minimum, order=None)
     rows = [each.shape[0] for each in parts]
-    codes = pages((sum(rows), inputs + missing), torch.uint8)  # of their own: in the heap they would leave holes
+    codes = pages((sum(rows), inputs + missing), torch.uint8)  # a mapping of its own: on the heap it would fragment
     for target, each in zip(codes.split(rows), parts, strict=True):
         target[:, :inputs] = each.codes
     scale = torch.cat([each.scale for each in parts])
@@ -188,7 +188,7 @@ def _filled_up(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
 
 
 def _place(values: Tensor, unit: int, blocks: int, *, gated: bool) -> Tensor:
-    """``[outputs]`` in the order of the blocks, zeros between: ``[blocks * 16]``."""
+    """Reorder ``[outputs]`` to the blocks, with zeros as padding: ``[blocks * 16]``."""
     placed = torch.zeros(blocks * 16)
     if gated:
         for half, part in enumerate(values.chunk(2)):

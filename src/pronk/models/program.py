@@ -264,13 +264,13 @@ class ProgramRows:
             others = (CSegment * len(beside))()
             for struct, table in zip(others, beside, strict=True):
                 self._place(struct, table)
-            self.call.beside = others
+            self.call.cross_segment = others
         return self
 
     def _place(self, struct: CSegment, table: BlockTable) -> None:
         numbers = table.numbers
         self._held.append(numbers)
-        struct.blocks, struct.held = ctypes.addressof(numbers), len(numbers)
+        struct.blocks, struct.num_blocks = ctypes.addressof(numbers), len(numbers)
         struct.released, struct.length = table.released, table.length
 
     def _numbers(self, values: Sequence[int]) -> int:

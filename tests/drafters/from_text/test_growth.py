@@ -10,9 +10,7 @@ import pytest
 
 from pronk.drafters.from_text._automaton import SuffixAutomaton
 from pronk.drafters.from_text._growth import PRIORS, CompiledGrowth, SuffixIndex, TreeGrower, TreeGrowth, TreeLimits
-from pronk.kernels import library
-from pronk.kernels.library import open_library
-from pronk.kernels.suffixes import CompiledSuffixes
+from pronk.kernels.suffixes import CompiledSuffixes, open_suffix_library
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.acceptance_stats import AcceptanceStats
@@ -20,7 +18,7 @@ from pronk.speculation.proposer import Outcome
 from pronk.speculation.shared_acceptance import SharedAcceptance
 from pronk.speculation.tree import TokenTree
 
-LIBRARY = open_library(library.installed())
+LIBRARY = open_suffix_library()
 
 
 @dataclass

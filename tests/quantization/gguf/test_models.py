@@ -118,7 +118,7 @@ def test_values_are_kept_as_they_are_beside_queries_and_keys(
     decoder = load(path, kernels=kernels())
     for layer in decoder.layers:
         structs = [part.packed.struct for part in layer.qkv.parts]
-        forms = [(struct.n, struct.type, struct.group, struct.minima) for struct in structs]
+        forms = [(struct.N, struct.type, struct.group, struct.minima) for struct in structs]
         assert forms == [(256 + 128, CODED_TYPES[4], 32, 1), (128, CODED_TYPES[8], 16, 0)]
     assert_explained(path, text_logits(decoder, TEXT), monkeypatch, most=0.015)
 

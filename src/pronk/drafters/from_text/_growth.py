@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from pronk.drafters.from_text._automaton import Continuation, SuffixAutomaton
 from pronk.drafters.shared.trie import Frontier, Trie
-from pronk.kernels.library import KernelsError, installed, open_library
-from pronk.kernels.suffixes import NUM_WAYS, CompiledSuffixes, CompiledTreeGrower
+from pronk.kernels.library import KernelsError
+from pronk.kernels.suffixes import NUM_WAYS, CompiledSuffixes, CompiledTreeGrower, open_suffix_library
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.tree import TokenTree
 
@@ -105,9 +105,9 @@ class TreeGrower(Protocol):
 
 @cache
 def _library() -> Any:
-    """The compiled kernels, or ``None``. Nothing here depends on the instruction set, or whether models use them."""
+    """Return the compiled suffix automaton, or ``None`` if it is not installed."""
     try:
-        return open_library(installed())
+        return open_suffix_library()
     except KernelsError:
         return None
 

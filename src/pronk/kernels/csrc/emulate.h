@@ -1,6 +1,6 @@
-// The instructions of AVX512-BF16, AMX-BF16 and AMX-INT8 in plain loops, for testing the code around them on processors
-// without (`python build.py OUT -DPRONK_EMULATE`, needs AVX-512). Sums of bf16 are close to the processor's, those of
-// codes are its integers, and both are as independent of the rows' company; speed is not the point.
+// AVX512-BF16, AMX-BF16 and AMX-INT8 instructions as plain loops, to test the code around them on processors that have
+// AVX-512 only (`python build.py OUT -DPRONK_EMULATE`). bf16 sums are close to the hardware's, integer sums are equal;
+// either way a row does not depend on the other rows of its tile. Slow.
 #pragma once
 #include <immintrin.h>
 #include <stdlib.h>

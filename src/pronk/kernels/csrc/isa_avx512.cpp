@@ -1,25 +1,22 @@
-// AVX-512 F, BW, DQ, VL: 32 registers of 16 floats; bf16 weights are widened.
+// AVX-512 F, BW, DQ, VL: 32 registers of 16 floats; bf16 weights are widened to float32.
 #include <immintrin.h>
-#include <math.h>
-#include <string.h>
 
 #include "common.h"
-#include "team.h"
 
 #define PRONK_SIMD_AVX512
 
 namespace pronk {
 namespace {
-const bool NARROW = false;
-constexpr int CODED_ROWS = 4, CODED_SUMS = 8;
-constexpr int TILE_ROWS = FEW_TILES(12), TILE_SUMS = 24, QUERIES = FEW_TILES(12);
+const bool BF16_ACTIVATIONS = false;
+constexpr int QUANT_TILE_M = 4, QUANT_ACCUMULATORS = 8;
+constexpr int TILE_M = FEW_TILES(12), TILE_ACCUMULATORS = 24, QUERY_TILE = FEW_TILES(12);
 #include "kernels.inc"
-#include "choose.inc"
+#include "sample.inc"
 #include "round.inc"
 }  // namespace
-const Tiles tiles_avx512[3] = {TILES[0], TILES[1], TILES[2]};
-const Coded coded_avx512 = make_coded();
+const GemmTiles gemm_tiles_avx512[3] = {GEMM_TILES[0], GEMM_TILES[1], GEMM_TILES[2]};
+const QuantKernels quant_avx512 = make_quant_kernels();
 const RoundFunction round_avx512 = round_row;
-const Choices choices_avx512 = {choose, guess};
-const Table table_avx512 = {execute, &coded_avx512, round_row, &choices_avx512, NARROW};
+const Sampling sampling_avx512 = {sample, sample_draft};
+const IsaKernels kernels_avx512 = {execute, &quant_avx512, round_row, &sampling_avx512, BF16_ACTIVATIONS};
 }  // namespace pronk

@@ -1,24 +1,21 @@
-// What any compiler can build: the only set on Arm, and the last resort on x86.
-#include <math.h>
-#include <string.h>
+// Portable C++: the only instruction set on Arm, and the fallback on x86.
 
 #include "common.h"
-#include "team.h"
 
 namespace pronk {
 namespace {
-const bool NARROW = false;
-constexpr int CODED_ROWS = 3, CODED_SUMS = 3;
+const bool BF16_ACTIVATIONS = false;
+constexpr int QUANT_TILE_M = 3, QUANT_ACCUMULATORS = 3;
 #if defined(__aarch64__)
-constexpr int TILE_ROWS = FEW_TILES(6), TILE_SUMS = 6, QUERIES = FEW_TILES(6);
+constexpr int TILE_M = FEW_TILES(6), TILE_ACCUMULATORS = 6, QUERY_TILE = FEW_TILES(6);
 #else
-constexpr int TILE_ROWS = FEW_TILES(3), TILE_SUMS = 3, QUERIES = 3;
+constexpr int TILE_M = FEW_TILES(3), TILE_ACCUMULATORS = 3, QUERY_TILE = 3;
 #endif
 #include "kernels.inc"
-#include "choose.inc"
+#include "sample.inc"
 #include "round.inc"
 }  // namespace
-static const Coded coded_portable = make_coded();
-const Choices choices_portable = {choose, guess};
-const Table table_portable = {execute, &coded_portable, round_row, &choices_portable, NARROW};
+static const QuantKernels quant_portable = make_quant_kernels();
+const Sampling sampling_portable = {sample, sample_draft};
+const IsaKernels kernels_portable = {execute, &quant_portable, round_row, &sampling_portable, BF16_ACTIVATIONS};
 }  // namespace pronk

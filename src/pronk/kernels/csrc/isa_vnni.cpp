@@ -1,6 +1,5 @@
-// AVX-512 with the 8-bit dot product, for weights of 8 and 4 bits alone: it has the same bits as every other set.
+// AVX-512 with the 8-bit dot product (VNNI), for weights of 8 and 4 bits only: the same bits as all other sets.
 #include <immintrin.h>
-#include <string.h>
 
 #include "common.h"
 
@@ -8,10 +7,10 @@
 
 namespace pronk {
 namespace {
-constexpr int CODED_ROWS = FEW_TILES(12), CODED_SUMS = 24;
+constexpr int QUANT_TILE_M = FEW_TILES(12), QUANT_ACCUMULATORS = 24;
 #include "simd.h"
 
 #include "quantized.inc"
 }  // namespace
-const Coded coded_vnni = make_coded();
+const QuantKernels quant_vnni = make_quant_kernels();
 }  // namespace pronk

@@ -1,4 +1,4 @@
-// Single numbers, the same everywhere: conversions, and the hash that noise is made of.
+// Scalar conversions and the hash behind the sampling noise.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -32,8 +32,8 @@ static inline float half_to_float(uint16_t h) {
   return y;
 }
 
-// SplitMix64 of a key, counted on by a number: a position, then a token.
-static inline uint64_t lot(uint64_t key, uint64_t token) {
+// SplitMix64: hash a key with a counter, which is a position or a token.
+static inline uint64_t hash_token(uint64_t key, uint64_t token) {
   uint64_t x = key + token * 0x9E3779B97F4A7C15u;
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
   x = (x ^ x >> 27) * 0x94D049BB133111EBu;

@@ -1,7 +1,7 @@
-// Sixteen floats at a time, the same lanes on every instruction set. Included once per instruction set, inside its
-// namespace; the file that includes it is compiled with the flags of that set.
+// Vectors of 16 floats with the same lanes on every instruction set. Included once per instruction set, inside its
+// namespace, by a file that is compiled with its flags.
 //
-// vmax and vmin return their second argument where a number is missing (NaN), as the instructions do.
+// vmax and vmin return their second argument if either is NaN, as the instructions do.
 
 #if defined(PRONK_SIMD_AVX512)
 
@@ -16,8 +16,8 @@ static inline vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 static inline vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 static inline vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
 static inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-#if !defined(PRONK_FEW_TILES)  // a sanitizer does not look inside
-// sum += a * b; the compiler has ideas of its own about which register is overwritten, and copies for them.
+#if !defined(PRONK_FEW_TILES)  // sanitizers cannot check inline assembly
+// sum += a * b. Inline assembly, because the compiler adds register copies around the intrinsic.
 static inline void vadd_product(vf& sum, vf a, vf b) { asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 static inline void vadd_product_at(vf& sum, vf a, const float* b) {
   asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*b));
@@ -46,7 +46,7 @@ static inline vf vload_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_lo
 static inline vf vload_i8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
-static inline void vstore_i8(int8_t* p, vf x) {  // whole numbers in -128 .. 127
+static inline void vstore_i8(int8_t* p, vf x) {  // x holds integers in -128 .. 127
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 static inline void vstore_bf16(uint16_t* p, vf x) {
@@ -57,7 +57,7 @@ static inline void vstore_bf16(uint16_t* p, vf x) {
   rounded = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, _mm512_set1_epi32(0x7fc0));
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
 }
-static inline vf vscale2(vf x, vf n) {  // x * 2^n for whole n in -127 .. 128
+static inline vf vscale2(vf x, vf n) {  // x * 2^n for integers n in -127 .. 128
   vi exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
   return _mm512_mul_ps(x, _mm512_castsi512_ps(exponent));
 }
@@ -142,8 +142,8 @@ static inline vf vround(vf x) {
 
 #else
 
-// Loops over 16 lanes: every compiler turns them into whatever vectors the target has (SSE2, NEON, SVE …). Where the
-// target has no fused multiply-add, a product and a sum are two roundings; one build has one rule.
+// Loops over 16 lanes, which the compiler vectorizes for the target (SSE2, NEON, SVE …). On a target without fused
+// multiply-add vfma rounds twice; the rule is the same within one build.
 struct vf { float x[16]; };
 #define PRONK_EACH for (int i = 0; i < 16; i++)
 static inline float bits_to_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
@@ -195,8 +195,8 @@ static inline void vadd_product(vf& sum, vf a, vf b) { sum = vfma(a, b, sum); }
 static inline void vadd_product_at(vf& sum, vf a, const float* b) { sum = vfma(a, vset(*b), sum); }
 #endif
 
-// sum[m][n] += a[n] * b[m * STRIDE]. With AVX-512 every second factor is read by the instruction that multiplies: fewer
-// instructions, more reads, and neither is what the processor waits for.
+// sum[m][n] += a[n] * b[m * STRIDE]. With AVX-512 every second factor is a memory operand of the FMA: fewer
+// instructions, more loads, and neither is the bottleneck.
 template <int M, int N, int STRIDE>
 static inline void vadd_products(vf (&sum)[M][N], const vf (&a)[N], const float* b) {
 #pragma GCC unroll 16
@@ -212,7 +212,7 @@ static inline void vadd_products(vf (&sum)[M][N], const vf (&a)[N], const float*
   }
 }
 
-static inline float vsum(vf x) {  // one tree of sums for all: halves, then quarters, eighths, pairs
+static inline float vsum(vf x) {  // a fixed tree of sums: halves, quarters, eighths, pairs
 #if defined(PRONK_SIMD_AVX512) || defined(PRONK_SIMD_AVX2)
 #if defined(PRONK_SIMD_AVX512)
   __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));

@@ -1,0 +1,163 @@
+// Selection of the instruction set at run time, and the entry points that need nothing but the selected kernels.
+
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "common.h"
+
+using namespace pronk;
+
+namespace {
+
+#if defined(__x86_64__) || defined(_M_X64)
+void cpuid(uint32_t leaf, uint32_t sub, uint32_t out[4]) {
+  __asm__ __volatile__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "a"(leaf), "c"(sub));
+}
+
+bool amx_allowed() {
+#if defined(__linux__)
+  return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+#else
+  return false;  // Windows and macOS have no such permission to request
+#endif
+}
+
+int detect() {
+  uint32_t r[4], low = 0, high = 0;
+  cpuid(0, 0, r);
+  if (r[0] < 7) return PRONK_PORTABLE;
+  cpuid(1, 0, r);
+  bool osxsave = r[2] >> 27 & 1, fma = r[2] >> 12 & 1, f16c = r[2] >> 29 & 1;
+  if (!osxsave || !fma || !f16c) return PRONK_PORTABLE;
+  __asm__ __volatile__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  cpuid(7, 0, r);
+  if ((low & 6) != 6 || !(r[1] >> 5 & 1)) return PRONK_PORTABLE;
+  const uint32_t avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+  if ((low & 0xe6) != 0xe6 || (r[1] & avx512) != avx512) return PRONK_AVX2;
+#if defined(PRONK_EMULATE)
+  return PRONK_AMX;
+#endif
+  bool tiles = (r[3] >> 24 & 1) && (r[3] >> 22 & 1) && (r[3] >> 25 & 1) && (low >> 17 & 3) == 3;
+  uint32_t most = r[0];
+  if (most < 1) return PRONK_AVX512;
+  cpuid(7, 1, r);
+  if (!(r[0] >> 5 & 1)) return PRONK_AVX512;
+  return tiles && amx_allowed() ? PRONK_AMX : PRONK_AVX512_BF16;
+}
+
+// Whether a processor with AVX-512 has VNNI, the 8-bit dot product.
+bool has_vnni() {
+  uint32_t r[4];
+  cpuid(7, 0, r);
+  return r[2] >> 11 & 1;
+}
+#else
+int detect() { return PRONK_PORTABLE; }
+bool has_vnni() { return false; }
+#endif
+
+}  // namespace
+
+const IsaKernels* pronk::isa_kernels(int isa) {
+  switch (isa) {
+#if defined(__x86_64__) || defined(_M_X64)
+    case PRONK_AVX2: return &kernels_avx2;
+    case PRONK_AVX512: return &kernels_avx512;
+    case PRONK_AVX512_BF16: return &kernels_avx512_bf16;
+    case PRONK_AMX: return &kernels_amx;
+#endif
+    default: return &kernels_portable;
+  }
+}
+
+const QuantKernels* pronk::quant_kernels(int isa) {
+#if defined(__x86_64__) || defined(_M_X64)
+  static const bool vnni = has_vnni();
+  if (isa >= PRONK_AVX512 && vnni) return &quant_vnni;
+#endif
+  return isa_kernels(isa)->quant;
+}
+
+namespace {
+struct Read {
+  const char* data;
+  int64_t bytes;
+  double sum[256];
+};
+
+void read_part(void* argument, int thread, int threads) {
+  Read* read = (Read*)argument;
+  const uint64_t* p = (const uint64_t*)read->data;
+  int64_t lines = read->bytes / 64, from = lines * thread / threads * 8, to = lines * (thread + 1) / threads * 8;
+  uint64_t a[8] = {0};
+  for (int64_t i = from; i < to; i += 8) {
+    __builtin_prefetch(p + i + 256);
+    for (int j = 0; j < 8; j++) a[j] += p[i + j];
+  }
+  uint64_t all = 0;
+  for (int j = 0; j < 8; j++) all += a[j];
+  read->sum[thread] = (double)all;
+}
+
+}  // namespace
+
+int32_t pronk_version(void) { return PRONK_VERSION; }
+
+void pronk_sizes(int32_t sizes[5]) {
+  const size_t all[] = {sizeof(pronk_weights), sizeof(pronk_op), sizeof(pronk_segment), sizeof(pronk_pass),
+                        sizeof(pronk_chain)};
+  for (int i = 0; i < 5; i++) sizes[i] = (int32_t)all[i];
+}
+
+int32_t pronk_detect(void) {
+  static int found = detect();
+  return found;
+}
+
+int32_t pronk_sample(const float* logits, int64_t vocab, float temperature, uint64_t key, int32_t isa) {
+  return isa_kernels(isa)->sampling->sample(logits, vocab, temperature, key);
+}
+
+int32_t pronk_sample_draft(const float* logits, int64_t vocab, float temperature, const uint64_t* key, float* scores,
+                           float* confidence, int32_t isa) {
+  return isa_kernels(isa)->sampling->sample_draft(logits, vocab, temperature, key, scores, confidence);
+}
+
+int32_t pronk_draft_chain(const pronk_op* ops, int64_t count, const pronk_pass* pass, const pronk_chain* chain) {
+  const pronk_op* head = ops + count - 1;
+  if (pass->segments != 1 || count < 1 || head->output != PRONK_LOGITS || pass->num_wanted != 1) return -2;
+  pronk_pass p = *pass;
+  pronk_segment own = *pass->segment;
+  p.segment = &own;
+  const int32_t first = 0;
+  int32_t token = 0, passes = 0;
+  while (passes < chain->steps) {
+    int32_t code = pronk_run(ops, count, &p);
+    if (code) return code;
+    float confidence = 0.0f;
+    uint64_t key = hash_token(chain->key, (uint64_t)(chain->position + passes));
+    token = pronk_sample_draft(p.logits, head->w->N, chain->temperature, chain->temperature == 0.0f ? nullptr : &key,
+                               chain->scores + passes * head->w->N, &confidence, p.isa);
+    passes++;
+    if (token < 0 || !chain->on_token(token, confidence)) break;
+    own.length += own.nodes;
+    own.nodes = 1;
+    own.computed = 0;
+    own.parents = nullptr;
+    p.rows = 1;
+    p.tokens = &token;
+    p.wanted = &first;
+  }
+  return passes;
+}
+
+double pronk_read(const void* data, int64_t bytes, int32_t threads) {
+  Read read = {(const char*)data, bytes, {0}};
+  PoolLock locked;
+  pool_run(threads, read_part, &read);
+  double sum = 0;
+  for (double each : read.sum) sum += each;
+  return sum;
+}

@@ -1,0 +1,221 @@
+// Thread pool, see thread_pool.h.
+#include "thread_pool.h"
+
+#include <atomic>
+#include <new>
+
+#ifdef _WIN32
+#include <windows.h>
+#else
+#include <pthread.h>
+#include <time.h>
+#endif
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+const int MAX_THREADS = 256;
+const double SPIN_SECONDS = 60e-6;      // at a barrier: longer than running threads arrive apart
+const double IDLE_SPIN_SECONDS = 2e-3;  // between runs: longer than a step spends outside its forward pass
+
+// A run that loses more than this share of its threads' time to waiting was disturbed by other processes: most of the
+// time goes into waiting for a thread that is not scheduled. Some runs then use one thread, twice as many after each
+// further disturbance, until one run tries all threads again. Runs that had to wake a thread are not judged.
+const double MAX_WAIT_SHARE = 0.35;
+const int MIN_SOLO_RUNS = 4, MAX_SOLO_RUNS = 256;
+
+#ifdef _WIN32
+typedef SRWLOCK Mutex;
+typedef CONDITION_VARIABLE Condition;
+#define MUTEX_INIT SRWLOCK_INIT
+#define CONDITION_INIT CONDITION_VARIABLE_INIT
+void lock(Mutex* m) { AcquireSRWLockExclusive(m); }
+void unlock(Mutex* m) { ReleaseSRWLockExclusive(m); }
+void sleep_on(Condition* c, Mutex* m) { SleepConditionVariableSRW(c, m, INFINITE, 0); }
+void wake_all(Condition* c) { WakeAllConditionVariable(c); }
+double now() {
+  LARGE_INTEGER count, frequency;
+  QueryPerformanceCounter(&count);
+  QueryPerformanceFrequency(&frequency);
+  return (double)count.QuadPart / (double)frequency.QuadPart;
+}
+#else
+typedef pthread_mutex_t Mutex;
+typedef pthread_cond_t Condition;
+#define MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+#define CONDITION_INIT PTHREAD_COND_INITIALIZER
+void lock(Mutex* m) { pthread_mutex_lock(m); }
+void unlock(Mutex* m) { pthread_mutex_unlock(m); }
+void sleep_on(Condition* c, Mutex* m) { pthread_cond_wait(c, m); }
+void wake_all(Condition* c) { pthread_cond_broadcast(c); }
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+#endif
+
+inline void spin_pause() {
+#if defined(__x86_64__) || defined(_M_X64)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+
+// A counter whose changes threads can wait for.
+struct Event {
+  std::atomic<uint64_t> value{0};
+  std::atomic<int> sleepers{0};
+  Mutex mutex = MUTEX_INIT;
+  Condition condition = CONDITION_INIT;
+
+  // Returns whether a sleeping thread had to be woken.
+  bool set(uint64_t next) {
+    value.store(next, std::memory_order_seq_cst);
+    if (!sleepers.load(std::memory_order_seq_cst)) return false;
+    lock(&mutex);
+    wake_all(&condition);
+    unlock(&mutex);
+    return true;
+  }
+
+  // Wait until the value differs from `last_seen`: spin for `seconds`, then sleep. Returns the seconds waited.
+  double wait(uint64_t last_seen, double seconds) {
+    double start_time = now(), until = start_time + seconds;
+    do {
+      for (int i = 0; i < 32; i++) {
+        if (value.load(std::memory_order_acquire) != last_seen) return now() - start_time;
+        spin_pause();
+      }
+    } while (now() < until);
+    lock(&mutex);
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    while (value.load(std::memory_order_seq_cst) == last_seen) sleep_on(&condition, &mutex);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    unlock(&mutex);
+    return now() - start_time;
+  }
+};
+
+struct ThreadPool {
+  Mutex mutex = MUTEX_INIT;
+  Event start;  // run number * 1024 + number of threads: tells a worker whether it takes part
+  Event barrier;
+  std::atomic<int> arrived{0};
+  int workers = 0;  // threads beside the caller's
+  int size = 1;     // threads of the current run
+  pool_task task = nullptr;
+  void* argument = nullptr;
+  std::atomic<int64_t> waited_ns{0};  // total over the threads of the current run
+  int solo_runs = 0;                  // runs that will still use one thread
+  int solo_penalty = MIN_SOLO_RUNS;   // solo runs after the next disturbance
+};
+
+ThreadPool pool;
+
+struct Worker {
+  int number;
+  uint64_t last_seen;
+} workers[MAX_THREADS];
+
+void worker_loop(Worker* self) {
+  for (uint64_t last_seen = self->last_seen;;) {
+    pool.start.wait(last_seen, IDLE_SPIN_SECONDS);
+    last_seen = pool.start.value.load(std::memory_order_acquire);
+    if (self->number < (int)(last_seen % 1024)) {
+      pool.task(pool.argument, self->number, pool.size);
+      pool_barrier();
+    }
+  }
+}
+
+#ifdef _WIN32
+DWORD WINAPI thread_main(void* worker) {
+  worker_loop((Worker*)worker);
+  return 0;
+}
+bool start_thread(Worker* worker) {
+  HANDLE thread = CreateThread(nullptr, 0, thread_main, worker, 0, nullptr);
+  if (thread) CloseHandle(thread);
+  return thread != nullptr;
+}
+#else
+void* thread_main(void* worker) {
+  worker_loop((Worker*)worker);
+  return nullptr;
+}
+// A fork waits until no thread holds the pool. The child process starts with an empty pool.
+void before_fork() { lock(&pool.mutex); }
+void after_fork() { unlock(&pool.mutex); }
+void in_child() { new (&pool) ThreadPool; }
+bool start_thread(Worker* worker) {
+  pthread_t thread;
+  if (pthread_create(&thread, nullptr, thread_main, worker)) return false;
+  pthread_detach(thread);
+  return true;
+}
+#endif
+
+}  // namespace
+
+PoolLock::PoolLock() {
+#ifndef _WIN32
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, [] { pthread_atfork(before_fork, after_fork, in_child); });
+#endif
+  lock(&pool.mutex);
+}
+
+PoolLock::~PoolLock() { unlock(&pool.mutex); }
+
+void pool_barrier() {
+  // Read before announcing arrival: after that the run may end, and the next run may have another size.
+  int size = pool.size;
+  uint64_t last_seen = pool.barrier.value.load(std::memory_order_acquire);
+  if (pool.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+    pool.arrived.store(0, std::memory_order_relaxed);
+    pool.barrier.set(last_seen + 1);
+  } else {
+    pool.waited_ns.fetch_add((int64_t)(1e9 * pool.barrier.wait(last_seen, SPIN_SECONDS)), std::memory_order_relaxed);
+  }
+}
+
+void pool_run(int threads, pool_task task, void* argument) {
+  threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
+  while (pool.workers < threads - 1) {
+    Worker* worker = &workers[pool.workers];
+    worker->number = pool.workers + 1;
+    worker->last_seen = pool.start.value.load(std::memory_order_acquire);
+    if (!start_thread(worker)) break;
+    pool.workers++;
+  }
+  if (threads > pool.workers + 1) threads = pool.workers + 1;
+  if (threads > 1 && pool.solo_runs > 0) {
+    pool.solo_runs--;
+    threads = 1;
+  }
+  pool.size = threads;
+  pool.task = task;
+  pool.argument = argument;
+  if (threads > 1) {
+    double start_time = now();
+    pool.waited_ns.store(0, std::memory_order_relaxed);
+    uint64_t last = pool.start.value.load(std::memory_order_relaxed);
+    bool had_sleepers = pool.start.set((last / 1024 + 1) * 1024 + (uint64_t)threads);
+    task(argument, 0, threads);
+    pool_barrier();
+    double waited = 1e-9 * (double)pool.waited_ns.load(std::memory_order_relaxed);
+    double wait_share = waited / (threads * (now() - start_time));
+    if (!had_sleepers && wait_share > MAX_WAIT_SHARE) {
+      pool.solo_runs = pool.solo_penalty;
+      pool.solo_penalty = pool.solo_penalty * 2 < MAX_SOLO_RUNS ? pool.solo_penalty * 2 : MAX_SOLO_RUNS;
+    } else if (!had_sleepers) {
+      pool.solo_penalty = MIN_SOLO_RUNS;
+    }
+  } else {
+    task(argument, 0, 1);
+  }
+}
