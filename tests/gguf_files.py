@@ -14,7 +14,7 @@ import tokenizers
 import torch
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
-from quantization.gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
+from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
 from safetensors.torch import load_file, save_file
 
 from pronk.quantization.gguf.vocabulary import TokenKind

@@ -67,7 +67,7 @@ def test_drafters_are_lossless(llm: LLM, spec: str) -> None:
 def test_no_guesses_show_nothing(llm: LLM) -> None:
     with pytest.raises(AssertionError, match="expected guesses, found none"):
         assert_lossless(llm, "autoregressive", PROMPTS)
-    assert_lossless(llm, "autoregressive", PROMPTS, draft_tokens=False)
+    assert_lossless(llm, "autoregressive", PROMPTS, guesses=False)
 
 
 def test_a_drafter_that_raises_is_found(llm: LLM) -> None:

@@ -145,7 +145,7 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
 
 
 def assert_lossless(
-    llm: LLM, drafter: str | Drafter, prompts: Sequence[str], *, max_tokens: int = 48, draft_tokens: bool = True
+    llm: LLM, drafter: str | Drafter, prompts: Sequence[str], *, max_tokens: int = 48, guesses: bool = True
 ) -> None:
     """Compare the texts of a drafter with those of plain decoding: greedy, sampled and penalized, alone and in a batch.
 
@@ -154,7 +154,7 @@ def assert_lossless(
         drafter: who guesses.
         prompts: texts to continue; include some that the drafter has something to say about.
         max_tokens: of each text.
-        draft_tokens: whether it has to have guessed at all, without which the comparison shows nothing.
+        guesses: whether it has to have guessed at all, without which the comparison shows nothing.
 
     Raises:
         AssertionError: a text differs, the drafter has raised, or it has not guessed.
@@ -176,6 +176,6 @@ def assert_lossless(
                     msg = f"{where}: expected the tokens of plain decoding, found others from number {place} on"
                     raise AssertionError(msg)
                 drafted += got.stats.drafted
-    if draft_tokens and not drafted:
+    if guesses and not drafted:
         msg = "expected guesses, found none: nothing was shown; add prompts that the drafter has something to say about"
         raise AssertionError(msg)

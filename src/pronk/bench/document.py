@@ -95,7 +95,7 @@ class Figures:
         drafted, accepted: number of draft tokens.
         acceptance: acceptance rate at each draft position.
         ctar: consistent token acceptance rate: share of the steps whose first 1, 2, 3, … draft tokens were accepted.
-        gain_stats: calibration of the predicted acceptance, one entry per bin: mean prediction, observed acceptance, number
+        trust: calibration of the predicted acceptance, one entry per bin: mean prediction, observed acceptance, number
             of draft tokens. Both are conditional on an accepted parent.
         rows_per_pass: mean number of rows in a forward pass after the first.
         cost_coefficient: time to draft one position divided by the time of a plain forward pass.
@@ -132,7 +132,7 @@ class Figures:
     accepted: int | None = None
     acceptance: tuple[float | None, ...] = ()
     ctar: tuple[float, ...] = ()
-    gain_stats: tuple[tuple[float, float, int], ...] = ()
+    trust: tuple[tuple[float, float, int], ...] = ()
     rows_per_pass: float | None = None
     cost_coefficient: float | None = None
     expected_speedup: float | None = None

@@ -172,7 +172,7 @@ def _trust(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], ...]:
     """Return mean prediction, observed acceptance and count of draft tokens for each bin that is not empty."""
     bins = [
         [sum(column) for column in zip(*same, strict=True)]
-        for same in zip(*(s.gain_stats for s in samples if s.gain_stats is not None), strict=True)
+        for same in zip(*(s.trust for s in samples if s.trust is not None), strict=True)
     ]
     return tuple((said / count, right / count, int(count)) for count, said, right in bins if count)
 

@@ -85,7 +85,7 @@ class DrafterMethod(Method):
                 tokens=tuple(out.token_ids),
                 ttft=out.stats.ttft,
                 steps=tuple(out.stats.steps),
-                gain_stats=tuple(out.stats.gain_stats),
+                trust=tuple(out.stats.gain_stats),
                 peak_memory=peak,
                 batch=len(items),
                 waited=waited if self._llm.workers > 1 else None,

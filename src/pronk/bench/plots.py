@@ -203,7 +203,7 @@ class _Plotter:
 
     def draw_trust(self, axes: Axes, figures: Sequence[Figures]) -> None:
         for f in figures:
-            x, y, counts = ([float(value) for value in column] for column in zip(*f.gain_stats, strict=True))
+            x, y, counts = ([float(value) for value in column] for column in zip(*f.trust, strict=True))
             axes.plot(x, y, color=self.looks[f.method]["color"], alpha=0.6)
             axes.scatter(x, y, s=[8 + 80 * count / max(counts) for count in counts], **self.looks[f.method])
         axes.plot([0, 1], [0, 1], **_REFERENCE)
@@ -255,7 +255,7 @@ _PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]],
     (
         "Calibration",
         "All tasks, given an accepted parent. The larger a marker, the more draft tokens. On the line: well predicted.",
-        lambda f: f.task == ALL and f.gain_stats,
+        lambda f: f.task == ALL and f.trust,
         _Plotter.draw_trust,
     ),
     (

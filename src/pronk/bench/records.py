@@ -141,7 +141,7 @@ class Sample:
         tokens: ids of the output tokens.
         ttft: seconds to the first token, if known.
         steps: forward passes of the target model, if known.
-        gain_stats: predicted and observed acceptance of the draft tokens; see :class:`~pronk.engine.stats.Stats`.
+        trust: predicted and observed acceptance of the draft tokens; see :class:`~pronk.engine.stats.Stats`.
         peak_memory: bytes of the process, if known.
         batch: number of prompts in the batch, this one included.
         waited: the part of ``seconds`` spent in other processes of the model, if it has any.
@@ -161,7 +161,7 @@ class Sample:
     tokens: tuple[int, ...] = ()
     ttft: float | None = None
     steps: tuple[StepStats, ...] | None = None
-    gain_stats: tuple[GainStats, ...] | None = None
+    trust: tuple[GainStats, ...] | None = None
     peak_memory: int | None = None
     batch: int = 1
     waited: float | None = None

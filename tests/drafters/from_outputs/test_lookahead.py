@@ -65,7 +65,7 @@ def explore(prompt: list[int], steps: Sequence[int], model: Model, width: int, s
     ("width", "size", "draft_tokens"), [(1, 2, 1), (5, 4, 2), (3, 2, 3), (2, 5, 2), (4, 3, 0), (1, 4, 2)]
 )
 def test_window_and_pool_are_those_of_a_slow_loop(model: Model, width: int, size: int, draft_tokens: int) -> None:
-    drafter = met(Lookahead(window=width, ngram=size, draft_tokens=draft_tokens, use_prompt=False))
+    drafter = met(Lookahead(window=width, ngram=size, guesses=draft_tokens, use_prompt=False))
     tokens, found = [3, 1, 4], list[list[int]]()
     state = drafter.start(tokens)
     record = state.pool.add
@@ -92,7 +92,7 @@ def test_figure_2b() -> None:
     pool.add((0, 51, 52, 53))
     # It was left one token ago, with the outputs as a fourth row; the oldest goes, and these three are left.
     state = LookaheadState((1,), pool, rates(), Window(8, ((7, 7, 7, 7, 7), orange, green, red)))
-    drafter = met(Lookahead(window=5, ngram=4, draft_tokens=2, use_prompt=False))
+    drafter = met(Lookahead(window=5, ngram=4, guesses=2, use_prompt=False))
     (tree,) = drafter.propose([context(state, [*range(1, 10), 0])])
     names = dict(enumerate(tree.tokens))
     sees = {
@@ -120,7 +120,7 @@ def test_figure_2b() -> None:
 
 def test_worked_example_of_collecting() -> None:
     """W = 2, N = 3: the outputs close the columns' 3-grams, and become the newest row."""
-    drafter = met(Lookahead(window=2, ngram=3, draft_tokens=1, use_prompt=False))
+    drafter = met(Lookahead(window=2, ngram=3, guesses=1, use_prompt=False))
     state = drafter.start([1, 2])
     state.window = Window(1, ((2, 6), (7, 8)))
     tree = drafter.propose([context(state, [1, 2, 3])])[0]
@@ -160,7 +160,7 @@ def test_the_prompt_is_a_reference_or_not() -> None:
 
 
 def test_no_room_means_no_window() -> None:
-    drafter = met(Lookahead(window=5, ngram=4, draft_tokens=2))
+    drafter = met(Lookahead(window=5, ngram=4, guesses=2))
     dice = random.Random(0)
     tokens = [dice.randrange(3) for _ in range(40)]
     state = drafter.start(tokens)

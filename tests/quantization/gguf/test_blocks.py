@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from quantization.gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGML_QUANT_SIZES
 
 from gguf_files import QUANTIZED, SCALES, decode, random_blocks
 from pronk.quantization.formats.matrix import QuantizedMatrix

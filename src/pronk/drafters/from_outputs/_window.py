@@ -49,7 +49,7 @@ class WindowShape:
 
     window: int
     ngram: int
-    draft_tokens: int
+    guesses: int
 
     @property
     def explored(self) -> int:

@@ -77,7 +77,7 @@ class Lookahead(Drafter):
         window: W, columns of the window, 1..64, where row 0 counts the last token; or ``"auto"``: W, N and G follow
             what passes cost here and what the window brings.
         ngram: N, tokens of an n-gram, the one it begins with included, 2..16; 4 if ``None``. Not with ``"auto"``.
-        draft_tokens: G, candidates that are verified in a pass, 0..64; W if ``None``. Not with ``"auto"``.
+        guesses: G, candidates that are verified in a pass, 0..64; W if ``None``. Not with ``"auto"``.
         use_prompt: whether n-grams of the prompt and of the text are candidates, too.
         shared: one pool for all requests instead of one for each.
         max_ngrams: n-grams that a pool keeps, 1..1048576; those that came up longest ago go first.
@@ -87,13 +87,13 @@ class Lookahead(Drafter):
 
     window: int | Literal["auto"] = "auto"
     ngram: int | None = None
-    draft_tokens: int | None = None
+    guesses: int | None = None
     use_prompt: bool = True
     shared: bool = False
     max_ngrams: int = 65536
 
     def __post_init__(self) -> None:
-        for option, value, low, high in (("ngram", self.ngram, 2, 16), ("guesses", self.draft_tokens, 0, 64)):
+        for option, value, low, high in (("ngram", self.ngram, 2, 16), ("guesses", self.guesses, 0, 64)):
             if value is not None:
                 check_integer(f"{self.name}: {option}", value, low, high)
                 if self.window == "auto":
@@ -134,10 +134,10 @@ class LookaheadProposer(Proposer[LookaheadState]):
     @property
     def shape(self) -> WindowShape:
         """The present sizes."""
-        window, ngram, draft_tokens = self.options.window, self.options.ngram, self.options.draft_tokens
+        window, ngram, guesses = self.options.window, self.options.ngram, self.options.guesses
         if window == "auto":
             return self._experience.shape()
-        return WindowShape(window, ngram or 4, window if draft_tokens is None else draft_tokens)
+        return WindowShape(window, ngram or 4, window if guesses is None else guesses)
 
     def start(self, prompt: Sequence[int]) -> LookaheadState:
         """No window yet; the text's n-grams are read with the first proposal."""
@@ -190,7 +190,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
     def _candidates(self, context: DraftContext[LookaheadState], shape: WindowShape) -> Trie:
         """Up to G n-grams that begin with the text's last token, the latest first."""
         trie, rates = Trie(context.tokens[-1]), context.state.rates
-        for gram, explored in islice(context.state.pool.after(context.tokens[-1]), shape.draft_tokens):
+        for gram, explored in islice(context.state.pool.after(context.tokens[-1]), shape.guesses):
             node = 0
             for depth, token in enumerate(gram[: context.max_depth]):
                 way = (_EXPLORED if explored else _TEXT) + (1 if trie.forks(node, token) else 2 if depth else 0)
