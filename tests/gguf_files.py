@@ -13,8 +13,8 @@ import numpy as np
 import tokenizers
 import torch
 from gguf import GGMLQuantizationType as Type
-from numpy.typing import NDArray
 from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from pronk.quantization.gguf.vocabulary import TokenKind

@@ -38,7 +38,7 @@ from pronk.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["Grammar", "Grammars"]
+__all__ = ["CompiledGrammar", "Grammars"]
 
 _KEPT = 64  # compiled guides: some megabytes each, and with the bounds below 40 at worst
 _SHOWN = 300  # characters of what is said of a tokenizer
@@ -59,7 +59,7 @@ _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
 @dataclass(frozen=True)
-class Grammar:
+class CompiledGrammar:
     """One guide, compiled.
 
     Attributes:
@@ -90,10 +90,10 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
         self._model_tokenizer, self._vocab_size = tokenizer, vocab_size
         self._ends = tuple(sorted(end for end in stop_token_ids if tokenizer.backend.id_to_token(end) is not None))
-        self._kept: OrderedDict[Guide, Grammar] = OrderedDict()
+        self._kept: OrderedDict[Guide, CompiledGrammar] = OrderedDict()
         self._table, self._compiling = Lock(), Lock()
 
-    def compile(self, guide: Guide) -> Grammar:
+    def compile(self, guide: Guide) -> CompiledGrammar:
         """The guide for this model; the ones asked for last are kept.
 
         Raises:
@@ -108,16 +108,16 @@ class Grammars:
             if found is None:
                 began = perf_counter()
                 matcher = self._compile(guide)
-                found = Grammar(perf_counter() - began, matcher, self._ends)
+                found = CompiledGrammar(perf_counter() - began, matcher, self._ends)
                 with self._table:
                     self._kept[guide] = found
                     while len(self._kept) > _KEPT:
                         self._kept.popitem(last=False)
         return found
 
-    def submit(self, guide: Guide) -> Future[Grammar]:
+    def submit(self, guide: Guide) -> Future[CompiledGrammar]:
         """The same in a thread of its own, where those who have no guide need not wait for it."""
-        found, future = self._find(guide), Future[Grammar]()
+        found, future = self._find(guide), Future[CompiledGrammar]()
         if found is None:
             return self._thread.submit(self.compile, guide)
         future.set_result(found)
@@ -127,7 +127,7 @@ class Grammars:
     def _thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, "pronk-guides")
 
-    def _find(self, guide: Guide) -> Grammar | None:
+    def _find(self, guide: Guide) -> CompiledGrammar | None:
         with self._table:
             found = self._kept.get(guide)
             if found is not None:
