@@ -1,6 +1,6 @@
 """Write a Llama checkpoint of a large shape that computes what a small one computes: real text at a simulated cost.
 
-    python benchmarks/inflate.py big --layers 24     # 1.07 B parameters, the function of the bundled 9.7 M
+    python benchmarks/inflate.py big --layers 24     # 1.07 B parameters, the function of the 9.7 M of pronk-tiny
 
 The yardstick of the reports in docs/. Prefer a real model, if there is one of that size.
 
@@ -17,7 +17,6 @@ import json
 import math
 import re
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from pronk.files.atomic import new_folder, write_json, writing
 from pronk.files.companions import copy_companions
 from pronk.files.shards import ShardEntry, check_target, write_weights
 from pronk.models.checkpoint import Checkpoint
+from pronk.models.clone_models import default_model
 from pronk.models.families import FAMILY_NAMES, CheckpointTensor, plan_tensors
 from pronk.models.loader import parse_dtype, read_config
 
@@ -58,7 +58,7 @@ MODULES: dict[str, tuple[str, str, float | None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder to write, new or empty")
-    parser.add_argument("--source", type=Path, default=Path(str(files("pronk"))) / "bundled" / "pronk-tiny")
+    parser.add_argument("--source", type=Path, default=default_model())
     parser.add_argument("--hidden", type=int, default=2048, help="hidden size")
     parser.add_argument("--layers", type=int, default=22)
     parser.add_argument("--intermediate", type=int, default=5632, help="width of the gated MLP")

@@ -19,6 +19,7 @@ from oracle import dense_logits
 from pronk import LLM, SamplingParams
 from pronk.cli.main import main
 from pronk.errors import OptionError
+from pronk.models.clone_models import default_model
 from pronk.models.loader import load_decoder, read_config
 
 module = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "inflate.py"))
@@ -76,12 +77,12 @@ def test_added_parts_compute(name: str, columns: slice, checkpoint: MakeCheckpoi
     assert (our_logits(big) - before).abs().max() > 1e-3
 
 
-def test_greedy_text_of_the_bundled_model(tmp_path: Path) -> None:
-    bundled = Path(module["files"]("pronk")) / "bundled" / "pronk-tiny"
-    inflate(bundled, tmp_path / "big", 512, 10, 1024)
+def test_greedy_text_of_pronk_tiny(tmp_path: Path) -> None:
+    source = default_model()
+    inflate(source, tmp_path / "big", 512, 10, 1024)
     small, big = (
         LLM(folder, dtype="float32", threads=1).generate("def fibonacci(n):\n", SamplingParams(max_tokens=40)).token_ids
-        for folder in (bundled, tmp_path / "big")
+        for folder in (source, tmp_path / "big")
     )
     assert small == big
     assert len(set(small)) > 10
