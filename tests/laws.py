@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pronk.sampling import verify as verify
+from pronk.sampling import verify
 from pronk.sampling.acceptance import acceptance_rule
 from pronk.sampling.params import SamplingParams
-from pronk.sampling.sampler import Sampler
+from pronk.sampling.sampler import Sampler as PronkSampler
 from pronk.speculation.tree import TokenTree
 from tiny_models import context_of
 
@@ -104,7 +104,7 @@ Propose = Callable[[Source, String], TokenTree]
 
 
 @dataclass(frozen=True)
-class Sampler:
+class TreeSampler:
     """Draws a tree of one shape from its own distributions: siblings without replacement.
 
     Attributes:
@@ -157,7 +157,7 @@ def chain_shape(length: int) -> tuple[int, ...]:
     return tuple(range(-1, length))
 
 
-class GuideProcessor(Sampler):
+class OracleSampler(PronkSampler):
     """Takes its numbers from a source and its distributions from a table, by the node that the logits' row names."""
 
     def __init__(self, rule: Any, source: Source, p: Table, text: String, paths: Sequence[String]) -> None:
@@ -183,10 +183,10 @@ def step(rule: str, tree: TokenTree, p: Table, source: Source, text: String, row
     """The tokens of one walk below ``text``; ``rows`` may put the logits in disorder."""
     paths = [text + tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
     logits = torch.arange(len(tree)).view(-1, 1)
-    sampler = GuideProcessor(rule, source, p, text, paths)
+    sampler = OracleSampler(rule, source, p, text, paths)
     if rows is not None:
         logits, sampler.ordered = rows(logits), False
-    found = verify.walk(tree, acceptance_rule(sampler, tree, logits))
+    found = verify.verify_tree(tree, acceptance_rule(sampler, tree, logits))
     assert context_of(sampler) == [0, *text, *found.tokens]
     assert found.tokens[:-1] == tuple(tree.tokens[node] for node in found.path)
     return found.tokens

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from laws import Same, Sampler, Table
+from laws import Same, Table, TreeSampler
 from pronk.drafters import DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 
@@ -230,7 +230,7 @@ def adversarial(guess: DraftToken) -> TokenTree:
 
 
 class Rolled:
-    """The dice, as a source of draws for :class:`laws.Sampler`."""
+    """The dice, as a source of draws for :class:`laws.TreeSampler`."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -250,7 +250,7 @@ def drawn_trees(parents: tuple[int, ...], drawn: float = 1.0, *, honest: bool = 
     def shape(guess: DraftToken) -> TokenTree:
         law = q.setdefault(guess.vocab, Table("drawn", guess.vocab, 0.0))
         claim = None if honest else flat.setdefault(guess.vocab, Same(*[1] * guess.vocab))
-        tree = Sampler(parents, random_nodes, law, claim)(Rolled(guess.dice), (guess.root,))
+        tree = TreeSampler(parents, random_nodes, law, claim)(Rolled(guess.dice), (guess.root,))
         return replace(tree, tokens=(guess.root, *tree.tokens[1:]))
 
     return shape

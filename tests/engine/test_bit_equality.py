@@ -1,9 +1,9 @@
 """With the kernels a token's logits are the same bits, whatever else is computed and however it is.
 
-However its text is cut into passes, whatever shares them, in whatever tree it is a guess, wherever its text lies in the
-cache, and on however many threads: all logits, and what the cache holds afterwards, are those of *plain decoding*,
-which is one token in a pass, alone, on one thread, its blocks in a run. Everything goes through :meth:`ModelRunner.forward`,
-so that what is compared is not only the tokens that were chosen.
+The logits and the KV cache of a text are bit-equal to those of *plain decoding*: one token a pass, alone, on one
+thread, its blocks in a run. That holds however the text is cut into passes, whatever shares them, in whatever token
+tree it is drafted, wherever its blocks lie, and on however many threads. Everything goes through
+:meth:`ModelRunner.forward`, so that what is compared is not only the tokens that were chosen.
 
 The properties are functions ``*_differ`` that say what differs. A planted defect, which sums one product in two halves
 in just the passes that a property is about, has to make each of them say so.

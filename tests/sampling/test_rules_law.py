@@ -14,10 +14,10 @@ from laws import (
     DEPTH,
     VOCAB,
     Rows,
-    Sampler,
     Source,
     String,
     Table,
+    TreeSampler,
     accepted,
     chain_shape,
     outputs,
@@ -33,10 +33,10 @@ EXACT = 1e-12
 
 def sampler(
     parents: tuple[int, ...], seed: int, drawn: float = 1.0, zeros: float = 1 / 3, vocab: int = VOCAB
-) -> Sampler:
+) -> TreeSampler:
     """Each node is drawn at random with probability ``drawn``, or else a point mass."""
     dice = random.Random(f"{parents} {seed}")
-    return Sampler(parents, tuple(dice.random() < drawn for _ in parents), Table(f"q{seed}", vocab, zeros))
+    return TreeSampler(parents, tuple(dice.random() < drawn for _ in parents), Table(f"q{seed}", vocab, zeros))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -213,7 +213,7 @@ def test_on_a_chain_it_is_the_papers_algorithm() -> None:
 def test_a_perfect_drafter_is_always_right(rule: str) -> None:
     for parents in (chain_shape(3), (-1, 0, 0, 1)):
         p = Table(5)
-        law = outputs(rule, Sampler(parents, (True,) * 4, p), p)
+        law = outputs(rule, TreeSampler(parents, (True,) * 4, p), p)
         depth = 4 if parents == chain_shape(3) else 2
         assert all(len(tokens) >= depth for tokens, weight in law.items() if weight > EXACT)
         assert wrong_by(law, p) < EXACT
@@ -263,13 +263,13 @@ def test_guesses_of_another_law_than_they_claim_are_found(rule: str, parents: tu
     for context in (c for length in range(DEPTH) for c in product(range(VOCAB), repeat=length)):
         assert q[context] is not None
     claimed = wrong(q)  # type: ignore[operator]
-    assert wrong_by(outputs(rule, Sampler(parents, (True,) * len(parents), q), p), p) < EXACT
-    assert wrong_by(outputs(rule, Sampler(parents, (True,) * len(parents), q, claimed), p), p) > 0.005
+    assert wrong_by(outputs(rule, TreeSampler(parents, (True,) * len(parents), q), p), p) < EXACT
+    assert wrong_by(outputs(rule, TreeSampler(parents, (True,) * len(parents), q, claimed), p), p) > 0.005
 
 
 def with_replacement(source: Source, text: String) -> TokenTree:
     """The second sibling claims the distribution of the first, which it cannot have."""
-    honest = Sampler((-1, 0, 0), (True,) * 3, Table("r0", zeros=0.0))(source, text)
+    honest = TreeSampler((-1, 0, 0), (True,) * 3, Table("r0", zeros=0.0))(source, text)
     return TokenTree(honest.tokens, honest.parents, probs=(None, honest.guess(1)[1], honest.guess(1)[1]))
 
 
@@ -299,10 +299,9 @@ def test_a_guess_that_its_law_does_not_have_is_a_point_mass() -> None:
     for guess in ((0, q), (0, None)):
         chances: list[float] = []
         drawn: list[list[float]] = []
-        rejection_sample(
-            p, [guess], lambda _, c: bool(chances.append(c)), lambda rest: drawn.append(rest.tolist()) or 0
-        )  # noqa: B023
-        count, rest = block(lambda _: p, [guess], lambda _, c: bool(chances.append(c)))  # noqa: B023
+        refuse = lambda _, c, to=chances: bool(to.append(c))  # noqa: E731
+        rejection_sample(p, [guess], refuse, lambda rest, to=drawn: to.append(rest.tolist()) or 0)
+        count, rest = block(lambda _: p, [guess], refuse)
         assert chances == [0.25, 0.25]
         assert (count, rest.tolist(), drawn) == (0, [0.0, 1.0], [[0.0, 1.0]])
 
