@@ -106,7 +106,7 @@ def test_prompts_that_end_in_any_token(llm: LLM) -> None:
         ("yes", "expected a list of texts"),
         ([""], "not empty"),
         ([3], "not empty"),
-        (["a", "a"], "one twice"),
+        (["a", "a"], "a duplicate"),
     ],
 )
 def test_texts_that_cannot_be(llm: LLM, options: Any, message: str) -> None:

@@ -542,7 +542,7 @@ def test_pools_share_the_budget() -> None:
     target = memory.add(CONFIG, torch.float32)
     block_table = BlockTable()
     target.prepare(block_table, 9 * BLOCK_SIZE)
-    with pytest.raises(OptionError, match="expected no request while a draft model joins"):
+    with pytest.raises(OptionError, match="expected no running request while a draft model is added"):
         memory.add(CONFIG, torch.bfloat16)
     target.release(block_table)
     draft = memory.add(CONFIG, torch.bfloat16)

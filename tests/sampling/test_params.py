@@ -63,7 +63,7 @@ def test_values_out_of_range(name: str, value: Any) -> None:
         ("stop_token_ids", [True], "of at least 0, found True"),
         ("stop_token_ids", 5, "found 5"),
         ("logprob_token_ids", [-1], "of at least 0, found -1"),
-        ("logprob_token_ids", [5], "expected logprobs beside them"),
+        ("logprob_token_ids", [5], "expected logprobs with it"),
         ("stop_token_ids", None, "found None"),
         ("stop", "", "not empty, found ''"),
         ("stop", ["a", ""], "not empty, found ['a', '']"),

@@ -110,7 +110,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"not": {}}}, "guided_json", "expected one that can be followed, found: "),
     ({"guided_json": {"$ref": "http://elsewhere/"}}, "guided_json", "expected one that can be followed"),
     ({"guided_json": DEEP}, "guided_json", "expected a schema of at most 64 levels"),
-    ({"guided_json": "{"}, "guided_json", "expected a schema, found text that is no JSON"),
+    ({"guided_json": "{"}, "guided_json", "expected a schema, found text that is not JSON"),
     ({"guided_json": "5"}, "guided_json", "expected a schema, an object or true, found 5"),
     ({"guided_json": 5}, "guided_json", "expected a valid dictionary, found 5"),
     ({"guided_json": {"type": "string", "format": "colour"}}, "guided_json", "expected one that can be followed"),
@@ -125,7 +125,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": ""}, "guided_regex", "expected a text that is not empty"),
     ({"guided_regex": "a" * 2**19}, "guided_regex", "expected at most 262144 characters"),
     ({"guided_choice": []}, "guided_choice", "expected 1..1024 texts, found 0"),
-    ({"guided_choice": ["a", "a"]}, "guided_choice", "expected texts of which no two are alike"),
+    ({"guided_choice": ["a", "a"]}, "guided_choice", "expected distinct texts, found a duplicate"),
     ({"guided_choice": ["a", 5]}, "guided_choice.1", "expected a valid string"),
     ({"guided_grammar": "root ::= x"}, "guided_grammar", "expected one that can be followed"),
     ({"guided_grammar": 'start: "a' + "b" * 10**7}, "guided_grammar", "expected at most 262144 characters"),
@@ -143,7 +143,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
      "response_format", "expected one that can be followed"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "response_format and guided"),
     ({"guided_json": {}, "guided_choice": ["a"]}, "guided_choice", "found guided_json and guided_choice"),
-    ({"guided_json": SCHEMA, "ignore_eos": True}, "ignore_eos", "expected False beside a guide"),
+    ({"guided_json": SCHEMA, "ignore_eos": True}, "ignore_eos", "expected False with a guide"),
     ({"guided_json": SCHEMA, "guide_mode": "fast"}, "guide_mode", "expected 'forced', 'plain' or 'jump'"),
 ]  # fmt: skip
 

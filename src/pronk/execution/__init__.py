@@ -1,1 +1,1 @@
-"""A pass of a model over token trees: what it sees, how it runs, what it costs."""
+"""Forward passes over draft trees: attention, executors and the model runner."""

@@ -1,7 +1,7 @@
 """Attention from packed rows into the paged cache, in torch: the readable reference.
 
-It serves devices without kernels, and tests. The kernels follow the same rule (``kernels/README.md``) without building
-a mask: a row sees the tokens that the cache holds of its request, its ancestors in the tree, and itself.
+It serves devices without kernels, and tests. The kernels follow the same rule (``kernels/README.md``) without a mask: a
+row sees the cached tokens of its request, its ancestors in the tree, and itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["CrossAttention", "PagedAttention", "Segment", "VisibleKeys"]
 
 
 class Segment(NamedTuple):
-    """One request's rows in a pass: ``tree`` below the ``block_table.length`` tokens that its cache holds.
+    """One request's rows in a forward pass: the nodes of ``tree``, behind the table's committed tokens.
 
     Attributes:
-        block_table: where those tokens are; the tree's nodes go behind them, in order.
-        tree: the nodes.
-        computed: so many leading nodes are there already, from an earlier pass over the same tree as far as it had
-            grown: they are seen, but they are not rows of this pass.
-        early: which of them are rows of this pass in its later layers alone, or ``None``.
+        block_table: block table of the request; the nodes' slots follow its committed tokens, in order.
+        tree: nodes of the request.
+        computed: number of leading nodes whose keys and values are in the cache from an earlier forward pass over the
+            same growing tree: visible, but not rows of this forward pass.
+        early: nodes that are rows of the later layers only, or ``None``.
     """
 
     block_table: BlockTable
@@ -42,27 +42,26 @@ class Segment(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Nodes that the pass computes."""
+        """Number of nodes that the forward pass computes."""
         return len(self.tree) - self.computed
 
 
 @dataclass(frozen=True)
 class VisibleKeys:
-    """What one segment's rows read in the layers that share a window.
+    """Cached keys and values that one segment's rows read, in layers with the same window.
 
     Attributes:
-        where: the slots that are read.
-        seen: bool ``[rows, slots]``: by which rows.
+        where: slots to read.
+        seen: bool mask ``[rows, slots]``.
     """
 
     where: slice | Tensor
     seen: Tensor
 
     def attend(self, cache: PagedCache, layer: int, q: Tensor) -> Tensor:
-        """``q`` ``[rows, heads, d]`` over what a layer has at these slots.
+        """Attend from ``q`` ``[rows, heads, d]`` to the visible keys of a layer; return ``[rows, heads * d]``.
 
-        The query heads of a group are rows beside each other: one product of ``group · rows`` rows per key/value head.
-        Returns ``[rows, heads * d]``.
+        The query heads of a group are stacked as rows: one product of ``group · rows`` rows per key/value head.
         """
         c, rows = cache.config, q.shape[0]
         folded = (
@@ -77,7 +76,7 @@ class VisibleKeys:
 
 
 class PagedAttention:
-    """An :class:`~pronk.models.decoder.Attend` for one pass."""
+    """Implementation of :class:`~pronk.models.decoder.Attend` for one forward pass."""
 
     def __init__(self, config: ModelConfig, cache: PagedCache, segments: Sequence[Segment]) -> None:
         self.config = config
@@ -96,7 +95,7 @@ class PagedAttention:
         self.slots = torch.cat(slots).to(cache.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of the rows ``[rows, heads, dim]``; stores ``k`` and ``v`` in the cache on the way."""
+        """Store ``k`` and ``v`` in the cache, then attend from the rows ``[rows, heads, dim]``."""
         self.cache.write(layer, self.slots, k, v)
         span = self.config.windows[layer]
         outputs = [
@@ -107,7 +106,7 @@ class PagedAttention:
 
     def _window(self, segment: Segment, span: int | None) -> VisibleKeys:
         block_table, tree = segment.block_table, segment.tree
-        # A drafter's lane may begin later than its first rows look back.
+        # A draft model's table may begin later than the window of its first rows.
         start = max(0 if span is None else block_table.length - span + 1, block_table.released * self.cache.block_size)
         stop = block_table.length + len(tree)
         seen = _visible(tree, block_table.length, span, start)[segment.computed :]
@@ -115,15 +114,15 @@ class PagedAttention:
 
 
 class CrossAttention(PagedAttention):
-    """A ``CrossAttend`` for one pass: it also looks into another model's cache.
+    """Implementation of ``CrossAttend`` for one forward pass: attention to another model's cache as well.
 
-    That cache ends at the first token of the text that no pass of its model has verified, ``t``. A row at position
-    ``p`` sees the tokens before it that are there, in the window of that model's layer::
+    That cache ends at ``t``, the first token that no forward pass of its model has verified. A row at position ``p``
+    sees earlier cached tokens in the window of that model's layer::
 
         p - window < k < min(p, t)
 
-    so all guesses of a step see the same tokens, as many as the first. Where that is none (a text of one token, or a
-    row whose window has been given back) the row gets zeros.
+    Without a window, all draft tokens of a step therefore see the same tokens. A row that sees no token (in a text of
+    one token, or when its window has been released) gets zeros.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class CrossAttention(PagedAttention):
         tables: Sequence[BlockTable],
         rotation: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """``other``: its shape, its cache, and for each layer the number (from 0) of the layer to ask there."""
+        """``other``: the other model's config, its cache, and the layer (from 0) to read for each layer."""
         super().__init__(config, cache, segments)
         self.target, self.beside, self.layers = other
         self.rotation = rotation
@@ -146,20 +145,20 @@ class CrossAttention(PagedAttention):
         ]
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
-        """See :class:`~pronk.drafters.from_target.modules.glide.CrossAttend`."""
+        """Attend to the other cache; see :class:`~pronk.drafters.from_target.modules.glide.CrossAttend`."""
         number = self.layers[layer]
         rows = q.to(self.beside.dtype)
         rows = rows if self.rotation is None else apply_rope(rows, *self.rotation)
         outputs = []
         for (start, stop), views in zip(self.bounds, self.views, strict=True):
             view, own = views[self.target.windows[number]], rows[start:stop]
-            some = view.seen.any(1, keepdim=True)
-            if not bool(some.any()):
+            sees_any = view.seen.any(1, keepdim=True)
+            if not bool(sees_any.any()):
                 outputs.append(own.new_zeros(len(own), own.shape[1] * own.shape[2]))
                 continue
-            # A row that sees nothing looks at everything and forgets it: a softmax over nothing is not a number.
-            everything = VisibleKeys(view.where, view.seen | ~some)
-            outputs.append(everything.attend(self.beside, number, own) * some)
+            # A softmax over no keys is NaN: a row without visible keys attends to all, and its output is set to zero.
+            everything = VisibleKeys(view.where, view.seen | ~sees_any)
+            outputs.append(everything.attend(self.beside, number, own) * sees_any)
         return torch.cat(outputs).to(q.dtype)
 
     def _view(self, segment: Segment, block_table: BlockTable, span: int | None) -> VisibleKeys:
@@ -175,7 +174,7 @@ class CrossAttention(PagedAttention):
 
 
 def _visible(tree: TokenTree, length: int, span: int | None, start: int) -> Tensor:
-    """Bool ``[nodes, length + nodes - start]``: which of the tokens from ``start`` on each node sees.
+    """Return the mask ``[nodes, length + nodes - start]`` of tokens from ``start`` on that each node sees.
 
     Columns below ``length`` are committed tokens, the others the tree's nodes in order. A node at position ``p`` with a
     window of ``span`` sees positions above ``p - span``.

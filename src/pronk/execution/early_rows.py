@@ -16,14 +16,14 @@ __all__ = ["EarlyRows", "StartedRows", "StartedTables"]
 
 
 class StartedRows(NamedTuple):
-    """Tokens behind a block table's last committed one that have been through the first ``layers`` layers."""
+    """Tokens behind a table's committed ones whose first ``layers`` layers are computed."""
 
     layers: int
     tokens: tuple[int, ...]
 
 
 class EarlyRows(NamedTuple):
-    """The first ``nodes`` nodes of a segment's tree have been through the first ``layers`` layers."""
+    """Leading ``nodes`` nodes of a segment's tree whose first ``layers`` layers are computed."""
 
     layers: int
     nodes: int
@@ -39,13 +39,13 @@ class EarlyRows(NamedTuple):
 
 
 class StartedTables:
-    """Started rows by block table, valid from a step's proposals to its forward pass and no longer."""
+    """Started rows by block table, valid from a step's proposals to its forward pass only."""
 
     def __init__(self) -> None:
         self._started: dict[int, StartedRows] = {}
 
     def put(self, block_table: BlockTable, started: StartedRows | None) -> None:
-        """Note the rows behind a table; ``None`` forgets them."""
+        """Set the started rows behind a table; ``None`` removes them."""
         if started is None:
             self._started.pop(id(block_table), None)
         else:
@@ -56,5 +56,5 @@ class StartedTables:
         return self._started.get(id(block_table))
 
     def clear(self) -> None:
-        """Forget all rows: blocks may change hands between two steps."""
+        """Remove all rows: blocks may change owners between two steps."""
         self._started.clear()

@@ -1,4 +1,4 @@
-"""What a pass is made of: some requests' rows, and the layers that they go through together."""
+"""Input of a forward pass: the rows of some requests, and the layers to run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ __all__ = ["CrossAttentionSource", "Executor", "ForwardJob", "LayerRange"]
 
 
 class ForwardJob(NamedTuple):
-    """One request's share of a pass.
+    """One request's share of a forward pass.
 
     Attributes:
-        segment: its rows.
-        wanted: the nodes whose logits are needed, in order.
-        prompt_length: tokens of its prompt, which is the length that *dynamic* RoPE scaling starts from.
-        beside: where cross-attention finds the request's text in another model's cache.
-        whole: whether the logits of all wanted nodes are looked at for sure, not of some of them alone.
-        stateless_sampler: how the token after a node is chosen, if whoever computes its logits can do that.
+        segment: rows of the request.
+        wanted: nodes whose logits are needed, in order.
+        prompt_length: tokens of the prompt; start of *dynamic* RoPE scaling.
+        beside: block table of the request in the other model's cache, for cross-attention.
+        whole: whether the logits of all wanted nodes will be read; otherwise a worker process keeps them until
+            requested.
+        stateless_sampler: sampler that a worker process may apply to its logits, or ``None``.
     """
 
     segment: Segment
@@ -39,13 +40,7 @@ class ForwardJob(NamedTuple):
 
 @dataclass(frozen=True)
 class CrossAttentionSource:
-    """Another model's cache, which a model with cross-attention reads and never writes.
-
-    Attributes:
-        decoder: the other model.
-        cache: its keys and values.
-        layers: for each layer of the reading model the number, from 0, of the layer that it reads.
-    """
+    """Another model's cache to read; ``layers[i]`` is the layer (from 0) that layer ``i`` reads."""
 
     decoder: Decoder
     cache: PagedCache
@@ -53,14 +48,14 @@ class CrossAttentionSource:
 
 
 class LayerRange(NamedTuple):
-    """Some layers over some rows.
+    """Consecutive layers and the rows that go through them.
 
     Attributes:
-        jobs: those that have rows here, with the part of their segment that these layers compute.
+        jobs: jobs with rows in these layers, each with the part of its segment that these layers compute.
         start: first layer.
-        stop: the layer behind the last one.
-        collect: numbers of layers whose output is wanted.
-        wanted: rows whose logits are wanted, in order; ``None`` if this is not the end of the model.
+        stop: last layer + 1.
+        collect: layer numbers (from 1) whose output is returned.
+        wanted: rows whose logits are returned, in order; ``None`` unless the last layer is included.
     """
 
     jobs: Sequence[tuple[ForwardJob, Segment]]
@@ -71,7 +66,7 @@ class LayerRange(NamedTuple):
 
     @staticmethod
     def wanted_of(jobs: Sequence[tuple[ForwardJob, Segment]]) -> list[int] | range:
-        """The rows, in a stage of ``jobs``, of the nodes whose logits are wanted."""
+        """Return the rows, among all rows of ``jobs``, of the nodes whose logits are wanted."""
         if len(jobs) == 1:
             ((job, segment),) = jobs
             return range(job.wanted.start - segment.computed, job.wanted.stop - segment.computed)
@@ -82,7 +77,7 @@ class LayerRange(NamedTuple):
         return rows
 
     def places(self) -> tuple[list[int], list[int], list[int]]:
-        """Token, position and RoPE span of every row."""
+        """Return token, position and RoPE span of every row."""
         tokens, positions, spans = list[int](), list[int](), list[int]()
         for job, segment in self.jobs:
             length, computed = segment.block_table.length, segment.computed
@@ -94,27 +89,21 @@ class LayerRange(NamedTuple):
 
 
 class Executor(Protocol):
-    """Who computes the stages of a pass.
-
-    Attributes:
-        usable: whether they can be computed at all.
-        waited: seconds that went into other processes so far: telling them, and waiting for what they say.
-    """
+    """Backend that runs ranges of layers."""
 
     @property
     def usable(self) -> bool:
-        """See above."""
+        """Whether forward passes are possible; False once a worker process with a part of the model is gone."""
         ...
 
     @property
     def waited(self) -> float:
-        """See above."""
+        """Seconds spent so far on communication with worker processes."""
         ...
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings.
+        """Run rows ``[rows, hidden]`` through a range of layers; ``None`` starts from embeddings.
 
-        Returns:
-            Their state afterwards, the collected layers' outputs, and the logits of the wanted rows.
+        Returns the rows' state after it, the outputs of the collected layers, and the logits of the wanted rows.
         """
         ...

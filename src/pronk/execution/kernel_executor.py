@@ -1,4 +1,4 @@
-"""Stages of a pass as programs for the kernels."""
+"""Executor that runs ranges of layers as kernel programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["KernelExecutor"]
 
 
 class KernelExecutor:
-    """Stages as programs for the kernels, each made once."""
+    """Run ranges of layers as kernel programs; each program is compiled once."""
 
     usable = True
 
@@ -37,11 +37,11 @@ class KernelExecutor:
 
     @property
     def dynamic(self) -> bool:
-        """Whether every row has rotations of its own."""
+        """Whether RoPE rotations depend on the prompt's length, so that each row has its own."""
         return self._rope.dynamic or (self._cross_rope is not None and self._cross_rope.dynamic)
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings."""
+        """Run rows ``[rows, hidden]`` through a range of layers; ``None`` starts from embeddings."""
         program, packed = self._program(layer_range), self._pack(layer_range, embedded=rows is not None)
         count, size = packed.count, self.decoder.config.hidden_size
         x = torch.empty(count, size, dtype=self.cache.dtype) if rows is None else rows.contiguous()
@@ -55,7 +55,7 @@ class KernelExecutor:
         return x, made, logits
 
     def grow(self, job: ForwardJob, sampler: Sampler, steps: int, hear: Callable[[DraftToken], bool]) -> int:
-        """Run a chain, a guess after it, a pass over that, and so on; returns the number of passes."""
+        """Draft a chain in the kernels; return the number of forward passes."""
         c, jobs = self.decoder.config, [(job, job.segment)]
         layer_range = LayerRange(jobs, 0, len(self.decoder.layers), (), LayerRange.wanted_of(jobs))
         packed = self._pack(layer_range, more=steps)
@@ -63,17 +63,17 @@ class KernelExecutor:
         assert packed.want(layer_range.wanted) == 1
         scores = np.empty((steps, c.vocab_size), dtype=np.float32)
         raised: list[BaseException] = []
-        heard = iter(scores)
+        next_scores = iter(scores)
 
-        def tell(token: int, confidence: float) -> int:
+        def on_token(token: int, confidence: float) -> int:
             try:
-                return int(hear(DraftToken(token, confidence, next(heard))))
-            except BaseException as error:  # noqa: BLE001 - nothing can be raised through the kernels
+                return int(hear(DraftToken(token, confidence, next(next_scores))))
+            except BaseException as error:  # noqa: BLE001 - exceptions cannot cross the kernels
                 raised.append(error)
                 return 0
 
         growth = sampler.growth(steps, scores)
-        growth.on_token = Hear(tell)
+        growth.on_token = Hear(on_token)
         x, logits = torch.empty(packed.count, c.hidden_size, dtype=self.cache.dtype), torch.empty(1, c.vocab_size)
         passes = self._program(layer_range).grow(packed, x, logits, growth)
         if raised:
@@ -81,7 +81,6 @@ class KernelExecutor:
         return passes
 
     def _pack(self, layer_range: LayerRange, *, embedded: bool = False, more: int = 0) -> ProgramRows:
-        """The rows of a stage, and rotations for ``more`` behind them."""
         jobs = [(segment.block_table, segment.tree, segment.computed) for _, segment in layer_range.jobs]
         tokens = None if embedded else [token for _, tree, computed in jobs for token in tree.tokens[computed:]]
         packed = ProgramRows().add(jobs, tokens, self._tables(layer_range))
@@ -106,7 +105,7 @@ class KernelExecutor:
         return self._known(key, lambda: self._compile(layer_range))
 
     def _known(self, key: tuple[object, ...], make: Callable[[], Program]) -> Program:
-        """A program, made once for as long as the pools are where they are."""
+        """Return a cached program; the cache is cleared when a KV pool is reallocated."""
         version = (self.cache.version, -1 if self.beside is None else self.beside.cache.version)
         if version != self._version:
             self._programs, self._version = {}, version
@@ -133,7 +132,7 @@ class KernelExecutor:
         return program
 
     def _tables(self, layer_range: LayerRange) -> list[BlockTable] | None:
-        """Where cross-attention looks; a pass that is only timed looks nowhere."""
+        """Return the tables for cross-attention; empty tables for a forward pass that is only timed."""
         if self.beside is None:
             return None
         return [job.beside or BlockTable() for job, _ in layer_range.jobs]

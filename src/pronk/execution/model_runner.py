@@ -1,14 +1,14 @@
-"""The forward pass: some requests' trees in, logits at the nodes that need them out.
+"""Model runner: draft trees of some requests in, logits of the wanted nodes out.
 
-A tree whose first nodes a drafter has taken through the first layers already goes on where they are
-(:class:`~pronk.execution.early_rows.EarlyRows`): those rows join the pass at that layer, and nothing is computed twice. With
-``s`` rows computed early up to layer 2, and ``n`` others ::
+If a drafter has already computed the first layers of a tree's leading nodes
+(:class:`~pronk.execution.early_rows.EarlyRows`), these rows join the forward pass at the next layer. With ``s`` rows
+computed early up to layer 2, and ``n`` others ::
 
     layers 0 1     rows of n
     layers 2 …     rows of s (from the cache), rows of n
 
-Where the model's weights are packed for the kernels, each range of layers is one call (:mod:`pronk.execution.kernel_executor`);
-the other path is the same in torch (:mod:`pronk.execution.torch_executor`).
+If the weights are packed for the kernels, each range of layers is one call (:mod:`pronk.execution.kernel_executor`).
+Otherwise the same is done in torch (:mod:`pronk.execution.torch_executor`).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["CrossAttentionSource", "ForwardJob", "ForwardResult", "JobResult", "ModelRunner"]
 
-# Rows of text that a draft reads with its first guess, up to which that pass is like those that follow.
-_FEW = 4
+# Largest number of rows in a chain's first forward pass for which its duration is like that of the later ones.
+_MAX_CHAIN_ROWS = 4
 
 
 class ForwardResult(NamedTuple):
-    """What a pass computed.
+    """Result of a forward pass.
 
     Attributes:
         logits: one ``[len(job.wanted), vocab]`` per job: float32 from the kernels, else in the model's dtype.
         hidden: for each collected layer, one ``[rows, hidden]`` per job.
-        seconds: the duration of the pass.
-        context: positions before its rows, of all texts together.
-        chosen: for each job, tokens that were chosen already, by their place among those wanted; or nothing at all.
+        seconds: duration of the forward pass.
+        context: cached tokens before its rows, summed over the requests.
+        chosen: for each job, tokens already sampled by a worker process, by index among the wanted nodes; may be empty.
     """
 
     logits: Sequence[Logits]
@@ -64,7 +64,7 @@ class ForwardResult(NamedTuple):
 
 
 class JobResult(NamedTuple):
-    """One job's part of a :class:`ForwardResult`; the fields are the same."""
+    """One job's part of a :class:`ForwardResult`, with the same fields."""
 
     logits: Logits
     hidden: Mapping[int, Tensor]
@@ -72,17 +72,13 @@ class JobResult(NamedTuple):
 
 
 class ModelRunner:
-    """Runs a decoder over packed rows; all that it remembers is what that took.
+    """Run a decoder over packed rows and record the durations.
 
     Attributes:
-        decoder: the model.
-        cache: its keys and values.
-        dtype: of the rows.
-        device: where they are.
-        exact: whether a row's bits depend on its own text alone.
-        clock: gives seconds.
-        times: what its passes have taken.
-        started: rows of this step that a drafter has taken through the first layers.
+        exact: whether the bits of a row depend on its own text alone, not on the batch.
+        clock: function that returns seconds.
+        times: cost model of the forward passes.
+        started: rows of this step whose first layers a drafter has computed.
     """
 
     def __init__(
@@ -94,7 +90,7 @@ class ModelRunner:
         passes: Executor | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """``passes`` computes the stages, if that is not this process alone."""
+        """``passes`` is an executor with worker processes; ``None`` runs in this process."""
         self.decoder = decoder
         self.cache = cache
         self.clock = clock
@@ -107,17 +103,17 @@ class ModelRunner:
         self._kernels = None
         if decoder.kernels is not None and passes is None:
             self._kernels = KernelExecutor(decoder.kernels, decoder, cache, beside)
-        self._passes: Executor = passes or self._kernels or TorchExecutor(decoder, cache, beside)
+        self._executor: Executor = passes or self._kernels or TorchExecutor(decoder, cache, beside)
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
-        """One pass over all jobs' trees; their keys and values go to the slots behind each table's length.
+        """Run one forward pass over all jobs; keys and values go to the slots behind each table's length.
 
         Args:
-            jobs: at least one; their places in the cache have been prepared.
-            collect: numbers of layers whose output is wanted: 1 is the first layer's. Of nodes that were computed early
-                up to a later layer there is none.
+            jobs: at least one job; its slots in the cache have been prepared.
+            collect: layer numbers (from 1) whose output is returned, except for nodes computed early up to a later
+                layer.
         """
-        began, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
+        start_time, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
         early = {job.segment.early.layers for job in jobs if job.segment.early is not None}
         rows: list[Tensor | None] = [None] * len(jobs)
         hidden: dict[int, list[Tensor]] = {}
@@ -127,22 +123,22 @@ class ModelRunner:
         assert logits is not None
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-        seconds = self.clock() - began
+        seconds = self.clock() - start_time
         return ForwardResult(_split(logits, [len(job.wanted) for job in jobs]), hidden, seconds, context)
 
     def early_rows(self, block_table: BlockTable, tree: TokenTree, hidden: Sequence[int]) -> EarlyRows | None:
         """Return the nodes of ``tree`` that join the forward pass late, if a drafter has started them.
 
-        The output of the skipped layers is not computed again, so there are none if ``hidden``, the numbers of the
-        layers whose output a drafter reads, has one of them.
+        ``hidden`` are the layer numbers whose output a drafter reads. If a skipped layer is among them, no node joins
+        late, because the output of skipped layers is not computed again.
         """
         early = EarlyRows.of(self.started.get(block_table), tree)
         return None if early is not None and min(hidden, default=early.layers + 1) <= early.layers else early
 
     def begin(self, jobs: Sequence[ForwardJob], layers: int) -> list[Tensor]:
-        """The first ``layers`` layers alone; returns their output ``[rows, hidden]`` per job.
+        """Run the first ``layers`` layers alone; return their output ``[rows, hidden]`` per job.
 
-        What they store lets :meth:`forward` go on from there.
+        :meth:`forward` can continue from their output in the cache.
         """
         rows: list[Tensor | None] = [None] * len(jobs)
         self._run(jobs, rows, 0, layers, frozenset(), {})
@@ -150,47 +146,41 @@ class ModelRunner:
 
     @property
     def usable(self) -> bool:
-        """Whether passes can be made at all: not where processes that have a part of the model are gone."""
-        return self._passes.usable
+        """Whether forward passes are possible; see :class:`Executor`."""
+        return self._executor.usable
 
     @property
     def waited(self) -> float:
-        """Seconds that went into other processes that compute the model, so far; see :class:`Executor`."""
-        return self._passes.waited
+        """Seconds spent so far on communication with worker processes; see :class:`Executor`."""
+        return self._executor.waited
 
     @property
     def grows(self) -> bool:
-        """Whether :meth:`grow` can be asked."""
+        """Whether :meth:`grow` is available."""
         return self._kernels is not None and not self._kernels.dynamic
 
     def grow(self, job: ForwardJob, sampler: Sampler, steps: int, hear: Callable[[DraftToken], bool]) -> int:
-        """A pass over one request's chain, a guess after its last row, a pass over that, and so on, in one call.
+        """Draft a chain for one request in one kernel call, one forward pass per draft token.
 
         Args:
-            job: the rows of the first pass; the logits of the last one are wanted, and there must be places for
-                ``steps`` rows more.
-            sampler: who guesses; one that :attr:`~pronk.sampling.sampler.Sampler.drafts_statelessly`.
-            steps: most guesses, at least 1.
-            hear: is told of each guess, and whether to go on is what it returns.
+            job: rows of the first forward pass; the logits of its last row are wanted. There must be slots for
+                ``steps`` more rows.
+            sampler: sampler of the draft tokens, with :attr:`~pronk.sampling.sampler.Sampler.drafts_statelessly`.
+            steps: largest number of draft tokens, at least 1.
+            hear: called with each draft token; returns whether to continue.
 
         Returns:
-            The number of passes: one more than there are guesses, if there is none after the last one.
+            The number of forward passes: the number of draft tokens, plus one if the last forward pass gave none.
         """
         assert self._kernels is not None
-        began = self.clock()
+        start_time = self.clock()
         passes = self._kernels.grow(job, sampler, steps, hear)
-        if len(job.segment.tree) <= _FEW:
-            self.times.learn(1, job.segment.block_table.length, (self.clock() - began) / passes)
+        if len(job.segment.tree) <= _MAX_CHAIN_ROWS:
+            self.times.learn(1, job.segment.block_table.length, (self.clock() - start_time) / passes)
         return passes
 
     def learn(self, jobs: Sequence[ForwardJob], context: int, seconds: float) -> None:
-        """Remember what a pass took.
-
-        Args:
-            jobs: of the pass.
-            context: as the result has it.
-            seconds: of the pass, and of whatever else there is to every pass.
-        """
+        """Record the duration of a forward pass, including the fixed work around every forward pass."""
         rows = sum(len(job.segment.tree) - job.segment.computed for job in jobs)
         share = self._early_share(jobs)
         if share == 0.0:
@@ -199,12 +189,12 @@ class ModelRunner:
             self.times.learn_rest(share, rows, context, seconds)
 
     def costs_of(self, jobs: Sequence[ForwardJob], costs: CostCurve) -> CostCurve:
-        """What a pass over these jobs costs by its rows, where whole ones cost ``costs``."""
+        """Return the cost of a forward pass over these jobs by rows; ``costs`` is that of all layers."""
         share = self._early_share(jobs)
         return self.times.rest(costs, share) if share else costs
 
     def _early_share(self, jobs: Sequence[ForwardJob]) -> float | None:
-        """Of the layers, how many its first nodes have been through; ``None`` if the jobs differ."""
+        """Return the share of layers computed early; ``None`` if the jobs differ."""
         early = {0 if job.segment.early is None else job.segment.early.layers for job in jobs}
         return early.pop() / self._layers if len(early) == 1 else None
 
@@ -217,32 +207,32 @@ class ModelRunner:
         collect: frozenset[int],
         hidden: dict[int, list[Tensor]],
     ) -> Tensor | None:
-        """Layers ``start .. stop - 1``; ``rows`` are the states of each job's rows, which go on.
+        """Run layers ``start .. stop - 1``; ``rows`` holds each job's row states and is updated.
 
-        Returns the logits of the wanted nodes, if these layers are the last ones.
+        Returns the logits of the wanted nodes if the last layer is included.
         """
         parts = [_part(job.segment, start) for job in jobs]
-        here = [number for number, part in enumerate(parts) if part.rows]
-        if not here:
+        active = [number for number, part in enumerate(parts) if part.rows]
+        if not active:
             return None
-        present = [(jobs[number], parts[number]) for number in here]
-        between = tuple(sorted(layer for layer in collect if start < layer <= stop)) if collect else ()
+        present = [(jobs[number], parts[number]) for number in active]
+        collected_layers = tuple(sorted(layer for layer in collect if start < layer <= stop)) if collect else ()
         layer_range = LayerRange(
-            present, start, stop, between, LayerRange.wanted_of(present) if stop == self._layers else None
+            present, start, stop, collected_layers, LayerRange.wanted_of(present) if stop == self._layers else None
         )
         x = None
         if start:
-            held = [row for i in here for row in (self._early(jobs[i].segment, start), rows[i]) if row is not None]
+            held = [row for i in active for row in (self._early(jobs[i].segment, start), rows[i]) if row is not None]
             x = torch.cat(held)
-        out, collected, logits = self._passes.run(layer_range, x)
-        for number, own in zip(here, _split(out, [part.rows for _, part in present]), strict=True):
+        out, collected, logits = self._executor.run(layer_range, x)
+        for number, own in zip(active, _split(out, [part.rows for _, part in present]), strict=True):
             rows[number] = own
         for layer, values in collected.items():
             hidden[layer] = _split(values, [part.rows for part in parts])
         return logits
 
     def _early(self, segment: Segment, layer: int) -> Tensor | None:
-        """The rows of a segment that join at this layer, ``[rows, hidden]``."""
+        """Return the rows ``[rows, hidden]`` of a segment that join at this layer."""
         block_table, early = segment.block_table, segment.early
         if early is None or early.layers != layer:
             return None
@@ -254,7 +244,7 @@ def _split(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _part(segment: Segment, layer: int) -> Segment:
-    """What of a segment goes through layer number ``layer`` (from 0): not what was computed early beyond it."""
+    """Return the segment without the nodes whose layer ``layer`` (from 0) was computed early."""
     early = segment.early
     if early is None or layer >= early.layers or early.nodes <= segment.computed:
         return segment

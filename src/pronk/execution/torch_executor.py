@@ -1,4 +1,4 @@
-"""Stages of a pass in torch: where there are no kernels for a model or a device."""
+"""Executor in torch, for models or devices without kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TorchExecutor"]
 
 
 class TorchExecutor:
-    """Stages in torch."""
+    """Run ranges of layers in torch."""
 
     usable = True
 
@@ -24,7 +24,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings."""
+        """Run rows ``[rows, hidden]`` through a range of layers; ``None`` starts from embeddings."""
         decoder, cache = self.decoder, self.cache
         tokens, positions, spans = torch.tensor(layer_range.places(), dtype=torch.int64, device=cache.device)
         segments = [segment for _, segment in layer_range.jobs]
@@ -43,12 +43,12 @@ class TorchExecutor:
         x = decoder.embed(tokens, positions, cache.dtype) if rows is None else rows
         rope = decoder.rope(positions, spans, cache.dtype)
         collected: dict[int, Tensor] = {}
-        for layer, x in decoder.run(x, rope, attend, layer_range.start, layer_range.stop):  # noqa: B020 - the state goes through
+        for layer, x in decoder.run(x, rope, attend, layer_range.start, layer_range.stop):  # noqa: B020 - x is the running state
             cache.write_hidden(layer, attend.slots, x)
             if layer in layer_range.collect:
                 collected[layer] = x
         if layer_range.wanted is None:
             return x, collected, None
-        # The choice is made on the CPU, where the noise is the same whatever the device.
+        # Sampling runs on the CPU, so that the noise is the same for every device.
         logits = decoder.logits(x[torch.tensor(list(layer_range.wanted), dtype=torch.int64, device=x.device)]).cpu()
         return x, collected, logits

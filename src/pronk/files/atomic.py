@@ -1,7 +1,7 @@
-"""Files and folders that are whole or not there, whenever the process dies and however full the disk is.
+"""Atomic writes: after a crash or on a full disk, a file or folder is complete or unchanged.
 
-:func:`replace_file`, :func:`replace_folder` and :func:`new_folder` raise what goes wrong as it is. A command that is
-told where to write says it in one line with :func:`writing`, as :func:`write_json` and :func:`write_tokens` do.
+:func:`replace_file`, :func:`replace_folder` and :func:`new_folder` raise the original error. :func:`writing` turns it
+into a one-line error for commands with an output path; :func:`write_json` and :func:`write_tokens` use it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from pronk.errors import CheckpointError, PronkError
 
 __all__ = ["new_folder", "replace_file", "replace_folder", "write_json", "write_tokens", "writing"]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """A file to write into, which takes the place of ``path`` when the disk has all of it; else nothing has changed.
+    """Open a temporary file that replaces ``path`` once it is completely on disk.
+
+    On an error ``path`` is unchanged.
 
     Args:
-        path: a file, or a name that is free.
-        shared: other processes may replace it at the same time. What a process that dies leaves unfinished stays then;
-            else the next one writes over it.
+        path: existing file or new name.
+        shared: whether other processes may replace the file at the same time. Each process then has its own temporary
+            file, which stays behind if the process is killed; otherwise the next call overwrites it.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial" if shared else f"{path.name}.partial")
     try:
@@ -48,10 +50,10 @@ def replace_file(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """The same for a folder: one to write into, which takes the place of ``folder``, if there is one.
+    """Create a temporary folder that replaces ``folder`` once it is completely on disk.
 
-    Two names cannot change at once: a process that dies between the old folder's and the new one's leaves the old one
-    as ``NAME.old``, which the next call puts back.
+    The swap takes two renames. A process that dies between them leaves the old folder as ``NAME.old``, which the next
+    call restores.
     """
     old = folder.with_name(f"{folder.name}.old")
     _put_back(old, folder)
@@ -71,7 +73,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """The same where there is no folder yet, or an empty one; what else has come into it by then is an error."""
+    """Create a temporary folder that becomes ``folder``, which must be missing or empty, once on disk."""
     with _unfinished(folder) as partial:
         yield partial
         _sync(partial)
@@ -82,7 +84,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _unfinished(folder: Path) -> Iterator[Path]:
-    """An empty folder beside ``folder``, which is not there any more in the end."""
+    """Create a temporary folder beside ``folder``, which is removed at the end unless it was renamed."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -98,7 +100,6 @@ def _put_back(old: Path, folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Wait until the disk has the files of ``folder``, and of the folders in it."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -107,15 +108,15 @@ def _sync(folder: Path) -> None:
 
 @contextmanager
 def writing(path: Path, what: str, *also: type[Exception]) -> Iterator[None]:
-    """Say in one line what keeps ``path`` from being written.
+    """Turn an error while ``path`` is written into a one-line error.
 
     Args:
-        path: what is written inside the block.
-        what: in words.
-        also: errors besides ``OSError`` by which a library says that a file refuses its bytes.
+        path: file or folder that the block writes.
+        what: content in words, for the message.
+        also: exception types besides ``OSError`` that a library raises for failed writes.
 
     Raises:
-        CheckpointError: in place of those.
+        CheckpointError: the block raises ``OSError`` or one of ``also``.
     """
     refused: tuple[type[Exception], ...] = (OSError, *also)
     try:
@@ -128,24 +129,19 @@ def writing(path: Path, what: str, *also: type[Exception]) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, and what to do about it."""
     words = error.strerror if isinstance(error, OSError) and error.strerror else (str(error).splitlines() or ["?"])[0]
-    if isinstance(error, OSError) and error.errno not in (*_FULL, None):
-        return f"{words}; choose a folder that can be written"
+    if isinstance(error, OSError) and error.errno not in (*_FULL_DISK, None):
+        return f"{words}; choose a writable folder"
     return f"{words}; make room and give the same command again"
 
 
 def write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) -> None:
-    """Replace ``path`` by a JSON document; ``indent`` spaces a level are for people to read.
-
-    Raises:
-        CheckpointError: it cannot be written; see :func:`writing`.
-    """
+    """Replace ``path`` by a JSON document; errors are those of :func:`writing`."""
     with writing(path, "JSON"), replace_file(path) as file:
         file.write((json.dumps(value, indent=indent) + "\n").encode())
 
 
 def write_tokens(path: Path, tokens: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """The same for token ids. NumPy's own ``tofile`` does not notice when the disk refuses the last of them."""
+    """Replace ``path`` by raw token ids, without NumPy's ``tofile``, which ignores a full disk."""
     with writing(path, "token ids"), replace_file(path) as file:
         file.write(tokens.data)

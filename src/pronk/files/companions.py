@@ -1,4 +1,4 @@
-"""The files beside the weights that a checkpoint made of another one takes over."""
+"""Files beside the weights that a derived checkpoint takes over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COPIED = (
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copy the tokenizer, the chat template, the defaults of generation and the licence of ``source``."""
+    """Copy the tokenizer, chat template, generation defaults and licence from ``source`` to ``folder``."""
     for file in _COPIED:
         if (source / file).is_file():
             shutil.copyfile(source / file, folder / file)

@@ -1,4 +1,4 @@
-"""Reading files that hold one JSON object a line."""
+"""Reader for JSON Lines files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ __all__ = ["read_json_lines"]
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a ``.jsonl`` or ``.jsonl.gz`` file with their line numbers, from 1; empty lines are skipped.
+    """Iterate over ``(line number, object)`` of a ``.jsonl`` or ``.jsonl.gz`` file.
+
+    Lines count from 1; empty lines are skipped.
 
     Raises:
         OptionError: the file is missing, not gzip, not UTF-8, or a line is not a JSON object.

@@ -1,6 +1,6 @@
-"""Writing a checkpoint tensor by tensor, as safetensors in shards.
+"""Writing a checkpoint as safetensors shards.
 
-A tensor is built when its turn comes and is gone when it is written, so that memory stays small.
+Each tensor is built, written and freed before the next one, so that memory use stays small.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SAFETENSORS = {
 
 
 class ShardEntry(NamedTuple):
-    """A tensor to write: what it is made of, its name in the file, its dtype."""
+    """Tensor to write: its source, its name in the file, its dtype."""
 
     piece: CheckpointTensor
     name: str
@@ -42,14 +42,14 @@ class ShardEntry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return math.prod(self.piece.shape) * self.dtype.itemsize
 
 
 def write_weights(
     folder: Path, entries: list[ShardEntry], build: Callable[[CheckpointTensor], Tensor], limit: int, progress: Progress
 ) -> None:
-    """Build and write every entry, in files of at most ``limit`` bytes unless one tensor is larger."""
+    """Build and write all entries; a file exceeds ``limit`` bytes only if it holds a single tensor."""
     shards: list[list[ShardEntry]] = [[]]
     for entry in entries:
         if shards[-1] and sum(e.size for e in shards[-1]) + entry.size > limit:
@@ -59,7 +59,7 @@ def write_weights(
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        shard.sort(key=lambda entry: -entry.dtype.itemsize)  # whatever the sizes, every tensor is aligned
+        shard.sort(key=lambda entry: -entry.dtype.itemsize)  # largest dtype first keeps every tensor aligned
         weight_map |= {entry.name: file for entry in shard}
         with (folder / file).open("wb") as stream:
             stream.write(_header(shard))
@@ -72,7 +72,7 @@ def write_weights(
 
 
 def _header(shard: Iterable[ShardEntry]) -> bytes:
-    """Of a safetensors file: its length, then JSON, padded to eight bytes."""
+    """Return the header of a safetensors file: its length, then JSON, padded to 8 bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for entry in shard:
@@ -84,12 +84,12 @@ def _header(shard: Iterable[ShardEntry]) -> bytes:
 
 
 def check_target(out: Path, size: int) -> None:
-    """Raise :class:`~pronk.errors.OptionError` unless ``out`` is new or empty and has ``size`` bytes to spare."""
+    """Raise ``OptionError`` unless ``out`` is new or empty and has ``size`` free bytes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         msg = f"out: expected a new or empty folder, found {out} in use; choose another name or remove it"
         raise OptionError(msg)
-    there = next(folder for folder in out.absolute().parents if folder.is_dir())
-    free = shutil.disk_usage(there).free
+    parent = next(folder for folder in out.absolute().parents if folder.is_dir())
+    free = shutil.disk_usage(parent).free
     if free < size:
-        msg = f"out: expected {size / 1e9:.2f} GB of free disk space in {there}, found {free / 1e9:.2f} GB"
+        msg = f"out: expected {size / 1e9:.2f} GB of free disk space in {parent}, found {free / 1e9:.2f} GB"
         raise OptionError(msg)

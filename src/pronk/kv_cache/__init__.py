@@ -1,1 +1,1 @@
-"""The paged KV cache: blocks, tables and the tensors behind them."""
+"""Paged KV cache: blocks, block tables, prefix cache and the tensors behind them."""

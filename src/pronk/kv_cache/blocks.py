@@ -1,8 +1,8 @@
-"""Which blocks of the KV cache are whose.
+"""Block tables and the block allocator of the KV cache.
 
-Blocks are numbered places for ``block_size`` tokens each. A request owns a :class:`BlockTable`; several tables may
-share a block, which is counted. The allocator prefers runs of consecutive blocks, because a table whose blocks follow
-each other is read as a view and needs no gathering; free ones are kept as runs, so that it need not look for them.
+A block holds ``block_size`` tokens. Each request owns a :class:`BlockTable`; several tables may share a block by
+reference counting. The allocator prefers runs of consecutive blocks, because a table of consecutive blocks is read as a
+view, without a gather. Free blocks are stored as runs, so that none has to be searched for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["BlockAllocator", "BlockKeeper", "BlockTable"]
 
 @dataclass
 class BlockTable:
-    """The blocks of one request, in the order of its tokens.
+    """Blocks of one request, in token order.
 
     Token ``p`` is in ``blocks[p // block_size - released]`` at offset ``p % block_size``. For example, with blocks of
     16, ``released = 2`` and ``blocks = [7, 8]``: tokens 0-31 have left the window, token 37 is in block 7 at offset 5,
@@ -29,12 +29,11 @@ class BlockTable:
 
     Attributes:
         blocks: block numbers.
-        released: how many leading blocks have been given back.
-        length: committed tokens whose keys and values are in the cache; what lies beyond is a draft.
-        in_run: whether the blocks are consecutive.
-        digests: of the text up to the end of each full block, as far as they are known
-            (:mod:`pronk.kv_cache.prefix`).
-        version: of the pool that it was begun in.
+        released: number of leading blocks that have been freed.
+        length: number of committed tokens in the cache; later slots hold draft tokens.
+        in_run: whether the block numbers are consecutive.
+        digests: digest of the text up to the end of each full block, as far as computed (:mod:`pronk.kv_cache.prefix`).
+        version: version of the pool (:class:`~pronk.kv_cache.paged.PagedCache`) at the table's first allocation.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -47,44 +46,45 @@ class BlockTable:
 
     @property
     def numbers(self) -> ctypes.Array[ctypes.c_int32]:
-        """``blocks`` as the kernels read them."""
+        """``blocks`` as a C array for the kernels."""
         if self._numbers is None:
             self._numbers = (ctypes.c_int32 * len(self.blocks))(*self.blocks)
         return self._numbers
 
     @property
     def first(self) -> int | None:
-        """Where block 0 of the request would be, if its blocks lie in one run; else ``None``."""
+        """Number that the request's block 0 has or would have if the blocks form one run; else ``None``."""
         return self.blocks[0] - self.released if self.blocks and self.in_run else None
 
     def changed(self) -> None:
-        """The blocks are others than before: look again whether they are consecutive."""
+        """Update the derived values after a change of ``blocks``."""
         self.in_run = all(b - a == 1 for a, b in pairwise(self.blocks))
         self._numbers = None
 
 
 class BlockKeeper(Protocol):
-    """Who knows what is in blocks that nobody uses any more."""
+    """Prefix cache as the allocator sees it: it decides which unreferenced blocks keep their content."""
 
     def keeps(self, block: int) -> bool:
-        """Whether it is worth keeping."""
+        """Return whether the block's content is worth keeping."""
         ...
 
     def evict(self, block: int) -> None:
-        """Its place is needed."""
+        """Drop the entry of a block that is about to be reused."""
         ...
 
 
 class BlockAllocator:
-    """Hands out blocks and counts who refers to them.
+    """Allocate blocks and count references to them.
 
     Attributes:
-        num_blocks: in all.
-        block_size: tokens of a block.
-        references: tables that each block is in.
-        num_free: blocks that are in none; some may be *idle*.
-        idle: those of them that the keeper keeps, the least recently used first: they are taken when there is no other.
-        keeper: who keeps them.
+        num_blocks: total number of blocks.
+        block_size: tokens per block.
+        references: number of tables that hold each block.
+        num_free: number of blocks without references; includes idle blocks.
+        idle: unreferenced blocks whose content the keeper keeps, least recently used first; reused when no empty block
+            is left.
+        keeper: prefix cache, or ``None``.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -97,14 +97,14 @@ class BlockAllocator:
         self._empty = FreeRuns(num_blocks)  # free, and not idle
 
     def entrust(self, keeper: BlockKeeper) -> None:
-        """From now on ``keeper`` says what is kept; of what is idle it keeps nothing."""
+        """Set the keeper, which knows none of the blocks: idle blocks become empty."""
         self.keeper = keeper
         for run in consecutive(self.idle):
             self._empty.add(run)
         self.idle.clear()
 
     def reset(self) -> None:
-        """All blocks are free; no table may be in use."""
+        """Free all blocks; no table may be in use."""
         for block, references in enumerate(self.references):
             if references and self.keeper is not None and self.keeper.keeps(block):
                 self.idle[block] = None
@@ -115,14 +115,14 @@ class BlockAllocator:
             self._empty.take(run)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that ``tokens`` tokens need."""
+        """Return the number of blocks that ``tokens`` tokens need."""
         return -(-tokens // self.block_size)
 
     def grow(self, block_table: BlockTable, tokens: int) -> None:
-        """Give ``block_table`` places for its first ``tokens`` tokens.
+        """Allocate slots for the first ``tokens`` tokens of ``block_table``.
 
         Raises:
-            CacheFullError: not enough free blocks; the table is as before.
+            CacheFullError: too few blocks are free; the table is unchanged.
         """
         wanted = self.blocks_for(tokens) - block_table.released - len(block_table.blocks)
         if wanted <= 0:
@@ -137,13 +137,13 @@ class BlockAllocator:
         block_table.changed()
 
     def missing(self, block_table: BlockTable, tokens: int) -> int:
-        """Free blocks that it takes to make the places of tokens ``block_table.length .. tokens - 1`` writable."""
+        """Return the number of free blocks, with copies, needed to write tokens up to ``tokens``."""
         more = max(0, self.blocks_for(tokens) - block_table.released - len(block_table.blocks))
         written = block_table.blocks[max(0, block_table.length // self.block_size - block_table.released) :]
         return more + sum(self.shared(block) for block in written)
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
-        """A second table over the blocks of the first ``tokens`` tokens."""
+        """Return a second table over the blocks of the first ``tokens`` tokens."""
         count = max(0, self.blocks_for(tokens) - block_table.released)
         made = BlockTable(released=block_table.released, length=tokens, version=block_table.version)
         made.digests = block_table.digests[: tokens // self.block_size]
@@ -151,24 +151,24 @@ class BlockAllocator:
         return made
 
     def share(self, block_table: BlockTable, blocks: Sequence[int]) -> None:
-        """Let a table without blocks refer to these, which others may refer to as well."""
+        """Set the blocks of an empty table to existing blocks, which other tables may hold as well."""
         for block in blocks:
             if not self.references[block]:
                 self.num_free -= 1
-                del self.idle[block]  # nobody knows of an empty one
+                del self.idle[block]  # a block without references is idle here: empty blocks cannot be shared
             self.references[block] += 1
         block_table.blocks = list(blocks)
         block_table.changed()
 
     def shared(self, block: int) -> bool:
-        """Whether more than one table refers to ``block``: it must be copied before it is written."""
+        """Return whether several tables hold ``block``; it must be copied before a write."""
         return self.references[block] > 1
 
     def replace(self, block_table: BlockTable, index: int) -> tuple[int, int]:
-        """Swap the shared block at ``index`` of ``block_table`` for one of its own: ``(old, new)``; the caller copies."""
+        """Replace the shared block at ``index`` by a new one; return ``(old, new)``, which the caller copies."""
         old = block_table.blocks[index]
         if not self.num_free:
-            msg = f"KV cache is full: no free block to copy a shared one into, of {self.num_blocks}; raise kv_memory"
+            msg = f"KV cache is full: no free block to copy a shared one, out of {self.num_blocks}; raise kv_memory"
             raise CacheFullError(msg)
         new = block_table.blocks[index] = self._claim(1)[0]
         self.references[old] -= 1
@@ -176,7 +176,7 @@ class BlockAllocator:
         return old, new
 
     def release_before(self, block_table: BlockTable, token: int) -> list[int]:
-        """Give back the blocks that hold only tokens before ``token``; returns the blocks that are free now."""
+        """Release blocks with only tokens before ``token``; return the blocks that became empty."""
         count = max(0, token // self.block_size - block_table.released)
         gone, block_table.blocks = block_table.blocks[:count], block_table.blocks[count:]
         block_table.released += len(gone)
@@ -185,7 +185,7 @@ class BlockAllocator:
         return self._drop(gone)
 
     def release(self, block_table: BlockTable) -> list[int]:
-        """Give all blocks back; returns the blocks that are free now."""
+        """Release all blocks; return those that became empty."""
         gone, block_table.blocks = block_table.blocks, []
         block_table.length = block_table.released = 0
         block_table.digests = []
@@ -193,7 +193,7 @@ class BlockAllocator:
         return self._drop(gone)
 
     def trim(self, block_table: BlockTable, tokens: int) -> list[int]:
-        """Give back the blocks behind the first ``tokens`` tokens; returns the blocks that are free now."""
+        """Release the blocks behind the first ``tokens`` tokens; return those that became empty."""
         count = max(0, self.blocks_for(tokens) - block_table.released)
         gone, block_table.blocks = block_table.blocks[count:], block_table.blocks[:count]
         if gone:
@@ -202,7 +202,7 @@ class BlockAllocator:
 
     def _drop(self, blocks: list[int]) -> list[int]:
         freed = []
-        for block in reversed(blocks):  # the end of a text is the first to be forgotten
+        for block in reversed(blocks):  # the end of a text is evicted first
             if self.references[block] <= 0:
                 msg = f"block {block} was released twice"
                 raise AssertionError(msg)
@@ -218,20 +218,20 @@ class BlockAllocator:
             self._empty.add(run)
         return freed[::-1]
 
-    def _claim(self, count: int, place: int = -1) -> list[int]:
-        """Take ``count`` free blocks: from number ``place`` on as far as that goes, and else in few runs."""
+    def _claim(self, count: int, after: int = -1) -> list[int]:
+        """Allocate ``count`` free blocks: from number ``after`` on while possible, else in few runs."""
         taken: list[int] = []
         while len(taken) < count:
-            more = self._next_blocks(count - len(taken), place)
-            self._take(more)
-            taken += more
+            run = self._next_blocks(count - len(taken), after)
+            self._take(run)
+            taken += run
         return taken
 
     def _next_blocks(self, count: int, place: int) -> Sequence[int]:
-        """The next of ``count`` blocks, at least one.
+        """Return the next of ``count`` blocks to allocate, at least one.
 
-        Where there are too few empty ones it is all of them, and the idle ones least recently used. That they are taken
-        in the order of their numbers costs nothing, and makes the longest runs.
+        If too few blocks are empty, these are all empty blocks and the least recently used idle ones, sorted by number
+        for long runs.
         """
         idle = count - (self.num_free - len(self.idle))
         if idle > 0:

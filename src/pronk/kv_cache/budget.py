@@ -1,4 +1,4 @@
-"""How large the KV pool is."""
+"""Memory budget of the KV pools of the target and the draft models."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ BLOCK_SIZE = 32
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
-# Places of each request for guesses beyond its text.
-_GUESSES = 128
+# Slots per request for draft tokens beyond its context.
+_DRAFT_SLOTS = 128
 
-# Share of the machine's memory that the pool may take when nobody says how much.
+# Share of the machine's memory that the pools may take if kv_memory is not set.
 _DEFAULT_SHARE = 0.25
 
 
 def parse_memory(value: str | int) -> int:
-    """Bytes of ``"2GiB"``, ``"500MB"``, ``"64k"`` or a plain number."""
+    """Return the bytes of ``"2GiB"``, ``"500MB"``, ``"64k"`` or a plain number."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", str(value).upper())
@@ -43,29 +43,30 @@ def parse_memory(value: str | int) -> int:
 
 
 class KVBudget:
-    """The memory that keys and values may take: a pool for the target, and one for every draft model beside it.
+    """Memory budget of the KV pools: one pool for the target and one for each draft model.
 
-    All pools have the same number of blocks of the same number of tokens, and a request that gives its places in the
-    target's away gives those in the others away as well. So one that has room in the target's has room in a draft's,
-    unless it takes less there than its text: where the target keeps a window of it only, and where requests share
-    blocks (samples of a prompt; remembered prefixes, until the draft's pool has learned them too); or unless two
-    drafters of a request use one draft. One without room in a draft's goes on without its guesses. A pool whose
-    drafters are gone gives its share back when the next one joins.
+    All pools have the same number of blocks of the same size, and a request that releases blocks of the target's pool
+    releases those of the other pools too. A request with enough blocks in the target's pool therefore has enough in a
+    draft's pool, except if it needs fewer in the target's: the target has a sliding window; requests share blocks
+    (samples of one prompt, or cached prefixes before the draft's pool has learned them); or two drafters of one request
+    use the same draft model. A request without blocks in a draft's pool continues without its draft tokens. The share
+    of a pool whose drafters are gone is reclaimed when the next pool is added.
     """
 
     def __init__(
         self, kv_memory: str | int | None, max_requests: int, device: torch.device, processes: int = 1
     ) -> None:
-        """The default is enough for ``max_requests`` full contexts of the target, within a quarter of the memory.
+        """Set the memory of all pools together.
 
-        Of which each of some ``processes`` has a part.
+        Without ``kv_memory``, it holds ``max_requests`` full contexts of the target, at most a quarter of the machine's
+        memory. That quarter is divided among ``processes`` processes.
         """
         self.given = kv_memory
         self.memory = None if kv_memory is None else parse_memory(kv_memory)
         self.max_requests = max_requests
         self.device = device
-        self._most = int(_memory(device) * _DEFAULT_SHARE) // processes
-        self._wanted: int | None = None
+        self._max_bytes = int(_memory(device) * _DEFAULT_SHARE) // processes
+        self._max_blocks: int | None = None
         self._pools: WeakSet[PagedCache] = WeakSet()
 
     def add(
@@ -78,15 +79,15 @@ class KVBudget:
         share_prefixes: bool = False,
         kind: type[PagedCache] = PagedCache,
     ) -> PagedCache:
-        """A new pool of a ``kind``, for ``kernels`` or for torch; the others give up their share.
+        """Return a new pool of class ``kind``; the other pools shrink to make space.
 
-        The first one is the target's.
+        The first pool is the target's.
 
         Raises:
-            OptionError: the budget does not hold a block of every pool, or a pool that has to shrink is in use.
+            OptionError: the budget is too small for one block of every pool, or a pool that has to shrink is in use.
         """
-        if self._wanted is None:
-            self._wanted = self.max_requests * -(-(config.context + _GUESSES) // BLOCK_SIZE)
+        if self._max_blocks is None:
+            self._max_blocks = self.max_requests * -(-(config.context + _DRAFT_SLOTS) // BLOCK_SIZE)
         pool = kind(
             config,
             num_blocks=self._share(kv_bytes_per_token(config, kv_dtype or dtype)),
@@ -101,22 +102,18 @@ class KVBudget:
         return pool
 
     def keep_hidden(self, pool: PagedCache, layer: int, owner: object) -> None:
-        """Let ``pool`` keep the output of a layer as well; see :meth:`~pronk.kv_cache.paged.PagedCache.keep_hidden`.
-
-        Raises:
-            OptionError: the budget does not hold a block of every pool, or a pool that has to shrink is in use.
-        """
+        """Let ``pool`` keep the output of a layer; errors are those of :meth:`add`."""
         if layer not in pool.hidden:
             self._share(pool.config.hidden_size * pool.dtype.itemsize)
         pool.keep_hidden(layer, owner)
 
     def _share(self, more: int) -> int:
-        """Make room for ``more`` bytes per token; returns the number of blocks that every pool then has."""
+        """Resize the pools for ``more`` bytes per token; return the number of blocks of every pool."""
         for pool in self._pools:
             pool.forget_hidden()
         count = self._count(BLOCK_SIZE * (more + sum(pool.bytes_per_token for pool in self._pools)))
         if any(pool.in_use and pool.allocator.num_blocks > count for pool in self._pools):
-            msg = "expected no request while a draft model joins, found some that are being decoded; end them first"
+            msg = "expected no running request while a draft model is added, found some; finish or abort them first"
             raise OptionError(msg)
         for pool in self._pools:
             if not pool.in_use and pool.allocator.num_blocks != count:
@@ -125,7 +122,7 @@ class KVBudget:
 
     def _count(self, block_bytes: int) -> int:
         if self.memory is None:
-            return max(1, min(self._wanted or 1, self._most // block_bytes))
+            return max(1, min(self._max_blocks or 1, self._max_bytes // block_bytes))
         if self.memory < block_bytes:
             msg = (
                 f"kv_memory: expected at least {block_bytes} bytes, one block of {BLOCK_SIZE} tokens; "
@@ -136,7 +133,7 @@ class KVBudget:
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes: all of the machine's, or what is free on an accelerator once the weights are there."""
+    """Return the machine's memory, or the free memory of an accelerator that already holds the weights."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,19 +1,19 @@
-"""How the keys and the values of one layer lie in memory.
+"""Memory layout of one layer's keys and values.
 
-Both have ``[kv_heads, slots, head_dim]`` numbers, in the model's dtype or in 8 bits, kept for torch or for the kernels:
+Both are ``[kv_heads, slots, head_dim]`` numbers, in the model's dtype or in 8 bits, for torch or for the kernels:
 
 =====================  ====================================================================================
 for torch              rows: ``[kv_heads, slots, head_dim]``
-values, for kernels    rows too
-keys, for kernels      panels, the keys of 16 slots dimension by dimension, so that one vector has the same
-                       dimension of 16 keys, ``[kv_heads, slots / 16, head_dim / n, 16, n]``: bfloat16 has
-                       ``n`` = 2 dimensions beside each other, float32 one
-rows of 8 bits         ``[kv_heads, slots, head_dim + 4]`` bytes: codes, then their scale, a float32
+values, for kernels    rows as well
+keys, for kernels      panels of 16 slots, dimension by dimension, so that one vector holds the same
+                       dimension of 16 keys: ``[kv_heads, slots / 16, head_dim / n, 16, n]``, where
+                       bfloat16 has ``n`` = 2 adjacent dimensions and float32 has 1
+rows of 8 bits         ``[kv_heads, slots, head_dim + 4]`` bytes: codes, then their float32 scale
 panels of 8 bits       ``[kv_heads, slots / 16, head_dim + 4, 16]`` bytes: codes, then the 16 scales
 =====================  ====================================================================================
 
-In 8 bits a number is ``scale * code``, with one scale for each key and each value of each head: a 127th of the largest
-magnitude, so that a token's codes do not depend on its neighbours.
+In 8 bits a number is ``scale * code``, with one scale per key or value of each head: largest magnitude / 127. A token's
+codes therefore do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -28,37 +28,35 @@ from pronk.architecture.config import ModelConfig
 
 __all__ = ["OUTPUTS", "PANEL", "PoolLayout", "kv_bytes_per_token", "layouts", "spoil"]
 
-# Slots of a panel of keys; blocks are whole panels.
+# Slots per panel of keys; a block is a whole number of panels.
 PANEL = 16
 _SCALE_BYTES = torch.float32.itemsize
-_LARGEST = 127.0
+_MAX_CODE = 127.0
 
 
 class PoolLayout(Protocol):
-    """Where the numbers of a pool are; shapes without the first dimension, which is the heads'."""
+    """Position of numbers in a pool. Shapes exclude the first dimension, the heads."""
 
     def shape(self, slots: int, size: int) -> tuple[int, ...]:
-        """Of a pool for heads of ``size`` numbers."""
+        """Return the shape of a pool for heads of ``size`` numbers."""
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         """Store ``rows`` ``[kv_heads, tokens, head_dim]`` at ``slots`` ``[tokens]``."""
 
     def read(self, pool: Tensor, where: slice | Tensor) -> Tensor:
-        """``[kv_heads, tokens, head_dim]`` at some slots: a view if it can be one."""
+        """Return ``[kv_heads, tokens, head_dim]`` numbers, as a view if possible."""
 
     def size(self, pool: Tensor) -> int:
-        """Bytes that a slot takes."""
+        """Return the bytes per slot."""
 
     def take(self, pool: Tensor, slots: Tensor) -> Tensor:
-        """What is at ``slots`` ``[tokens]`` as it is kept: bytes, ``[tokens, size]``."""
+        """Return the raw bytes at ``slots`` ``[tokens]``: ``[tokens, size]``."""
 
     def put(self, pool: Tensor, slots: Tensor, kept: Tensor) -> None:
-        """Store what :meth:`take` gave of a pool of the same layout."""
+        """Store bytes from :meth:`take` of a pool with the same layout."""
 
 
 class _Plain:
-    """Rows ``[heads, slots, …]`` of anything."""
-
     def size(self, pool: Tensor) -> int:
         return pool.shape[0] * pool.shape[2] * pool.itemsize
 
@@ -81,16 +79,14 @@ class _Rows(_Plain):
 
 
 class _Panels:
-    """``beside``: dimensions beside each other."""
-
-    def __init__(self, beside: int) -> None:
-        self._beside = beside
+    def __init__(self, adjacent: int) -> None:
+        self._adjacent = adjacent  # dimensions of one key beside each other
 
     def shape(self, slots: int, size: int) -> tuple[int, ...]:
-        return slots // PANEL, size // self._beside, PANEL, self._beside
+        return slots // PANEL, size // self._adjacent, PANEL, self._adjacent
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
-        pool[:, slots // PANEL, :, slots % PANEL] = rows.unflatten(-1, (-1, self._beside)).transpose(0, 1)
+        pool[:, slots // PANEL, :, slots % PANEL] = rows.unflatten(-1, (-1, self._adjacent)).transpose(0, 1)
 
     def read(self, pool: Tensor, where: slice | Tensor) -> Tensor:
         slots = _numbers(where)
@@ -158,12 +154,12 @@ class _CodedPanels:
         _scales_of(pool)[:, panel, lane] = scales.contiguous().view(torch.float32).transpose(0, 1)
 
 
-# Outputs of a layer, which a pool may keep beside keys and values: rows of one head.
+# Kept outputs of a layer: rows of one head.
 OUTPUTS: PoolLayout = _Rows()
 
 
 def layouts(dtype: torch.dtype, kv_dtype: torch.dtype, *, packed: bool) -> tuple[PoolLayout, PoolLayout]:
-    """Of keys and of values that are computed in ``dtype`` and kept in ``kv_dtype``, for the kernels or for torch."""
+    """Return the layouts of keys and of values: computed in ``dtype``, stored in ``kv_dtype``."""
     if kv_dtype == torch.int8:
         rows = _CodedRows(dtype)
         return (_CodedPanels(dtype) if packed else rows), rows
@@ -171,34 +167,34 @@ def layouts(dtype: torch.dtype, kv_dtype: torch.dtype, *, packed: bool) -> tuple
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: torch.dtype) -> int:
-    """Bytes of keys and values that one position takes over all layers."""
+    """Return the bytes of one token's keys and values over all layers."""
     head = config.head_dim * kv_dtype.itemsize + (_SCALE_BYTES if kv_dtype == torch.int8 else 0)
     return 2 * config.num_layers * config.num_kv_heads * head
 
 
 def spoil(pool: Tensor, poison: float) -> None:
-    """Overwrite with ``poison``; where there is no such number, with scales that are about as bad."""
+    """Overwrite a pool with ``poison``; 8-bit pools get scales of NaN or 1e22 instead."""
     if pool.dtype == torch.int8:
-        pool.fill_(-1 if math.isnan(poison) else 100)  # scales of NaN, or of 1e22
+        pool.fill_(-1 if math.isnan(poison) else 100)  # as float32 scales: NaN, or 1e22
     else:
         pool.fill_(poison)
 
 
 def _round(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales of ``[…, head_dim]`` numbers, by the kernels' rule."""
+    """Quantize ``[…, head_dim]`` numbers to codes and scales exactly as the kernels do."""
     rows = rows.float()
     top = rows.abs().amax(-1)
-    codes = (rows * (_LARGEST / top.clamp_min(1e-30))[..., None]).round().clamp(-_LARGEST, _LARGEST)
-    return codes.to(torch.int8), top / _LARGEST
+    codes = (rows * (_MAX_CODE / top.clamp_min(1e-30))[..., None]).round().clamp(-_MAX_CODE, _MAX_CODE)
+    return codes.to(torch.int8), top / _MAX_CODE
 
 
 def _bytes(kept: Tensor) -> Tensor:
-    """``[tokens, …]`` as bytes ``[tokens, n]``."""
+    """View ``[tokens, …]`` as bytes ``[tokens, n]``."""
     return kept.contiguous().view(len(kept), -1).view(torch.uint8)
 
 
 def _numbers_of(kept: Tensor, pool: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """What :func:`_bytes` made of ``[tokens, *shape]`` numbers of the pool's type."""
+    """View bytes from :func:`_bytes` as ``[tokens, *shape]`` numbers of the pool's dtype."""
     return kept.contiguous().view(pool.dtype).view(len(kept), *shape)
 
 
@@ -211,7 +207,7 @@ def _as_scales(stored: Tensor) -> Tensor:
 
 
 def _scales_of(pool: Tensor) -> Tensor:
-    """The scales ``[kv_heads, panels, 16]`` of a pool of panels, which are the pool's own."""
+    """Return a view of the scales ``[kv_heads, panels, 16]`` of a pool of 8-bit panels."""
     return pool.flatten(2)[..., -_SCALE_BYTES * PANEL :].view(torch.float32)
 
 

@@ -5,11 +5,11 @@ Memory map of one layer's keys (values likewise), with blocks of 16 tokens::
     slot      0       16      32            16·B          16·B + 16
               | block 0 | block 1 | … | block B-1 | margin            |
 
-Beside them the pool may keep the outputs of some layers, for drafters that read them: one row per slot, which moves,
-is shared and is forgotten as the keys are.
+A request's token ``p`` has slot ``block · 16 + p % 16``. No request owns the margin: a vector load at the last slot may
+read past its end. :mod:`pronk.kv_cache.layout` defines the bytes of a slot.
 
-A request's token ``p`` has slot ``block · 16 + p % 16``. The margin is never owned: a vector of the last slot's values
-may be read past its end. What is at a slot, :mod:`pronk.kv_cache.layout` says.
+The pool may also keep the outputs of some layers for drafters: one row per slot, which is moved, shared and freed
+together with the keys.
 """
 
 from __future__ import annotations
@@ -34,23 +34,22 @@ if TYPE_CHECKING:
 
 __all__ = ["PagedCache"]
 
-# What a pool has at a slot, as the kernels count it.
+# Kinds of pools in the kernel ``pronk_move``.
 _ROW, _VALUE, _KEY = range(3)
 
 
 class PagedCache:
-    """The pool, its allocator, and the moves that commit and roll back.
+    """The pool, its allocator, and the operations that commit and roll back.
 
     Attributes:
         keys: one tensor per layer; see :mod:`pronk.kv_cache.layout`.
-        values: likewise.
-        hidden: one ``[1, slots, hidden]`` tensor for each layer whose output is kept, by the layer's number: 1 is the
-            first one's.
-        dtype: of the keys and values that a layer computes, and of the outputs that are kept.
-        kv_dtype: of the keys and values that are kept: the same, or int8.
-        kernels: who computes with it; ``None`` is torch.
-        version: changes whenever the tensors are others than before.
-        prefix: which prefixes the blocks hold, or ``None`` if that is not remembered.
+        values: one tensor per layer.
+        hidden: ``[1, slots, hidden]`` outputs of the layers that are kept, by layer number from 1.
+        dtype: dtype of computed keys and values, and of ``hidden``.
+        kv_dtype: dtype of stored keys and values: ``dtype`` or int8.
+        kernels: kernels that read the pool; ``None`` for torch.
+        version: counter that increases whenever the tensors are replaced.
+        prefix: prefix cache, or ``None`` if it is disabled.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class PagedCache:
         kernels: Kernels | None = None,
         share_prefixes: bool = False,
     ) -> None:
-        """``poison`` is written over freed blocks; tests use it to prove that nothing reads them."""
+        """``poison`` is written over freed blocks; tests use it to prove that freed blocks are not read."""
         assert kernels is None or block_size % PANEL == 0, "the kernels read keys in panels of 16"
         self.kernels = kernels
         self.version = 0
@@ -76,7 +75,7 @@ class PagedCache:
         self.device = device
         self.block_size = block_size
         self.poison = poison
-        # Dynamic rotations of a prompt's keys depend on its length: the same tokens have others in another prompt.
+        # Under dynamic RoPE scaling, keys depend on the prompt's length, so prompts cannot share them.
         dynamic = config.rope is not None and config.rope.kind == "dynamic"
         self.prefix = PrefixCache() if share_prefixes and not dynamic else None
         self.keys: list[Tensor]
@@ -84,15 +83,15 @@ class PagedCache:
         self.hidden: dict[int, Tensor] = {}
         self._keys, self._values = layouts(dtype, self.kv_dtype, packed=kernels is not None)
         self._owners: dict[int, WeakSet[object]] = {}
-        self._moved: tuple[Any, ...] | None = None  # the pools as the kernels move them, for one version
+        self._moved: tuple[Any, ...] | None = None  # arguments of pronk_move, for one version
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
-        """Begin anew with ``num_blocks`` blocks; no table may be in use."""
+        """Replace the pool by an empty one of ``num_blocks`` blocks; no table may be in use."""
         self.allocator = BlockAllocator(num_blocks, self.block_size)
         self.num_slots = num_blocks * self.block_size + PANEL
         kept = tuple(self.hidden)
-        self.keys, self.values, self.hidden = [], [], {}  # gone before the new ones need their memory
+        self.keys, self.values, self.hidden = [], [], {}  # freed before the new tensors are allocated
         heads, size = self.config.num_kv_heads, self.config.head_dim
         keys, values = ((heads, *kept.shape(self.num_slots, size)) for kept in (self._keys, self._values))
         self.keys = [_zeros(keys, self.kv_dtype, self.device) for _ in range(self.config.num_layers)]
@@ -101,9 +100,9 @@ class PagedCache:
         self._changed()
 
     def keep_hidden(self, layer: int, owner: object) -> None:
-        """From now on, keep the output of layer number ``layer`` (1 is the first) for the tokens of every pass.
+        """Keep the output of layer ``layer`` (from 1) for the tokens of every later forward pass.
 
-        ``owner`` reads it; see :meth:`forget_hidden`.
+        The output is kept while ``owner``, which reads it, exists; see :meth:`forget_hidden`.
         """
         self._owners.setdefault(layer, WeakSet()).add(owner)
         if layer not in self.hidden:
@@ -111,13 +110,13 @@ class PagedCache:
             self._changed()
 
     def forget_hidden(self) -> None:
-        """Outputs whose owners are all gone are not kept any longer."""
+        """Stop keeping outputs whose owners have all been deleted."""
         for layer in [layer for layer in self.hidden if not self._owners[layer]]:
             del self.hidden[layer]
             self._changed()
 
     def _changed(self) -> None:
-        """The tensors are others: what older blocks hold is gone, or lacks the outputs that are kept from now on."""
+        """Invalidate the prefix cache: older blocks are gone or lack the outputs kept from now on."""
         self.version += 1
         if self.prefix is not None:
             self.prefix.attach(self.allocator)
@@ -127,22 +126,24 @@ class PagedCache:
 
     @property
     def _pools(self) -> tuple[Tensor, ...]:
-        """Everything that has a place for each slot, which is the second dimension."""
+        """All tensors with a slot dimension, which is the second one."""
         return (*self.keys, *self.values, *self.hidden.values())
 
     @property
     def in_use(self) -> bool:
-        """Whether any block is a request's."""
+        """Whether a request holds a block."""
         return self.allocator.num_free < self.allocator.num_blocks
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token takes: its keys and values in all layers, and the outputs that are kept."""
+        """Bytes per token: keys and values of all layers, and kept outputs."""
         hidden = len(self.hidden) * self.config.hidden_size * self.dtype.itemsize
         return kv_bytes_per_token(self.config, self.kv_dtype) + hidden
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
-        """Make the places of tokens ``block_table.length .. tokens - 1`` writable: allocated, and not shared.
+        """Make the slots of tokens ``block_table.length .. tokens - 1`` writable.
+
+        Missing blocks are allocated, and shared blocks are copied.
 
         Raises:
             CacheFullError: the pool has too few free blocks.
@@ -155,21 +156,20 @@ class PagedCache:
             if self.allocator.shared(block_table.blocks[index]):
                 self._copy(*self.allocator.replace(block_table, index))
             elif self.prefix is not None:
-                # A text that began with a part of it, and outlives the one that filled it, writes its own there.
+                # A fork that kept a part of the block outlives the request that filled it and overwrites the rest.
                 self.prefix.forget(block_table.blocks[index])
 
     def _copy(self, old: int, new: int) -> None:
-        """A block gets what is in another."""
         for pool in self._pools:
             pool[:, self._places(pool, new)] = pool[:, self._places(pool, old)]
 
     def _places(self, pool: Tensor, block: int) -> slice:
-        """Where a block is in the second dimension of a pool, which counts slots or panels."""
+        """Return the range of a block in a pool's second dimension, which counts slots or panels."""
         size = self.block_size * pool.shape[1] // self.num_slots
         return slice(block * size, (block + 1) * size)
 
     def slots(self, block_table: BlockTable, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Slots of tokens ``start .. stop - 1``; places that the table does not hold get slot 0."""
+        """Return the slots of tokens ``start .. stop - 1``; slot 0 for tokens outside the table."""
         tokens = np.arange(start, stop, dtype=np.int64)
         if block_table.first is not None:
             base = block_table.first * self.block_size
@@ -181,9 +181,10 @@ class PagedCache:
         return np.where(held, blocks[np.where(held, index, 0)] * self.block_size + tokens % self.block_size, 0)
 
     def where(self, block_table: BlockTable, start: int, stop: int) -> slice | Tensor:
-        """How to index the slots of a layer to read tokens ``start .. stop - 1``: a view of a run, or else a gather.
+        """Return the index of the slots of tokens ``start .. stop - 1``.
 
-        Places beyond what the table holds are readable and meaningless: mask them.
+        It is a slice if the blocks form a run, else a tensor. Slots outside the table are readable but meaningless and
+        must be masked.
         """
         slots = self.slots(block_table, start, stop)
         if slots[-1] - slots[0] == stop - start - 1 and (block_table.first is not None):
@@ -191,53 +192,51 @@ class PagedCache:
         return torch.from_numpy(slots).to(self.keys[0].device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store rows ``[rows, kv_heads, head_dim]`` of a pass at ``slots`` ``[rows]``.
+        """Store keys and values ``[rows, kv_heads, head_dim]`` of a forward pass at ``slots`` ``[rows]``.
 
-        What has overflowed is stored as zero: torch multiplies what a mask hides by zero, which leaves an infinity a
-        NaN. The request itself ends with an error when its logits show it. (The kernels touch only what a row sees.)
+        Infinities and NaN are stored as zero: torch multiplies masked values by zero, which turns an infinity into NaN
+        in other rows. The request itself ends with an error when its logits are not finite. (The kernels read only
+        visible tokens.)
         """
         keys, values = (rows.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for rows in (k, v))
         self._keys.write(self.keys[layer], slots, keys)
         self._values.write(self.values[layer], slots, values)
 
     def at(self, layer: int, where: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[kv_heads, tokens, head_dim]`` at some slots, in ``dtype``: a view where they can be."""
+        """Return keys and values ``[kv_heads, tokens, head_dim]`` in ``dtype``, as a view if possible."""
         return self._keys.read(self.keys[layer], where), self._values.read(self.values[layer], where)
 
     def write_hidden(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Store outputs ``[rows, hidden]`` of layer number ``layer``, if they are kept, at ``slots`` ``[rows]``."""
+        """Store outputs ``[rows, hidden]`` of ``layer`` at ``slots`` ``[rows]`` if the pool keeps them."""
         if layer in self.hidden:
             self.hidden[layer].index_copy_(1, slots, rows.nan_to_num(0.0, 0.0, 0.0)[None])
 
     def read_hidden(self, layer: int, block_table: BlockTable, start: int, stop: int) -> Tensor:
-        """Outputs ``[stop - start, hidden]`` of layer number ``layer`` for tokens ``start .. stop - 1``.
+        """Return kept outputs ``[stop - start, hidden]`` of ``layer`` for tokens ``start .. stop - 1``.
 
-        Only of tokens that the table holds and that a pass has computed since :meth:`keep_hidden`.
+        The table must hold the tokens, and a forward pass must have computed them since :meth:`keep_hidden`.
         """
         rows = self.hidden[layer][0]
         return rows[self.where(block_table, start, stop)] if stop > start else rows[:0]
 
     def read(self, layer: int, block_table: BlockTable) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[kv_heads, tokens, head_dim]`` of the committed tokens that are still held.
-
-        The first is that of token ``block_table.released * block_size``.
-        """
+        """Return keys and values of the committed tokens from ``block_table.released * block_size`` on."""
         return self.at(layer, self.where(block_table, block_table.released * self.block_size, block_table.length))
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """Keep the drafted rows at ``block_table.length + offset``, in this order, as the next committed tokens.
+        """Commit the draft rows at ``block_table.length + offset``, in this order, as the next tokens.
 
-        Rows that are already in their place are not moved. ``commit(block_table, range(n))`` therefore costs nothing.
+        Rows that are already in place are not moved, so ``commit(block_table, range(n))`` copies nothing.
         """
-        moves = [(offset, place) for place, offset in enumerate(offsets) if offset != place]
+        moves = [(offset, target) for target, offset in enumerate(offsets) if offset != target]
         if moves:
             length = block_table.length
             held = self.slots(block_table, length, length + max(offsets) + 1)
-            self.move(held[[offset for offset, _ in moves]], held[[place for _, place in moves]])
+            self.move(held[[offset for offset, _ in moves]], held[[target for _, target in moves]])
         block_table.length += len(offsets)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy what is at the slots ``source`` to the slots ``target``; all is read before anything is written."""
+        """Copy slots ``source`` to slots ``target``; all reads happen before the first write."""
         if self.kernels is None:
             origin, place = (torch.from_numpy(slots).to(self.device) for slots in (source, target))
             for pool in self._pools:
@@ -255,7 +254,7 @@ class PagedCache:
                 np.array(kinds, dtype=np.int32),
                 np.array(shapes, dtype=np.int64),
             )
-        # Held until the library has read them: of a view that lies apart these are copies, which nobody else holds.
+        # Keep references during the call: a strided view is copied here, and nothing else references the copy.
         arrays = (*self._moved[1:], np.ascontiguousarray(source), np.ascontiguousarray(target))
         places = [array.ctypes.data for array in arrays]
         code = self.kernels.library.pronk_move(*places[:4], len(arrays[0]), *places[4:], len(source))
@@ -264,12 +263,12 @@ class PagedCache:
             raise MemoryError(msg)
 
     def take(self, slots: NDArray[np.int64]) -> Tensor:
-        """All that is kept at some slots, as it is: bytes, ``[len(slots), bytes_per_token]``."""
+        """Return the raw bytes of some slots, ``[len(slots), bytes_per_token]``."""
         where = torch.from_numpy(slots).to(self.device)
         return torch.cat([layout.take(pool, where) for layout, pool in self._laid_out()], dim=1)
 
     def put(self, slots: NDArray[np.int64], kept: Tensor) -> None:
-        """Store what :meth:`take` gave, of a pool of the same form."""
+        """Store bytes from :meth:`take` of a pool with the same layout."""
         where, begin = torch.from_numpy(slots).to(self.device), 0
         for layout, pool in self._laid_out():
             size = layout.size(pool)
@@ -277,51 +276,47 @@ class PagedCache:
             begin += size
 
     def _laid_out(self) -> Iterator[tuple[PoolLayout, Tensor]]:
-        """The pools, each with how it lies in memory."""
         yield from ((self._keys, pool) for pool in self.keys)
         yield from ((self._values, pool) for pool in self.values)
         yield from ((OUTPUTS, self.hidden[layer]) for layer in sorted(self.hidden))
 
     def rollback(self, block_table: BlockTable, length: int) -> None:
-        """Forget everything after the first ``length`` tokens."""
+        """Drop the tokens after the first ``length``; their blocks stay allocated."""
         block_table.length = length
         del block_table.digests[length // self.block_size :]
 
     def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
-        """A table of the longest beginning of a text that the pool still holds; see :meth:`PrefixCache.match`."""
+        """Return a table of the longest cached prefix of a text; see :meth:`PrefixCache.match`."""
         block_table = None if self.prefix is None else self.prefix.match(tokens, salt, digests)
         if block_table is not None:
             block_table.version = self.version
         return block_table
 
     def knows(self, digest: bytes) -> bool:
-        """Whether the pool still holds the block of a digest that :meth:`match` has added."""
+        """Return whether the prefix cache holds a block with this digest."""
         return self.prefix is not None and self.prefix.knows(digest)
 
     def learn(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", certain: int | None = None
     ) -> None:
-        """Remember the full blocks of a text, unless it began before the tensors were what they are.
-
-        See :meth:`PrefixCache.learn`.
-        """
+        """Add a text's full blocks to the prefix cache, unless the pool was replaced since it began."""
         if self.prefix is not None and block_table.version == self.version:
             self.prefix.learn(block_table, tokens, salt, certain)
 
     def fork(self, block_table: BlockTable, tokens: int) -> BlockTable:
-        """A table of the first ``tokens`` tokens that shares their blocks; whoever writes first gets a copy."""
+        """Return a table that shares the blocks of the first ``tokens`` tokens, copied on the first write."""
         return self.allocator.fork(block_table, tokens)
 
     def release_before(self, block_table: BlockTable, token: int) -> None:
-        """Give back the blocks whose tokens all lie before ``token``: no later token sees them."""
+        """Release the blocks with only tokens before ``token``, which no later token sees."""
         self._poison(self.allocator.release_before(block_table, token))
 
     def trim(self, block_table: BlockTable, tokens: int) -> None:
-        """Give back the blocks behind the first ``tokens`` tokens."""
+        """Release the blocks behind the first ``tokens`` tokens."""
         self._poison(self.allocator.trim(block_table, tokens))
 
     def release(self, block_table: BlockTable) -> None:
-        """Give back all blocks of a request."""
+        """Release all blocks of a request."""
         self._poison(self.allocator.release(block_table))
 
     def _poison(self, blocks: Sequence[int]) -> None:
@@ -332,7 +327,7 @@ class PagedCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take memory only once they are written, where the system can do that."""
+    """Allocate zeros; on the CPU, NumPy's lazily mapped pages take memory only once written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = int(np.prod(shape)) * dtype.itemsize

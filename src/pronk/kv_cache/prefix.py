@@ -1,9 +1,8 @@
-"""Prefixes that several texts share: full blocks of committed tokens, found again by what they hold.
+"""Prefix cache: full blocks of committed tokens, found by the digest of their text.
 
-A block is known by the digest of all tokens up to its end: a chain of keyed hashes, one for each block, that begins
-with the tenant's salt. The key is this process's own, so nobody can prepare two texts of one digest; and a hit is
-believed only when the tokens are the same, too. Blocks that nobody uses stay as they are until their place is needed,
-the least recently used first.
+A block's digest is a chain of keyed hashes over all tokens up to its end, one hash per block, starting from the
+tenant's salt. The key is random per process, so two texts with one digest cannot be prepared; a hit also compares the
+tokens. Unreferenced blocks keep their content until the allocator reuses them, least recently used first.
 """
 
 from __future__ import annotations
@@ -19,18 +18,12 @@ from pronk.kv_cache.blocks import BlockAllocator, BlockTable
 
 __all__ = ["PrefixCache"]
 
-_DIGEST = 16
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A full block.
-
-    Attributes:
-        block: its number.
-        before: the digest of what comes before it.
-        tokens: its own.
-    """
+    """A cached block: its number, the digest of the preceding text, its own tokens."""
 
     block: int
     before: bytes
@@ -38,54 +31,52 @@ class _Entry:
 
 
 class PrefixCache:
-    """What the blocks of one pool hold, by digest.
-
-    The allocator asks it which blocks are worth keeping, and tells it which one has to go.
-    """
+    """Index of the cached blocks of one pool by digest, and the allocator's :class:`BlockKeeper`."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._found: dict[bytes, _Entry] = {}
-        self._digests: dict[int, bytes] = {}  # of each block that is found
+        self._digests: dict[int, bytes] = {}  # digest of each cached block
 
     def __len__(self) -> int:
-        """Blocks that can be found."""
+        """Return the number of cached blocks."""
         return len(self._found)
 
     def attach(self, allocator: BlockAllocator) -> None:
-        """Begin anew: nothing is known of these blocks."""
+        """Clear the cache and serve ``allocator``."""
         self._found.clear()
         self._digests.clear()
         self._allocator = allocator
         allocator.entrust(self)
 
     def keeps(self, block: int) -> bool:
-        """Whether a block that nobody uses is worth keeping."""
+        """Return whether the block is cached."""
         return block in self._digests
 
     def evict(self, block: int) -> None:
-        """The block's place is needed for something else."""
+        """Remove a cached block."""
         del self._found[self._digests.pop(block)]
 
     def forget(self, block: int) -> None:
-        """Something else is written there; harmless if nothing is known of it."""
+        """Remove a block that is about to be overwritten, if it is cached."""
         if block in self._digests:
             self.evict(block)
 
     def knows(self, digest: bytes) -> bool:
-        """Whether a block of this digest can be found."""
+        """Return whether a block with this digest is cached."""
         return digest in self._found
 
     def match(self, tokens: Sequence[int], salt: bytes = b"", digests: list[bytes] | None = None) -> BlockTable | None:
-        """A table of the longest known beginning of ``tokens``, in whole blocks; ``None`` if there is none.
+        """Return a table of the longest cached prefix of ``tokens``; ``None`` if there is none.
 
-        The last token is left out: somebody wants to know what comes after it.
+        The prefix is a whole number of blocks. It never contains the last token, which has to be computed for the next
+        token's logits.
 
         Args:
-            tokens: the text.
-            salt: only what was learned with the same one is found.
-            digests: those of the text's blocks that are known already; others that it takes are added. Whoever asks
-                again for the same text or a longer one hands them in again, and nothing is hashed twice.
+            tokens: tokens of the text.
+            salt: tenant's salt; only blocks learned with the same salt match.
+            digests: known digests of the text's blocks; missing ones are appended as needed. Pass the same list again
+                for the same or a longer text to hash each block only once.
         """
         size, digests = self._allocator.block_size, [] if digests is None else digests
         blocks, before = list[int](), self._digest(b"", salt)
@@ -108,13 +99,13 @@ class PrefixCache:
     def learn(
         self, block_table: BlockTable, tokens: Sequence[int], salt: bytes = b"", certain: int | None = None
     ) -> None:
-        """Remember the full blocks of a table that have been filled since the last time.
+        """Cache the blocks of a table that have been filled since the last call.
 
         Args:
-            block_table: the text's; its first ``length`` tokens are committed.
-            tokens: the text.
+            block_table: table of the text; its first ``length`` tokens are committed.
+            tokens: tokens of the text.
             salt: see :meth:`match`.
-            certain: where what is committed may still be taken back, the number of tokens that will stay.
+            certain: number of tokens that will not be rolled back, if that is less than ``length``.
         """
         size = self._allocator.block_size
         stop = block_table.length if certain is None else min(certain, block_table.length)
@@ -130,7 +121,7 @@ class PrefixCache:
             self._digests[block] = digest
 
     def _digest(self, before: bytes, tokens: bytes) -> bytes:
-        hashed = blake2b(before, digest_size=_DIGEST, key=self._key)
+        hashed = blake2b(before, digest_size=_DIGEST_BYTES, key=self._key)
         hashed.update(b"\0" + tokens)
         return hashed.digest()
 

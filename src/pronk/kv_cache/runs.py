@@ -1,12 +1,12 @@
-"""Runs of consecutive numbers, found by where they are and by how long they are.
+"""Runs of consecutive numbers, indexed by start and by length.
 
 ::
 
     numbers     0 1 2 . . 5 6 . 8          runs (0, 3), (5, 7), (8, 9)
-    by place    0, 5, 8
+    by start    0, 5, 8
     by length   (1, 8), (2, 5), (3, 0)
 
-Both lists are sorted, so that whatever is asked takes a search of them, however many numbers there are.
+Both lists are sorted, so every operation is a binary search, however many numbers there are.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["FreeRuns", "consecutive"]
 
 
 class FreeRuns:
-    """Numbers ``0 .. stop - 1``, of which some are missing; all are there to begin with."""
+    """Subset of the numbers ``0 .. stop - 1``, stored as runs; initially all of them."""
 
     def __init__(self, stop: int) -> None:
         self._starts: list[int] = []
         self._stops: dict[int, int] = {}
-        self._lengths: list[tuple[int, int]] = []  # with the start
+        self._lengths: list[tuple[int, int]] = []  # (length, start)
         if stop:
             self._insert(0, stop)
 
     def __iter__(self) -> Iterator[int]:
-        """All numbers, the smallest first."""
+        """Iterate over all numbers in ascending order."""
         return (number for start in self._starts for number in range(start, self._stops[start]))
 
     def __contains__(self, number: int) -> bool:
@@ -36,10 +36,7 @@ class FreeRuns:
         return start is not None and number < self._stops[start]
 
     def fit(self, length: int) -> range:
-        """The shortest run of at least ``length`` numbers, or the longest one; the first of equals. There must be one.
-
-        A text goes where it just fits, so that long runs stay long.
-        """
+        """Return the shortest run of at least ``length`` numbers (keeps long runs long), else the longest."""
         place = bisect_left(self._lengths, (length, 0))
         if place == len(self._lengths):
             place = bisect_left(self._lengths, (self._lengths[-1][0], 0))
@@ -47,12 +44,12 @@ class FreeRuns:
         return range(start, start + found)
 
     def after(self, number: int) -> range:
-        """The rest of a run from ``number`` on; empty if it is missing."""
+        """Return the rest of a run from ``number`` on; empty if ``number`` is not in the set."""
         start = self._at(number)
         return range(number, number if start is None else max(number, self._stops[start]))
 
     def add(self, run: range) -> None:
-        """Put numbers back, all of which were missing; they join what lies beside them."""
+        """Add numbers, none of which is in the set; they merge with adjacent runs."""
         start, stop = run.start, run.stop
         before = self._at(start)
         if before is not None and self._stops[before] == start:
@@ -63,7 +60,7 @@ class FreeRuns:
         self._insert(start, stop)
 
     def take(self, run: range) -> None:
-        """Let numbers be missing, all of which are there."""
+        """Remove a run of numbers, all of which are in the set."""
         start = self._at(run.start)
         assert start is not None
         stop = self._remove(start)
@@ -74,7 +71,7 @@ class FreeRuns:
             self._insert(run.stop, stop)
 
     def _at(self, number: int) -> int | None:
-        """Start of the last run that does not begin after ``number``."""
+        """Return the start of the last run that begins at or before ``number``."""
         place = bisect_right(self._starts, number)
         return self._starts[place - 1] if place else None
 
@@ -91,7 +88,7 @@ class FreeRuns:
 
 
 def consecutive(numbers: Iterable[int]) -> list[range]:
-    """Different numbers, in any order, as runs, the first of which comes first."""
+    """Group distinct numbers in any order into runs, sorted ascending."""
     runs: list[range] = []
     for number in sorted(numbers):
         if runs and runs[-1].stop == number:

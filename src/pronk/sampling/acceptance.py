@@ -1,17 +1,17 @@
-"""The rules of acceptance: how the target chooses at one node after the other of a request's tree.
+"""Acceptance rules: the target's token at each node of a request's draft tree.
 
 ========== ================================= ======================== ========================================
-rule       a guess is accepted               the tokens depend on     proof
+rule       a draft token is accepted         output depends on        proof
 ========== ================================= ======================== ========================================
-coupled    if the target's own choice, made  logits, seed, position   :mod:`pronk.sampling.noise`: the choice is a
-           without it, is the same                                    sample, and nobody looks at the guesses
-rejection  with min(1, p/q), one after the   these and the guesses    :func:`pronk.sampling.verify.rejection_sample`
-           other
-block      chains of first children          these and the guesses    :func:`pronk.sampling.verify.block`
-           together, the others one by one
+coupled    if the target's own sample,       logits, seed, position   :mod:`pronk.sampling.noise`: the sample
+           drawn without it, is the same                              does not depend on the draft tokens
+rejection  with probability min(1, p/q),     these and the draft      :func:`pronk.sampling.verify.rejection_sample`
+           one after the other               tokens
+block      chains of first children          these and the draft      :func:`pronk.sampling.verify.block`
+           together, the others one by one   tokens
 ========== ================================= ======================== ========================================
 
-Greedy, all three are the argmax of the logits.
+Under greedy decoding all three rules take the argmax of the logits.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Choose = Callable[[int, int], int]
 def acceptance_rule(
     sampler: Sampler, tree: TokenTree, logits: Logits, chosen: Mapping[int, int] | None = None
 ) -> Choose:
-    """The choices of one walk by the rule of the request.
+    """Return the function that picks the target's token at each node of one walk, by the request's rule.
 
     Args:
-        sampler: stands at the root, and is told of every token that is chosen.
-        tree: the guesses.
+        sampler: positioned at the root; advanced over every picked token.
+        tree: draft tokens.
         logits: ``[nodes, vocab]`` of the tree's nodes.
-        chosen: what whoever has computed a node's logits has chosen after it already, by the same rule.
+        chosen: tokens that the executor has already sampled, by node; used under the coupled rule only.
     """
     if sampler.params.rejects:
         rule = _Block if sampler.params.rule == "block" else _RejectionRule
@@ -54,8 +54,6 @@ def _advance(sampler: Sampler, token: int) -> int:
 
 
 class _RejectionRule:
-    """Tries the guesses below each node, one after the other."""
-
     def __init__(self, sampler: Sampler, tree: TokenTree, logits: Logits) -> None:
         self.sampler, self.tree, self.logits = sampler, tree, logits
 
@@ -65,9 +63,10 @@ class _RejectionRule:
 
 
 class _Block(_RejectionRule):
-    """Tries the chain of first children below a node together, and at the node where it stops the other children.
+    """Try the chain of first children together, then the other children of the node where the chain stops.
 
-    The walk asks node by node; what was decided together is handed out from ``decided``, the last token first.
+    :func:`~pronk.sampling.verify.verify_tree` asks node by node. ``decided`` holds the remaining tokens of the last
+    joint decision, in reverse order.
     """
 
     def __init__(self, sampler: Sampler, tree: TokenTree, logits: Logits) -> None:
@@ -80,15 +79,15 @@ class _Block(_RejectionRule):
         return _advance(self.sampler, self.decided.pop())
 
     def _decide(self, node: int) -> list[int]:
-        """The tokens after ``node`` up to the first that is not of its chain, in reverse; the chooser stays."""
+        """Return the tokens after ``node`` up to the first outside its chain, in reverse; the context is kept."""
         sampler, chain = self.sampler, self.tree.first_chain(node)
         draft_tokens = [self.tree.guess(child) for child in chain]
 
-        def law(i: int) -> Tensor:
+        def distribution(i: int) -> Tensor:
             with sampler.after([token for token, _ in draft_tokens[:i]]):
                 return sampler.distribution(self.logits[(node, *chain)[i]])
 
-        accepted, p = sampler.block(law, draft_tokens)
+        accepted, p = sampler.block(distribution, draft_tokens)
         tokens = [token for token, _ in draft_tokens[:accepted]]
         with sampler.after(tokens):
             tokens.append(sampler.rejection_sample(p, self.tree.draft_tokens((node, *chain)[accepted])[1:]))

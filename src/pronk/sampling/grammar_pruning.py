@@ -1,4 +1,4 @@
-"""Guesses that a guide forbids are known to be wrong before the pass: their rows are better spent."""
+"""Prune draft tokens that the guide forbids: they would be rejected, and their rows cost time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["prune", "visit"]
 def visit(
     tokens: Sequence[int], children: Sequence[Sequence[int]], guide: GuideProcessor, see: Callable[[int], bool]
 ) -> None:
-    """Lead a follower to each node of a tree, and back to where it stood.
+    """Walk a guide's processor over the nodes of a tree, and back to its starting point.
 
     Args:
-        tokens: of the nodes; node 0 is the text's last token, behind which the follower stands.
-        children: of each node.
-        guide: what is led.
-        see: told the number of a node with the follower before it; whether the follower is to go behind it, and on.
+        tokens: tokens of the nodes; node 0 is the text's last token, behind which ``guide`` stands.
+        children: children of each node.
+        guide: processor to advance and roll back.
+        see: called with each node while ``guide`` stands before it; returns whether to advance to its children.
     """
     depth = 0
     stack = [(child, 0) for child in reversed(children[0])]
@@ -37,7 +37,7 @@ def visit(
 
 
 def prune(tree: TokenTree, guide: GuideProcessor) -> TokenTree:
-    """The tree without guesses that the guide forbids. Nodes that may not be accepted stay where their parents do."""
+    """Return the tree without draft tokens that the guide forbids; not acceptable nodes stay."""
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node in range(1, len(tree)):
         if tree.acceptable[node]:

@@ -1,4 +1,4 @@
-"""What a text has to look like: a JSON schema, a regular expression, one of some texts, or a grammar."""
+"""Guides: a required form of the text, by JSON schema, regular expression, list of texts, or grammar."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["MAX_CHOICES", "MAX_SIZE", "WRITTEN", "Guide", "GuideKind", "GuideMod
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
-# ``"forced"``: what the guide leaves no choice about is guessed, beside whatever else is; the pass confirms it.
-# ``"plain"``: it is not guessed. The text is the same. ``"jump"``: it is appended without asking the model.
+# Treatment of text that the guide determines. ``"forced"``: proposed as draft tokens, verified by the model.
+# ``"plain"``: not proposed; the text is the same. ``"jump"``: appended without running the model.
 GuideMode = Literal["forced", "plain", "jump"]
 
-# JSON as ``json.dumps`` writes it, and no part of a schema passed over: options of llguidance.
+# llguidance options: white space as in ``json.dumps``; an unsupported part of a schema is an error.
 WRITTEN: Mapping[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -33,22 +33,22 @@ _MAX_DEPTH = 64
 
 @dataclass(frozen=True)
 class Guide:
-    """One form that a text must have, from its first character to its end: give exactly one of the first four.
+    """Required form of the whole text. Exactly one of the first four options is given.
 
-    It is a value: equal ones are compiled once for each model. What is compiled, and what of JSON schemas and of Lark
-    there is, says :mod:`pronk.structured.grammars`.
+    Guides are values: equal guides are compiled once per model. :mod:`pronk.structured.grammars` lists the supported
+    JSON schemas and grammars.
 
     Attributes:
-        json: a JSON schema, as a mapping or as text; ``True`` is any JSON value, and ``{"type": "object"}`` any object.
-            Kept as text.
-        regex: a regular expression that the whole text matches, in the syntax of Rust's, without look-around.
-        choice: texts, one of which it is; 1..1024, none of them empty, no two alike.
-        grammar: a grammar in llguidance's dialect of Lark, whose rule ``start`` is the text.
-        whitespace: JSON may have white space wherever it is allowed; otherwise it is written as Python's ``json.dumps``
-            does, on one line, which leaves more to be forced.
+        json: JSON schema as a mapping or as text, stored as text; ``True`` allows any JSON value, and ``{"type":
+            "object"}`` any object.
+        regex: regular expression that the whole text matches, in Rust's syntax, without look-around.
+        choice: allowed texts; 1..1024, distinct, not empty.
+        grammar: grammar in llguidance's dialect of Lark; the text matches its rule ``start``.
+        whitespace: whether JSON may have white space wherever the standard allows it. Otherwise it is written like
+            Python's ``json.dumps`` on one line, which forces more tokens.
 
     Raises:
-        GuideError: none or several of them are given, or one that cannot be what it is for.
+        GuideError: none or several of the first four are given, or a value is invalid.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -65,7 +65,7 @@ class Guide:
             raise GuideError(msg)
         check_flag("guide: whitespace", self.whitespace)
         if self.whitespace and self.json is None:
-            msg = f"guide: whitespace: expected it beside json alone, found it beside {given[0]}"
+            msg = f"guide: whitespace: expected it with json only, found it with {given[0]}; remove it"
             raise GuideError(msg)
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
@@ -82,7 +82,7 @@ class Guide:
 
     @property
     def kind(self) -> GuideKind:
-        """Which of the four it is."""
+        """Name of the option that is given."""
         if self.json is not None:
             return "json"
         if self.choice is not None:
@@ -91,13 +91,13 @@ class Guide:
 
     @property
     def source(self) -> str:
-        """The text of its schema, expression or grammar; of a choice the texts as a JSON list."""
+        """Text of the schema, expression or grammar; for ``choice`` the texts as a JSON list."""
         if self.choice is not None:
             return jsonlib.dumps(list(self.choice), ensure_ascii=False)
         return str(self.json or self.regex or self.grammar)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, from which it can be made again."""
+        """Return plain JSON values that are valid arguments of the constructor."""
         values: dict[str, Any] = {self.kind: list(self.choice) if self.choice is not None else self.source}
         return values | ({"whitespace": True} if self.whitespace else {})
 
@@ -106,12 +106,12 @@ def _check_encodable(kind: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        msg = f"guide: {kind}: expected text, found half a character: {text[error.start]!r}"
+        msg = f"guide: {kind}: expected valid Unicode, found half a character (lone surrogate): {text[error.start]!r}"
         raise GuideError(msg) from error
 
 
 def _schema_text(schema: object) -> str:
-    """A schema as text, in the order in which its properties were given: they are written in it."""
+    """Return a schema as text; the order of its properties is kept, because the output follows it."""
     try:
         parsed = jsonlib.loads(schema) if isinstance(schema, str) and len(schema) <= MAX_SIZE else schema
         too_deep = _depth(parsed) > _MAX_DEPTH
@@ -119,10 +119,10 @@ def _schema_text(schema: object) -> str:
     except RecursionError:
         too_deep, parsed, text = True, {}, ""
     except jsonlib.JSONDecodeError as error:
-        msg = f"guide: json: expected a schema, found text that is no JSON (line {error.lineno}: {error.msg})"
+        msg = f"guide: json: expected a schema, found text that is not JSON (line {error.lineno}: {error.msg})"
         raise GuideError(msg) from error
     except (TypeError, ValueError) as error:
-        msg = f"guide: json: expected a schema of JSON values, found others ({error})"
+        msg = f"guide: json: expected a schema of JSON values, found other values ({error})"
         raise GuideError(msg) from error
     if too_deep:
         msg = f"guide: json: expected a schema of at most {_MAX_DEPTH} levels, found more; use $ref"
@@ -131,13 +131,12 @@ def _schema_text(schema: object) -> str:
         msg = f"guide: json: expected a schema, an object or true, found {parsed!r:.60}"
         raise GuideError(msg)
     if parsed is False:
-        msg = "guide: json: expected a schema that something fits, found false"
+        msg = "guide: json: expected a schema that some value matches, found false"
         raise GuideError(msg)
     return text
 
 
 def _plain(value: Any) -> Any:
-    """Mappings of any kind as dictionaries."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
@@ -153,11 +152,7 @@ def _depth(value: object) -> int:
 
 
 def check_texts(name: str, texts: object) -> tuple[str, ...]:
-    """Texts to choose from.
-
-    Raises:
-        GuideError: they are no list, too many or none, or one is empty or there twice.
-    """
+    """Return the texts of a choice; raise ``GuideError`` unless they are 1..1024 distinct texts."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         msg = f"{name}: expected a list of texts, found {texts!r:.60}"
         raise GuideError(msg)
@@ -169,6 +164,6 @@ def check_texts(name: str, texts: object) -> tuple[str, ...]:
             msg = f"{name}: expected texts that are not empty, found {text!r:.60}"
             raise GuideError(msg)
     if len(set(texts)) < len(texts):
-        msg = f"{name}: expected texts of which no two are alike, found one twice"
+        msg = f"{name}: expected distinct texts, found a duplicate; remove it"
         raise GuideError(msg)
     return tuple(texts)

@@ -1,7 +1,7 @@
-"""What a request's options do to the target's logits before a token is chosen from them.
+"""Logits processors: changes that a request's options make to the target's logits before sampling.
 
-A processor stands where the context stands: it is told of every token that is tried ahead, and takes those back that
-come to nothing, so that at every node of a tree it sees the true context of that node.
+A processor follows the context: it is advanced over every tentative token and rolled back over rejected ones, so that
+at every node of a tree it sees the true context of that node.
 """
 
 from __future__ import annotations
@@ -20,59 +20,52 @@ __all__ = ["GuideProcessor", "LogitsProcessor", "make_processors"]
 
 
 class LogitsProcessor(Protocol):
-    """Changes logits by the tokens before them."""
+    """Change logits depending on the tokens before them."""
 
     def mask(self, logits: Tensor) -> Tensor:
-        """The logits, ``[vocab]`` float32, as the processor wants them after the present context; ``-inf`` is a ban.
-
-        What is given is left as it is.
-        """
+        """Return new logits ``[vocab]`` float32 for the current context; ``-inf`` bans a token."""
         ...
 
     def advance(self, token: int) -> None:
-        """``token`` follows the context: any of the vocabulary, as drafters try tokens that no mask has seen.
+        """Append ``token`` to the context.
 
-        The walk goes on behind a token that ends the text if the tree does, so a mask leaves something there too.
+        It may be any token id: drafters propose tokens that no mask has allowed. The walk continues behind a stop token
+        if the tree does, so a mask must leave a token there too.
         """
         ...
 
     def rollback(self, count: int) -> None:
-        """The last ``count`` tokens of the context are about to be taken back; they are tokens tried ahead."""
+        """Remove the last ``count`` tentative tokens; the context still holds them during this call."""
         ...
 
 
 class GuideProcessor(LogitsProcessor, Protocol):
-    """A processor that knows which texts there may be, and so what must come (:mod:`pronk.structured`)."""
+    """Processor of a guide: it also tells which tokens are allowed or forced (:mod:`pronk.structured`)."""
 
     def legal(self, token: int) -> bool:
-        """Whether its mask would leave ``token`` after the present context."""
+        """Return whether the mask allows ``token`` after the current context."""
         ...
 
     def forced(self) -> list[int]:
-        """The text that must come after the present context, in the tokenizer's own tokens; none, if there is none.
-
-        They are guesses, that the mask confirms or not.
-        """
+        """Return draft tokens that must follow the context, as the tokenizer writes them; may be empty."""
         ...
 
 
 class _ContextProcessor:
-    """A processor that looks the tokens up where they are."""
+    """Processor that reads the tokens from the shared context, so it keeps no state of its own."""
 
     def __init__(self, context: TokenContext) -> None:
         self.context = context
 
-    def advance(self, token: int) -> None:
-        """Nothing: the context has it."""
+    def advance(self, token: int) -> None: ...
 
-    def rollback(self, count: int) -> None:
-        """Nothing: the context will lack them."""
+    def rollback(self, count: int) -> None: ...
 
 
 class Penalties(_ContextProcessor):
-    """Repetition, presence and frequency penalties (Keskar et al. 2019, section 4.1, and as OpenAI defines the others).
+    """Repetition penalty (Keskar et al. 2019, section 4.1); presence and frequency penalties (OpenAI API).
 
-    The first counts prompt and output, the others the output alone.
+    The repetition penalty counts prompt and output, the others the output alone.
     """
 
     def __init__(self, params: SamplingParams, context: TokenContext, vocab_size: int) -> None:
@@ -85,7 +78,7 @@ class Penalties(_ContextProcessor):
             self.counts[token] += 1
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Logits less the penalties of the tokens so far."""
+        """Apply the penalties of the tokens so far."""
         p, counts = self.params, self.counts
         if p.repetition_penalty != 1.0:
             penalized = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
@@ -93,17 +86,17 @@ class Penalties(_ContextProcessor):
         return logits - p.frequency_penalty * counts - p.presence_penalty * (counts > 0)
 
     def advance(self, token: int) -> None:
-        """Count it."""
+        """Count ``token``."""
         self.counts[token] += 1
 
     def rollback(self, count: int) -> None:
-        """Count them no more."""
+        """Uncount the last ``count`` tokens."""
         for token in self.context.ahead[-count:] if count else ():
             self.counts[token] -= 1
 
 
 class LogitBias(_ContextProcessor):
-    """A value for some tokens, whatever came before."""
+    """Add a fixed value to the logits of some tokens."""
 
     def __init__(self, bias: dict[int, float], context: TokenContext) -> None:
         super().__init__(context)
@@ -111,12 +104,12 @@ class LogitBias(_ContextProcessor):
         self.values = torch.tensor(list(bias.values()), dtype=torch.float32)
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Logits plus the bias."""
+        """Add the bias."""
         return logits.index_add(0, self.ids, self.values)
 
 
 class BadWords(_ContextProcessor):
-    """Token sequences that are never completed."""
+    """Ban the last token of token sequences that must not be completed."""
 
     def __init__(self, words: Sequence[Sequence[int]], context: TokenContext) -> None:
         super().__init__(context)
@@ -124,14 +117,14 @@ class BadWords(_ContextProcessor):
         self.longest = max(map(len, self.words))
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Logits without the tokens that would complete a bad word."""
+        """Ban the tokens that would complete a bad word."""
         last = self.context.last(self.longest)
         banned = [word[-1] for word in self.words if len(word) == 1 or last[1 - len(word) :] == word[:-1]]
         return logits.index_fill(0, torch.tensor(banned, dtype=torch.int64), -math.inf) if banned else logits
 
 
 class MinTokens(_ContextProcessor):
-    """No token that ends the text before there are ``least`` of them."""
+    """Ban stop tokens until the output has ``least`` tokens."""
 
     def __init__(self, least: int, stop_token_ids: Sequence[int], context: TokenContext) -> None:
         super().__init__(context)
@@ -139,7 +132,7 @@ class MinTokens(_ContextProcessor):
         self.stop_token_ids = torch.tensor(list(stop_token_ids), dtype=torch.int64)
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Logits without the ends, while there are too few tokens."""
+        """Ban stop tokens while the output is too short."""
         return logits.index_fill(0, self.stop_token_ids, -math.inf) if self.context.num_chosen < self.least else logits
 
 
@@ -151,15 +144,7 @@ def make_processors(
     stop_token_ids: Sequence[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
 ) -> list[LogitsProcessor]:
-    """The processors that a request's options ask for, in their order.
-
-    Args:
-        params: the options.
-        context: what the choices follow.
-        vocab_size: ids that logits are for.
-        stop_token_ids: token ids that end the text.
-        bad_words: token sequences never to complete.
-    """
+    """Return the processors for a request's options, in order of application."""
     made: list[LogitsProcessor] = []
     if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0):
         made.append(Penalties(params, context, vocab_size))

@@ -1,4 +1,4 @@
-"""What a request may ask for."""
+"""Sampling parameters of a request."""
 
 from __future__ import annotations
 
@@ -14,46 +14,47 @@ __all__ = ["MAX_SEED", "Rule", "SamplingParams"]
 
 Rule = Literal["coupled", "rejection", "block"]
 
-# Seeds above it are for numbers that no request may ask for (:mod:`pronk.sampling.noise`).
+# Largest seed of a request; larger ones are used internally (:mod:`pronk.sampling.noise`).
 MAX_SEED = 2**63 - 1
 _MAX_LOGPROBS = 64
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Options of a request. Every one is honoured with every drafter, or refused with an error that names it.
+    """Options of a request. Every drafter honours all of them, or an error names the option.
 
     Attributes:
-        max_tokens: most tokens to generate, at least 1.
-        min_tokens: end-of-text and stop tokens are not chosen before so many tokens.
-        temperature: 0 is greedy; otherwise logits are divided by it.
-        top_k: keep the ``k`` likeliest tokens; 0 keeps all.
-        top_p: keep the likeliest tokens that together reach this probability, in (0, 1].
-        min_p: drop tokens less likely than this share of the likeliest, in [0, 1].
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output, > 0.
-        presence_penalty: subtracted from the logits of tokens in the output, in [-2, 2].
-        frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
+        max_tokens: largest number of tokens to generate, at least 1.
+        min_tokens: number of tokens before which end-of-text and stop tokens are banned.
+        temperature: divisor of the logits, 0..100; 0 is greedy.
+        top_k: number of likeliest tokens to keep; 0 keeps all.
+        top_p: cumulative probability of the likeliest tokens to keep, in (0, 1].
+        min_p: smallest probability to keep, relative to the likeliest token's, in [0, 1].
+        repetition_penalty: divisor of positive and factor of negative logits of tokens in prompt or output, in (0,
+            100].
+        presence_penalty: value subtracted from the logits of tokens in the output, in [-2, 2].
+        frequency_penalty: value subtracted once per occurrence in the output, in [-2, 2].
         logit_bias: token id to a value in [-100, 100] that is added to its logit.
-        bad_words: texts whose tokens, as the tokenizer writes the text with and without a space in front, are never
-            completed. Other tokens that read the same are not caught.
-        stop: texts that end the generation; they are not part of the output. Looked for from token ``min_tokens`` on.
-        stop_token_ids: token ids that end the generation; they are part of ``token_ids``, not of the text.
-        ignore_eos: go on after end-of-text.
-        seed: in [0, 2**63); ``None`` draws a fresh one, which the result reports.
-        rule: how a guess is accepted when sampling. ``"coupled"``: the target's token is chosen without a look at the
-            guesses, so the same seed gives the same tokens whatever the drafter. ``"rejection"``: the guesses are tried
-            one after the other, each accepted with the chance that leaves the distribution as it is, but the tokens
-            depend on the guesses as well as on the seed. ``"block"``: the same with the guesses of a chain tried
-            together, of which never fewer are accepted. Greedy decoding is the same under all.
-        n: independent samples of the prompt; sample 0 has ``seed``, the others seeds derived from it.
-        logprobs: report the log-probability of each token and of the so many likeliest, 0..64.
+        bad_words: texts never to generate, as the tokenizer writes them with and without a leading space. Other token
+            sequences with the same text are not caught.
+        stop: texts that end the generation and are not part of the output; checked from token ``min_tokens`` on.
+        stop_token_ids: token ids that end the generation; part of ``token_ids``, not of the text.
+        ignore_eos: whether to continue after end-of-text.
+        seed: seed in [0, 2**63); ``None`` draws a fresh one, which the result reports.
+        rule: acceptance of draft tokens when sampling; greedy decoding is the same under all rules. ``"coupled"``: the
+            target samples without looking at the draft tokens, so the same seed gives the same tokens with every
+            drafter. ``"rejection"``: draft tokens are accepted one by one with the probability that preserves the
+            target's distribution; the tokens depend on the seed and on the draft tokens. ``"block"``: like rejection,
+            but the draft tokens of a chain are tried together, and at least as many are accepted on average.
+        n: number of independent samples of the prompt; sample 0 has ``seed``, the others derived seeds.
+        logprobs: number of likeliest tokens, 0..64, whose log-probabilities are reported with each token's own.
         prompt_logprobs: the same for the prompt's tokens.
-        logprob_token_ids: of the output's tokens, report the log-probabilities of these ids, too; with ``logprobs``.
-        guide: the form that the text must have. Log-probabilities are the model's own, before its mask, too.
-        guide_mode: what becomes of text that the guide leaves no choice about. ``"forced"``: it is guessed, and the
-            model confirms it on the way, for nothing. ``"plain"``: it is not guessed; the tokens are the same.
-            ``"jump"``: it is appended as the tokenizer writes it, without asking the model, which then has no
-            log-probabilities to report, and does not choose between several tokens that end a text.
+        logprob_token_ids: token ids whose log-probabilities are reported for each output token; needs ``logprobs``.
+        guide: required form of the text. Log-probabilities are those of the model before the guide's mask.
+        guide_mode: treatment of text that the guide determines. ``"forced"``: it is proposed as draft tokens and
+            verified by the model. ``"plain"``: it is not proposed; the tokens are the same. ``"jump"``: it is appended
+            as the tokenizer writes it, without running the model, so it has no log-probabilities, and the model does
+            not choose among several end-of-text tokens.
     """
 
     max_tokens: int = 128
@@ -95,7 +96,7 @@ class SamplingParams:
             for token in _items(name, getattr(self, name)):
                 check_integer(name, token, 0)
         if self.logprob_token_ids and self.logprobs is None:
-            msg = f"logprob_token_ids: expected logprobs beside them, found {self.logprob_token_ids!r} alone"
+            msg = f"logprob_token_ids: expected logprobs with it, found {self.logprob_token_ids!r} alone; set logprobs"
             raise OptionError(msg)
         _check_guide(self)
         _items("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
@@ -106,26 +107,29 @@ class SamplingParams:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """``stop`` as texts."""
+        """``stop`` as a tuple of texts."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def greedy(self) -> bool:
-        """Whether the choice has no noise."""
+        """Whether the temperature is 0."""
         return self.temperature == 0.0
 
     @property
     def rejects(self) -> bool:
-        """Whether guesses are accepted by chance: the choice depends on them, so it is not to be made a second time."""
+        """Whether draft tokens are accepted by random trials, so that the token depends on them.
+
+        A token sampled this way must not be sampled a second time.
+        """
         return self.rule != "coupled" and not self.greedy
 
     @property
     def truncates(self) -> bool:
-        """Whether the less likely tokens are left out."""
+        """Whether top-k, top-p or min-p is set."""
         return bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as plain JSON values."""
+        """Return the options as plain JSON values."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         values["guide"] = None if self.guide is None else self.guide.to_dict()
         values["bad_words"], values["stop"] = list(self.bad_words), list(self.stops)
@@ -146,7 +150,7 @@ _INTEGERS: tuple[tuple[str, int, int | None], ...] = (
 )
 _OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
 
-# The last says whether the least value itself is out.
+# Name, lower bound, upper bound, whether the lower bound itself is excluded.
 _NUMBERS: tuple[tuple[str, float, float, bool], ...] = (
     ("temperature", 0.0, 100.0, False),
     ("top_p", 0.0, 1.0, True),
@@ -165,11 +169,11 @@ def _check_guide(params: SamplingParams) -> None:
         msg = f"guide: expected a Guide, found {params.guide!r:.60}"
         raise OptionError(msg)
     if params.ignore_eos:
-        msg = "ignore_eos: expected False beside a guide, which says where the text ends, found True"
+        msg = "ignore_eos: expected False with a guide, which determines the end of the text, found True"
         raise OptionError(msg)
     if params.guide_mode == "jump" and (params.logprobs is not None or params.bad_words):
         name = "bad_words" if params.bad_words else "logprobs"
-        msg = f'{name}: expected another guide_mode beside it, found "jump", which does not ask the model; use "forced"'
+        msg = f'{name}: expected another guide_mode with it, found "jump", which skips the model; use "forced"'
         raise OptionError(msg)
 
 

@@ -1,9 +1,10 @@
-"""The target's choice at one node: the request's processors, then the coupled choice of :mod:`pronk.sampling.noise`.
+"""Sample one request's tokens, for the target model and for draft models.
 
-Or, by the request's rule, the trial of guesses (:func:`pronk.sampling.verify.rejection_sample`, :func:`pronk.sampling.verify.block`).
-
-LayerOrder: processors (:mod:`pronk.sampling.logits_processors`: repetition, frequency and presence penalties; bias; bad words; ends
-before ``min_tokens``; the guide's mask); temperature; top-k; top-p; min-p; noise; argmax.
+The steps from logits to token are, in this order: logits processors (:mod:`pronk.sampling.logits_processors`:
+penalties; logit bias; bad words; ``min_tokens``; custom processors; the guide's mask), temperature, top-k, top-p,
+min-p, Gumbel noise, argmax. This is the *coupled* rule (:mod:`pronk.sampling.noise`). The other two rules, *rejection*
+and *block*, replace the last two steps by :func:`pronk.sampling.verify.rejection_sample` and
+:func:`pronk.sampling.verify.block`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from pronk.errors import GuideError, OptionError
 from pronk.interrupts import uninterrupted
 from pronk.kernels.library import Kernels
 from pronk.kernels.structures import CDraftChain
+from pronk.sampling.draft_token import DraftToken, argmax_token
 from pronk.sampling.logits_processors import GuideProcessor, LogitsProcessor, make_processors
 from pronk.sampling.noise import (
     block_uniform,
@@ -43,57 +44,26 @@ from pronk.speculation.tree import DraftSample
 
 __all__ = ["DraftToken", "NotFiniteError", "Sampler", "is_finite", "token_logprobs"]
 
-_COLDEST = 1e-30  # below it logits divided by the temperature would leave float32; it is as greedy as can be
+# Lowest temperature above 0 that is applied: logits divided by less would overflow float32.
+_MIN_TEMPERATURE = 1e-30
 
 
 class NotFiniteError(ArithmeticError):
-    """Logits to choose from are infinite or no numbers."""
-
-
-@dataclass(frozen=True)
-class DraftToken:
-    """What a draft model chooses in the target's place.
-
-    Attributes:
-        token: the choice.
-        confidence: how likely the likeliest token is the target's choice, by the draft alone: its share of
-            ``exp(scores)``. It is ``token``, or, where guesses are drawn, the one that most often is.
-        scores: ``[vocab]``: log-probabilities up to a constant, with the target's noise where the choice has it; the
-            likelier a token is the target's choice, the higher. ``-inf`` is none.
-        q: ``[vocab]`` float64 distribution that ``token`` was drawn from, where the rule for accepting it asks for it.
-    """
-
-    token: int
-    confidence: float
-    scores: NDArray[np.floating[Any]]
-    q: Tensor | None = None
-
-    def ranked(self, count: int) -> list[tuple[int, float]]:
-        """The ``count`` tokens of highest score in falling order, each with its share of ``exp(score)``."""
-        left, best = self.scores.copy(), list[tuple[int, float]]()
-        # One argmax after the other: up to a dozen are faster than a partition.
-        for _ in range(min(count, len(left))):
-            token = int(left.argmax())
-            if left[token] == -math.inf:
-                break
-            best.append((token, float(left[token])))
-            left[token] = -math.inf
-        shares = [self.confidence * math.exp(score - best[0][1]) for _, score in best]
-        return [(token, share) for (token, _), share in zip(best, shares, strict=True) if share > 0.0]
+    """Logits contain an infinity or NaN."""
 
 
 class Sampler:
-    """Chooses one request's tokens, in the context of the certain ones and of those it was told about.
+    """Sample one request's tokens at the current context: its committed tokens, then tentative tokens.
 
-    The walk advances it along the target's own choices, and drafters along their guesses, which they take back, so that
-    processors always see the true context.
+    Verification advances the sampler along the target's tokens. Drafters advance it along their draft tokens and roll
+    it back. Logits processors therefore always see the true context of a node.
 
     Attributes:
-        params: the request's options.
-        seed: of its noise.
-        context: the tokens that the next choice follows.
-        guide: what says which texts there may be, if anything does; the last of the processors.
-        processors: what its options do to the logits, in order.
+        params: options of the request.
+        seed: seed of the request's noise.
+        context: tokens before the next one.
+        guide: processor of the request's guide, or ``None``; the last of ``processors``.
+        processors: logits processors, in order of application.
     """
 
     def __init__(
@@ -110,12 +80,12 @@ class Sampler:
         processors: Sequence[LogitsProcessor] = (),
         guide: GuideProcessor | None = None,
     ) -> None:
-        """Stand behind ``text``, the request's own list of certain tokens: the request appends, the chooser reads.
+        """Create a sampler behind ``text``, the request's own list of committed tokens.
 
-        The first ``num_prompt`` of these tokens are the prompt, all by default.
-        ``stop_token_ids`` are the token ids that end the text; ``bad_words`` are token sequences never to complete.
-        ``processors`` come after those of the options, and after them ``guide``, which stands behind ``text`` already.
-        ``kernels`` make the choice where it is one of logits and noise alone.
+        The request appends to ``text``. Its first ``num_prompt`` tokens are the prompt, all by default.
+        ``stop_token_ids`` end the text; ``bad_words`` are token sequences that are never completed. ``processors`` are
+        applied after those of ``params``, and ``guide``, which has already been advanced over ``text``, after all
+        others. ``kernels`` sample if no processor or truncation applies.
         """
         self.params = params
         self.seed = seed
@@ -124,118 +94,116 @@ class Sampler:
         self.guide = guide
         self.processors: tuple[LogitsProcessor, ...] = (*own, *processors, *([] if guide is None else [guide]))
         self.kernels = None if self.processors or params.truncates else kernels
-        self._alone = StatelessSampler(0.0 if params.greedy else max(params.temperature, _COLDEST), seed)
+        self._stateless = StatelessSampler(0.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE), seed)
         self.trial_seed = trial_seed(seed, text[: self.context.num_prompt]) if params.rejects else seed
         self._failure: Exception | None = None
 
     def advance(self, token: int) -> None:
-        """``token`` is tried after the context."""
+        """Append a tentative token to the context."""
         if not self.processors:
             self.context.ahead.append(token)
             return
         with uninterrupted():
             self.context.ahead.append(token)
-            self._tell(lambda processor: processor.advance(token))
+            self._update_processors(lambda processor: processor.advance(token))
 
     def rollback(self, count: int) -> None:
-        """Take the last ``count`` tokens back that were tried."""
+        """Remove the last ``count`` tentative tokens from the context."""
         if not count or not self.processors:
             del self.context.ahead[len(self.context.ahead) - count :]
             return
         with uninterrupted():
             try:
-                self._tell(lambda processor: processor.rollback(count))
+                self._update_processors(lambda processor: processor.rollback(count))
             finally:
                 del self.context.ahead[-count:]
 
     @contextmanager
     def after(self, tokens: Sequence[int] = ()) -> Iterator[None]:
-        """Lend the chooser: ``tokens`` are tried, and they and what is tried within are taken back at the end."""
-        begun = len(self.context.ahead)
+        """Advance over ``tokens`` for the duration of a block; roll back to the same context at its end."""
+        start = len(self.context.ahead)
         try:
             for token in tokens:
                 self.advance(token)
             yield
         finally:
-            self.rollback(len(self.context.ahead) - begun)
+            self.rollback(len(self.context.ahead) - start)
 
     def commit(self, count: int) -> None:
-        """The first ``count`` tokens that were tried are certain now, and in the text; the others are taken back."""
+        """Clear the tentative tokens: the first ``count`` are committed, the others are rolled back."""
         self.rollback(len(self.context.ahead) - count)
         self.context.ahead.clear()
 
     def recover(self) -> None:
-        """Stand after the certain tokens again, whatever a borrower has left; failures show with the next choice."""
+        """Roll back all tentative tokens after an exception; the next sampling raises a processor's error."""
         with suppress(Exception):
             self.rollback(len(self.context.ahead))
 
-    def _tell(self, what: Callable[[LogitsProcessor], None]) -> None:
-        """Tell every processor. If one raises, none is asked again: some have been told of a token, and others not."""
+    def _update_processors(self, update: Callable[[LogitsProcessor], None]) -> None:
+        """Apply ``update`` to all processors; after an error none is used again, because their states differ."""
         if self._failure is None:
             try:
                 for processor in self.processors:
-                    what(processor)
+                    update(processor)
             except Exception as error:
                 self._failure = error
                 raise
 
     def choose(self, logits: Tensor) -> int:
-        """The target's token after the context by the coupled rule.
-
-        ``logits`` ``[vocab]``, any float dtype, are left as they are.
+        """Return the target's token after the context by the coupled rule for logits ``[vocab]``.
 
         Raises:
-            NotFiniteError: one of them is not finite.
+            NotFiniteError: a logit is not finite.
             OptionError: every token is banned.
         """
         logits = logits.float()
         if self.kernels is not None:
-            token = self._alone.choose(self.kernels, logits, len(self.context))
+            token = self._stateless.choose(self.kernels, logits, len(self.context))
             if token < 0:
                 raise NotFiniteError
             return token
         if not is_finite(logits):
             raise NotFiniteError
         if self.params.greedy:
-            # NumPy's argmax is several times as fast as torch's, and takes the first of equals as well.
-            return int(self._shape(logits).numpy().argmax())
-        scores, ids = self._noisy(logits)
+            # NumPy's argmax is several times as fast as torch's; both return the first maximum.
+            return int(self._process(logits).numpy().argmax())
+        scores, ids = self._noisy_scores(logits)
         return int(ids[scores.argmax()])
 
     def scores(self, logits: Tensor) -> Tensor:
-        """``[vocab]`` float64: what :meth:`choose` takes the largest of; ``-inf`` is a token that is left out."""
+        """Return ``[vocab]`` float64 scores whose argmax is :meth:`choose`; ``-inf`` excludes a token."""
         if self.params.greedy:
-            return self._shape(logits.float()).double()
-        scores, ids = self._noisy(logits.float())
+            return self._process(logits.float()).double()
+        scores, ids = self._noisy_scores(logits.float())
         return torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, scores)
 
-    def _noisy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores with the coupled noise, float64, of the tokens that are left, and their ids."""
-        scores, ids = truncate(self._shape(logits) / self._alone.temperature, self.params)
+    def _noisy_scores(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return float64 scores with coupled noise of the tokens left by truncation, and their ids."""
+        scores, ids = truncate(self._process(logits) / self._stateless.temperature, self.params)
         return scores.double() + gumbel_noise(self.seed, len(self.context), ids), ids
 
     @property
     def stateless_sampler(self) -> StatelessSampler | None:
-        """How it chooses, if that takes logits, seed and position alone, so that others can do it."""
-        return None if self.kernels is None or self.params.rejects else self._alone
+        """The equivalent stateless sampler; ``None`` if sampling needs more than logits, seed and position."""
+        return None if self.kernels is None or self.params.rejects else self._stateless
 
     @property
     def drafts_statelessly(self) -> bool:
-        """Whether its guesses depend on logits, seed and position alone, so that the kernels can make a whole chain."""
+        """Whether a draft token depends on logits, seed and position only: kernels can draft a whole chain."""
         return self.kernels is not None and not self.params.rejects
 
     def growth(self, steps: int, scores: NDArray[np.float32]) -> CDraftChain:
-        """How the kernels :meth:`guess` the tokens after the context; ``scores`` are ``[steps, vocab]``."""
+        """Return the parameters for drafting a chain in the kernels; ``scores`` is ``[steps, vocab]``."""
         return CDraftChain(
             key=seed_key(self.seed),
             position=len(self.context),
             steps=steps,
-            temperature=self._alone.temperature,
+            temperature=self._stateless.temperature,
             scores=scores.ctypes.data,
         )
 
     def rejection_sample(self, p: Tensor, draft_tokens: Sequence[DraftSample]) -> int:
-        """The token after the context, whose law is ``p``, where ``draft_tokens`` were made; never greedy."""
+        """Return the token after the context by the rejection rule; ``p`` is its distribution. Not for greedy."""
         position = len(self.context)
 
         def accepts(trial: int, chance: float) -> bool:
@@ -248,60 +216,61 @@ class Sampler:
         return rejection_sample(p, draft_tokens, accepts, draw)
 
     def block(self, p: Callable[[int], Tensor], chain: Sequence[DraftSample]) -> tuple[int, Tensor]:
-        """How many guesses of a chain below the context are accepted, and the law of the token after them.
+        """Return the number of accepted draft tokens of ``chain`` and the distribution of the next token.
 
-        ``p(i)`` is the law of the token after ``i`` of them.
+        ``p(i)`` is the target's distribution after the first ``i`` draft tokens. See
+        :func:`pronk.sampling.verify.block`.
         """
         position = len(self.context)
         return block(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)
 
     def guess(self, logits: Tensor, root: int, *, draw: bool = True) -> DraftToken | None:
-        """What a draft model with these logits chooses after the context, in the target's place.
+        """Return the draft token that a draft model with these logits proposes after the context.
 
-        Under the coupled rule it is :meth:`choose`, with the target's own noise: where draft and target agree on the
-        distribution they agree on the token. Under the others it is a draw with noise of its own, new for each step:
-        what was accepted of the one before may have depended on all of its guesses.
+        Under the coupled rule this is :meth:`choose` on the draft's logits, with the target's own noise: if draft and
+        target have the same distribution, they pick the same token. Under the other rules it is a draw with separate
+        noise. That noise is new in each step, because the tokens accepted in the previous step may depend on all draft
+        tokens of that step.
 
         Args:
-            logits: ``[vocab]``, any float dtype, left as they are; ``-inf`` is a token that the draft does not have.
-            root: position of the last token that is not a guess, which tells the steps apart.
-            draw: under the other rules; or else the guess is the likeliest token, a point mass.
+            logits: ``[vocab]``, any float dtype, not modified; ``-inf`` marks a token outside the draft's vocabulary.
+            root: position of the last committed token; selects the noise of this step.
+            draw: under the rejection and block rules, draw the token; otherwise take the argmax, a point mass.
 
         Returns:
-            The guess; ``None`` if all tokens are banned, the numbers overflow, or the guide takes too much work.
+            The draft token; ``None`` if all tokens are banned, logits overflow, or the guide exceeds its work limit.
         """
-        with suppress(GuideError):  # whether a whole proposal fails must not depend on what was drawn
-            return self._attempt(logits.float(), root, draw=draw)
+        with suppress(GuideError):  # failure of a proposal must not depend on the tokens drawn
+            return self._draft_token(logits.float(), root, draw=draw)
         return None
 
-    def _attempt(self, logits: Tensor, root: int, *, draw: bool) -> DraftToken | None:
+    def _draft_token(self, logits: Tensor, root: int, *, draw: bool) -> DraftToken | None:
         if self.kernels is not None and not self.params.rejects:
             key = None if self.params.greedy else noise_key(self.seed, len(self.context))
-            guessed, confidence, made = self.kernels.guess(logits.contiguous(), self._alone.temperature, key)
-            return None if guessed < 0 else DraftToken(guessed, confidence, made)
-        shaped = self._shape(logits, allow_none=True)
+            token, confidence, scores = self.kernels.guess(logits.contiguous(), self._stateless.temperature, key)
+            return None if token < 0 else DraftToken(token, confidence, scores)
+        shaped = self._process(logits, allow_none=True)
         if not math.isfinite(float(shaped.max())):
             return None
         if self.params.greedy:
-            return _guess(shaped.numpy())
-        kept, ids = truncate(shaped / self._alone.temperature, self.params)
+            return argmax_token(shaped.numpy())
+        kept, ids = truncate(shaped / self._stateless.temperature, self.params)
         kept, position = kept.double(), len(self.context)
         if not self.params.rejects:
             kept = kept + gumbel_noise(self.seed, position, ids)
-        scores = torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, kept)
-        likeliest = _guess(scores.numpy())
+        padded = torch.full((len(logits),), -math.inf, dtype=torch.float64).index_copy_(0, ids, kept)
+        likeliest = argmax_token(padded.numpy())
         if not self.params.rejects or not draw:
             return likeliest
         token = int(ids[(kept + draft_noise(self.trial_seed, root, position, ids)).argmax()])
-        return replace(likeliest, token=token, q=scores.softmax(0))
+        return replace(likeliest, token=token, q=padded.softmax(0))
 
     def distribution(self, logits: Tensor) -> Tensor:
-        """``[vocab]`` float64: the law of the token after the context, for a temperature above 0."""
-        scores, ids = truncate(self._shape(logits.float()) / self._alone.temperature, self.params)
+        """Return the float64 distribution ``[vocab]`` of the next token, for a temperature above 0."""
+        scores, ids = truncate(self._process(logits.float()) / self._stateless.temperature, self.params)
         return torch.zeros(len(logits), dtype=torch.float64).index_copy_(0, ids, scores.double().softmax(0))
 
-    def _shape(self, logits: Tensor, *, allow_none: bool = False) -> Tensor:
-        """The logits as the processors want them."""
+    def _process(self, logits: Tensor, *, allow_none: bool = False) -> Tensor:
         if self._failure is not None:
             raise self._failure
         if not self.processors:
@@ -309,35 +278,26 @@ class Sampler:
         for processor in self.processors:
             logits = processor.mask(logits)
         if not allow_none and logits.max() == -math.inf:
-            beside = "" if self.guide is None else ", beside the guide,"
-            msg = f"min_tokens, stop_token_ids and bad_words{beside} ban every token; expected one to be left"
+            guide = "" if self.guide is None else " together with the guide"
+            msg = (
+                f"expected an allowed token, found every token banned by min_tokens, stop_token_ids or bad_words{guide}"
+            )
             raise OptionError(msg)
         return logits
 
 
 def is_finite(logits: Tensor) -> bool:
-    """Whether no number has overflowed: a sum over one that has is none either."""
+    """Return whether all logits are finite: a sum that contains an infinity or NaN is not finite."""
     return math.isfinite(np.add.reduce(logits.float().numpy(), axis=None))
-
-
-def _guess(scores: NDArray[np.floating[Any]]) -> DraftToken:
-    token = int(scores.argmax())
-    return DraftToken(token, float(1.0 / np.exp(scores - scores[token]).sum()), scores)
 
 
 def token_logprobs(
     logits: Tensor, tokens: Sequence[int], top: int, wanted: Sequence[int] = ()
 ) -> list[dict[int, float]]:
-    """Log-probabilities before any processor.
+    """Return one ``{token id: log-probability}`` per row of raw logits ``[rows, vocab]``.
 
-    Args:
-        logits: ``[rows, vocab]``.
-        tokens: the token to report for each row.
-        top: how many of the likeliest to report beside it.
-        wanted: ids of more tokens to report.
-
-    Returns:
-        One ``{token id: log-probability}`` per row, the chosen token first.
+    No processor has been applied. Each row reports its token of ``tokens`` first, then the ``top`` likeliest tokens and
+    the ids in ``wanted``.
     """
     logprobs = logits.float().log_softmax(-1)
     values, ids = logprobs.topk(min(top, logits.shape[-1]), dim=-1)

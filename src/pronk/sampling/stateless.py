@@ -1,4 +1,4 @@
-"""Choices that take logits, seed and position alone, so that whoever has the logits can make them."""
+"""Sampling from logits, seed and position alone, so that any process with the logits can sample."""
 
 from __future__ import annotations
 
@@ -13,33 +13,22 @@ __all__ = ["Logits", "StatelessSampler"]
 
 
 class StatelessSampler(NamedTuple):
-    """How a request's tokens are chosen: by the coupled rule, with nothing between logits and noise.
-
-    Attributes:
-        temperature: 0 is greedy.
-        seed: of the noise.
-    """
+    """Sampler of the coupled rule without processors or truncation; ``temperature`` 0 is greedy."""
 
     temperature: float
     seed: int
 
     def choose(self, kernels: Kernels, logits: Tensor, position: int) -> int:
-        """The token at a position; -1 if a number is not finite.
-
-        Args:
-            kernels: make the choice.
-            logits: float32 ``[vocab]``.
-            position: of the token in the text, from 0.
-        """
+        """Return the token at text index ``position`` for float32 logits ``[vocab]``; -1 if one is not finite."""
         key = 0 if self.temperature == 0.0 else noise_key(self.seed, position)
         return kernels.choose(logits.contiguous(), self.temperature, key)
 
 
 class Logits(Protocol):
-    """Rows of logits, ``[rows, vocab]``: a tensor, or what becomes one where somebody looks."""
+    """Rows of logits ``[rows, vocab]``: a tensor, or an object that loads rows on access."""
 
     def __len__(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Tensor:
-        """Some of them."""
+        """Return the selected rows."""

@@ -1,4 +1,4 @@
-"""The tokens that a choice follows."""
+"""Context of a sampler: the tokens before the next one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ __all__ = ["TokenContext"]
 
 
 class TokenContext:
-    """A request's certain tokens, and behind them those that are tried out.
+    """A request's committed tokens, followed by tentative tokens.
 
-    The certain tokens are the request's own list: nothing is copied, and what it appends is here at once.
+    The committed tokens are the request's own list, not a copy: an append by the request is visible here at once.
 
     Attributes:
-        certain: the prompt and the output so far; the request's, not to be changed here.
-        ahead: tokens after them, of a walk that is under way or of a drafter's guesses.
-        num_prompt: how many of the certain tokens are the prompt.
+        certain: committed tokens, prompt and output; owned by the request and not modified here.
+        ahead: tentative tokens after them, of a verification walk or of a drafter.
+        num_prompt: number of committed tokens that are the prompt; all by default.
     """
 
     def __init__(self, certain: Sequence[int], num_prompt: int | None = None) -> None:
-        """``num_prompt`` is all of ``certain`` by default."""
         self.certain = certain
         self.ahead: list[int] = []
         self.num_prompt = len(certain) if num_prompt is None else num_prompt
@@ -29,10 +28,10 @@ class TokenContext:
 
     @property
     def num_chosen(self) -> int:
-        """Tokens after the prompt."""
+        """Number of tokens after the prompt."""
         return len(self) - self.num_prompt
 
     def last(self, count: int) -> list[int]:
-        """The last ``count`` tokens, all if there are fewer; ``count`` is at least 1."""
+        """Return the last ``count`` tokens, or all if there are fewer; ``count`` is at least 1."""
         certain = max(0, count - len(self.ahead))
         return [*self.certain[max(0, len(self.certain) - certain) :], *self.ahead[-count:]]

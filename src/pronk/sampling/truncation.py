@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p: the less likely tokens are left out."""
+"""Truncation by top-k, top-p and min-p."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from pronk.sampling.params import SamplingParams
 
 __all__ = ["truncate"]
 
-# Tokens that are sorted before the whole vocabulary is.
+# Number of likeliest tokens to try before the whole vocabulary is sorted.
 _HEAD = 512
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The tokens that top-k, top-p and min-p leave: their scores and ids, at least one.
-
-    Args:
-        scores: ``[vocab]`` float32, the logits divided by the temperature.
-        params: the request's options.
-    """
+    """Return scores and ids of the tokens kept of ``scores`` = logits / temperature; at least one."""
     if 0 < params.top_k < len(scores):
         scores, ids = scores.topk(params.top_k)
     elif params.top_p < 1.0:
@@ -35,9 +30,9 @@ def truncate(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
 
 
 def _nucleus(scores: Tensor, ids: Tensor, probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Top-p of tokens in falling order; the one that crosses the threshold is kept, so at least one stays."""
+    """Apply top-p to sorted tokens; the token that crosses the threshold is kept, so at least one stays."""
     keep = probs.cumsum(0) - probs < top_p
-    keep[0] = True  # also where top_p is 0 in float32
+    keep[0] = True  # top_p may round to 0 in float32
     return scores[keep], ids[keep]
 
 
@@ -49,9 +44,9 @@ def _above_min_p(scores: Tensor, ids: Tensor, min_p: float) -> tuple[Tensor, Ten
 
 
 def _head(scores: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The likeliest tokens in falling order, at least as many as reach ``share``: scores, ids, probabilities.
+    """Return scores, ids and probabilities of the likeliest tokens, sorted, that together reach ``share``.
 
-    Sorting a large vocabulary costs milliseconds; nearly always a few tokens are enough.
+    A sort of a large vocabulary takes milliseconds, and a few tokens are nearly always enough.
     """
     total = scores.logsumexp(0)
     count = min(_HEAD, len(scores))

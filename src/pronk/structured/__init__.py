@@ -1,1 +1,1 @@
-"""Guides compiled for one tokenizer, and what follows a text through them."""
+"""Structured output: guides compiled for one tokenizer, and logits processors that enforce them."""

@@ -1,4 +1,4 @@
-"""What :mod:`pronk.structured.trial_compile` runs in a process of its own; it needs llguidance alone, and not pronk."""
+"""Child process of :mod:`pronk.structured.trial_compile`; it imports llguidance but not pronk."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Less than the threads have that will compile what survives here, and follow it, and throw it away.
+# Bytes; smaller than the stacks of the threads that later compile, use and free the grammar.
 _STACK = 4 << 20
 
 
-def _try(given: dict[str, Any]) -> dict[str, Any]:
+def _compile(given: dict[str, Any]) -> dict[str, Any]:
     tokenizer = LLTokenizer(given["tokenizer"], n_vocab=given["vocab_size"], eos_token=given["ends"])
-    began = perf_counter()
+    start = perf_counter()
     matcher = LLMatcher(tokenizer, given["grammar"], log_level=0, limits=LLParserLimits(**given["limits"]))
-    other = matcher.deep_copy()
-    if not other.is_error():
-        other.compute_bitmask()
-        other.compute_ff_tokens()
-    return {"seconds": perf_counter() - began}
+    trial = matcher.deep_copy()
+    if not trial.is_error():
+        trial.compute_bitmask()
+        trial.compute_ff_tokens()
+    return {"seconds": perf_counter() - start}
 
 
 def _main() -> None:
     if hasattr(os, "nice"):
-        os.nice(10)  # whoever decodes meanwhile goes first
+        os.nice(10)  # running requests have priority
     given, found = json.load(sys.stdin), list[dict[str, Any]]()
     threading.stack_size(_STACK)
-    thread = threading.Thread(target=lambda: found.append(_try(given)))
+    thread = threading.Thread(target=lambda: found.append(_compile(given)))
     thread.start()
     thread.join()
     json.dump(found[0], sys.stdout)

@@ -1,4 +1,4 @@
-"""Where a text stands in its grammar, and which tokens may come next."""
+"""Logits processor of a guide: the position of a text in its grammar, and the allowed next tokens."""
 
 from __future__ import annotations
 
@@ -17,122 +17,122 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarProcessor", "said"]
 
-_SHOWN = 300  # characters of what llguidance says
+_MAX_MESSAGE = 300  # characters of llguidance's error message
 _STUCK = "expected a grammar that can be followed to the end"
 
 T = TypeVar("T")
 
 
 class GrammarProcessor:
-    """The processor of a guide: a mask over the vocabulary, at the true context of whatever node is looked at.
+    """Logits processor of a guide: mask the vocabulary at the current context.
 
-    Beyond the end of the text, and behind a token that the grammar forbids, nothing is masked: drafters try such
-    tokens, and the walk goes on behind an end if the tree does, but what is chosen there never counts. Where following
-    took too much work there is no mask either, but an error.
+    Nothing is masked beyond the end of the text or behind a forbidden token. Drafters try such tokens, and the walk may
+    continue behind a stop token, but tokens there are never part of the output. If the grammar exceeds its work limit,
+    :meth:`mask` raises.
 
     Args:
-        matcher: llguidance's, at the beginning; it is copied.
-        stop_token_ids: token ids that end the text, wherever the grammar has one.
+        matcher: llguidance matcher at the beginning of the text; copied.
+        stop_token_ids: token ids that end the text where the grammar accepts.
     """
 
     def __init__(self, matcher: LLMatcher, stop_token_ids: Sequence[int]) -> None:
         self._start, self._matcher = matcher, matcher.deep_copy()
-        self._ends = frozenset(stop_token_ids)
-        self._within: list[int] = []  # tokens that the grammar has taken
-        self._beyond = 0  # and that came after the last one that it could take
-        self._looked = False  # whether more than the taking of tokens was asked of the matcher since it was taken back
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._consumed: list[int] = []  # tokens that the matcher has consumed
+        self._unconsumed = 0  # number of later tokens, which it has not consumed
+        self._computed = False  # whether the matcher has computed a mask or forced tokens since the last rollback
 
     def mask(self, logits: Tensor) -> Tensor:
-        """The logits of tokens that may come next; ``-inf`` for the others.
+        """Return the logits with ``-inf`` for forbidden tokens.
 
         Raises:
-            GuideError: the grammar takes more work than is allowed, at this point of the text, or demands a character
-                that the tokenizer has no token for.
+            GuideError: the grammar exceeds its work limit at this point of the text, or requires a character for which
+                the tokenizer has no token.
         """
-        if self._beyond and not self._matcher.is_error():
+        if self._unconsumed and not self._matcher.is_error():
             return logits
         return torch.where(torch.from_numpy(self._allowed()[: len(logits)]), logits, -torch.inf)
 
     def check(self) -> None:
-        """Whether a text can begin at all; errors are those of :meth:`mask`."""
+        """Check that a text can begin; errors are those of :meth:`mask`."""
         self._allowed()
 
     def advance(self, token: int) -> None:
-        """``token`` follows."""
-        if not self._beyond and token not in self._ends and self._matcher.try_consume_tokens([token]):
-            self._within.append(token)
+        """Append ``token`` to the context."""
+        if not self._unconsumed and token not in self._stop_token_ids and self._matcher.try_consume_tokens([token]):
+            self._consumed.append(token)
         else:
-            self._beyond += 1
+            self._unconsumed += 1
 
     def rollback(self, count: int) -> None:
-        """The last ``count`` tokens are taken back."""
-        outside = min(count, self._beyond)
-        self._beyond -= outside
-        inside = count - outside
-        del self._within[len(self._within) - inside :]
-        if self._matcher.is_error() or (inside and not self._matcher.rollback(inside)):
+        """Remove the last ``count`` tokens from the context."""
+        unconsumed = min(count, self._unconsumed)
+        self._unconsumed -= unconsumed
+        consumed = count - unconsumed
+        del self._consumed[len(self._consumed) - consumed :]
+        if self._matcher.is_error() or (consumed and not self._matcher.rollback(consumed)):
             self._restart()
-        elif inside and self._looked:
-            # What was worked out for a branch stays, and would be taken for the next one's, unless it is worked out
-            # anew where they part.
+        elif consumed and self._computed:
+            # The matcher keeps results cached for the abandoned branch and would reuse them for the next branch.
+            # Recompute them at the fork.
             self._matcher.compute_bitmask()
-            self._looked = False
+            self._computed = False
             if self._matcher.is_error():
                 self._restart()
 
     def legal(self, token: int) -> bool:
-        """Whether ``token`` may come next."""
-        if self._beyond:
+        """Return whether ``token`` is allowed next."""
+        if self._unconsumed:
             return True
-        if token in self._ends:
+        if token in self._stop_token_ids:
             return self._matcher.is_accepting()
         if forced := self.forced():
             return token == forced[0]
-        return bool(self._sound(self._matcher.validate_tokens([token])))
+        return bool(self._unless_failed(self._matcher.validate_tokens([token])))
 
     def forced(self) -> list[int]:
-        """The text that must come next, as the tokenizer writes it behind what is there; an end, where only one may.
+        """Return the tokens that must come next, as the tokenizer writes them.
 
-        The last tokens of that text are left out if they might be others with what follows it. A text has more than
-        one spelling; where no other text may come, the mask leaves this one alone, so that each token is the only one
-        that may be chosen, but for an end, of which a model may have several.
+        If only the end is allowed, this is one stop token. Trailing tokens that could merge with later text are left
+        out. A text has several tokenizations. The mask allows only this one for forced text, so each returned token is
+        the only allowed one, except that a model may have several stop tokens.
         """
-        if self._beyond:
+        if self._unconsumed:
             return []
         if self._matcher.is_stopped():
-            return [min(self._ends)] if self._matcher.is_accepting() else []
-        self._looked = True
-        return self._sound(self._matcher.compute_ff_tokens()) or []
+            return [min(self._stop_token_ids)] if self._matcher.is_accepting() else []
+        self._computed = True
+        return self._unless_failed(self._matcher.compute_ff_tokens()) or []
 
-    def _sound(self, found: T) -> T | None:
-        """What the matcher has found, if it has not failed over it: what is only asked for leaves no trace."""
+    def _unless_failed(self, found: T) -> T | None:
+        """Return ``found``; if the query made the matcher fail, restart it and return ``None``."""
         if not self._matcher.is_error():
             return found
         self._restart()
         return None
 
     def _restart(self) -> None:
-        """After an error, of a text that may never come, a matcher stays as it is: so make another."""
+        """Replace a matcher that has failed: llguidance does not recover from an error."""
         self._matcher = self._start.deep_copy()
-        self._matcher.try_consume_tokens(self._within)
+        self._matcher.try_consume_tokens(self._consumed)
 
     def _allowed(self) -> NDArray[np.bool_]:
-        """One flag for each token."""
-        self._looked = True
+        self._computed = True
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             msg = f"guide: {_STUCK}, found: {said(self._matcher)}; make it simpler"
             raise GuideError(msg)
-        may = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
-        may[[*self._ends]] = self._matcher.is_accepting()  # an end may also spell text, which it would cut off
-        first = int(may.argmax())
-        # Text that is forced is spelled by the tokenizer, which passes over characters that it does not have.
-        if not may[first] or (first not in self._ends and not self._matcher.validate_tokens([first])):
-            msg = f"guide: {_STUCK}, found one that demands a character that the tokenizer has no token for"
+        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
+        # A stop token's spelling may also be allowed as text, but choosing it would end the output.
+        allowed[[*self._stop_token_ids]] = self._matcher.is_accepting()
+        first = int(allowed.argmax())
+        # llguidance tokenizes forced text and silently skips characters without a token.
+        if not allowed[first] or (first not in self._stop_token_ids and not self._matcher.validate_tokens([first])):
+            msg = f"guide: {_STUCK}, found a required character that the tokenizer has no token for"
             raise GuideError(msg)
-        return may
+        return allowed
 
 
 def said(matcher: LLMatcher) -> str:
-    """What a matcher complains of, in one line."""
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_SHOWN]
+    """Return a matcher's error message in one line."""
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]

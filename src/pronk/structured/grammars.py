@@ -1,17 +1,16 @@
-"""Guides, compiled for one model by llguidance.
+"""Guides compiled for one model by llguidance.
 
-What may follow a text is a question about bytes; llguidance answers it for all tokens at once: a lexer of derivatives,
-an Earley parser above it, and a trie of the vocabulary that both walk along. It takes no expression that would have to
-backtrack, and counts what it does, so that a grammar costs what it is allowed to cost, when it is compiled and in every
-step after that.
+A grammar constrains bytes. llguidance computes the allowed tokens for the whole vocabulary at once, with a
+derivative-based lexer, an Earley parser and a trie of the vocabulary. It supports no expression that needs
+backtracking, and limits its work in compilation and in each step.
 
-**JSON schemas** are of drafts 4 to 2020-12, less what cannot be told from left to right (``not``, ``uniqueItems``,
-``if``): a schema that asks for such a thing is refused by its name, never followed in part. ``$ref`` stays within the
-schema. Properties come in the order of the schema. White space is that of Python's ``json.dumps``, unless the guide
-says otherwise.
+**JSON schemas** follow drafts 4 to 2020-12, without keywords that cannot be checked from left to right (``not``,
+``uniqueItems``, ``if``). A schema with such a keyword is refused with an error that names it. ``$ref`` must stay within
+the schema. Properties are written in the order of the schema. White space is that of Python's ``json.dumps``, unless
+the guide allows more.
 
-**Regular expressions** have Rust's syntax, and match the whole text. **Grammars** are of llguidance's dialect of Lark:
-rules ``a: b "x" c*``, terminals ``A: /[a-z]+/``, ``%json {…}`` for a schema within.
+**Regular expressions** have Rust's syntax, and match the whole text. **Grammars** use llguidance's dialect of Lark:
+rules ``a: b "x" c*``, terminals ``A: /[a-z]+/``, ``%json {…}`` for an embedded schema.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledGrammar", "Grammars"]
 
-_KEPT = 64  # compiled guides: some megabytes each, and with the bounds below 40 at worst
-_SHOWN = 300  # characters of what is said of a tokenizer
+_CACHE_SIZE = 64  # compiled guides; a few megabytes each, at most 40 with the limits below
+_MAX_MESSAGE = 300  # characters of a tokenizer's error message
 
-# llguidance's own bounds are for those who trust their grammars. A state of its lexer takes up to 2 KB, and what a
-# token may take keeps its mask, on a slow machine, under some 40 ms.
+# llguidance's defaults suit trusted grammars. Here a lexer state takes up to 2 KB, and the limits per token keep the
+# time for one mask below about 40 ms on a slow machine.
 _LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,
@@ -53,70 +52,62 @@ _LIMITS: Mapping[str, Any] = {
     "max_items_in_row": 500,
     "verbose_errors": False,
 }
-# "A multiple of" is an automaton with so many states.
-_MOST_MULTIPLE = 10_000
+# Largest multipleOf: llguidance compiles it to an automaton with that many states.
+_MAX_MULTIPLE = 10_000
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """One guide, compiled.
-
-    Attributes:
-        seconds: that it took.
-    """
+    """A compiled guide; the compilation took ``seconds``."""
 
     seconds: float
     _matcher: LLMatcher = field(repr=False)
-    _ends: tuple[int, ...]
+    _stop_token_ids: tuple[int, ...]
 
     def follower(self, text: Sequence[int] = ()) -> GrammarProcessor:
-        """What follows one text, behind the tokens ``text`` that it has already."""
-        made = GrammarProcessor(self._matcher, self._ends)
+        """Return a processor for a new text, advanced over ``text``."""
+        made = GrammarProcessor(self._matcher, self._stop_token_ids)
         for token in text:
             made.advance(token)
         return made
 
 
 class Grammars:
-    """Compiles guides for one model, each once, in any number of threads.
-
-    Args:
-        tokenizer: the model's.
-        vocab_size: ids that it has logits for.
-        stop_token_ids: token ids that end its texts.
-    """
+    """Compile and cache guides for one model; thread-safe. ``vocab_size`` is its number of logits."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
         self._model_tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._ends = tuple(sorted(end for end in stop_token_ids if tokenizer.backend.id_to_token(end) is not None))
-        self._kept: OrderedDict[Guide, CompiledGrammar] = OrderedDict()
-        self._table, self._compiling = Lock(), Lock()
+        self._stop_token_ids = tuple(
+            sorted(end for end in stop_token_ids if tokenizer.backend.id_to_token(end) is not None)
+        )
+        self._cache: OrderedDict[Guide, CompiledGrammar] = OrderedDict()
+        self._cache_lock, self._compile_lock = Lock(), Lock()
 
     def compile(self, guide: Guide) -> CompiledGrammar:
-        """The guide for this model; the ones asked for last are kept.
+        """Return the compiled guide, from the cache if possible.
 
         Raises:
-            GuideError: llguidance is not installed, or cannot use the tokenizer; the model has no token that ends a
-                text; or the guide is damaged, asks for what there is not, or is fit by no text.
+            GuideError: llguidance is missing or does not support the tokenizer; the model has no stop token; or the
+                guide is invalid, uses an unsupported feature, or allows no text.
         """
         found = self._find(guide)
         if found is not None:
             return found
-        with self._compiling:  # one at a time: whoever sends many takes their turn, and not all of the machine
+        with self._compile_lock:  # one at a time, so that many guides do not occupy all cores
             found = self._find(guide)
             if found is None:
-                began = perf_counter()
+                start = perf_counter()
                 matcher = self._compile(guide)
-                found = CompiledGrammar(perf_counter() - began, matcher, self._ends)
-                with self._table:
-                    self._kept[guide] = found
-                    while len(self._kept) > _KEPT:
-                        self._kept.popitem(last=False)
+                found = CompiledGrammar(perf_counter() - start, matcher, self._stop_token_ids)
+                with self._cache_lock:
+                    self._cache[guide] = found
+                    while len(self._cache) > _CACHE_SIZE:
+                        self._cache.popitem(last=False)
         return found
 
     def submit(self, guide: Guide) -> Future[CompiledGrammar]:
-        """The same in a thread of its own, where those who have no guide need not wait for it."""
+        """Compile in a background thread, so that requests without a guide do not wait."""
         found, future = self._find(guide), Future[CompiledGrammar]()
         if found is None:
             return self._thread.submit(self.compile, guide)
@@ -128,10 +119,10 @@ class Grammars:
         return ThreadPoolExecutor(1, "pronk-guides")
 
     def _find(self, guide: Guide) -> CompiledGrammar | None:
-        with self._table:
-            found = self._kept.get(guide)
+        with self._cache_lock:
+            found = self._cache.get(guide)
             if found is not None:
-                self._kept.move_to_end(guide)
+                self._cache.move_to_end(guide)
             return found
 
     def _compile(self, guide: Guide) -> LLMatcher:
@@ -147,39 +138,38 @@ class Grammars:
             msg = f"guide: {guide.kind}: expected one that can be followed, found: {said(matcher)}"
             raise GuideError(msg)
         try:
-            GrammarProcessor(matcher, self._ends).check()
+            GrammarProcessor(matcher, self._stop_token_ids).check()
         except GuideError as error:
-            raise _of(guide.kind, error) from error
+            raise _with_kind(guide.kind, error) from error
         return matcher
 
     def _try_out(self, kind: str, grammar: str) -> None:
         try:
-            try_out(grammar, self._model_tokenizer.backend.to_str(), self._vocab_size, self._ends, _LIMITS)
+            try_out(grammar, self._model_tokenizer.backend.to_str(), self._vocab_size, self._stop_token_ids, _LIMITS)
         except GuideError as error:
-            raise _of(kind, error) from error
+            raise _with_kind(kind, error) from error
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         try:
             from llguidance import LLTokenizer  # noqa: PLC0415 - an extra
         except ModuleNotFoundError as error:
-            msg = "guide: it needs llguidance, which is not installed: pip install 'pronk[guided]'"
+            msg = "guide: expected llguidance, found it not installed; run pip install 'pronk[guided]'"
             raise GuideError(msg) from error
-        if not self._ends:
+        if not self._stop_token_ids:
             msg = "guide: expected a model with a token that ends a text, found none in its config.json"
             raise GuideError(msg)
         try:
             return LLTokenizer(
-                self._model_tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self._ends]
+                self._model_tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self._stop_token_ids]
             )
         except ValueError as error:
-            reason = str(error).splitlines()[0][:_SHOWN]
-            msg = f"guide: expected a tokenizer whose tokens are bytes, found one that is none ({reason})"
+            reason = str(error).splitlines()[0][:_MAX_MESSAGE]
+            msg = f"guide: expected a tokenizer whose tokens are bytes, found a different one ({reason})"
             raise GuideError(msg) from error
 
 
 def _lark(guide: Guide) -> str:
-    """The guide as llguidance reads it."""
     from llguidance import LLMatcher  # noqa: PLC0415 - an extra
 
     if guide.choice is not None:
@@ -193,14 +183,13 @@ def _lark(guide: Guide) -> str:
 
 
 def _json_form(guide: Guide) -> Any:
-    """How JSON is written, whatever the schema says of it, and that no part of a schema is passed over."""
+    """Return llguidance's JSON options: white space, and errors for unsupported parts of a schema."""
     if guide.whitespace:
         return {"whitespace_flexible": True, "whitespace_pattern": None, "lenient": False}
     return {**WRITTEN}
 
 
-def _of(kind: str, error: GuideError) -> GuideError:
-    """The error, with the kind of guide that it is of."""
+def _with_kind(kind: str, error: GuideError) -> GuideError:
     return GuideError(str(error).replace("guide: ", f"guide: {kind}: ", 1))
 
 
@@ -209,15 +198,15 @@ def _literal(text: str) -> str:
 
 
 def _check_multiples(guide: Guide) -> None:
-    """No schema counts modulo more than there may be states: its numbers do so together, where it joins them."""
+    """Refuse ``multipleOf`` values whose common multiple is too large: joint checks need that many states."""
     found = lcm(*_multiples(guide)) if guide.choice is None else 1
-    if found > _MOST_MULTIPLE:
-        msg = f"guide: {guide.kind}: expected digits of multipleOf with a common multiple up to {_MOST_MULTIPLE}"
+    if found > _MAX_MULTIPLE:
+        msg = f"guide: {guide.kind}: expected digits of multipleOf with a common multiple up to {_MAX_MULTIPLE}"
         raise GuideError(msg)
 
 
 def _multiples(guide: Guide) -> Iterator[int]:
-    """The digits of each ``multipleOf`` as a whole number: 0.25 counts in steps of 25 hundredths."""
+    """Iterate over the digits of each ``multipleOf`` as integers: 0.25 counts in steps of 25 hundredths."""
     if guide.kind == "json":
         given = [str(value) for value in _values(json.loads(guide.source), "multipleOf")]
     else:
@@ -226,11 +215,10 @@ def _multiples(guide: Guide) -> Iterator[int]:
         try:
             yield abs(int("".join(map(str, Decimal(text).as_tuple().digits)))) or 1
         except (InvalidOperation, ValueError):
-            continue  # llguidance says what is wrong with it
+            continue  # llguidance reports the error
 
 
 def _values(value: Any, name: str) -> Iterator[Any]:
-    """Whatever is called by a name, at any depth."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key == name:

@@ -120,7 +120,7 @@ def test_no_draft_joins_while_a_stream_would_lose_its_memory(model: str, draft: 
     want = llm.generate(PROMPT, PARAMS).token_ids
     stream = llm.stream(PROMPT, PARAMS)
     got = [next(stream).token_id]
-    with pytest.raises(OptionError, match="expected no request while a draft model joins") as caught:
+    with pytest.raises(OptionError, match="expected no running request while a draft model is added") as caught:
         llm.generate("def", PARAMS, drafter=draft)
     assert "\n" not in str(caught.value)
     got += [piece.token_id for piece in stream]

@@ -169,8 +169,8 @@ def test_unknown_formats_are_refused(template: str, message: str) -> None:
     [
         ({"type": "string"}, "expected a schema of the type 'object', found the type 'string'"),
         ({"type": ["object", "null"]}, "expected a schema of the type 'object', found the type"),
-        ({"properties": {"a": {"default": {1, 2}}}}, "expected a schema of JSON values, found others"),
-        ({"properties": {"a\ud800": {}}}, "expected text, found half a character"),
+        ({"properties": {"a": {"default": {1, 2}}}}, "expected a schema of JSON values, found other values"),
+        ({"properties": {"a\ud800": {}}}, "expected valid Unicode, found half a character"),
     ],
 )
 def test_parameters_that_are_not_the_schema_of_an_object_are_refused(parameters: Any, message: str) -> None:
