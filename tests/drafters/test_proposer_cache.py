@@ -248,7 +248,7 @@ class Astray(Autoregressive):
         (Merged((PromptLookup(), Gives(None))), "drafter gives: expected a Guesser of its bind, found NoneType"),
         (Staged((DraftModel(), Gives(3))), "drafter gives: expected a Guesser of its bind, found int"),
         (Cape((GivesChains(None),)), "drafter gives_chains: expected a Guesser of its bind, found NoneType"),
-        (Cape((GivesChains(PromptLookup()),)), "drafter gives_chains: expected a ChainGuesser of its bind"),
+        (Cape((GivesChains(PromptLookup()),)), "drafter gives_chains: expected bind.. to return a ChainProposer"),
         (Astray(), "drafter autoregressive: expected a Guesser of its bind, found NoneType"),
     ],
     ids=lambda value: value[:50] if isinstance(value, str) else type(value).__name__,

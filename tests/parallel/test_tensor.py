@@ -344,5 +344,5 @@ def test_what_cannot_be() -> None:
 
 
 def test_a_drafter_that_reads_all_keys_is_refused(several: LLM) -> None:
-    with pytest.raises(OptionError, match=r"glide: expected all of the target's keys.*use parallel='tree'"):
+    with pytest.raises(OptionError, match=r"glide: expected the target's whole KV cache.*use parallel='tree'"):
         several.generate("x", drafter="glide")

@@ -1,1 +1,1 @@
-"""Guesses of a smaller model."""
+"""Drafters with a smaller model."""

@@ -1,4 +1,4 @@
-"""What a draft model says along several branches below a text: for drafters whose proposals are trees of its making."""
+"""Several continuations of a text in a draft model's cache, for drafters that propose trees."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ __all__ = ["Branches", "compute", "model_context"]
 
 
 class Branches:
-    """The branches of one request, in the order in which they were asked for; node 0 is the text's last token.
-
-    A node is asked for, computed by the next pass, and can then say how the text goes on after it.
-    """
+    """Nodes below one request's text, in order of insertion; node 0 is the text's last token."""
 
     def __init__(self, draft: Draft, lane: DraftLane, context: DraftContext[Any], pending: Sequence[int]) -> None:
-        """``pending`` is the text that ``lane`` lacks (see :meth:`~pronk.drafters.shared.draft.Draft.level`)."""
+        """``pending`` is the text that ``lane`` lacks (:meth:`~pronk.drafters.shared.draft.Draft.level`)."""
         self.context = context
         self.tokens = [context.tokens[-1]]
         self.parents = [-1]
@@ -40,10 +37,9 @@ class Branches:
 
     @classmethod
     def begin(cls, model: ModelProposer, contexts: Sequence[DraftContext[DraftState]]) -> dict[int, Branches]:
-        """Bring the lanes of the contexts for which guessing pays up to their text, but for its last token.
+        """Return the branches of the contexts for which drafting pays, by index of the context.
 
-        Returns:
-            By the number of their context, roots that are still to be computed; none where the draft has no room.
+        The lanes are aligned with the texts; roots are still to be computed. Contexts without free slots are missing.
         """
         chosen = [n for n, c in enumerate(contexts) if model.begins(c, len(contexts))]
         lanes = [contexts[number].state.lane for number in chosen]
@@ -59,20 +55,17 @@ class Branches:
 
     @property
     def deepest(self) -> int:
-        """How deep a node may be that is computed: the draft has no positions below."""
+        """Largest depth of a node: the draft model has no positions beyond."""
         return self._draft.room(self.lane) - len(self.lead) - 1
 
     @property
     def room(self) -> int:
-        """How many more nodes the cache has places for."""
+        """Number of further nodes for which the cache has slots."""
         most = self.context.max_depth + self.context.max_nodes + 1
         return min(most, self._draft.places(self.lane) - len(self.lead)) - len(self)
 
     def ask(self, parent: int, token: int) -> int | None:
-        """The node of ``token`` below ``parent``, old or new.
-
-        ``None`` if the draft has no such token or position, or its cache no place.
-        """
+        """Return the node of ``token`` below ``parent``, added if new; ``None`` if it cannot be computed."""
         node = self._children[parent].get(token)
         if node is not None:
             return node
@@ -88,11 +81,11 @@ class Branches:
         return node
 
     def knows(self, node: int) -> bool:
-        """Whether a pass has computed the node."""
+        """Whether a forward pass has computed the node."""
         return node < len(self._rows)
 
     def path(self, node: int) -> list[int]:
-        """The tokens from the first below the root down to ``node``."""
+        """Return the tokens below the root down to ``node``."""
         tokens: list[int] = []
         while node:
             tokens.append(self.tokens[node])
@@ -100,7 +93,7 @@ class Branches:
         return tokens[::-1]
 
     def guess(self, node: int) -> DraftToken | None:
-        """What the draft chooses after a node that was computed; ``None`` if it has nothing to choose."""
+        """Return the draft's choice after a computed node; ``None`` if every token is excluded."""
         if node not in self._draft_tokens:
             sampler = self.context.sampler
             with sampler.after(self.path(node)):
@@ -108,23 +101,23 @@ class Branches:
         return self._draft_tokens[node]
 
     def grown(self) -> TokenTree:
-        """All nodes, in the draft's ids."""
+        """Return all nodes, in the draft's ids."""
         return TokenTree(tuple(self._ids), tuple(self.parents))
 
-    def hear(self, rows: Tensor) -> None:
-        """Take the logits ``[new nodes, vocab]`` of a pass over what was asked for."""
+    def append_logits(self, rows: Tensor) -> None:
+        """Store the logits ``[new nodes, vocab]`` of a forward pass over the nodes added since the last one."""
         self._rows += rows.unbind()
         self.lead = []
 
 
 def compute(draft: Draft, branches: Sequence[Branches]) -> None:
-    """One pass over the nodes that were asked for since the last one; every one of ``branches`` has some."""
+    """Run one forward pass over the nodes added since the last one; each of ``branches`` has some."""
     trees = [each.grown() for each in branches]
     rows = draft.branch([each.lane for each in branches], trees, [each.lead for each in branches])
     for each, new in zip(branches, rows, strict=True):
-        each.hear(new)
+        each.append_logits(new)
 
 
 def model_context(context: DraftContext[Parts]) -> DraftContext[DraftState]:
-    """What the draft model, the first part of a composite, sees of a request."""
+    """Return a composite's context as the draft model, its first part, receives it."""
     return cast("DraftContext[DraftState]", replace(context, state=context.state[0]))

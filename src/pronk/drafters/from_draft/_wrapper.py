@@ -1,4 +1,4 @@
-"""What drafters around another one that guesses token after token have in common."""
+"""Base classes of drafters around another one that proposes chains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Own = TypeVar("Own")
 
 @dataclass
 class WrappedState(Generic[Own]):
-    """One request's state: the wrapper's own, and that of the drafter within."""
+    """One request's state: the wrapper's own, and that of the inner drafter."""
 
     own: Own
     inner: Any
@@ -28,19 +28,13 @@ class WrappedState(Generic[Own]):
 
 @dataclass(frozen=True)
 class Wrapper(ChainDrafter):
-    """Options of a drafter around one that guesses token after token.
-
-    Attributes:
-        parts: that one alone.
-    """
+    """Options of a drafter around one that proposes chains; ``parts`` is a tuple of that one."""
 
     parts: tuple[ChainDrafter, ...] = field(default_factory=lambda: (DraftModel(),))
 
     def __post_init__(self) -> None:
         if not isinstance(self.parts, tuple) or len(self.parts) != 1 or not isinstance(self.parts[0], ChainDrafter):
-            msg = (
-                f"{self.name}: expected a drafter that guesses token after token, as draft_model; found {self.parts!r}"
-            )
+            msg = f"{self.name}: expected one drafter of chains, such as draft_model; found {self.parts!r}"
             raise OptionError(msg)
         if self.inner.expands:
             outer = self.inner.name
@@ -55,65 +49,55 @@ class Wrapper(ChainDrafter):
 
     @property
     def inner(self) -> ChainDrafter:
-        """The drafter within."""
+        """The inner drafter."""
         return self.parts[0]
 
     def bind_inner(self, target: Target) -> ChainProposer[Any]:
-        """What guesses within.
-
-        Raises:
-            OptionError: it does not guess token after token; others are those of its ``bind``.
-        """
+        """Return the proposer of the inner drafter; OptionError if it does not propose chains."""
         found = bind_proposer(self.inner, target)
         if not isinstance(found, ChainProposer):
             msg = (
-                f"drafter {self.inner.name}: expected a ChainGuesser of its bind, found {type(found).__name__}; "
-                f"return one there, or leave out {self.name}"
+                f"drafter {self.inner.name}: expected bind() to return a ChainProposer, found {type(found).__name__}; "
+                f"return one, or leave out {self.name}"
             )
             raise OptionError(msg)
         return found
 
 
 class WrapperProposer(ChainProposer[WrappedState[Own]]):
-    """A guesser around one that guesses token after token.
-
-    Attributes:
-        inner: that one.
-        needs: what it reads.
-        models: of that one.
-    """
+    """A proposer around one that proposes chains, whose capabilities and models it has."""
 
     def __init__(self, inner: ChainProposer[Any]) -> None:
         self.inner = inner
         self.capabilities, self.models = inner.capabilities, inner.models
 
     def bind(self, target: Target) -> Self:
-        """Itself; errors are those of the guesser within."""
+        """Bind the inner proposer to the target and return itself."""
         self.inner.bind(target)
         return self
 
     @abstractmethod
     def fresh(self) -> Own:
-        """The wrapper's own state of a new request."""
+        """Return the wrapper's own state for a new request."""
 
     def start(self, prompt: Sequence[int]) -> WrappedState[Own]:
-        """Both states."""
+        """Return both states for a new request."""
         return WrappedState(self.fresh(), self.inner.start(prompt))
 
     def observe(self, outcome: Outcome[WrappedState[Own]]) -> None:
-        """The drafter within hears what the target said."""
+        """Pass the outcome to the inner proposer."""
         self.inner.observe(replace(outcome, state=outcome.state.inner))
 
     def on_preempt(self, state: WrappedState[Own]) -> None:
-        """The places of the state within go."""
+        """Release the cache slots of the inner state."""
         self.inner.on_preempt(state.inner)
 
     def stop(self, state: WrappedState[Own]) -> None:
-        """The state within goes."""
+        """Stop the inner state."""
         self.inner.stop(state.inner)
 
     def within(self, contexts: Sequence[DraftContext[WrappedState[Own]]], most: int) -> list[DraftContext[Any]]:
-        """The contexts of the drafter within, for chains of at most ``most`` tokens."""
+        """Return the contexts for the inner proposer, limited to chains of ``most`` tokens."""
         return [
             replace(context, state=context.state.inner, max_depth=min(context.max_depth, most)) for context in contexts
         ]

@@ -1,9 +1,9 @@
-"""Beam search with a draft model: the counter-example that CAPE is measured against (Du et al. 2024, section 5.3).
+"""Beam search with a draft model: the baseline of CAPE (Du et al. 2024, section 5.3).
 
-A pass of the draft extends the ``width`` likeliest branches by a token each; of all their continuations the likeliest
-``width`` go on. The branches at the end are the proposal, merged where they begin alike. It verifies about as many
-tokens as CAPE, but the draft runs ``width`` rows in each of its passes, all continuations are sorted after each, and
-where the branches part early most of them are of no use. Prefer ``cape`` or ``staged``.
+A forward pass of the draft extends the ``width`` likeliest branches by one token each. The likeliest ``width`` of all
+continuations survive. The final branches are the proposal, merged where they begin alike. The tree has about as many
+tokens as CAPE's, but the draft runs ``width`` rows in each forward pass and sorts all continuations after it, and most
+branches are wasted where they part early. Prefer ``cape`` or ``staged``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Beam"]
 
 @dataclass(frozen=True)
 class _Branch:
-    """``reach`` is how likely the draft finds its tokens, ``steps``, each with its share; ``node`` the last one's."""
+    """A branch: probability of its path, tokens with their probabilities, and its last node, if open."""
 
     reach: float
     steps: tuple[tuple[int, float], ...] = ()
@@ -38,10 +38,9 @@ class Beam(Composite):
     """Options of the search.
 
     Attributes:
-        parts: ``draft_model``, ``glide`` or ``vanilla``, whose model is searched with; the options of its chain do not
-            matter.
-        width: branches, 1..16.
-        num_tokens: of each branch, 1..64.
+        parts: ``draft_model``, ``glide`` or ``vanilla``; only its model is used, not the options of its chain.
+        width: number of branches, 1..16.
+        num_tokens: number of tokens of each branch, 1..64.
     """
 
     name = "beam"
@@ -60,19 +59,14 @@ class Beam(Composite):
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 64)
 
     def bind(self, target: Target) -> BeamProposer:
-        """What searches with the model, loaded beside the target."""
+        """Return the proposer, with the model loaded beside the target."""
         model = self.parts[0]
         assert isinstance(model, ModelDrafter)
         return BeamProposer(self, model.bind(target))
 
 
 class BeamProposer(CompositeProposer):
-    """Beam search with a draft model.
-
-    Attributes:
-        options: it guesses by.
-        model: the draft model.
-    """
+    """Beam search with a draft model."""
 
     name = Beam.name
 
@@ -81,38 +75,40 @@ class BeamProposer(CompositeProposer):
         self.options, self.model = options, model
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """The likeliest branches for each context."""
+        """Return the likeliest branches for each context."""
         model, options = self.model, self.options
         within = [model_context(context) for context in contexts]
-        asked = Branches.begin(model, within)
-        beams = {number: [_Branch(1.0)] for number in asked}
+        searches = Branches.begin(model, within)
+        beams = {number: [_Branch(1.0)] for number in searches}
         for length in range(1, options.num_tokens + 1):
             live = [
-                n for n in asked if length <= contexts[n].max_depth and any(each.node is not None for each in beams[n])
+                n
+                for n in searches
+                if length <= contexts[n].max_depth and any(each.node is not None for each in beams[n])
             ]
             if not live:
                 break
-            compute(model.draft, [asked[number] for number in live])
+            compute(model.draft, [searches[number] for number in live])
             for number in live:
                 last = length == min(options.num_tokens, contexts[number].max_depth)
-                beams[number] = self._extend(asked[number], beams[number], last=last)
+                beams[number] = self._extend(searches[number], beams[number], last=last)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         for number, beam in beams.items():
             trees[number] = _merge(beam, within[number])
         return trees
 
-    def _extend(self, asked: Branches, beam: Sequence[_Branch], *, last: bool) -> list[_Branch]:
-        """The likeliest continuations; what cannot go on stays as it is."""
+    def _extend(self, branches: Branches, beam: Sequence[_Branch], *, last: bool) -> list[_Branch]:
+        """Return the likeliest continuations; a branch that cannot be extended stays as it is."""
         found: list[tuple[_Branch, int | None]] = []
         for branch in beam:
-            guess = None if branch.node is None else asked.guess(branch.node)
-            for token, share in [] if guess is None else guess.ranked(self.options.width):
+            chosen = None if branch.node is None else branches.guess(branch.node)
+            for token, share in [] if chosen is None else chosen.ranked(self.options.width):
                 found.append((_Branch(branch.reach * share, (*branch.steps, (token, share)), None), branch.node))
-            if guess is None:
+            if chosen is None:
                 found.append((replace(branch, node=None), None))
         found.sort(key=lambda each: -each[0].reach)
         return [
-            branch if last or node is None else replace(branch, node=asked.ask(node, branch.steps[-1][0]))
+            branch if last or node is None else replace(branch, node=branches.ask(node, branch.steps[-1][0]))
             for branch, node in found[: self.options.width]
         ]
 

@@ -1,13 +1,13 @@
-"""CAPE: a chain with siblings, the more the less sure the drafter is (*GLIDE with a CAPE*, Du et al. 2024, 4.2).
+"""CAPE: a chain with siblings, more where the drafter is less confident (Du et al. 2024, 4.2).
 
-At each token of a chain the drafter has given every other token a probability as well. The ``K`` likeliest of those are
-verified beside it, with ``K`` by the confidence of the chain's token ::
+At each token of a chain the drafter has a probability for every other token as well. The ``K`` likeliest others are
+verified beside the chain's token, with ``K`` by its confidence ::
 
     confidence   (0, 0.3]   (0.3, 0.6]   (0.6, 0.8]   (0.8, 1]
     K                7           5            3           1
 
-or, finer, by appendix A's table of tenths. They are leaves: nothing is drafted below them, so they cost the drafter no
-pass. In the paper's linear order, first the chain and then the siblings ::
+or by appendix A's finer table of tenths. Siblings are leaves, so they cost the drafter no forward pass. In the paper's
+linear order, first the chain and then the siblings ::
 
     the ── cat ── sat ── on         the  cat sat on  dog man  ran  (mat: none)
      ├──── dog     └ ran            0    1   2   3   4   5    6
@@ -15,8 +15,11 @@ pass. In the paper's linear order, first the chain and then the siblings ::
 
 its mask (row ``i`` sees column ``j`` of the chain if ``pos(i) > j``, and itself) is the tree's own rule.
 
-Where guesses are accepted by chance, the chain's token is drawn from the drafter's distribution, and its siblings are
-the likeliest others, without a further draw: they are point masses.
+*Confidence.* S(p) of the paper is a function of the drafter's largest probability, max p. Greedy decoding uses max p.
+The coupled rule uses the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position.
+That value is noisy and is not max p: it depends on the noise as well as on the drafter's certainty. The rejection and
+block rules use max p at the request's temperature. They draw the chain's token from the drafter's distribution; the
+siblings are the likeliest other tokens, as point masses.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Cape"]
 
-# Appendix A: by tenths of the confidence. Its tables' numbers count the chain's token as well.
+# Appendix A, by tenths of the confidence; the paper's numbers include the chain's token.
 _TENTHS = (8, 8, 8, 8, 6, 6, 6, 6, 4, 4, 2, 2)
 
 
@@ -57,8 +60,9 @@ class Cape(Wrapper):
     """Options of the expansion.
 
     Attributes:
-        parts: the drafter whose chains it expands, ``draft_model`` by default.
-        sizes: numbers of siblings: ``"paper"`` for those of section 4.2, ``"fine"`` for those of appendix A.
+        parts: the drafter whose chains are expanded, ``draft_model`` by default.
+        sizes: numbers of siblings by confidence: ``"paper"`` is the table of section 4.2, ``"fine"`` that of appendix
+            A.
         max_nodes: most tokens to verify, 1..127; the chain's come first, then the siblings from the first token on.
     """
 
@@ -74,25 +78,21 @@ class Cape(Wrapper):
 
     @property
     def expands(self) -> bool:
-        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`: siblings."""
+        """Always true: the proposal has siblings."""
         return True
 
     @property
     def source(self) -> str:
-        """Its name, and whose chains it expands."""
+        """Name of this drafter and of the inner one."""
         return f"{self.name}({self.inner.source})"
 
     def bind(self, target: Target) -> CapeProposer:
-        """What expands the chains of the drafter within."""
+        """Return the proposer around that of the inner drafter."""
         return CapeProposer(self, self.bind_inner(target))
 
 
 class CapeProposer(WrapperProposer[Calibration]):
-    """Chains with siblings.
-
-    Attributes:
-        options: it guesses by.
-    """
+    """Proposes chains with siblings."""
 
     name = Cape.name
 
@@ -102,44 +102,44 @@ class CapeProposer(WrapperProposer[Calibration]):
 
     @property
     def source(self) -> str:
-        """As :class:`Cape` has it."""
+        """Source of the options."""
         return self.options.source
 
     @property
     def expands(self) -> bool:
-        """See :class:`~pronk.drafters.shared.chain.ChainDrafter`: siblings."""
+        """Always true: the proposal has siblings."""
         return True
 
     def fresh(self) -> Calibration:
-        """Acceptance of siblings."""
+        """Return the calibration of the siblings."""
         return Calibration(self.source, known=SharedAcceptance.of(self.inner.target))
 
     def chains(
         self, contexts: Sequence[DraftContext[WrappedState[Calibration]]], stop: Stop | None = None
     ) -> list[Chain]:
-        """The chains within, as they are: for a wrapper around this one."""
+        """Return the inner chains without siblings, for a wrapper around this drafter."""
         return self.inner.chains(self.within(contexts, self.options.max_nodes), stop)
 
     def propose(self, contexts: Sequence[DraftContext[WrappedState[Calibration]]]) -> list[TokenTree]:
-        """The chains, expanded."""
+        """Return the chains with their siblings."""
         return [
             self.expand(chain, context.state.own)
             for chain, context in zip(self.chains(contexts), contexts, strict=True)
         ]
 
     def observe(self, outcome: Outcome[WrappedState[Calibration]]) -> None:
-        """Count the siblings that were accepted."""
+        """Count the accepted siblings."""
         super().observe(outcome)
         outcome.state.own.learn(outcome)
 
     def expand(self, chain: Chain, calibration: Calibration) -> TokenTree:
-        """The chain with its siblings; ``calibration`` is theirs."""
+        """Return the chain with its siblings; ``calibration`` is that of the siblings."""
         tokens, parents = [chain.context.tokens[-1], *chain.tokens], [*range(-1, len(chain))]
         gain, origin = [1.0, *chain.gains], [("", 0), *chain.origin]
-        room = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
-        for depth, guess in enumerate(chain.draft_tokens):
-            siblings = self._siblings(guess, room)
-            room -= len(siblings)
+        num_left = min(self.options.max_nodes, chain.context.max_nodes) - len(chain)
+        for depth, draft_token in enumerate(chain.draft_tokens):
+            siblings = self._siblings(draft_token, num_left)
+            num_left -= len(siblings)
             origins = [calibration.origin(share) for _, share in siblings]
             tokens += [token for token, _ in siblings]
             parents += [depth] * len(siblings)
@@ -149,8 +149,8 @@ class CapeProposer(WrapperProposer[Calibration]):
         probs = None if drawn is None else drawn + (None,) * (len(tokens) - len(drawn))
         return TokenTree(tuple(tokens), tuple(parents), probs=probs, gain=tuple(gain), origin=tuple(origin))
 
-    def _siblings(self, guess: DraftToken, room: int) -> list[tuple[int, float]]:
-        count = min(room, _SIZES[self.options.sizes](guess.confidence))
+    def _siblings(self, draft_token: DraftToken, most: int) -> list[tuple[int, float]]:
+        count = min(most, _SIZES[self.options.sizes](draft_token.confidence))
         if count <= 0:
             return []
-        return [each for each in guess.ranked(count + 1) if each[0] != guess.token][:count]
+        return [each for each in draft_token.ranked(count + 1) if each[0] != draft_token.token][:count]

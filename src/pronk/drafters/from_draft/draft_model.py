@@ -1,9 +1,9 @@
-"""A second, smaller model that guesses for the target (Leviathan et al. 2023, Chen et al. 2023).
+"""A second, smaller model proposes chains (Leviathan et al. 2023, Chen et al. 2023).
 
-It reads the same text and writes a chain of ``num_tokens`` tokens, one pass of its own for each. Between two proposals
-it reads what was accepted and the bonus token in one pass; see ``_draft``. All requests share its
-passes. A token costs a pass of the draft, so the chain ends early where the next one would not pay for it
-(:mod:`pronk.speculation.draft_length`), unless all guesses are asked for (``budget="all"``).
+The draft model reads the same text and generates ``num_tokens`` tokens, one forward pass each. Between two proposals it
+runs the new tokens in one forward pass (:mod:`pronk.drafters.shared.draft`). All requests share its forward passes. A
+chain ends early where the next token would not pay for its forward pass (:mod:`pronk.speculation.draft_length`), except
+with ``budget="all"``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ DraftState: TypeAlias = AdaptiveLengthState[DraftLane]
 
 @dataclass(frozen=True)
 class ModelDrafter(AdaptiveLengthDrafter):
-    """Options of all drafters whose guesses come from a causal model with a cache of its own.
+    """Options of all drafters with a causal model and a cache of its own.
 
     Attributes:
-        model: a folder or a Hub id; ``None`` is the clone's ``pronk-tiny-draft``, for targets with its vocabulary.
-        num_tokens: most tokens of a proposal, 1..64. By default, with the root, a pass of 8 rows.
-        min_confidence: the chain ends at a token that the draft itself gives less than this probability, 0..1.
+        model: a folder or a Hub id; ``None`` is ``pronk-tiny-draft`` of the clone, for targets with its vocabulary.
+        num_tokens: most tokens of a proposal, 1..64. With the root, the default is a forward pass of 8 rows.
+        min_confidence: the chain ends at a token of less confidence, 0..1. The confidence is the draft's largest
+            probability, except under the coupled rule: see :mod:`pronk.drafters.from_draft.threshold`.
     """
 
     min_confidence: float = 0.0
@@ -51,25 +52,15 @@ class ModelDrafter(AdaptiveLengthDrafter):
 
     @abstractmethod
     def open(self, target: Target) -> Draft:
-        """The model, loaded once for each target.
-
-        Raises:
-            CheckpointError: it cannot be loaded.
-            OptionError: it does not go with the target.
-        """
+        """Load the model, once for each target; errors are those of :meth:`Draft.open`."""
 
     def bind(self, target: Target) -> ModelProposer:
-        """What guesses with the model, loaded beside the target; errors are those of :meth:`open`."""
+        """Return the proposer, with the model loaded beside the target; errors are those of :meth:`open`."""
         return ModelProposer(self, self.open(target), target)
 
 
 class ModelProposer(AdaptiveLengthProposer[DraftLane]):
-    """A draft model that guesses.
-
-    Attributes:
-        options: it guesses by.
-        draft: the model at work.
-    """
+    """Proposes chains of a draft model; ``draft`` runs the model."""
 
     options: ModelDrafter
 
@@ -78,13 +69,13 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         self.draft, self.target, self.models = draft, target, (draft,)
 
     def start(self, prompt: Sequence[int]) -> DraftState:  # noqa: ARG002 - read with the first proposal
-        """Nothing is read yet."""
+        """Return an empty state."""
         return DraftState(
             Calibration(self.source, known=SharedAcceptance.of(self.target)), DraftLengthTracker(), self.draft.lane()
         )
 
     def chains(self, contexts: Sequence[DraftContext[DraftState]], stop: Stop | None = None) -> list[Chain]:
-        """A chain for each context, of the draft's tokens."""
+        """Return a chain of the draft model's tokens for each context."""
         chains, going = self.begin(contexts, stop)
         begun = [chains[number] for number in going]
         lanes = [chain.context.state.lane for chain in begun]
@@ -95,12 +86,12 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
             return self.draft.feed([lanes[i] for i in live], [self.draft.ids(begun[i].tokens[-1:]) for i in live])
 
         def ends(i: int, chain: Chain) -> bool:
-            enough = (
+            complete = (
                 chain.draft_tokens[-1].confidence < self.options.min_confidence
                 if stop is None
                 else stop(going[i], chain)
             )
-            return enough or not self.draft.room(lanes[i]) or not self.pays(chain, len(begun))
+            return complete or not self.draft.room(lanes[i]) or not self.pays(chain, len(begun))
 
         if len(begun) == 1 and self.draft.grows(begun[0].context):
             self.draft.grow(lanes[0], begun[0], lambda chain: ends(0, chain))
@@ -109,15 +100,15 @@ class ModelProposer(AdaptiveLengthProposer[DraftLane]):
         return chains
 
     def on_preempt(self, state: DraftState) -> None:
-        """Give back the lane, which begins anew."""
+        """Free the lane's blocks; the lane is filled again by the next proposal."""
         self.draft.release(state.lane)
 
     def stop(self, state: DraftState) -> None:
-        """Give back the lane."""
+        """Free the lane's blocks."""
         self.draft.release(state.lane)
 
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Prices of the target's passes and of the draft's; ``None`` before the draft's first one."""
+        """Return the costs of the target's and the draft's forward passes; ``None`` before the first one."""
         draft = self.draft.costs(context, requests)
         return None if draft is None else StepCost(target, draft, requests)
 
@@ -127,8 +118,8 @@ class DraftModel(ModelDrafter):
     """Options of the draft model, beyond those of :class:`ModelDrafter`.
 
     Attributes:
-        dtype: of its weights; ``"auto"`` is the checkpoint's.
-        weights: ``"plain"``, or ``"int8"`` or ``"int4"``: see :class:`~pronk.llm.LLM`.
+        dtype: dtype of the weights; ``"auto"`` is the checkpoint's.
+        weights: ``"plain"``, ``"int8"`` or ``"int4"``, as for :class:`~pronk.llm.LLM`.
     """
 
     name = "draft_model"
@@ -142,5 +133,5 @@ class DraftModel(ModelDrafter):
         check_choice(f"{self.name}: weights", self.weights, WEIGHTS)
 
     def open(self, target: Target) -> Draft:
-        """The draft model; one of another vocabulary is translated, where that is possible."""
+        """Load the draft model; another vocabulary is translated if possible."""
         return Draft.open(self.name, self.model, target, self.dtype, self.weights)

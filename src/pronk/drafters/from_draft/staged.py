@@ -1,20 +1,20 @@
-"""Staged speculative decoding: a tree of the draft model's, which is itself decoded speculatively (Spector & Re 2023).
+"""Staged speculative decoding: the draft model grows a tree and is itself sped up (Spector & Re 2023).
 
-*The tree.* Each node's children are the ``breadth`` tokens that the draft finds likeliest there, and the tree has the
-``num_nodes`` nodes of largest probability, the product along the path, down to ``depth``. It grows best first: the
-likeliest node that is not in it comes next, and once the draft has been asked about that one, its children compete.
+*The tree.* The children of a node are the ``breadth`` tokens that the draft finds likeliest there. The tree has the
+``num_nodes`` nodes of largest probability (the product along the path), down to ``depth``. It grows best first: the
+likeliest node outside comes next, and its children become candidates once the draft has computed it.
 
-*The draft's own passes.* A pass asks about the ``width`` likeliest nodes at a time, and about what a smaller drafter
-(``parts[1]``, by the same interface) expects below the best of them. If the draft agrees with the smaller one, several
-levels of the tree are known after one pass. Neither changes the tree, only how many passes of the draft it takes. ::
+*The draft's forward passes.* One forward pass computes the ``width`` likeliest nodes, and the nodes that a smaller
+drafter (``parts[1]``) proposes below the best of them. If the draft agrees with the smaller drafter, one forward pass
+yields several levels of the tree. The number of forward passes changes, the tree does not. ::
 
-    pass 1   the → cat .6, dog .3           asked: the, and below it what the text said before: cat, sat
-             cat → sat .8                   known already
+    pass 1   the → cat .6, dog .3           computed: the, and below it what followed earlier in the text: cat, sat
+             cat → sat .8                   computed already
              sat → on .9, .5
-    pass 2   dog → …                        the likeliest node that nobody has asked about
+    pass 2   dog → …                        the likeliest node that is not computed yet
 
-A pass of the draft that does not pay for itself is not made (``length_tracker``), unless all guesses are asked
-for; then the tree is that of the nodes known so far.
+A forward pass of the draft that does not pay is left out (``length_tracker``), except with ``budget="all"``; the tree
+then consists of the nodes known so far.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class _Growth:
     """One request's tree while it grows.
 
     Attributes:
-        branches: what the draft was asked.
-        calibration: of the draft's probabilities.
-        breadth: children of a node.
-        most: nodes of the tree.
-        depth: of the deepest node.
-        passes: of the draft so far.
-        waiting: the last node that came into the tree, if the draft has to be asked about it before the next one does.
+        branches: the nodes in the draft's cache.
+        calibration: calibration of the draft's probabilities.
+        breadth: most children of a node.
+        most: most nodes of the tree.
+        depth: largest depth of a node.
+        passes: number of forward passes of the draft so far.
+        waiting: the last node added to the tree, if the draft must compute it before the next one is added.
     """
 
     branches: Branches
@@ -65,44 +65,43 @@ class _Growth:
     def __post_init__(self) -> None:
         self.trie = Trie(self.branches.tokens[0])
         self._reach = [1.0]
-        self._places: list[int | None] = [0]  # of the tree's nodes in the branches
+        self._places: list[int | None] = [0]  # branch node of each node of the tree
         self._frontier: Frontier[tuple[int, int, float]] = Frontier()
 
     @property
     def place(self) -> int:
-        """In the branches, of the node that waits."""
+        """Branch node of the waiting node."""
         place = None if self.waiting is None else self._places[self.waiting]
-        assert place is not None, "a node waits only if the draft can be asked about it"
+        assert place is not None, "a node waits only if the draft can compute it"
         return place
 
     def advance(self) -> None:
-        """After a pass: take nodes in, best first, until the tree is full or one has to be asked about."""
-        while self.waiting is not None and self._knows(self.waiting):
+        """Add nodes after a forward pass, best first, until the tree is full or a node must be computed."""
+        while self.waiting is not None and self._is_computed(self.waiting):
             self._offer(self.waiting)
             self.waiting = None
             while self.waiting is None and self._frontier and len(self.trie) <= self.most:
                 self._take()
 
-    def ask(self, width: int) -> None:
-        """Ask about the likeliest nodes that may come next, beside the one that waits."""
+    def request_nodes(self, width: int) -> None:
+        """Request the ``width - 1`` likeliest candidates, beside the waiting node."""
         for parent, token, _ in self._frontier.best(width - 1):
             place = self._places[parent]
             if place is not None and self.trie.depths[parent] + 1 < self.depth:
                 self.speculate(place, token)
 
     def speculate(self, place: int, token: int) -> int | None:
-        """Ask about a node that may never come into the tree, while there are places to spare for one."""
+        """Request a node that may never enter the tree, while the cache has slots to spare."""
         missing = self.most + 1 - len(self.trie)
         return self.branches.ask(place, token) if self.branches.room > missing else None
 
     def tree(self) -> TokenTree:
-        """What has grown; where the draft was not asked to the end, filled up with what is known."""
         while self._frontier and len(self.trie) <= self.most:
             self._take()
         return self.trie.tree(self.most)
 
     def expected(self) -> tuple[int, float, float]:
-        """Nodes of the present tree, tokens expected of it, and tokens that another pass of the draft may add."""
+        """Return the tree's nodes, its expected tokens, and the tokens that another forward pass may add."""
         known = self._frontier.best(self.most + 1 - len(self.trie))
         gains = [self._gain(parent, self.calibration.origin(share)) for parent, _, share in known]
         waiting = 0.0 if self.waiting is None else self.trie.gains[self.waiting]
@@ -111,14 +110,14 @@ class _Growth:
     def _gain(self, parent: int, origin: Origin) -> float:
         return self.trie.gains[parent] * self.calibration.rate(origin, self.trie.depths[parent] + 1)
 
-    def _knows(self, node: int) -> bool:
+    def _is_computed(self, node: int) -> bool:
         place = self._places[node]
         return place is not None and self.branches.knows(place)
 
     def _offer(self, node: int) -> None:
         place = self._places[node]
-        guess = None if place is None else self.branches.guess(place)
-        for token, share in [] if guess is None else guess.ranked(self.breadth):
+        chosen = None if place is None else self.branches.guess(place)
+        for token, share in [] if chosen is None else chosen.ranked(self.breadth):
             self._frontier.offer(self._reach[node] * share, (node, token, share))
 
     def _take(self) -> None:
@@ -128,7 +127,7 @@ class _Growth:
         self._reach.append(reach)
         place, leaf = self._places[parent], self.trie.depths[node] >= self.depth or len(self.trie) > self.most
         self._places.append(None if place is None or leaf else self.branches.ask(place, token))
-        if self._knows(node):
+        if self._is_computed(node):
             self._offer(node)
         elif self._places[node] is not None:
             self.waiting = node
@@ -139,13 +138,13 @@ class Staged(Composite):
     """Options of the tree.
 
     Attributes:
-        parts: the draft model, and the smaller drafter that guesses for it: ``draft_model`` and ``prompt_lookup`` by
-            default, ``prompt_lookup`` also beside a draft model of one's own. The limits of its chain do not count.
-        num_nodes: guesses in a tree, 1..127.
+        parts: the draft model, and the smaller drafter that speculates for it, by default ``prompt_lookup``. The limits
+            of the draft model's chain are not used.
+        num_nodes: draft tokens of a tree, 1..127.
         breadth: most children of a node, 1..16.
         depth: most tokens of a branch, 1..64.
-        width: nodes that the draft is asked about in a pass, beside the smaller drafter's, 1..32.
-        lead: most guesses of the smaller drafter in a pass, 0..32.
+        width: nodes of a forward pass of the draft, beside those of the smaller drafter, 1..32.
+        lead: most draft tokens of the smaller drafter in a forward pass, 0..32.
     """
 
     name = "staged"
@@ -173,7 +172,7 @@ class Staged(Composite):
             check_integer(f"{self.name}: {option}", getattr(self, option), low, high)
 
     def bind(self, target: Target) -> StagedProposer:
-        """What grows trees with the draft model, loaded beside the target."""
+        """Return the proposer, with the draft model loaded beside the target."""
         model, *rest = self.parts
         assert isinstance(model, ModelDrafter)
         smaller = rest[0] if rest else PromptLookup()
@@ -181,13 +180,7 @@ class Staged(Composite):
 
 
 class StagedProposer(CompositeProposer):
-    """A draft model that grows trees, and a smaller drafter that guesses for it.
-
-    Attributes:
-        options: it guesses by.
-        model: the draft model.
-        smaller: what guesses for it.
-    """
+    """Grows trees with a draft model; ``smaller`` proposes nodes for its forward passes."""
 
     name = Staged.name
 
@@ -196,7 +189,7 @@ class StagedProposer(CompositeProposer):
         self.options, self.model, self.smaller = options, model, smaller
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """A tree for each context, of the draft's likeliest nodes."""
+        """Return a tree of the draft's likeliest nodes for each context."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         growths = self._begin(contexts)
         live = list(growths)
@@ -210,13 +203,12 @@ class StagedProposer(CompositeProposer):
                 n for n in live if growths[n].waiting is not None and self._pays(growths[n], contexts[n], len(live))
             ]
             for number in live:
-                growths[number].ask(self.options.width)
+                growths[number].request_nodes(self.options.width)
         for number, growth in growths.items():
             trees[number] = growth.tree()
         return trees
 
     def _begin(self, contexts: Sequence[DraftContext[Parts]]) -> dict[int, _Growth]:
-        """Growths of the trees that are worth a pass of the draft, still only roots, by the number of their context."""
         options, within = self.options, [model_context(context) for context in contexts]
         growths: dict[int, _Growth] = {}
         for number, branches in Branches.begin(self.model, within).items():
@@ -226,7 +218,7 @@ class StagedProposer(CompositeProposer):
         return growths
 
     def _speculate(self, growths: Sequence[_Growth], contexts: Sequence[DraftContext[Parts]]) -> None:
-        """Ask about what the smaller drafter expects below the node that waits."""
+        """Request the nodes that the smaller drafter proposes below the waiting node."""
         if not self.options.lead:
             return
         below = [growth.branches.path(growth.place) for growth in growths]
@@ -242,11 +234,11 @@ class StagedProposer(CompositeProposer):
             )
             for growth, context, path in zip(growths, contexts, below, strict=True)
         ]
-        with ExitStack() as loans:
+        with ExitStack() as stack:
             for view, path in zip(views, below, strict=True):
-                loans.enter_context(view.sampler.after(path))
-            draft_tokens = self.smaller.propose(views)
-        for growth, tree in zip(growths, draft_tokens, strict=True):
+                stack.enter_context(view.sampler.after(path))
+            proposals = self.smaller.propose(views)
+        for growth, tree in zip(growths, proposals, strict=True):
             places: list[int | None] = [growth.place]
             for node in range(1, len(tree)):
                 above = places[tree.parents[node]]
@@ -255,7 +247,6 @@ class StagedProposer(CompositeProposer):
                 )
 
     def _pays(self, growth: _Growth, context: DraftContext[Parts], requests: int) -> bool:
-        """Whether another pass of the draft is worth its time."""
         step_cost = self.model.step_cost(context, requests)
         if step_cost is None:
             return True

@@ -1,17 +1,22 @@
-"""Threshold decoding: draft for as long as the drafter is sure enough, and learn how sure that is.
+"""Threshold decoding: end a chain where the drafter's confidence falls, and adapt the limit.
 
 The rule of the survey *How to make LLMs go fast* (section "Threshold decoding"). With ``c_i`` the product of the
-draft's probabilities of the first ``i`` tokens, a chain ends at the first token with ``c_i < threshold``. Then, with
-``k`` of them accepted::
+confidences of the first ``i`` tokens, a chain ends at the first token with ``c_i < threshold``. Then, with ``k`` of
+them accepted::
 
     some rejected    threshold ← (threshold + c_(k+1)) / 2     towards the first rejected token
-    all accepted     threshold ← threshold - boost             it was too careful
+    all accepted     threshold ← threshold - boost             the chain was too short
 
 within ``lowest .. highest``, for each request by itself. For example, from 0.4: ``the`` with 0.75 and ``next`` with 0.5
 end the chain at c_2 = 0.375. If only ``the`` is accepted, the threshold becomes 0.3875.
 
-That is what the survey's code does. Its words say the last accepted token, c_k with c_0 = 1 (``toward="accepted"``),
-which gives shorter chains: within 5 % of the best fixed length where the draft is dear, but not where it is cheap.
+This is the survey's code. The survey's text uses the last accepted token, c_k with c_0 = 1 (``toward="accepted"``).
+That gives shorter chains: within 5 % of the best fixed length where the draft is expensive, but not where it is cheap.
+
+*Confidence.* With greedy decoding a confidence is the draft's largest probability, max p. Under the coupled acceptance
+rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That value
+is noisy and is not max p. Under the rejection and block rules it is max p at the request's temperature, which may
+exceed the probability of the token drawn.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ __all__ = ["Threshold"]
 
 @dataclass
 class _Limit:
-    """One request's threshold, and its last chain: the place of the root, the tokens, and the products."""
+    """One request's threshold, and its last chain: position of the root, tokens, and products from c_0 on."""
 
     threshold: float
     root: int = field(default=-1, compare=False)
@@ -40,7 +45,7 @@ class _Limit:
     reached: list[float] = field(default_factory=list, compare=False)
 
     def verified(self, outcome: Outcome[Any]) -> list[int]:
-        """The nodes of the last chain, as far as they were verified: others may have guessed too, or in its place."""
+        """Return the verified nodes of the last chain; other drafters may have added or replaced nodes."""
         nodes: list[int] = []
         node: int | None = 0 if outcome.position == self.root else None
         for token in self.tokens:
@@ -56,13 +61,13 @@ class Threshold(Wrapper):
     """Options of threshold decoding.
 
     Attributes:
-        parts: the drafter whose chains it ends, ``draft_model`` by default. Its own limits do not count.
+        parts: the drafter whose chains are cut, ``draft_model`` by default; its own limits are not used.
         max_tokens: most tokens of a chain, 1..64.
-        threshold: to begin with, within ``lowest .. highest``.
-        boost: how far the threshold falls when all was accepted, 0..1.
+        threshold: initial threshold, within ``lowest .. highest``.
+        boost: decrease of the threshold when all tokens were accepted, 0..1.
         lowest: least threshold, 0..1.
         highest: largest threshold, 0..1.
-        toward: where the threshold moves when some were rejected: ``"rejected"`` or ``"accepted"``.
+        toward: the token to which the threshold moves when some were rejected: ``"rejected"`` or ``"accepted"``.
     """
 
     name = "threshold"
@@ -86,16 +91,12 @@ class Threshold(Wrapper):
         check_choice(f"{self.name}: toward", self.toward, ("accepted", "rejected"))
 
     def bind(self, target: Target) -> ThresholdProposer:
-        """What guesses for the drafter within, by a threshold."""
+        """Return the proposer around that of the inner drafter."""
         return ThresholdProposer(self, self.bind_inner(target))
 
 
 class ThresholdProposer(WrapperProposer[_Limit]):
-    """Chains that end by a threshold, which learns.
-
-    Attributes:
-        options: it guesses by.
-    """
+    """Proposes chains that end at an adaptive threshold."""
 
     name = Threshold.name
 
@@ -105,15 +106,15 @@ class ThresholdProposer(WrapperProposer[_Limit]):
 
     @property
     def source(self) -> str:
-        """As :class:`Threshold` has it."""
+        """Source of the options."""
         return self.options.source
 
     def fresh(self) -> _Limit:
-        """The threshold to begin with."""
+        """Return the initial threshold."""
         return _Limit(self.options.threshold)
 
     def chains(self, contexts: Sequence[DraftContext[WrappedState[_Limit]]], stop: Stop | None = None) -> list[Chain]:
-        """Chains down to the first token at which the product is below the request's threshold."""
+        """Return chains that end at the first product of confidences below the request's threshold."""
 
         def ends(number: int, chain: Chain) -> bool:
             low = chain.reached[-1] < contexts[number].state.own.threshold
@@ -126,7 +127,7 @@ class ThresholdProposer(WrapperProposer[_Limit]):
         return chains
 
     def observe(self, outcome: Outcome[WrappedState[_Limit]]) -> None:
-        """Move the threshold."""
+        """Adapt the threshold."""
         super().observe(outcome)
         options, own = self.options, outcome.state.own
         drafted = own.verified(outcome)

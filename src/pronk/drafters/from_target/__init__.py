@@ -1,1 +1,1 @@
-"""Guesses of the target's own layers, with parts that were trained on it."""
+"""Drafters that read the target's own layers, with modules trained on the target."""

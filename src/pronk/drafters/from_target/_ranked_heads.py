@@ -1,8 +1,8 @@
-"""Trees of the likeliest tokens of heads that guess independently: from what they say to what the target verifies.
+"""Trees of the likeliest tokens of heads that predict independently.
 
-A node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d`` (``rank_tree``), by what the
-target will choose: where it samples, with its noise at that position. Penalties count the likeliest tokens of the heads
-above, for nodes below other tokens too. Guesses are point masses under every rule.
+A node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d`` (:mod:`~pronk.drafters.shared.rank_tree`). Under
+the coupled rule the ranks include the target's noise at the position. Penalties count the likeliest tokens of the heads
+above, also for nodes below other tokens. Draft tokens are point masses under every rule.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["draft_tree"]
 
-# Ranks of a head that a tree of so many nodes may have.
+# Number of ranks of each head that a tree of a given number of nodes may use.
 _RANKS = 8
 
 
 def draft_tree(
     context: DraftContext[Any], logits: Tensor, calibrations: Sequence[Calibration], paths: int | Sequence[Path]
 ) -> TokenTree:
-    """The tree for one request, within its limits.
+    """Return the tree for one request, within its limits.
 
     Args:
         context: the request.
-        logits: ``[heads, vocab]`` float32, of the tokens after its last one.
-        calibrations: of each head's probabilities.
-        paths: of the tree, the main chain first; those that have no token are left out. Or a number of nodes: those
-            that are likeliest to be reached, by the heads' own calibrated probabilities, of the 8 likeliest tokens of
-            each head.
+        logits: ``[heads, vocab]`` float32, of the tokens after the last one.
+        calibrations: calibration of each head's probabilities.
+        paths: paths of ranks, the main chain first; paths without a token are left out. A number of nodes selects the
+            likeliest paths by the heads' calibrated probabilities in this step, among the 8 likeliest tokens of each
+            head.
     """
     deepest = min(context.max_depth, len(logits))
     if isinstance(paths, int):
@@ -55,22 +55,22 @@ def draft_tree(
 
 
 def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """For each depth the ``counts[depth]`` likeliest tokens with their shares, fewer where fewer are possible."""
+    """Return the ``counts[depth]`` likeliest tokens of each depth with their probabilities."""
     sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
     with sampler.after():
         for row, count in zip(logits, counts, strict=False):
-            guess = sampler.guess(row, context.root, draw=False)
-            if guess is None:
+            chosen = sampler.guess(row, context.root, draw=False)
+            if chosen is None:
                 break
-            ranked.append(guess.ranked(count))
-            sampler.advance(guess.token)
+            ranked.append(chosen.ranked(count))
+            sampler.advance(chosen.token)
     return ranked
 
 
 def _lay_out(
     root: int, ranked: Sequence[Sequence[tuple[int, float]]], calibrations: Sequence[Calibration], paths: Sequence[Path]
 ) -> TokenTree:
-    """The nodes of the paths that have a token, with their origins and gains."""
+    """Return the tree of the paths that have a token."""
     tokens, parents = [root], [-1]
     gain, origin = [1.0], list[Origin]([("", 0)])
     place: dict[Path, int] = {(): 0}

@@ -1,8 +1,8 @@
-"""GLIDE: a draft model that looks into the target's cache (Du et al. 2024, section 4.1), and its twin that does not.
+"""GLIDE: a draft model that attends to the target's KV cache, and its twin (Du et al. 2024, 4.1).
 
-It is a draft model in every other way: a chain of tokens, a pass of its own for each, a cache of its own that is kept
-level with the text. Both are trained on the target that they guess for (``pronk train glide``), with which they share
-tokens and positions; see :mod:`pronk.drafters.from_target.modules.glide`.
+Otherwise GLIDE is a draft model: a chain of tokens, one forward pass each, and a cache of its own. The twin has no such
+attention. Both are trained on their target (``pronk train glide``) and share its tokens and positions; see
+:mod:`pronk.drafters.from_target.modules.glide`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["Glide", "Vanilla"]
 
 @dataclass
 class _GlideLane(DraftLane):
-    """A lane with what its draft sees of the target.
+    """A lane with the draft's view of the target's cache.
 
     Attributes:
-        beside: where the target's keys and values of the text are.
-        final: so many of the lane's rows have seen all that they will ever see there.
-        prompt: tokens of the text that are the prompt, which is where the target's *dynamic* RoPE scaling starts.
+        beside: blocks of the target's keys and values of the text.
+        final: number of leading rows whose view of the target's cache is complete.
+        prompt: number of prompt tokens, where the target's *dynamic* RoPE scaling starts.
     """
 
     beside: BlockTable = field(default_factory=BlockTable)
@@ -46,18 +46,18 @@ class _GlideLane(DraftLane):
 
 
 class _GlideDraft(Draft):
-    """Runs GLIDE for any number of requests; see :class:`~pronk.drafters.shared.draft.Draft`.
+    """Runs GLIDE for any number of requests.
 
-    A guess sees less of the target's cache than it would as part of the text. With one layer that leaves no trace: keys
-    and values come from the tokens alone. With several, guesses that were accepted are run again, in the pass that
-    reads the bonus token, so that proposals depend on the text and not on how it came about.
+    A draft token sees less of the target's cache than the same token as part of the text. With one layer that has no
+    effect: keys and values depend on the tokens alone. With several layers, accepted draft tokens are run again beside
+    the bonus token, so that proposals depend only on the text.
     """
 
     @classmethod
     def load(cls, drafter: str, model: str | None, default: str, target: Target) -> Draft:
-        """The drafter of a path or name, loaded once for each target; errors are those of ``open_trained``."""
+        """Load the drafter once for each target; errors are those of ``open_trained``."""
         if target.split:
-            msg = f"{drafter}: expected all of the target's keys, which it reads, in one process; use parallel='tree'"
+            msg = f"{drafter}: expected the target's whole KV cache in one process, found it split; use parallel='tree'"
             raise OptionError(msg)
         trained = open_trained(drafter, model, default, target)
 
@@ -74,11 +74,10 @@ class _GlideDraft(Draft):
         return target.share(trained.folder, drafter, make=make)
 
     def lane(self) -> DraftLane:
-        """See :class:`~pronk.drafters.shared.draft.Draft`."""
         return _GlideLane()
 
     def level(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Bring the lanes up to their texts; from here to the next time the target's cache stays as it is."""
+        """Align the lanes with their texts; the target's cache must not change until the next call."""
         again = len(self.runner.decoder.layers) > 1
         for lane, context in zip(lanes, contexts, strict=True):
             assert isinstance(lane, _GlideLane)
@@ -90,26 +89,26 @@ class _GlideDraft(Draft):
         return super().level(lanes, contexts)
 
     def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> ForwardJob:
-        """A lane's share of a pass, with the target's cache beside it."""
+        """Return a lane's part of a forward pass, with the target's cache beside it."""
         assert isinstance(lane, _GlideLane)
         return ForwardJob(Segment(lane.block_table, tree, computed), wanted, lane.prompt, lane.beside)
 
 
 @dataclass(frozen=True)
 class Glide(ModelDrafter):
-    """Options of GLIDE, the same as of ``ModelDrafter``; its weights are in the target's dtype."""
+    """Options of GLIDE, those of ``ModelDrafter``; the weights have the target's dtype."""
 
     name = "glide"
     default: ClassVar[str] = "pronk-tiny-glide"
 
     def open(self, target: Target) -> Draft:
-        """The model, loaded once for each target; it must have been trained on this target."""
+        """Load the model, once for each target; it must have been trained on this target."""
         return _GlideDraft.load(self.name, self.model, self.default, target)
 
 
 @dataclass(frozen=True)
 class Vanilla(Glide):
-    """The twin without cross-attention, which shows what looking into the cache is worth."""
+    """The twin of GLIDE without cross-attention, for comparison."""
 
     name = "vanilla"
     default: ClassVar[str] = "pronk-tiny-vanilla"

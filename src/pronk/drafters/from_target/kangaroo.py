@@ -1,14 +1,18 @@
-"""Kangaroo: the target's own first layers guess for it (*Kangaroo*, Liu et al. 2024).
+"""Kangaroo: the target's own first layers draft for it (*Kangaroo*, Liu et al. 2024).
 
-The self-draft model is the target up to an early layer, a small trained adapter, and the target's head
-(``kangaroo``). It writes a chain token after token and leaves early twice: out of the target after layer
-``l``, and out of the chain at the first token of which it is not sure enough (equation 4)::
+The draft model is the target up to layer ``l``, a small trained adapter, and the target's head
+(:mod:`pronk.drafters.from_target.modules.kangaroo`). It exits early twice: from the target after layer ``l``, and from
+the chain at the first token of low confidence (equation 4)::
 
     max_n M^s_n(x) <= eta
 
-What it computes is the beginning of what the target computes, so the target's pass goes on from there
-(``_early_exit``). The token at which a chain stops is a guess too; the adapter is not asked about it,
-and its early feature is computed in the target's pass, beside the others', from where the next chain goes on.
+*Confidence.* With greedy decoding the confidence is max p, the left side of equation 4. Under the coupled acceptance
+rule it is the largest entry of softmax(logits / T + Gumbel noise), with the target's noise at the position. That value
+is noisy and is not max p. Under the rejection and block rules it is max p at the request's temperature.
+
+The draft's rows are the beginning of the target's rows, so the target's forward pass continues from them
+(:mod:`pronk.drafters.from_target._early_exit`). The token that ends a chain is proposed as well. The target's forward
+pass computes its first layers, from which the next chain continues.
 """
 
 from __future__ import annotations
@@ -43,10 +47,10 @@ class Kangaroo(AdaptiveLengthDrafter):
     """Options of the early exit.
 
     Attributes:
-        model: a folder that ``pronk train kangaroo`` has written, or a Hub id; ``None`` is the clone's for
-            ``pronk-tiny``.
-        num_tokens: most tokens of a chain, 1..64: the paper's gamma.
-        eta: the chain ends at a token of at most this confidence, 0..1: the paper's eta; 0 is fixed-step drafting.
+        model: a folder written by ``pronk train kangaroo``, or a Hub id; ``None`` is the clone's for ``pronk-tiny``.
+        num_tokens: most tokens of a chain, 1..64; gamma in the paper.
+        eta: the chain ends at a token of at most this confidence, 0..1; 0 turns the rule off. The confidence is noisy
+            under the coupled rule (see the module).
     """
 
     name = "kangaroo"
@@ -59,12 +63,7 @@ class Kangaroo(AdaptiveLengthDrafter):
         check_number(f"{self.name}: eta", self.eta, 0, 1)
 
     def bind(self, target: Target) -> KangarooProposer:
-        """What guesses with the adapter in the target.
-
-        Raises:
-            CheckpointError: it cannot be loaded.
-            OptionError: it was trained on another target, or there is no memory for what it keeps.
-        """
+        """Return the proposer, with the adapter loaded; errors: :func:`open_trained`, :class:`EarlyExit`."""
         trained = open_trained(self.name, self.model, "pronk-tiny-kangaroo", target)
         return KangarooProposer(
             self, target.share(trained.folder, self.name, make=lambda: EarlyExit.load(trained, target))
@@ -72,12 +71,7 @@ class Kangaroo(AdaptiveLengthDrafter):
 
 
 class KangarooProposer(AdaptiveLengthProposer[SideLane]):
-    """The target's first layers, guessing.
-
-    Attributes:
-        options: it guesses by.
-        exit: the layers and the adapter at work.
-    """
+    """Proposes chains of the target's first layers; ``exit`` runs these layers and the adapter."""
 
     options: Kangaroo
 
@@ -86,36 +80,38 @@ class KangarooProposer(AdaptiveLengthProposer[SideLane]):
         self.exit, self.target, self.models = early_exit, early_exit.target, (early_exit,)
 
     def start(self, prompt: Sequence[int]) -> KangarooState:  # noqa: ARG002 - read with the first proposal
-        """Nothing is read yet."""
+        """Return an empty state."""
         return KangarooState(
             Calibration(self.source, known=SharedAcceptance.of(self.target)), DraftLengthTracker(), SideLane()
         )
 
     def chains(self, contexts: Sequence[DraftContext[KangarooState]], stop: Stop | None = None) -> list[Chain]:
-        """A chain for each context, of the first layers' tokens."""
+        """Return a chain of the first layers' tokens for each context."""
         chains, going = self.begin(contexts, stop)
-        walks = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in going}
-        walks = {number: walk for number, walk in walks.items() if self.exit.ready(walk)}
-        numbers = [*walks]
+        drafts = {number: ExitDraft(chains[number], contexts[number].state.lane) for number in going}
+        drafts = {number: draft for number, draft in drafts.items() if self.exit.ready(draft)}
+        numbers = [*drafts]
 
         def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            return list(self.exit.read([walks[numbers[i]] for i in live]))
+            return list(self.exit.read([drafts[numbers[i]] for i in live]))
 
         def ends(i: int, chain: Chain) -> bool:
-            enough = chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
-            return enough or not self.pays(chain, len(numbers))
+            complete = (
+                chain.draft_tokens[-1].confidence <= self.options.eta if stop is None else stop(numbers[i], chain)
+            )
+            return complete or not self.pays(chain, len(numbers))
 
         grow([chains[number] for number in numbers], logits, ends)
         return chains
 
     def on_preempt(self, state: KangarooState) -> None:
-        """Give back the lane, which begins anew."""
+        """Free the lane's blocks; the lane is filled again by the next proposal."""
         self.exit.release(state.lane)
 
     def stop(self, state: KangarooState) -> None:
-        """Give back the lane."""
+        """Free the lane's blocks."""
         self.exit.release(state.lane)
 
     def measured(self, target: CostCurve, context: int, requests: int) -> StepCost | None:
-        """Prices of the first layers with the adapter, and of the rest of the target."""
+        """Return the costs of the first layers with the adapter, and of the rest of the target."""
         return self.exit.step_cost(target, context, requests)

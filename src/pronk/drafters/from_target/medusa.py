@@ -1,17 +1,17 @@
-"""Medusa: heads on the target's last hidden state guess what follows its next token (Cai et al. 2024).
+"""Medusa: heads on the target's last hidden state predict later tokens (Cai et al. 2024).
 
-The last pass left a hidden state at the last accepted node, from which the target chose the token that is the new root.
-From the same state head 1 guesses the token after the root, head 2 the one after that, and so on, each without knowing
-what the others say. All heads of all requests are one batch, and no cache is needed. The likeliest tokens of each make
-up a tree whose shape never changes: the node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d``
+The last forward pass left a hidden state at the last accepted node. The target chose the new root from that state. From
+the same state head 1 predicts the token after the root, head 2 the one after that, and so on, each without the others'
+predictions. All heads of all requests run in one batch; no cache is needed. The likeliest tokens of the heads form a
+tree of constant shape: the node ``(r1, …, rd)`` carries the token of rank ``rd`` of head ``d``
 (:mod:`pronk.drafters.from_target._ranked_heads`). ::
 
     hidden state ─ target's head    the                      root
                  ─ head 1           cat .6  dog .3           (0,) (1,)
                  ─ head 2           sat .5  ran .2           (0, 0) (0, 1) (1, 0)
 
-The tree is offered with the gains that the heads' probabilities give it, and the engine keeps what pays. A request of
-which it keeps nothing rests, and tries again after 2 steps, then after twice as many each time, up to 32.
+The nodes carry gains from the heads' probabilities, and the engine keeps the nodes that pay. After a step in which it
+keeps none, the request does not draft for 2 steps, then for twice as many each time, up to 32.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _DEFAULT = "pronk-tiny-medusa"
 
 @dataclass
 class MedusaState:
-    """What one request's heads guess from, and how right they were.
+    """One request's hidden state, and the measured acceptance of the heads.
 
     Attributes:
-        calibrations: of each head's probabilities.
+        calibrations: calibration of each head's probabilities.
         hidden: ``[hidden]``, the target's last hidden state at ``position``, before the final norm.
-        position: of a token in the text.
-        rest: from guessing, where it does not pay.
+        position: index of that token in the text.
+        rest: back-off after unprofitable steps.
     """
 
     calibrations: list[Calibration]
@@ -62,7 +62,7 @@ class MedusaState:
     rest: Backoff = field(default_factory=Backoff)
 
     def learn(self, outcome: Outcome[MedusaState]) -> None:
-        """Hear what became of a tree."""
+        """Record the verification of a tree."""
         for calibration in self.calibrations:
             calibration.learn(outcome)
         self.rest.learn(outcome.tree, {each.source for each in self.calibrations}, guessed=self.hidden is not None)
@@ -70,7 +70,7 @@ class MedusaState:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Heads beside their target, and the tree that they guess."""
+    """Heads loaded beside their target, and their tree."""
 
     heads: MedusaHeads
     decoder: Decoder
@@ -79,27 +79,27 @@ class _Loaded:
 
     @torch.inference_mode()
     def logits(self, hidden: Sequence[Tensor]) -> Tensor:
-        """``[requests, heads, vocab]`` float32 on the CPU, of hidden states ``[hidden]`` before the final norm."""
+        """Return logits ``[requests, heads, vocab]`` float32 on the CPU for hidden states before the norm."""
         rows = torch.stack(list(hidden))
         states = self._states(rows)
         own = self.heads.unembeddings
         if own:
-            said = [cast(Linear, unembed).logits(state) for unembed, state in zip(own, states, strict=True)]
-            return torch.stack(said, dim=1).cpu()
+            logits = [cast(Linear, unembed).logits(state) for unembed, state in zip(own, states, strict=True)]
+            return torch.stack(logits, dim=1).cpu()
         return self.decoder.head.logits(torch.cat(states)).view(len(states), len(rows), -1).transpose(0, 1).cpu()
 
     def _states(self, rows: Tensor) -> list[Tensor]:
-        """What goes into each head's unembedding."""
+        """Return the inputs of the unembeddings, one tensor for each head."""
         kernels = self.decoder.kernels
         if kernels is None:
             normed = self.decoder.norm(rows)
             return [head(normed) for head in self.heads.layers]
         if not self.programs:
-            made = [Program(kernels, rows.shape[1], rows.dtype) for _ in self.heads.layers]
-            for program, head in zip(made, self.heads.layers, strict=True):
+            programs = [Program(kernels, rows.shape[1], rows.dtype) for _ in self.heads.layers]
+            for program, head in zip(programs, self.heads.layers, strict=True):
                 program.norm(self.decoder.norm)
                 cast(Head, head).compile(program)
-            self.programs.extend(made)  # all or, if that was interrupted, none
+            self.programs.extend(programs)  # an interruption before this line leaves the list empty
         states = [rows.clone() for _ in self.programs]
         for program, state in zip(self.programs, states, strict=True):
             program.run(ProgramRows.loose(len(rows)), state)
@@ -111,11 +111,10 @@ class Medusa(Drafter):
     """Options of Medusa heads.
 
     Attributes:
-        model: a folder that ``pronk train medusa`` has written, or a Hub id; ``None`` is the clone's for
-            ``pronk-tiny``.
+        model: a folder written by ``pronk train medusa``, or a Hub id; ``None`` is the clone's for ``pronk-tiny``.
         tree: paths of ranks, parents first, as in ``((0,), (1,), (0, 0))``; or a number of nodes, for the best tree of
-            that size; ``None`` is the tree that was chosen when the heads were trained.
-        num_tokens: most tokens of a branch, 1..16: the heads that guess. ``None`` is all of them.
+            that size; ``None`` is the tree chosen in training.
+        num_tokens: number of heads used, and so most tokens of a branch, 1..16; ``None`` is all of them.
     """
 
     name = "medusa"
@@ -131,11 +130,9 @@ class Medusa(Drafter):
             check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, _MOST_HEADS)
 
     def bind(self, target: Target) -> MedusaProposer:
-        """What guesses with the heads, loaded beside the target.
+        """Return the proposer, with the heads loaded beside the target.
 
-        Raises:
-            CheckpointError: they cannot be loaded.
-            OptionError: they were trained on another target, or have fewer heads than the tree is deep.
+        Errors are those of :func:`open_trained`; fewer heads than the tree is deep are an OptionError.
         """
         trained = open_trained(self.name, self.model, _DEFAULT, target)
         shape, decoder = trained.make(MedusaShape), target.decoder
@@ -149,7 +146,7 @@ class Medusa(Drafter):
         return MedusaProposer(self, _Loaded(heads, decoder, paths), target)
 
     def _paths(self, trained: Trained, shape: MedusaShape) -> tuple[Path, ...]:
-        """The tree by the options, or else by the file."""
+        """Return the tree of the options, or else of the file."""
         tree = self.tree
         if isinstance(tree, tuple):
             return check_paths(self.name, "tree", tree, shape.num_heads)
@@ -162,13 +159,7 @@ class Medusa(Drafter):
 
 
 class MedusaProposer(Proposer[MedusaState]):
-    """Heads on the target that guess.
-
-    Attributes:
-        options: it guesses by.
-        loaded: the heads at work.
-        needs: the target's last hidden states.
-    """
+    """Proposes trees of the heads' likeliest tokens; ``loaded`` runs the heads."""
 
     name = Medusa.name
 
@@ -176,14 +167,14 @@ class MedusaProposer(Proposer[MedusaState]):
         self.options, self.loaded, self.target, self.models = options, loaded, target, (loaded.heads,)
         self.capabilities = Capabilities(hidden=(loaded.decoder.config.num_layers,), observes_all_steps=False)
 
-    def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - its last hidden state comes with its pass
-        """Nothing to guess from yet."""
+    def start(self, prompt: Sequence[int]) -> MedusaState:  # noqa: ARG002 - the hidden state comes with its forward pass
+        """Return a state without a hidden state."""
         heads = self.loaded.heads.shape.num_heads
         known = SharedAcceptance.of(self.target)
         return MedusaState([Calibration(f"{self.name} {number}", known=known) for number in range(1, heads + 1)])
 
     def propose(self, contexts: Sequence[DraftContext[MedusaState]]) -> list[TokenTree]:
-        """The tree for each context whose last token was chosen from the hidden state at hand."""
+        """Return a tree for each context whose last token was chosen from the stored hidden state."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         known = [
             (number, context.state.hidden)
@@ -194,17 +185,17 @@ class MedusaProposer(Proposer[MedusaState]):
             and (context.tries or not (context.thrifty and context.state.rest.steps))
         ]
         if known:
-            said = self.loaded.logits([hidden for _, hidden in known])
-            for (number, _), logits in zip(known, said, strict=True):
+            outputs = self.loaded.logits([hidden for _, hidden in known])
+            for (number, _), logits in zip(known, outputs, strict=True):
                 own = contexts[number].state.calibrations
                 trees[number] = draft_tree(contexts[number], logits[: self.options.num_tokens], own, self.loaded.paths)
         return trees
 
     def observe(self, outcome: Outcome[MedusaState]) -> None:
-        """Keep the hidden state of the last accepted node, and count what was accepted."""
+        """Keep the hidden state of the last accepted node, and record the acceptance."""
         layer = self.loaded.decoder.config.num_layers
         state, last = outcome.state, outcome.path[-1] if outcome.path else 0
         state.learn(outcome)
-        # A view would keep the whole pass alive.
+        # A view would keep the tensor of the whole forward pass alive.
         state.hidden = outcome.hidden[layer][last].clone() if outcome.hidden else None
         state.position = outcome.position + len(outcome.path)

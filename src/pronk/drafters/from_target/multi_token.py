@@ -1,17 +1,18 @@
-"""Multi-token heads: one pass beside the target guesses several tokens (Gloeckle et al. 2024, Stern et al. 2018).
+"""Multi-token heads: one forward pass drafts several tokens (Gloeckle et al. 2024, Stern et al. 2018).
 
-The heads read what one of the target's layers says at the token before the last, from which the target has chosen the
-last one, and guess what follows it (blockwise parallel decoding). All heads of all requests are one pass, and with none
-of them decoding is plain::
+The heads read the output of one of the target's layers at the token before the last. The target chose the last token
+from that row, and the heads predict the tokens after it (blockwise parallel decoding). All heads of all requests run in
+one forward pass::
 
     text            a  b  c | d              c was computed in the last pass, which chose d
     target's head            d               the root
-    head 1, 2, 3             e  f  g         one chain below it: each guess knows the text up to c, and not the others
+    head 1, 2, 3             e  f  g         one chain below it: each head sees the text up to c, not the other tokens
 
-or, with ``tree``, a tree of the likeliest tokens of each head (:mod:`pronk.drafters.from_target._ranked_heads`).
+With ``tree`` the proposal is a tree of the likeliest tokens of each head
+(:mod:`pronk.drafters.from_target._ranked_heads`).
 
-Transformer heads attend to keys and values of their own of all earlier tokens, in a cache beside the target's, which
-keeps the outputs that they read.
+Transformer heads attend to their own keys and values of all earlier tokens, in a cache beside the target's, which keeps
+the hidden states that the heads read.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ _MOST_HEADS = 63
 
 @dataclass
 class MultiTokenState:
-    """One request's guesses.
+    """State of one request.
 
     Attributes:
-        calibration: of the heads' probabilities.
-        lane: what the heads' cache holds of the text; it makes a proposal cheaper, never another one.
-        rest: from guessing, where it does not pay.
-        able: whether there was something to guess from in the step that is under way.
+        calibration: calibration of the heads' probabilities.
+        lane: state of the heads' cache; it changes the cost of a proposal, never its tokens.
+        rest: back-off after unprofitable steps.
+        able: whether the heads could draft in the current step.
     """
 
     calibration: Calibration
@@ -64,7 +65,7 @@ class MultiTokenState:
 
 
 class _Heads:
-    """Heads at work beside their target."""
+    """Heads loaded beside their target."""
 
     def __init__(self, target: Target, heads: MultiTokenHeads) -> None:
         self.target, self.heads = target, heads
@@ -73,47 +74,43 @@ class _Heads:
         target.keep_hidden(self.layer, self)
 
     def read(self, states: Sequence[MultiTokenState], contexts: Sequence[DraftContext[Any]], count: int) -> Tensor:
-        """Run what the heads have not read of the texts, which :meth:`ready` has found places for.
-
-        Returns:
-            Logits ``[requests, count, vocab]`` float32 of the tokens after the last ones.
-        """
+        """Run the rows not read yet; return ``[requests, count, vocab]`` float32 for the next tokens."""
         tokens, rows = list[Sequence[int]](), list[Tensor]()
 
         def forward(x: Tensor, apply: Apply) -> Tensor:
-            made = dict(self.heads.run(x, apply, count))
-            return torch.stack([made[index] for index in range(count)], dim=1)
+            outputs = dict(self.heads.run(x, apply, count))
+            return torch.stack([outputs[index] for index in range(count)], dim=1)
 
         for state, context in zip(states, contexts, strict=True):
             lane, block_table = state.lane, context.block_table
-            if block_table.length - len(lane.tokens) > CHUNK:  # it is read by itself
+            if block_table.length - len(lane.tokens) > CHUNK:  # a long text is read in chunks
                 self.beside.catch_up(lane, context.tokens[: block_table.length], block_table, self.layer, forward)
-                _forget(lane, block_table.length - 1)
+                _rollback(lane, block_table.length - 1)
             tokens.append(context.tokens[len(lane.tokens) : block_table.length])
             rows.append(self.target.cache.read_hidden(self.layer, block_table, len(lane.tokens), block_table.length))
-        said = self.beside.run([state.lane for state in states], tokens, rows, forward)
-        return self._logits(torch.stack([each[-1] for each in said]))
+        outputs = self.beside.run([state.lane for state in states], tokens, rows, forward)
+        return self._logits(torch.stack([each[-1] for each in outputs]))
 
     def ready(self, state: MultiTokenState, context: DraftContext[Any]) -> bool:
-        """Whether there are guesses to be made, rows to make them from, and places for these."""
+        """Whether draft tokens are allowed, their input rows are there, and the cache has slots for these."""
         certain, gone = context.block_table.length, context.block_table.released * self.target.cache.block_size
         if min(context.max_depth, context.max_nodes) < 1 or certain - 1 < gone:
             return False
-        if len(context.tokens) - 1 > certain:  # others' guesses, of which the target has said nothing yet
+        if len(context.tokens) - 1 > certain:  # another drafter's tokens, which the target has not verified
             return False
-        # What the last computed token says is asked again, even if nothing has happened since the last time.
-        _forget(state.lane, certain - 1)
+        # The last row is always run again: its output is needed.
+        _rollback(state.lane, certain - 1)
         return self.beside.ready(state.lane, context, 0)
 
     @torch.inference_mode()
     def _logits(self, rows: Tensor) -> Tensor:
-        """``[requests, heads, hidden]`` to ``[requests, heads, vocab]``."""
+        """Map ``[requests, heads, hidden]`` to ``[requests, heads, vocab]``."""
         decoder = self.target.decoder
-        said = [
+        logits = [
             self.heads.unembedding(index, decoder.head).logits(self.heads.norm(index, rows[:, index].contiguous()))
             for index in range(rows.shape[1])
         ]
-        return torch.stack(said, dim=1).cpu()
+        return torch.stack(logits, dim=1).cpu()
 
 
 @dataclass(frozen=True)
@@ -121,12 +118,11 @@ class MultiToken(ChainDrafter):
     """Options of multi-token heads.
 
     Attributes:
-        model: a folder that ``pronk train heads``, or ``pronk train lm --future-tokens``, has written, or a Hub id;
-            ``None`` is the folder ``heads`` of the target, or else the clone's for ``pronk-tiny``.
-        num_tokens: most tokens of a branch, 1..63, and so the heads that are used; ``None`` is all of them.
-        tree: ``None`` is a chain. A number of nodes is the tree of so many that is likeliest to be reached, by the
-            heads' own probabilities in that step; paths of ranks, as in ``((0,), (1,), (0, 0))``, are always the same
-            tree.
+        model: a folder written by ``pronk train heads`` or ``pronk train lm --future-tokens``, or a Hub id; ``None`` is
+            the folder ``heads`` of the target, or else the clone's for ``pronk-tiny``.
+        num_tokens: number of heads used, and so most tokens of a branch, 1..63; ``None`` is all of them.
+        tree: ``None`` is a chain. A number of nodes is the likeliest tree of that size by the heads' probabilities in
+            each step. Paths of ranks, as in ``((0,), (1,), (0, 0))``, are a constant tree.
     """
 
     name = "multi_token"
@@ -142,12 +138,9 @@ class MultiToken(ChainDrafter):
         object.__setattr__(self, "tree", check_tree(self.name, self.tree, _MOST_HEADS))  # lists as tuples
 
     def bind(self, target: Target) -> MultiTokenProposer:
-        """What guesses with the heads, loaded beside the target.
+        """Return the proposer, with the heads loaded beside the target.
 
-        Raises:
-            CheckpointError: they cannot be loaded.
-            OptionError: they were trained on another target or are fewer than asked for, or there is no memory for
-                what they keep.
+        Errors are those of :func:`open_trained`; too few heads or no memory for their cache are an OptionError.
         """
         trained = open_trained(self.name, self.model or heads_beside(target), _DEFAULT, target)
         shape = trained.make(HeadsShape)
@@ -165,22 +158,17 @@ class MultiToken(ChainDrafter):
 
     @property
     def source(self) -> str:
-        """Its name, and that of its heads' folder."""
+        """Name of the drafter and of its heads' folder."""
         return self.name if self.model is None else f"{self.name} {Path(self.model).name}"
 
     @property
     def expands(self) -> bool:
-        """Whether it proposes a tree, which whoever wraps it would lose."""
+        """Whether the proposal is a tree, of which a wrapper would lose all but a chain."""
         return self.tree is not None
 
 
 class MultiTokenProposer(ChainProposer[MultiTokenState]):
-    """Multi-token heads that guess.
-
-    Attributes:
-        options: it guesses by.
-        loaded: the heads at work.
-    """
+    """Proposes chains or trees of multi-token heads; ``loaded`` runs the heads."""
 
     name = MultiToken.name
     capabilities = Capabilities(observes_all_steps=False)
@@ -190,28 +178,28 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
 
     @property
     def source(self) -> str:
-        """As :class:`MultiToken` has it."""
+        """Source of the options."""
         return self.options.source
 
     @property
     def expands(self) -> bool:
-        """As :class:`MultiToken` has it."""
+        """Whether the proposal is a tree."""
         return self.options.expands
 
     def start(self, prompt: Sequence[int]) -> MultiTokenState:  # noqa: ARG002 - read with the first proposal
-        """Nothing is read yet."""
+        """Return an empty state."""
         return MultiTokenState(Calibration(self.source, known=SharedAcceptance.of(self.target)), SideLane())
 
     def chains(self, contexts: Sequence[DraftContext[MultiTokenState]], stop: Stop | None = None) -> list[Chain]:
-        """A chain for each context; all guesses cost one pass, so all are made or none."""
+        """Return a chain for each context; one forward pass drafts all tokens."""
         heads = self.loaded.heads.shape.num_heads
         count = heads if stop is not None else self.options.num_tokens or heads
         chains = [Chain(context, context.state.calibration) for context in contexts]
-        said = self._ask(contexts, count)
-        numbers = [*said]
+        rows = self._run_heads(contexts, count)
+        numbers = [*rows]
 
         def logits(live: Sequence[int]) -> Sequence[Tensor | None]:
-            return [said[numbers[i]][len(chains[numbers[i]])] for i in live]
+            return [rows[numbers[i]][len(chains[numbers[i]])] for i in live]
 
         def ends(i: int, chain: Chain) -> bool:
             return len(chain) >= count or (stop is not None and stop(numbers[i], chain))
@@ -220,19 +208,19 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
         return chains
 
     def propose(self, contexts: Sequence[DraftContext[MultiTokenState]]) -> list[TokenTree]:
-        """The chains, or the trees."""
+        """Return the chains or the trees."""
         if self.options.tree is None:
             return super().propose(contexts)
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
         heads = self.loaded.heads.shape.num_heads
         deepest = heads if isinstance(self.options.tree, int) else max(map(len, self.options.tree))
-        for number, logits in self._ask(contexts, min(deepest, self.options.num_tokens or heads)).items():
+        for number, logits in self._run_heads(contexts, min(deepest, self.options.num_tokens or heads)).items():
             own = [contexts[number].state.calibration] * len(logits)
             trees[number] = draft_tree(contexts[number], logits, own, self.options.tree)
         return trees
 
-    def _ask(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
-        """Logits ``[count, vocab]`` of the first heads, by the number of the context; none where they cannot guess."""
+    def _run_heads(self, contexts: Sequence[DraftContext[MultiTokenState]], count: int) -> dict[int, Tensor]:
+        """Return logits ``[count, vocab]`` of the first heads by index of the context, where possible."""
         going = list[int]()
         for number, context in enumerate(contexts):
             state = context.state
@@ -242,32 +230,32 @@ class MultiTokenProposer(ChainProposer[MultiTokenState]):
                     going.append(number)
         if not going:
             return {}
-        asked = [contexts[number] for number in going]
-        return dict(zip(going, self.loaded.read([context.state for context in asked], asked, count), strict=True))
+        selected = [contexts[number] for number in going]
+        return dict(zip(going, self.loaded.read([context.state for context in selected], selected, count), strict=True))
 
     def observe(self, outcome: Outcome[MultiTokenState]) -> None:
-        """Count what was accepted."""
+        """Record the acceptance."""
         state = outcome.state
         state.calibration.learn(outcome)
         state.rest.learn(outcome.tree, {self.source}, guessed=state.able)
         state.able = False
 
     def on_preempt(self, state: MultiTokenState) -> None:
-        """Give back the lane, which begins anew."""
+        """Free the lane's blocks; the lane is filled again by the next proposal."""
         self.loaded.beside.release(state.lane)
 
     def stop(self, state: MultiTokenState) -> None:
-        """Give back the lane."""
+        """Free the lane's blocks."""
         self.loaded.beside.release(state.lane)
 
 
-def _forget(lane: SideLane, length: int) -> None:
-    """Cut a lane's text to its first ``length`` tokens."""
+def _rollback(lane: SideLane, length: int) -> None:
+    """Roll a lane back to its first ``length`` tokens, whose blocks it keeps."""
     del lane.tokens[length:]
     lane.block_table.length = min(lane.block_table.length, length)
 
 
 def heads_beside(target: Target) -> str | None:
-    """The heads that came with the target, if any."""
+    """Return the folder of the heads that came with the target, if any."""
     folder = None if target.folder is None else target.folder / "heads"
     return str(folder) if folder is not None and (folder / "drafter.json").is_file() else None

@@ -1,1 +1,1 @@
-"""What drafters of several rooms use."""
+"""Building blocks that several packages of drafters share."""

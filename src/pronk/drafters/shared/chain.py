@@ -1,8 +1,7 @@
-"""What drafters that guess token after token have in common: draft models today, and what wraps them.
+"""Base classes of drafters that propose a chain, token by token.
 
-Each token comes from a distribution of the drafter's own, in the same way in which the target chooses: by the request's
-options, and under the coupled rule with the target's noise. How far a chain goes is a rule that others may bring along
-(:mod:`~pronk.drafters.from_draft.threshold`), and what else hangs on it too (:mod:`~pronk.drafters.from_draft.cape`).
+Each token is sampled from the drafter's own distribution with the request's sampling options. Under the coupled
+acceptance rule the draw uses the target's noise.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ State = TypeVar("State")
 
 
 class Chain:
-    """Guesses below one request's last token, each below the one before.
+    """Draft tokens for one request, each the child of the one before.
 
     Attributes:
         context: the request.
-        draft_tokens: the tokens drafted so far, with how they were chosen.
-        gains: the probability that the walk reaches each, as far as it is known.
-        origin: who made each guess, and how confidently.
-        reached: the product of the confidences down to each: what the drafter itself believes.
+        draft_tokens: the tokens so far, with their scores and confidences.
+        gains: estimated probability that each token is accepted together with all before it (calibrated).
+        reached: product of the drafter's confidences down to each token (not calibrated).
+        origin: source and confidence of each token.
     """
 
     def __init__(self, context: DraftContext[Any], calibration: Calibration) -> None:
@@ -49,47 +48,47 @@ class Chain:
 
     @property
     def full(self) -> bool:
-        """Whether a further guess would be of no use."""
+        """Whether the chain has reached its limit of length."""
         return len(self) >= self.most
 
     @property
     def most(self) -> int:
-        """The largest useful number of guesses: by depth and by nodes."""
+        """Largest useful number of draft tokens: the smaller of the limits of depth and of nodes."""
         return min(self.context.max_depth, self.context.max_nodes)
 
     @property
     def tokens(self) -> list[int]:
         """The token ids."""
-        return [guess.token for guess in self.draft_tokens]
+        return [each.token for each in self.draft_tokens]
 
     @property
     def drawn(self) -> tuple[Tensor | None, ...] | None:
-        """What the root and each token were drawn from, where that matters."""
+        """Distributions that the root and each token were drawn from; ``None`` if no rule needs them."""
         return (
-            (None, *(guess.q for guess in self.draft_tokens))
+            (None, *(each.q for each in self.draft_tokens))
             if self.context.params.rejects and self.context.draws
             else None
         )
 
     def add(self, logits: Tensor) -> bool:
-        """Choose the next token by the drafter's logits ``[vocab]``; returns whether there was one."""
+        """Sample the next token from the drafter's logits ``[vocab]``; return False if none is possible."""
         context = self.context
-        guess = context.sampler.guess(logits, context.root, draw=context.draws)
-        if guess is not None:
-            self.take(guess)
-        return guess is not None
+        chosen = context.sampler.guess(logits, context.root, draw=context.draws)
+        if chosen is not None:
+            self.take(chosen)
+        return chosen is not None
 
-    def take(self, guess: DraftToken) -> None:
-        """The next token is chosen."""
-        self.context.sampler.advance(guess.token)
-        self.draft_tokens.append(guess)
-        self.reached.append((self.reached[-1] if self.reached else 1.0) * guess.confidence)
-        self.origin.append(self._calibration.origin(guess.confidence))
+    def take(self, chosen: DraftToken) -> None:
+        """Append a token that is already chosen."""
+        self.context.sampler.advance(chosen.token)
+        self.draft_tokens.append(chosen)
+        self.reached.append((self.reached[-1] if self.reached else 1.0) * chosen.confidence)
+        self.origin.append(self._calibration.origin(chosen.confidence))
         rate = self._calibration.rate(self.origin[-1], len(self.draft_tokens))
         self.gains.append((self.gains[-1] if self.gains else 1.0) * rate)
 
     def tree(self) -> TokenTree:
-        """The proposal."""
+        """Return the chain as a tree below the request's last token."""
         tokens = (self.context.tokens[-1], *self.tokens)
         return TokenTree(
             tokens,
@@ -100,43 +99,40 @@ class Chain:
         )
 
 
-# Whether the chain of context number ``i`` is long enough.
+# Whether the chain of the context with this index is complete.
 Stop = Callable[[int, Chain], bool]
 
 
 class ChainDrafter(Drafter):
-    """Options of a drafter that guesses token after token."""
+    """Options of a drafter that proposes a chain, token by token."""
 
     @property
     def expands(self) -> bool:
-        """Whether it proposes more than its chains, which whoever wraps it would lose."""
+        """Whether the proposal holds more than its chain; a wrapper would lose the rest."""
         return False
 
     @property
     def source(self) -> str:
-        """What the origins of its guesses say: other models' guesses have another one."""
+        """Name in the origins of its draft tokens; drafters with different models have different names."""
         return self.name
 
     @abstractmethod
     def bind(self, target: Target) -> ChainProposer[Any]:
-        """What guesses for the target by these options."""
+        """Return the proposer for the target."""
 
 
 class ChainProposer(Proposer[State], ChainDrafter):
-    """Guesses token after token."""
+    """Proposes a chain, token by token."""
 
     @abstractmethod
     def chains(self, contexts: Sequence[DraftContext[State]], stop: Stop | None = None) -> list[Chain]:
-        """A chain for each context.
+        """Return a chain for each context; ``stop`` replaces the drafter's own rule to end it.
 
-        Args:
-            contexts: the requests.
-            stop: asked after every token; by default it is the drafter's own rule. Guesses that do not pay for their
-                time end a chain as well, where the request asks for that.
+        A chain also ends where its next token would not pay for its time, if the request is ``thrifty``.
         """
 
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
-        """The chains, as trees."""
+        """Return the chains as trees."""
         return [chain.tree() for chain in self.chains(contexts)]
 
 
@@ -145,17 +141,17 @@ def grow(
     logits: Callable[[Sequence[int]], Sequence[Tensor | None]],
     ends: Callable[[int, Chain], bool],
 ) -> None:
-    """Add a token to all chains at a time, for as long as any goes on.
+    """Add one token at a time to all chains until each is complete.
 
     Args:
-        chains: to begin with, empty.
-        logits: what the drafter says after the chains with these numbers, ``[vocab]`` each or ``None``.
-        ends: whether a chain, given with its number, is long enough.
+        chains: empty chains.
+        logits: returns the drafter's logits ``[vocab]`` after each chain of the given numbers; ``None`` ends a chain.
+        ends: whether the chain with the given number is complete.
     """
     live = [number for number, chain in enumerate(chains) if not chain.full]
-    with ExitStack() as loans:
+    with ExitStack() as stack:
         for chain in chains:
-            loans.enter_context(chain.context.sampler.after())
+            stack.enter_context(chain.context.sampler.after())
         while live:
             rows = logits(live)
             live = [

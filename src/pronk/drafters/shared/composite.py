@@ -1,4 +1,4 @@
-"""What drafters that are made of other drafters have in common."""
+"""Base classes of drafters that consist of other drafters."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ Parts = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Composite(Drafter):
-    """Options of a drafter that is made of others.
-
-    Attributes:
-        parts: the drafters, in order of precedence, at least one.
-    """
+    """Options of a drafter that consists of others, ``parts``, in order of precedence."""
 
     parts: tuple[Drafter, ...]
 
@@ -34,13 +30,13 @@ class Composite(Drafter):
             raise OptionError(msg)
 
     def bind_parts(self, target: Target) -> tuple[Proposer[Any], ...]:
-        """What guesses for each part."""
+        """Return the proposer of each part."""
         return tuple(bind_proposer(part, target) for part in self.parts)
 
 
 @dataclass(frozen=True)
-class _Stop:
-    """Stops a part at the end of a stack, where an error that is there already goes on."""
+class _StopPart:
+    """Stops a part when an exit stack unwinds; an error that is already on its way wins over a new one."""
 
     part: Proposer[Any]
     state: Any
@@ -54,64 +50,55 @@ class _Stop:
 
 
 class CompositeProposer(Proposer[Parts]):
-    """Several guessers, each with its own state; all of them learn from every step.
-
-    Attributes:
-        parts: in order of precedence.
-        needs: what any of them reads.
-        proposes: whether any of them does.
-        observes_all_steps: the same.
-        self_budgeting: whether all of them do.
-        models: of all of them.
-    """
+    """Several proposers, ``parts``, with a state each; all of them observe every step."""
 
     def __init__(self, parts: Sequence[Proposer[Any]]) -> None:
         self.parts = tuple(parts)
-        wants = [part.capabilities for part in self.parts]
-        hidden = tuple(sorted({layer for want in wants for layer in want.hidden}))
+        needs = [part.capabilities for part in self.parts]
+        hidden = tuple(sorted({layer for need in needs for layer in need.hidden}))
         self.capabilities = Capabilities(
             hidden,
-            logits=any(want.logits for want in wants),
-            costs=any(want.costs for want in wants),
-            proposes=any(want.proposes for want in wants),
-            observes_all_steps=any(want.observes_all_steps for want in wants),
-            self_budgeting=all(want.self_budgeting for want in wants),
+            logits=any(need.logits for need in needs),
+            costs=any(need.costs for need in needs),
+            proposes=any(need.proposes for need in needs),
+            observes_all_steps=any(need.observes_all_steps for need in needs),
+            self_budgeting=all(need.self_budgeting for need in needs),
         )
         self.models = tuple(model for part in self.parts for model in part.models)
 
     def bind(self, target: Target) -> Self:
-        """Itself; errors are those of its parts."""
+        """Bind every part to the target and return itself."""
         for part in self.parts:
             part.bind(target)
         return self
 
     def start(self, prompt: Sequence[int]) -> Parts:
-        """Every part's state; if one part raises, those before it are stopped."""
+        """Return the states of all parts; if a part raises, those started before it are stopped."""
         with ExitStack() as started:
             states: list[Any] = []
             for part in self.parts:
                 states.append(part.start(prompt))
-                started.push(_Stop(part, states[-1]))
+                started.push(_StopPart(part, states[-1]))
             started.pop_all()
         return tuple(states)
 
     def observe(self, outcome: Outcome[Parts]) -> None:
-        """Every part hears what the target said, of the others' guesses too."""
+        """Pass the outcome to every part, draft tokens of the others included."""
         for part, own in zip(self.parts, outcome.state, strict=True):
             part.observe(replace(outcome, state=own))
 
     def on_preempt(self, state: Parts) -> None:
-        """Every part's places go."""
+        """Release the cache slots of every part."""
         for part, own in zip(self.parts, state, strict=True):
             part.on_preempt(own)
 
     def stop(self, state: Parts) -> None:
-        """Every part's state goes, whatever others raise; of several errors it is the first."""
+        """Stop every part, even if one raises; the first error is raised at the end."""
         with ExitStack() as stops:
             for part, own in reversed([*zip(self.parts, state, strict=True)]):
-                stops.push(_Stop(part, own))
+                stops.push(_StopPart(part, own))
 
     def proposals(self, contexts: Sequence[DraftContext[Parts]]) -> Iterator[list[TokenTree]]:
-        """What each part proposes for all contexts, one part after the other, as they are asked for."""
+        """Yield the proposals of one part after the other, for all contexts."""
         for number, part in enumerate(self.parts):
             yield part.propose([replace(context, state=context.state[number]) for context in contexts])

@@ -1,14 +1,14 @@
-"""A draft model at work: its weights, its cache, and what that cache holds of each request.
+"""Runs a draft model: its weights, its KV cache, and the state of that cache for each request.
 
-Its cache is kept level with the text. What was accepted of the last proposal is there already; what is new (a bonus
-token, tokens that another drafter guessed, at first the prompt) goes through in one pass, whose last row says how the
-text goes on. For the text ``a b c`` and the guesses ``x y`` below it ::
+The cache follows the text of a request. The accepted part of the last proposal is already cached. New tokens (a bonus
+token, tokens of another drafter, at first the prompt) are run in one forward pass, whose last row gives the next
+logits. For the text ``a b c`` and the draft tokens ``x y`` below it ::
 
-    proposal       a b c [x]  y       x was run to guess y; y itself was not
+    proposal       a b c [x]  y       x was run to propose y; y itself was not run
     x accepted,    a b c  x  [z]      one row: the bonus token z
     z the bonus
 
-so no token is run twice, as long as it stays.
+so no token is run twice while its keys and values stay cached.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ __all__ = ["Draft", "DraftLane"]
 
 @dataclass
 class DraftLane:
-    """What the draft's cache holds of one request: its text, and behind it the tree of the last proposal.
+    """State of the draft's cache for one request: the text, and behind it the tree of the last proposal.
 
     Attributes:
-        block_table: the places of the text, and of the tree's nodes behind it.
-        tokens: the text, in the draft's ids.
-        tree: the nodes, in the draft's ids, or ``None``; its root is the token after the text.
-        certain: number of leading tokens that were certain at the last proposal, and so are the same now.
-        settled: number of leading ones of ``tokens`` that will stay.
-        salt: of the request.
-        reencoder: for a draft that has other tokens than the target.
+        block_table: blocks of the text and of the tree's nodes behind it.
+        tokens: the cached text, in the draft's ids.
+        tree: the cached nodes, in the draft's ids, or ``None``; the root is the token after the text.
+        certain: number of leading tokens of the target's text that were final at the last proposal.
+        settled: number of leading ``tokens`` that are final, and may enter the prefix cache.
+        salt: the request's salt for prefix caching.
+        reencoder: converts the text, for a draft with another vocabulary than the target's.
     """
 
     block_table: BlockTable = field(default_factory=BlockTable)
@@ -66,12 +66,12 @@ class DraftLane:
 
 
 class Draft:
-    """Runs a draft model for any number of requests, in passes that they share.
+    """Runs a draft model for any number of requests, batched into shared forward passes.
 
     Attributes:
         runner: the model and its cache.
-        translation: between the target's vocabulary and the draft's.
-        context: positions that the model has.
+        translation: maps between the vocabularies of target and draft.
+        context: number of positions of the model.
     """
 
     def __init__(self, runner: ModelRunner, translation: Translation) -> None:
@@ -83,12 +83,8 @@ class Draft:
     def open(cls, drafter: str, model: str | None, target: Target, dtype: str, weights: str) -> Draft:
         """Load a draft model, once for each target.
 
-        Args:
-            drafter: name of the drafter, for errors.
-            model: a folder or a Hub id; ``None`` is the clone's ``pronk-tiny-draft``.
-            target: the target model, whose device and memory the draft model shares.
-            dtype: as for :class:`~pronk.llm.LLM`.
-            weights: as for :class:`~pronk.llm.LLM`.
+        ``model`` is a folder or a Hub id; ``None`` is ``pronk-tiny-draft`` of the clone. ``dtype`` and ``weights`` are
+        those of :class:`~pronk.llm.LLM`. Errors begin with the name ``drafter``.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -112,45 +108,38 @@ class Draft:
         return target.share(path, dtype, weights, make=make)
 
     def costs(self, context: int, requests: int) -> CostCurve | None:
-        """What its passes cost by their rows; ``None`` before there was one.
-
-        Args:
-            context: positions of all texts together.
-            requests: that guess together.
-        """
+        """Return the cost of a forward pass by its rows, at ``context`` cached positions, once measured."""
         return self.runner.times.costs(context, requests)
 
     def lane(self) -> DraftLane:
-        """The lane of a new request."""
+        """Return the lane of a new request."""
         return DraftLane(reencoder=self.translation.reencoder())
 
     def release(self, lane: DraftLane) -> None:
-        """Give back what a lane holds."""
+        """Free the blocks of a lane."""
         with uninterrupted():
-            self._learn(lane)
+            self._register_prefix(lane)
             self.runner.cache.release(lane.block_table)
             lane.tokens.clear()
             lane.tree = None
 
     def read(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[Tensor | None]:
-        """Bring the lanes up to their requests' text.
-
-        Returns:
-            Logits ``[vocab]`` of the target's tokens after the text; ``None`` where the draft has no room for it.
-        """
+        """Bring the lanes up to their texts; return logits ``[vocab]`` each, ``None`` where slots are missing."""
         pending = self.level(lanes, contexts)
         fed = [(lane, new) for lane, new in zip(lanes, pending, strict=True) if new is not None]
         rows = iter(self.feed([lane for lane, _ in fed], [new for _, new in fed]))
         return [None if new is None else next(rows) for new in pending]
 
     def level(self, lanes: Sequence[DraftLane], contexts: Sequence[DraftContext[Any]]) -> list[list[int] | None]:
-        """Forget what the text does not have any more, keep what of the proposals it has now, and read all but the end.
+        """Align the lanes with their texts: roll back, keep accepted tokens, run long pending text.
 
-        A request alone reads all of its prompt at once. In company a step reads no more than a chunk, the shortest
-        texts first, so that nobody waits for a long prompt; until all of it is read there is nothing to guess from.
+        A single request reads its whole prompt at once. With several requests a step reads at most one chunk, the
+        shortest texts first, so that no request waits for another's long prompt. A request whose prompt is not complete
+        yet has no proposal.
 
         Returns:
-            What is still to be read, at least the last token; ``None`` where there is no room for it, or not yet.
+            The tokens still to be run for each lane, at least the last one; ``None`` where slots are missing or the
+            prompt is not complete yet.
         """
         pending: list[list[int] | None] = []
         for lane, context in zip(lanes, contexts, strict=True):
@@ -159,11 +148,11 @@ class Draft:
                 if lane.reencoder is not None:
                     same = lane.reencoder.update(context.tokens, lane.certain)
                     text = lane.reencoder.tokens
-                self._recall(lane, text, context.salt)
-                self._follow(lane, text, same)
-                lane.certain = context.block_table.length + 1  # what follows may be guesses, which come and go
+                self._match_prefix(lane, text, context.salt)
+                self._align(lane, text, same)
+                lane.certain = context.block_table.length + 1  # the tokens behind it may be a composite's draft tokens
                 lane.settled = lane.certain if lane.reencoder is None else same
-                self._learn(lane)
+                self._register_prefix(lane)
                 fits = self._reserve(lane, len(text), context)
             fits = fits and (lane.reencoder is None or lane.reencoder.current)
             pending.append(list(text[len(lane.tokens) :]) if fits else None)
@@ -171,7 +160,6 @@ class Draft:
         return pending
 
     def _read_ahead(self, lanes: Sequence[DraftLane], pending: list[list[int] | None]) -> None:
-        """Read the beginnings of what is more than a chunk."""
         left = CHUNK
         for size, number in sorted((len(new), number) for number, new in enumerate(pending) if new is not None):
             lane, new = lanes[number], pending[number] or []
@@ -185,7 +173,7 @@ class Draft:
             left = max(0, left - size)
 
     def feed(self, lanes: Sequence[DraftLane], tokens: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Add tokens (the draft's ids, at least one for each lane) to the text; logits after the last of each."""
+        """Append at least one token (the draft's id) to each lane; return logits ``[vocab]`` each."""
         if not lanes:
             return []
         jobs = [
@@ -195,42 +183,37 @@ class Draft:
         rows = self._run(jobs)
         with uninterrupted():
             for lane, new in zip(lanes, tokens, strict=True):
-                _settle(lane, new)
+                _append(lane, new)
         return [row[0] for row in rows]
 
     def grows(self, context: DraftContext[Any]) -> bool:
-        """Whether :meth:`grow` can be asked for a request."""
+        """Whether :meth:`grow` supports a request."""
         return self.runner.grows and self.translation.nothing_to_do and context.sampler.drafts_statelessly
 
     def grow(self, lane: DraftLane, chain: Chain, ends: Callable[[Chain], bool]) -> None:
-        """Read one request's text, and add guesses to its chain until it is full or ends: one call of the kernels."""
+        """Read one request's text and extend its chain until it is complete, in one call of the kernels."""
         (new,) = self.level([lane], [chain.context])
         if new is None:
             return
         steps = min(chain.most, 1 + self.room(lane) - len(new))
         job = self.job(lane, TokenTree.chain(new), range(len(new) - 1, len(new)))
 
-        def hear(guess: DraftToken) -> bool:
-            chain.take(guess)
+        def take(token: DraftToken) -> bool:
+            chain.take(token)
             return not (interrupted() or chain.full or ends(chain))
 
-        # Nobody could be told of an interruption in the midst of it.
+        # KeyboardInterrupt cannot cross the kernels' callback: take() ends the chain instead.
         with chain.context.sampler.after(), uninterrupted():
-            passes = self.runner.grow(job, chain.context.sampler, steps, hear)
-            _settle(lane, [*new, *chain.tokens[: passes - 1]])
+            passes = self.runner.grow(job, chain.context.sampler, steps, take)
+            _append(lane, [*new, *chain.tokens[: passes - 1]])
 
     def branch(
         self, lanes: Sequence[DraftLane], trees: Sequence[TokenTree], leads: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        """Compute trees (the draft's ids) that grew since the last time, in passes that leave the text as it is.
+        """Compute the new nodes of trees (the draft's ids) and return their logits ``[new nodes, vocab]``.
 
-        Args:
-            lanes: of the requests.
-            trees: rooted at the token after the lane's text and ``lead``; the nodes of ``lane.tree`` come first.
-            leads: text between the lane's and the tree; none if ``lane.tree`` is there.
-
-        Returns:
-            Logits ``[new nodes, vocab]`` of the target's tokens.
+        A tree is rooted at the token after the lane's text and ``lead``; the nodes of ``lane.tree`` come first.
+        ``lead`` is empty if ``lane.tree`` is set.
         """
         jobs = []
         for lane, tree, lead in zip(lanes, trees, leads, strict=True):
@@ -239,30 +222,30 @@ class Draft:
         rows = self._run(jobs)
         with uninterrupted():
             for lane, tree, lead in zip(lanes, trees, leads, strict=True):
-                _settle(lane, lead)
+                _append(lane, lead)
                 lane.tree = tree
         return rows
 
     def job(self, lane: DraftLane, tree: TokenTree, wanted: range, computed: int = 0) -> ForwardJob:
-        """A lane's share of a pass over ``tree``, its first ``computed`` nodes left out, as :class:`ForwardJob` has it."""
+        """Return a lane's part of a forward pass over ``tree``, whose first ``computed`` nodes are cached."""
         return ForwardJob(Segment(lane.block_table, tree, computed), wanted, len(lane.tokens) or wanted.start + 1)
 
     def cut(self, lane: DraftLane, length: int) -> None:
-        """Forget what a lane holds beyond the first ``length`` tokens of its text."""
+        """Roll a lane back to the first ``length`` tokens of its text."""
         if lane.tree is not None or len(lane.tokens) > length:
-            self._keep(lane, min(len(lane.tokens), length))
+            self._rollback(lane, min(len(lane.tokens), length))
             lane.tree = None
 
     def room(self, lane: DraftLane) -> int:
-        """How many more tokens the lane's text may have."""
+        """Number of further tokens for which the draft model has positions."""
         return self.context - len(lane.tokens)
 
     def places(self, lane: DraftLane) -> int:
-        """How many more tokens the cache has places for; there may be fewer than were asked for."""
+        """Number of further tokens for which the lane has cache slots; may be less than requested."""
         return len(lane.block_table.blocks) * self.runner.cache.block_size - len(lane.tokens)
 
     def ids(self, tokens: Sequence[int]) -> list[int]:
-        """The draft's ids of tokens that it guessed."""
+        """Return the draft's ids of tokens that it proposed."""
         ids = [self.translation.to_draft(token) for token in tokens]
         return [token for token in ids if token is not None]
 
@@ -271,41 +254,36 @@ class Draft:
         self.runner.learn(jobs, result.context, result.seconds)
         return [self.translation.to_target(each[:].float()) for each in result.logits]
 
-    def _recall(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
-        """Let a new lane begin with what the cache has of its text."""
+    def _match_prefix(self, lane: DraftLane, text: Sequence[int], salt: bytes) -> None:
         lane.salt = salt
         found = None if lane.block_table.blocks or lane.tokens else self.runner.cache.match(text, salt)
         if found is not None:
             lane.block_table, lane.tokens = found, list(text[: found.length])
 
-    def _learn(self, lane: DraftLane) -> None:
-        """Remember what will stay of a lane's text."""
+    def _register_prefix(self, lane: DraftLane) -> None:
         self.runner.cache.learn(lane.block_table, lane.tokens, lane.salt, lane.settled)
 
-    def _follow(self, lane: DraftLane, text: Sequence[int], same: int) -> None:
-        """Keep as much of what the lane holds as the text begins with, but for the text's last token.
-
-        ``same`` tokens of the text are what they were the last time.
-        """
+    def _align(self, lane: DraftLane, text: Sequence[int], same: int) -> None:
+        """Keep the cached tokens that agree with ``text``, except its last; ``same`` of them are unchanged."""
         held = shared_prefix(lane.tokens, text, same)
         if lane.tree is not None and held == len(lane.tokens) < len(text) - 1:
             path = _path(lane.tree, text[held:-1])
             self.runner.cache.commit(lane.block_table, path)
-            _settle(lane, text[held : held + len(path)])
+            _append(lane, text[held : held + len(path)])
         else:
-            self._keep(lane, min(held, len(text) - 1))
+            self._rollback(lane, min(held, len(text) - 1))
         lane.tree = None
 
-    def _keep(self, lane: DraftLane, length: int) -> None:
+    def _rollback(self, lane: DraftLane, length: int) -> None:
         del lane.tokens[length:]
         self.runner.cache.rollback(lane.block_table, length)
 
     def _reserve(self, lane: DraftLane, length: int, context: DraftContext[Any]) -> bool:
-        """Find places for the text, and at first for all that will follow, so that the blocks lie in a run."""
+        """Allocate blocks for the text, at first also for all future tokens, to get consecutive blocks."""
         if length > self.context:
             return False
         to_come = max(context.max_depth, context.params.max_tokens - context.sampler.context.num_chosen)
-        for more in (to_come, 0):  # or as much as it takes now
+        for more in (to_come, 0):  # if memory is short, only what this step needs
             try:
                 self.runner.cache.prepare(lane.block_table, length + more + context.max_nodes)
             except CacheFullError:
@@ -314,14 +292,12 @@ class Draft:
         return False
 
 
-def _settle(lane: DraftLane, new: Sequence[int]) -> None:
-    """A lane's text goes on with ``new``, of which its cache has the rows."""
+def _append(lane: DraftLane, new: Sequence[int]) -> None:
     lane.tokens += new
     lane.block_table.length = len(lane.tokens)
 
 
 def _path(tree: TokenTree, text: Sequence[int]) -> list[int]:
-    """The nodes from the root on that carry ``text``, as far as there are any."""
     path: list[int] = []
     node: int | None = 0 if text and tree.tokens[0] == text[0] else None
     while node is not None:

@@ -1,16 +1,16 @@
-"""Static trees for heads that guess independently: which ranks of which heads are worth a row of the pass.
+"""Static trees for heads that predict independently: the ranks of each head that are worth a row.
 
-Head number ``d`` (1 is the first) guesses the token of depth ``d`` without knowing what was guessed above it, so a node
-is a *path of ranks*: ``(0, 2)`` is the third likeliest token of head 2 below the likeliest one of head 1. ::
+Head ``d`` (1 is the first) predicts the token of depth ``d`` without seeing the draft tokens above it. A node is
+therefore a *path of ranks*: ``(0, 2)`` is the third likeliest token of head 2 below the likeliest one of head 1. ::
 
     root ┬ (0,) ┬ (0, 0) ─ (0, 0, 0)
          │      └ (0, 1)
          └ (1,) ─ (1, 0)
 
-With ``a[d][r]``, how often rank ``r`` of head ``d`` is the target's token, a node is reached with the probability
-``a[1][r1] a[2][r2] …``, as far as the heads are independent, and a pass accepts the sum of that over its nodes. The
-tree of so many nodes that accepts most takes in the likeliest node whose parent is in, again and again (Cai et al.
-2024, 2.3.3): a child is never likelier than its parent, so these are the likeliest nodes of all.
+Let ``a[d][r]`` be the frequency with which rank ``r`` of head ``d`` is the target's token. If the heads are
+independent, a node is accepted with the probability ``a[1][r1] a[2][r2] …``, and a forward pass accepts the sum of
+these over its nodes. The best tree of a given size is built greedily: add the likeliest node whose parent is in the
+tree (Cai et al. 2024, 2.3.3). A child is never likelier than its parent, so these are the likeliest nodes of all.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from pronk.errors import OptionError
 
 __all__ = ["MAX_NODES", "MAX_RANKS", "Path", "best_paths", "check_paths", "check_tree", "main_chain_first", "reached"]
 
-MAX_NODES, MAX_RANKS = 127, 64
+MAX_NODES = 127  # with the root 128 rows, the most that a drafter may propose
+MAX_RANKS = 64
 
-# Ranks from the root down, 0 is the likeliest.
+# Ranks from the root down; 0 is the likeliest token.
 Path = tuple[int, ...]
 
 
 def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, ...]:
-    """The ``size`` paths that are reached most often, the likeliest first; fewer where there are no more.
+    """Return the ``size`` likeliest paths, the likeliest first; fewer if there are not so many.
 
     Args:
-        accuracies: ``[head][rank]``, 0..1. A rank that is right more often than the one above it counts as that one,
-            so that a tree never has a rank without the better ones.
-        size: nodes below the root.
+        accuracies: ``[head][rank]``, 0..1. A rank that is right more often than a better rank counts as that one, so
+            that a tree never has a rank without the better ones.
+        size: number of nodes below the root.
     """
     falling = [[min(row[: rank + 1]) for rank in range(len(row))] for row in accuracies]
     frontier, paths = Frontier[Path](), list[Path]()
@@ -55,22 +56,12 @@ def best_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path, 
 
 
 def reached(accuracies: Sequence[Sequence[float]], path: Path) -> float:
-    """How often the walk reaches ``path``: the product along it."""
+    """Return the probability that ``path`` is accepted: the product along it."""
     return prod(row[rank] for row, rank in zip(accuracies, path, strict=False))
 
 
 def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[Path, ...]:
-    """The paths of a tree that was given by hand, as tuples.
-
-    Args:
-        drafter: its name, for the message.
-        option: likewise.
-        paths: a tuple or list of tuples or lists of ranks, every parent before its children.
-        depth: number of heads.
-
-    Raises:
-        OptionError: it is not a tree of ranks of so many heads.
-    """
+    """Return the paths of a user's tree, a parent before its children; OptionError if it is no tree."""
     if not isinstance(paths, tuple | list) or not 1 <= len(paths) <= MAX_NODES:
         msg = (
             f"{drafter}: {option}: expected 1..{MAX_NODES} paths of ranks, as in ((0,), (1,), (0, 0)), found {paths!r}"
@@ -85,18 +76,14 @@ def check_paths(drafter: str, option: str, paths: object, depth: int) -> tuple[P
         whole = tuple(path)
         if whole in found or (len(whole) > 1 and whole[:-1] not in found):
             wrong = "twice" if whole in found else f"without {whole[:-1]} before it"
-            msg = f"{drafter}: {option}: expected each path once and behind its parent's, found {whole} {wrong}"
+            msg = f"{drafter}: {option}: expected each path once and after its parent, found {whole} {wrong}"
             raise OptionError(msg)
         found.append(whole)
     return tuple(found)
 
 
 def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...] | None:
-    """The option ``tree`` of a drafter: a number of nodes, paths, which come back with the main chain first, or none.
-
-    Raises:
-        OptionError: too many nodes or none, or no tree of ranks of so many heads.
-    """
+    """Return the option ``tree``: a number of nodes, paths with the main chain first, or ``None``."""
     if isinstance(tree, int):
         check_integer(f"{drafter}: tree", tree, 1, MAX_NODES)
     return (
@@ -105,9 +92,9 @@ def check_tree(drafter: str, tree: object, depth: int) -> int | tuple[Path, ...]
 
 
 def main_chain_first(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The same tree with the chain of likeliest children, from the root down, in front; the others keep their order.
+    """Move the chain of likeliest children to the front; the other paths keep their order.
 
-    Keys and values of that chain lie as if it had been decoded plainly (:class:`~pronk.speculation.tree.TokenTree`).
+    The cache slots of the main chain are consecutive, as in decoding without speculation.
     """
     chain = list[Path]()
     while children := [path for path in paths if path[:-1] == (chain[-1] if chain else ())]:

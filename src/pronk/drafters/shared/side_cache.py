@@ -1,12 +1,12 @@
-"""Attention of a drafter's own over what the target makes of the text: a cache beside the target's.
+"""KV cache of drafter modules that attend to the target's hidden states.
 
-Such a drafter reads outputs of the target's layers, one row per token, instead of tokens, and attends to its own keys
-and values of all rows before. A lane holds those of one request's text, row by row at the tokens' positions::
+Such a module reads outputs of the target's layers, one row per token, instead of tokens. It attends to its own keys and
+values of all earlier rows, which a lane holds for one request, row by row at the tokens' positions::
 
-    text         a b c d | e f        a b c d are in the target's cache, whose outputs it keeps; e f are not yet
-    lane         a b                  c and d are what it has to catch up with
+    text         a b c d | e f        a b c d are in the target's cache, with hidden states; e f are not yet
+    lane         a b                  c and d are still to be run
 
-Rows of guesses are added behind them, and stay if the guesses become text.
+Rows of draft tokens are added behind the text, and stay if the draft tokens are accepted.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["CHUNK", "AttendingModule", "Forward", "SideCache", "SideLane", "open_pool", "shared_prefix"]
 
-# Rows in a pass over new text: a long prompt goes through in parts.
+# Rows of a forward pass over new text, which bounds the memory of a long prompt.
 CHUNK = 512
 
-# Runs part number ``i`` of a module on ``[rows, size]``.
+# Runs the part of a module with the given index on ``[rows, size]``.
 Apply = Callable[[int, Tensor], Tensor]
 
-# From rows ``[rows, size]`` and a way to run the module's parts, to one row each of any shape.
+# Maps hidden states ``[rows, size]`` to one output of any shape per row; the second argument runs the module's parts.
 Forward = Callable[[Tensor, Apply], Tensor]
 
 
 class AttendingModule(Protocol):
-    """A module whose parts attend, each to its own layer of a cache, from ``[rows, size]`` to the same shape."""
+    """A module of parts from ``[rows, size]`` to the same shape, each with its own attention layer."""
 
     config: ModelConfig
 
     def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """One part, in torch."""
+        """Run one part in torch."""
         ...
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Describe it to the kernels."""
+        """Compile one part for the kernels."""
         ...
 
 
 @dataclass
 class SideLane:
-    """What a cache beside the target's holds of one request.
+    """State of a side cache for one request.
 
     Attributes:
-        block_table: the places of the rows.
-        tokens: the text that they belong to.
-        certain: number of leading tokens that were certain at the last proposal, and so are the same now.
-        salt: of the request.
+        block_table: blocks of the rows.
+        tokens: the text of the rows.
+        certain: number of leading tokens of the text that were final at the last proposal.
+        salt: the request's salt for prefix caching.
     """
 
     block_table: BlockTable = field(default_factory=BlockTable)
@@ -76,13 +76,7 @@ class SideLane:
 
 
 class SideCache:
-    """Runs a module over the target's outputs, for any number of requests at a time.
-
-    Attributes:
-        target: whose outputs, positions and memory they are.
-        module: whose keys and values are kept beside the target's.
-        cache: these, one layer for each part.
-    """
+    """Runs a module over the target's hidden states; ``cache`` has one layer for each part of it."""
 
     def __init__(self, target: Target, module: AttendingModule) -> None:
         self.target = target
@@ -92,29 +86,25 @@ class SideCache:
         self._rope = RopeTable(target.decoder.config.rope)
 
     def ready(self, lane: SideLane, context: DraftContext[Any], room: int) -> bool:
-        """Keep the rows of what the text still begins with, and find places for the rest and ``room`` tokens more.
-
-        Returns:
-            Whether there are places.
-        """
+        """Roll a lane back to the text; allocate the rest of it and ``room`` more, or return False."""
         text, size = context.tokens, self.cache.block_size
-        self._recall(lane, context)
+        self._match_prefix(lane, context)
         held = shared_prefix(lane.tokens, text, lane.certain)
-        lane.certain = context.block_table.length + 1  # what follows may be guesses, which come and go
-        # What has left a sliding window cannot be read any more, and is seen by none of the later tokens.
+        lane.certain = context.block_table.length + 1  # the tokens behind it may be a composite's draft tokens
+        # Rows that left the target's sliding window are gone, and no later token attends to them.
         gone = context.block_table.released * self.target.cache.block_size
         window = self.cache.config.window
         with uninterrupted():
             lane.tokens[held:] = text[held:gone]
             self.cache.rollback(lane.block_table, len(lane.tokens))
-            self._learn(lane)
-            # The next row is that behind those held, and looks back from there.
+            self._register_prefix(lane)
+            # The next row is at position ``held``: its window reaches back ``window - 1`` rows.
             self.cache.release_before(
                 lane.block_table, gone if window is None or held < gone else max(0, held + 1 - window)
             )
             if not lane.block_table.blocks:
                 lane.block_table.released = gone // size
-            if window is None:  # all that will follow at once, so that the blocks lie in a run
+            if window is None:  # all future tokens at once, to get consecutive blocks
                 room += max(context.max_depth, context.params.max_tokens - context.sampler.context.num_chosen)
             try:
                 self.cache.prepare(lane.block_table, len(text) + room)
@@ -122,8 +112,8 @@ class SideCache:
                 return False
         return True
 
-    def _recall(self, lane: SideLane, context: DraftContext[Any]) -> None:
-        """Let a new lane begin with what the cache has of its text, but for the last row of the target's."""
+    def _match_prefix(self, lane: SideLane, context: DraftContext[Any]) -> None:
+        """Fill a new lane from the prefix cache; at least the target's last row stays to be run."""
         lane.salt = context.salt
         if lane.block_table.blocks or lane.tokens or self.cache.config.window is not None:
             return
@@ -132,35 +122,28 @@ class SideCache:
             if found is not None:
                 lane.block_table, lane.tokens = found, list(context.tokens[: found.length])
 
-    def _learn(self, lane: SideLane) -> None:
-        """Remember the rows of certain tokens.
+    def _register_prefix(self, lane: SideLane) -> None:
+        """Register the final rows in the prefix cache.
 
-        Not behind a window: a lane may begin where the target's did not hold the first rows any more.
+        Lanes with a sliding window are left out: the target may have dropped the first rows before the lane began.
         """
         if self.cache.config.window is None:
             self.cache.learn(lane.block_table, lane.tokens, lane.salt, max(0, lane.certain - 1))
 
     def release(self, lane: SideLane) -> None:
-        """Give back what a lane holds."""
+        """Free the blocks of a lane."""
         with uninterrupted():
-            self._learn(lane)
+            self._register_prefix(lane)
             self.cache.release(lane.block_table)
             lane.tokens.clear()
 
     def catch_up(
         self, lane: SideLane, text: Sequence[int], block_table: BlockTable, layer: int, forward: Forward
     ) -> Tensor | None:
-        """Run what the target's cache holds of ``text`` and the lane does not.
+        """Run the rows of ``text`` that the target's cache holds and the lane lacks, in chunks.
 
-        Args:
-            lane: after :meth:`ready`.
-            text: the request's tokens.
-            block_table: of the target's cache.
-            layer: number of the layer whose outputs are read; they must have been kept.
-            forward: what to make of its parts.
-
-        Returns:
-            What it says after the last of these tokens, or ``None`` if there was none to run.
+        ``block_table`` is the target's, and ``layer`` the layer whose kept outputs are read. Returns the output of
+        ``forward`` for the last row; ``None`` if there was no row to run.
         """
         last = None
         for start in range(len(lane.tokens), block_table.length, CHUNK):
@@ -173,27 +156,20 @@ class SideCache:
     def run(
         self, lanes: Sequence[SideLane], tokens: Sequence[Sequence[int]], rows: Sequence[Tensor], forward: Forward
     ) -> list[Tensor]:
-        """Add rows to the lanes, in one pass; there must be places for them.
+        """Add rows to the lanes of different requests, in one forward pass; the slots must be allocated.
 
-        Args:
-            lanes: of different requests.
-            tokens: the text that the rows belong to, at least one for each lane.
-            rows: ``[len(tokens), size]`` each.
-            forward: what to make of the module's parts.
-
-        Returns:
-            What it says at each row.
+        Each lane has at least one new token, and its ``rows`` are hidden states ``[tokens, size]``. Returns the output
+        of ``forward`` at each row, one tensor for each lane.
         """
         segments = [Segment(lane.block_table, TokenTree.chain(new)) for lane, new in zip(lanes, tokens, strict=True)]
-        said = forward(torch.cat(list(rows)), self._apply(segments))
+        outputs = forward(torch.cat(list(rows)), self._apply(segments))
         with uninterrupted():
             for lane, new in zip(lanes, tokens, strict=True):
                 lane.tokens += new
                 lane.block_table.length = len(lane.tokens)
-        return list(said.split([len(new) for new in tokens]))
+        return list(outputs.split([len(new) for new in tokens]))
 
     def _apply(self, segments: Sequence[Segment]) -> Apply:
-        """How the module's parts are run over these rows."""
         places = [place for s in segments for place in range(s.block_table.length, s.block_table.length + s.rows)]
         kernels = self.cache.kernels
         if kernels is None:
@@ -229,17 +205,14 @@ class SideCache:
 def open_pool(
     target: Target, config: ModelConfig, dtype: torch.dtype | None = None, kernels: Kernels | None = None
 ) -> PagedCache:
-    """A cache for a drafter, in the target's memory; of its dtype and for its kernels, unless a dtype is given.
-
-    It remembers prefixes if the target's does.
-    """
+    """Return a cache for a drafter in the target's memory, by default with its dtype and kernels."""
     beside = target.cache
-    remembers = beside.prefix is not None
+    share_prefixes = beside.prefix is not None
     if dtype is None:
         dtype, kernels = beside.dtype, beside.kernels
     if target.budget is not None:
-        with target.lock:  # the others shrink
-            return target.budget.add(config, dtype, kernels, share_prefixes=remembers)
+        with target.lock:  # the other pools shrink
+            return target.budget.add(config, dtype, kernels, share_prefixes=share_prefixes)
     return PagedCache(
         config,
         num_blocks=beside.allocator.num_blocks,
@@ -248,11 +221,11 @@ def open_pool(
         device=beside.device,
         poison=beside.poison,
         kernels=kernels,
-        share_prefixes=remembers,
+        share_prefixes=share_prefixes,
     )
 
 
 def shared_prefix(held: Sequence[int], text: Sequence[int], start: int) -> int:
-    """The number of tokens that both begin with; the first ``start`` are known to be the same."""
+    """Return the length of the common prefix; the first ``start`` tokens are known to agree."""
     stop = min(len(held), len(text))
     return next((i for i in range(min(start, stop), stop) if held[i] != text[i]), stop)

@@ -10,37 +10,37 @@ from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["Frontier", "Trie"]
 
-DraftToken = TypeVar("DraftToken")
+Candidate = TypeVar("Candidate")
 
 
-class Frontier(Generic[DraftToken]):
-    """Guesses that a tree may grow by: the largest gain comes out first, among equals what was offered first."""
+class Frontier(Generic[Candidate]):
+    """Priority queue of candidates for a tree: the largest gain first, equal gains in order of insertion."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, DraftToken]] = []
+        self._heap: list[tuple[float, int, Candidate]] = []
         self._offered = 0
 
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def offer(self, gain: float, guess: DraftToken) -> None:
-        """A guess and its gain."""
-        # The number decides between equals, so that guesses are never compared.
+    def offer(self, gain: float, candidate: Candidate) -> None:
+        """Insert a candidate with its gain."""
+        # The counter breaks ties, so that candidates are never compared.
         self._offered += 1
-        heappush(self._heap, (-gain, self._offered, guess))
+        heappush(self._heap, (-gain, self._offered, candidate))
 
-    def best(self, count: int) -> list[DraftToken]:
-        """The likeliest guesses, which stay."""
-        return [guess for _, _, guess in nsmallest(count, self._heap)]
+    def best(self, count: int) -> list[Candidate]:
+        """Return the ``count`` best candidates without removing them."""
+        return [candidate for _, _, candidate in nsmallest(count, self._heap)]
 
-    def take(self) -> tuple[float, DraftToken]:
-        """The likeliest guess, with its gain."""
-        loss, _, guess = heappop(self._heap)
-        return -loss, guess
+    def take(self) -> tuple[float, Candidate]:
+        """Remove the best candidate and return it with its gain."""
+        loss, _, candidate = heappop(self._heap)
+        return -loss, candidate
 
 
 class Trie:
-    """Grows a tree of guesses in any order; :meth:`tree` keeps the best and lays them out.
+    """Grows a tree of draft tokens below ``root`` in any order; :meth:`tree` keeps the best of them.
 
     ::
 
@@ -49,7 +49,6 @@ class Trie:
     """
 
     def __init__(self, root: int) -> None:
-        """``root`` is the token that the guesses follow; it is node 0."""
         self.tokens = [root]
         self.parents = [-1]
         self.depths = [0]
@@ -61,9 +60,9 @@ class Trie:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, gain: float, origin: Origin) -> int:
-        """The child of node ``parent`` that carries ``token``, new or known; the larger gain and its origin stay.
+        """Return the child of ``parent`` with ``token``, added if it is new.
 
-        A child's gain is at most its parent's.
+        A known child keeps the larger gain and its origin. A gain is cut to the parent's.
         """
         gain = min(gain, self.gains[parent])
         node = self._children[parent].get(token)
@@ -80,17 +79,17 @@ class Trie:
         return node
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of ``node`` that carries ``token``."""
+        """Return the child of ``node`` with ``token``, if any."""
         return self._children[node].get(token)
 
     def forks(self, node: int, token: int) -> bool:
-        """Whether ``token`` would be a second child of ``node``."""
+        """Whether ``token`` would be another child of a node that already has one."""
         return bool(self._children[node]) and token not in self._children[node]
 
     def merge(self, tree: TokenTree, origin: Origin = ("", 0)) -> None:
-        """Add the acceptable nodes of a tree below the same root.
+        """Add the acceptable nodes of a tree with the same root; ``origin`` is for a tree without origins.
 
-        Where it has no gains, a guess is believed to be right half the time; ``origin`` is for trees without their own.
+        In a tree without gains a node counts as accepted half the time if its parent is.
         """
         here = {0: 0}
         for node in range(1, len(tree)):
@@ -100,9 +99,9 @@ class Trie:
                 here[node] = self.add(here[tree.parents[node]], tree.tokens[node], gain, found)
 
     def tree(self, max_nodes: int) -> TokenTree:
-        """At most ``max_nodes`` guesses, those of largest gain; from every node on, the likeliest child comes first.
+        """Return the ``max_nodes`` nodes of largest gain; the likeliest child of a node comes first.
 
-        The main chain is therefore the greedy path, and among equals what was added first wins.
+        The main chain is therefore the greedy path. Of equal children the one added first wins.
         """
         kept: Container[int] = range(len(self.tokens))
         if len(self.tokens) - 1 > max_nodes:

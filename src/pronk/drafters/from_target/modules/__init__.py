@@ -1,1 +1,1 @@
-"""The trained parts, and their files."""
+"""Modules trained on a target, and their files."""

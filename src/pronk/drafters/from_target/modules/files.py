@@ -1,12 +1,10 @@
-"""The files of a drafter that was trained on a target.
+"""Files of a drafter that was trained on a target.
 
-A folder of three files::
+A folder holds three files; the drafter fits that target alone, and is refused for any other::
 
-    drafter.json        kind, shape, the target's fingerprint, how good it was when it was served
-    model.safetensors   its weights
+    drafter.json        kind, shape, the target's fingerprint, measurements of the training
+    model.safetensors   the weights
     README.md           the model card
-
-It is of use with that target alone, and is refused for any other.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ __all__ = ["FORMAT", "Trained", "open_trained"]
 FORMAT = "pronk-drafter-1"
 _FILE = "drafter.json"
 
-# Where the command of ``pronk train`` is called otherwise than the drafter.
+# Commands of ``pronk train`` that are not named after the drafter.
 _COMMANDS = {"multi_token": "heads", "vanilla": "glide --vanilla"}
 
 Made = TypeVar("Made")
@@ -46,10 +44,10 @@ class Trained:
     """A trained drafter on disk.
 
     Attributes:
-        folder: where.
-        kind: the drafter's name in the registry.
-        shape: what its module is made by.
-        target: the fingerprint of the model that it was trained on.
+        folder: the folder.
+        kind: name of the drafter in the registry.
+        shape: fields of the module's shape.
+        target: fingerprint of the model that it was trained on.
         facts: the whole JSON document.
     """
 
@@ -61,11 +59,7 @@ class Trained:
 
     @classmethod
     def read(cls, folder: Path) -> Trained:
-        """What ``drafter.json`` says.
-
-        Raises:
-            CheckpointError: it is not there, or damaged.
-        """
+        """Read ``drafter.json``; a missing or damaged file is a CheckpointError."""
         path = folder / _FILE
         if not path.is_file():
             msg = f"{folder}: expected a folder that pronk train has written, with {_FILE}; found none there"
@@ -81,15 +75,11 @@ class Trained:
         ):
             msg = f"{path}: expected a drafter of format {FORMAT}, found {facts.get('format')!r}; train it again"
             raise CheckpointError(msg)
-        of = Fingerprint(str(target["architecture"]), str(target["weights"]))
-        return cls(folder, kind, shape, of, facts)
+        fingerprint = Fingerprint(str(target["architecture"]), str(target["weights"]))
+        return cls(folder, kind, shape, fingerprint, facts)
 
     def make(self, shape: type[Shape]) -> Shape:
-        """``self.shape`` as the dataclass of its kind.
-
-        Raises:
-            CheckpointError: other fields than it has, or values that it refuses.
-        """
+        """Return ``self.shape`` as the dataclass ``shape``; other fields or values are a CheckpointError."""
         names = {each.name for each in fields(shape)}  # type: ignore[arg-type]
         if names != self.shape.keys():
             expected, found = ", ".join(sorted(names)), ", ".join(sorted(self.shape))
@@ -99,11 +89,7 @@ class Trained:
         return self.build(lambda: shape(**values))
 
     def build(self, make: Callable[[], Made]) -> Made:
-        """What ``make`` makes by ``self.shape``: a module for the target, for example.
-
-        Raises:
-            CheckpointError: the shape is refused, as no training would have written it.
-        """
+        """Call ``make`` and return its result; its refusal of ``self.shape`` becomes a CheckpointError."""
         try:
             return make()
         except (OptionError, TypeError) as error:
@@ -111,11 +97,7 @@ class Trained:
             raise CheckpointError(msg) from error
 
     def open(self, module: nn.Module) -> Checkpoint:
-        """The weights, which must be those of ``module``.
-
-        Raises:
-            CheckpointError: tensors are missing, left over, wrongly shaped or damaged.
-        """
+        """Open the weights; other tensors or shapes than those of ``module`` are a CheckpointError."""
         checkpoint = Checkpoint(self.folder, again="train it again")
         found = {name: checkpoint.shape(name) for name in checkpoint}
         expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
@@ -130,11 +112,7 @@ class Trained:
         return checkpoint
 
     def load(self, module: Module, cache: PagedCache) -> Module:
-        """Put the weights into ``module``, frozen, as whoever computes with ``cache`` wants them.
-
-        Raises:
-            CheckpointError: as :meth:`open`.
-        """
+        """Load the weights into ``module``, frozen, in the dtype, device and layout of ``cache``."""
         checkpoint = self.open(module)
         tensors = {name: checkpoint.tensor(name).to(cache.device, cache.dtype, copy=True) for name in checkpoint}
         module.load_state_dict(tensors, assign=True)
@@ -146,15 +124,12 @@ class Trained:
 def open_trained(drafter: str, model: str | None, default: str, target: Target) -> Trained:
     """Read a trained drafter and check that it was trained on the target.
 
-    Args:
-        drafter: its name in the registry.
-        model: a folder or a Hub id; ``None`` is the clone's ``default``.
-        default: name of a drafter of the clone.
-        target: the target model.
+    ``drafter`` is the name in the registry. ``model`` is a folder or a Hub id; ``None`` is the drafter ``default`` of
+    the clone.
 
     Raises:
-        CheckpointError: no such folder, or a damaged one.
-        OptionError: it is of another kind or was trained on another target, or ``model`` is ``None`` outside a clone.
+        CheckpointError: the folder is missing or damaged.
+        OptionError: the drafter is of another kind or for another target, or ``model`` is ``None`` outside a clone.
     """
     place = clone_model(default) if model is None else resolve_model(model).resolve()
     command = f"pronk train {_COMMANDS.get(drafter, drafter)} --target …"

@@ -1,14 +1,15 @@
-"""GLIDE (Du et al. 2024, section 4.1): a small decoder whose layers also look into the target's cache.
+"""GLIDE (Du et al. 2024, section 4.1): a small decoder that also attends to the target's KV cache.
 
-In each layer, between self-attention and the MLP, a row asks the keys and values that a layer of the target has cached.
-It has a query for every query head of the target, rotated as the target would rotate it at the row's position; with
-``h`` the rows after self-attention, ``K`` and ``V`` the target's of layer ``l``, and head ``j`` of width ``d_k``::
+Each layer has cross-attention between self-attention and the MLP: a row attends to the cached keys and values of one of
+the target's layers. There is a query for every query head of the target, with the target's rotation at the row's
+position. With ``h`` the rows after self-attention, ``K`` and ``V`` the target's of layer ``l``, and head ``j`` of width
+``d_k``::
 
     head_j = softmax((h W_j) K_jᵀ / √d_k) V_j          h ← h + concat(head_1, head_2, …) W_O
 
-Draft layer ``m`` of ``N_D`` asks layer ``l = N_T - N_D + m`` of ``N_T``, counted from 1. Which tokens a row sees there
-is up to the attention: in a decoding step the target's cache ends before the first guess, and stays there however many
-tokens are drafted. Without the cross-attention the same module is the *vanilla* twin that GLIDE is compared with.
+Draft layer ``m`` of ``N_D`` attends to layer ``l = N_T - N_D + m`` of ``N_T``, counted from 1. The attention object
+decides which tokens a row sees. In a decoding step the target's cache ends before the first draft token, for all draft
+tokens of the step. Without cross-attention the module is the *vanilla* twin, GLIDE's baseline.
 """
 
 from __future__ import annotations
@@ -31,22 +32,19 @@ __all__ = ["CrossAttend", "GlideModule", "GlideShape"]
 
 @dataclass(frozen=True)
 class GlideShape:
-    """What the module is made by, beside its target.
+    """Sizes of the module, beside its target's.
 
     Attributes:
-        layers: of the draft.
-        hidden: its size.
-        heads: of its self-attention.
-        kv_heads: key/value heads of it.
-        mlp: width of its gated MLP.
-        block: tokens in a block of the mask that imitates in training how the target's cache lags behind; L in the
+        layers: number of layers.
+        hidden: hidden size, divisible by ``2 * heads``.
+        heads: heads of self-attention, divisible by ``kv_heads``.
+        kv_heads: key/value heads of self-attention.
+        mlp: width of the gated MLP.
+        block: block length of the mask that imitates in training how far the target's cache lags behind; L in the
             paper.
         cross: whether there is cross-attention.
-        cache_layer: the target's layer that the first draft layer asks, from 1; the next asks the next. ``None`` is
-            the paper's choice, by which the last draft layer asks the target's last one.
-
-    Raises:
-        OptionError: sizes that are not positive or do not divide each other.
+        cache_layer: the target's layer, from 1, that the first draft layer attends to; the next layer uses the next.
+            ``None`` is the paper's choice: the last draft layer attends to the target's last layer.
     """
 
     layers: int = 1
@@ -72,11 +70,7 @@ class GlideShape:
             raise OptionError(msg)
 
     def cache_layers(self, target: ModelConfig) -> tuple[int, ...]:
-        """The target's layer, from 1, that each draft layer asks; none without cross-attention.
-
-        Raises:
-            OptionError: the target has no such layers.
-        """
+        """Return the target's layer, from 1, for each draft layer; none without cross-attention."""
         if not self.cross:
             return ()
         first = target.num_layers - self.layers + 1 if self.cache_layer is None else self.cache_layer
@@ -91,7 +85,7 @@ class GlideShape:
         return tuple(range(first, first + self.layers))
 
     def config(self, target: ModelConfig) -> ModelConfig:
-        """The draft's decoder: a Llama with the target's tokens and positions."""
+        """Return the draft's decoder: a Llama with the target's vocabulary and positions."""
         return llama_config(
             hidden=self.hidden,
             layers=self.layers,
@@ -106,19 +100,18 @@ class GlideShape:
 
 
 class CrossAttend(Attend, Protocol):
-    """Attention of a draft that sees a target's cache as well."""
+    """Attention of a draft that also attends to a target's cache."""
 
     def cross(self, layer: int, q: Tensor) -> Tensor:
         """Attend from ``q`` ``[rows, heads, d]`` of draft layer ``layer`` (from 0) to the target's cache.
 
-        ``q`` has the target's heads and is not rotated yet. Returns ``[rows, heads * d]`` in the dtype of ``q``; zeros
-        for a row that sees no token.
+        ``q`` has the target's heads, not rotated yet. Returns ``[rows, heads * d]``; a row that sees no token is zero.
         """
         ...
 
 
 class _GlideLayer(Layer):
-    """A layer with cross-attention between its halves."""
+    """A layer with cross-attention before the MLP; ``attend`` is a :class:`CrossAttend`."""
 
     def __init__(self, config: ModelConfig, target: ModelConfig, linear: Callable[[int, int, bool], Linear]) -> None:
         super().__init__(config, linear)
@@ -129,34 +122,21 @@ class _GlideLayer(Layer):
         self.cross_out = linear(config.hidden_size, size, False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """See :class:`~pronk.models.decoder.Layer`; ``attend`` is a :class:`CrossAttend`."""
         x = self.attend(x, rope, index, attend)
         q = self.cross_query(self.cross_norm(x)).unflatten(-1, (self.heads, self.head_dim))
         return self.feed(x + self.cross_out(cast("CrossAttend", attend).cross(index, q)))
 
     def compile(self, program: Program, index: int) -> None:
-        """See :class:`~pronk.models.decoder.Layer`."""
         program.attention(self, index)
         program.cross(self, index)
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
-        """See :class:`~pronk.models.decoder.Layer`."""
         return WeightLayout(unit=self.head_dim) if name == "cross_query" else super().layout(name)
 
 
 class GlideModule(Decoder):
-    """The module, with an embedding of its own, which is its head too.
-
-    Its files have that matrix once, so there is a head only after :meth:`tie`.
-
-    Args:
-        shape: its sizes.
-        target: the model that it guesses for.
-
-    Raises:
-        OptionError: the target has too few layers.
-    """
+    """The module, whose embedding is also its head; the head exists only after :meth:`tie`."""
 
     def __init__(self, shape: GlideShape, target: ModelConfig) -> None:
         super().__init__(shape.config(target))
@@ -166,5 +146,5 @@ class GlideModule(Decoder):
         del self.head
 
     def tie(self, kernels: Kernels | None = None) -> None:
-        """Make the head of the embedding, as it is now, for ``kernels`` or for torch."""
+        """Make the head from the present embedding, for ``kernels`` or for torch."""
         self.head = choose_linear(kernels, self.embedding.device)(self.embedding.detach(), None, WeightLayout())

@@ -1,14 +1,15 @@
-"""Heads that say several tokens at once (*Better & Faster LLMs via Multi-token Prediction*, Gloeckle et al. 2024).
+"""Heads that predict several tokens at once (Gloeckle et al. 2024).
 
-With ``z`` the output of one of the target's layers (the trunk's), ``u`` the unembedding and ``h_i`` the head of the
-token ``i`` places ahead, the target itself says the next token, and the heads here say those after it::
+*Better & Faster LLMs via Multi-token Prediction*: let ``z`` be the output of one of the target's layers (the trunk),
+``u`` the unembedding and ``h_i`` the head of the token ``i`` places ahead. The target itself predicts the next token,
+and the heads predict those after it::
 
     parallel       P(x[t+i] | z) = softmax u(norm(h_i(z)))                        section 2
     causal         P(x[t+i] | z) = softmax u(norm(h_i(… h_3(h_2(z)))))            appendix B
     anticausal     P(x[t+i] | z) = softmax u(norm(h_i(h_(i+1)(… h_n(z)))))        appendix B
 
 Each ``h_i`` is a transformer layer, which attends to its own keys and values of all earlier rows, or a single linear
-layer. The norm is each head's own; the unembedding is the target's, or a copy for each head ("replicated").
+layer. Each head has its own norm. The unembedding is the target's, or a copy for each head ("replicated").
 """
 
 from __future__ import annotations
@@ -36,18 +37,15 @@ _MOST = 63
 
 @dataclass(frozen=True)
 class HeadsShape:
-    """What heads are made by, besides the target's own sizes.
+    """Sizes of the heads, beside the target's.
 
     Attributes:
-        num_heads: tokens that they guess, 1..63; the first is the one after the next.
-        layer: number of the target's layer whose output they read: 1 is the first.
+        num_heads: number of heads, 1..63; the first predicts the token after the next.
+        layer: the target's layer whose output is read, from 1.
         mlp: width of a transformer head's feed-forward network.
         kind: one of :data:`KINDS`.
         order: one of :data:`ORDERS`.
         unembeddings: one of :data:`UNEMBEDDINGS`.
-
-    Raises:
-        OptionError: a value out of its range.
     """
 
     num_heads: int
@@ -71,42 +69,36 @@ class HeadsShape:
                 raise OptionError(msg)
 
     def check(self, config: ModelConfig) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if a target of this shape has no such layer."""
+        """Raise :class:`~pronk.errors.OptionError` if the target has no such layer."""
         if self.layer > config.num_layers:
             msg = f"layer: expected 1 to {config.num_layers}, the target's layers, found {self.layer}"
             raise OptionError(msg)
 
     @property
     def chained(self) -> bool:
-        """Whether a head reads what another one makes."""
+        """Whether a head reads another head's output."""
         return self.order != "parallel"
 
     @property
     def sequence(self) -> Sequence[int]:
-        """The heads in the order in which they are applied; 0 is that of the nearest token."""
+        """Indices of the heads in order of execution; 0 is the head of the nearest token."""
         heads = range(self.num_heads)
         return heads[::-1] if self.order == "anticausal" else heads
 
 
 def heads_config(shape: HeadsShape, target: ModelConfig) -> ModelConfig:
-    """The heads' attention as that of a decoder with one layer for each.
+    """Return the configuration of the heads' attention: a decoder with one layer for each head.
 
-    They see no further back than the target: rows that have left a sliding window may be gone.
+    The heads see no further back than the target: rows that left a sliding window may be gone.
     """
     count = shape.num_heads
     return replace(target, num_layers=count, intermediate_size=shape.mlp, windows=(target.window,) * count)
 
 
 class MultiTokenHeads(nn.Module):
-    """The heads, on packed rows; with plain float32 weights that are still to be filled.
+    """The heads, on packed rows; the weights are float32 and not initialized.
 
-    Args:
-        shape: of the heads.
-        target: the configuration of the target.
-        layers: the heads' layers, where they are also the target's own; new ones by default.
-
-    Raises:
-        OptionError: the target has no such layer.
+    ``layers`` are layers of the heads that are also the target's own; by default the heads have new layers.
     """
 
     def __init__(self, shape: HeadsShape, target: ModelConfig, layers: Sequence[nn.Module] | None = None) -> None:
@@ -125,23 +117,16 @@ class MultiTokenHeads(nn.Module):
         return Layer(self.config, empty_linear) if self.shape.kind == "transformer" else empty_linear(size, size, False)
 
     def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """``h`` of one head, before its norm.
+        """Run head ``index`` without its norm: ``[rows, hidden]`` to the same shape.
 
-        Args:
-            index: of the head; 0 is that of the token after the next.
-            x: ``[rows, hidden]``, the trunk's output, or that of the head before it.
-            rope: rotations of the rows.
-            attend: asked for layer ``index``.
-
-        Returns:
-            ``[rows, hidden]``.
+        ``x`` is the trunk's output or that of the head before. ``attend`` is called for layer ``index``.
         """
         layer = self.layers[index]
         out: Tensor = layer(x, rope, index, attend) if self.shape.kind == "transformer" else layer(x)
-        return out.to(x.dtype)  # under autocast a product alone would be narrower
+        return out.to(x.dtype)  # autocast returns a narrower dtype for a linear layer
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Describe :meth:`part` to the kernels."""
+        """Compile :meth:`part` for the kernels."""
         layer = self.layers[index]
         if isinstance(layer, Layer):
             layer.compile(program, index)
@@ -149,9 +134,9 @@ class MultiTokenHeads(nn.Module):
             program.linear(layer)
 
     def run(self, z: Tensor, apply: Callable[[int, Tensor], Tensor], count: int) -> Iterator[tuple[int, Tensor]]:
-        """The first ``count`` heads: each one's index and its output ``[rows, hidden]``, as they are applied.
+        """Yield index and output ``[rows, hidden]`` of the first ``count`` heads, in order of execution.
 
-        ``apply(index, x)`` runs one: :meth:`part`, or what the kernels make of it.
+        ``apply(index, x)`` runs one head: :meth:`part` or its compiled form. The anticausal order runs all heads.
         """
         x = z
         for index in self.shape.sequence:
@@ -162,22 +147,20 @@ class MultiTokenHeads(nn.Module):
             yield index, out
 
     def norm(self, index: int, x: Tensor) -> Tensor:
-        """What goes into the unembedding, ``[rows, hidden]``, of a head's output of the same shape."""
+        """Return the input of the unembedding for a head's output; both are ``[rows, hidden]``."""
         out: Tensor = self.norms[index](x)
         return out
 
     def unembedding(self, index: int, shared: Linear) -> Linear:
-        """The unembedding of a head: its own, or ``shared``, which is the target's."""
+        """Return the head's own unembedding, or else ``shared``, the target's."""
         own = self.unembeddings[index] if self.unembeddings else None
         return own if isinstance(own, Linear) else shared
 
     def initialize(self, generator: torch.Generator, norm: nn.Module | None = None, head: Tensor | None = None) -> None:
-        """First weights for training: heads that hardly change what they read, with the target's norm and unembedding.
+        """Initialize for training: heads near the identity, with the target's norm and unembedding.
 
-        Args:
-            generator: of the random numbers.
-            norm: the target's final norm; by default it scales by 1.
-            head: ``[vocab, hidden]``, the target's unembedding, for replicated ones; random by default.
+        ``norm`` is the target's final norm; by default it scales by 1. ``head`` ``[vocab, hidden]`` is the target's
+        unembedding, for replicated ones; random by default.
         """
         with torch.no_grad():
             for name, parameter in self.named_parameters():

@@ -1,4 +1,4 @@
-"""Kangaroo's adapter: from an early layer's output to the target's head (Liu et al. 2024, section 3.1).
+"""Kangaroo's adapter: from an early layer's output to the target's head (Liu et al. 2024, 3.1).
 
 With ``f`` the output of the target's layer number ``l``, the self-draft model of the paper is ``head(A(f))``, where ::
 
@@ -28,21 +28,18 @@ from pronk.models.program import Program
 __all__ = ["ADAPTERS", "KangarooAdapter", "KangarooShape"]
 
 ADAPTERS = ("attention", "head", "transformer", "mlp")
-_SHARE = 8  # of the target's layers, one in so many guesses by default
+_SHARE = 8  # by default the exit is after the first 1/8 of the target's layers
 
 
 @dataclass(frozen=True)
 class KangarooShape:
-    """What an adapter is made by, besides the target's own sizes.
+    """Sizes of an adapter, beside the target's.
 
     Attributes:
-        exit_layer: number of the layer whose output it reads: 1 is the target's first, and the last one is too late.
+        exit_layer: the layer whose output is read, from 1 to the one before the target's last.
         adapter: one of :data:`ADAPTERS`.
         heads: attention heads, each of the target's head size.
         mlp: width of the feed-forward network of ``transformer``.
-
-    Raises:
-        OptionError: a value out of its range.
     """
 
     exit_layer: int
@@ -64,11 +61,7 @@ class KangarooShape:
     def of_target(
         cls, config: ModelConfig, exit_layer: int | None, adapter: str, heads: int | None = None, mlp: int | None = None
     ) -> KangarooShape:
-        """A shape with the target's own heads and width, after an eighth of its layers, unless others are given.
-
-        Raises:
-            OptionError: a value out of its range, or an exit layer that the target does not have.
-        """
+        """Return a shape; by default the exit is after 1/8 of the layers, the sizes are the target's."""
         made = cls(
             max(1, round(config.num_layers / _SHARE)) if exit_layer is None else exit_layer,
             adapter,
@@ -79,7 +72,7 @@ class KangarooShape:
         return made
 
     def check(self, config: ModelConfig) -> None:
-        """Raise :class:`~pronk.errors.OptionError` if a target of this shape has no such exit layer."""
+        """Raise :class:`~pronk.errors.OptionError` if the target has no such exit layer."""
         most = config.num_layers - 1
         if not most:
             msg = "exit-layer: expected a target of at least 2 layers, found 1; train another drafter for it"
@@ -90,18 +83,18 @@ class KangarooShape:
 
     @property
     def attends(self) -> bool:
-        """Whether the adapter has attention, and so keys and values of its own."""
+        """Whether the adapter has attention, and so a cache."""
         return self.adapter != "mlp"
 
     @property
     def own_head(self) -> bool:
-        """Whether it has a head of its own."""
+        """Whether the adapter has a head of its own."""
         return self.adapter in {"head", "mlp"}
 
     def config(self, target: ModelConfig) -> ModelConfig:
-        """The adapter as a decoder of one layer: what its keys and values need, and how it attends.
+        """Return the configuration of the adapter's attention, a decoder of one layer.
 
-        It sees as much of the text as the layer that it reads, whose rows may be gone beyond that.
+        The window is that of the exit layer, whose rows may be gone beyond it.
         """
         window = target.windows[self.exit_layer - 1] if target.windows else None
         return replace(
@@ -115,15 +108,7 @@ class KangarooShape:
 
 
 class KangarooAdapter(nn.Module):
-    """The adapter, on packed rows; with plain float32 weights that are still to be filled.
-
-    Args:
-        shape: the adapter's.
-        target: the configuration of the target.
-
-    Raises:
-        OptionError: the target has no such exit layer.
-    """
+    """The adapter, on packed rows; the weights are float32 and not initialized."""
 
     def __init__(self, shape: KangarooShape, target: ModelConfig) -> None:
         super().__init__()
@@ -136,29 +121,20 @@ class KangarooAdapter(nn.Module):
         self.head: Linear | None = empty_linear(vocab, size, False) if shape.own_head else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        """The exit layer's output ``[rows, hidden]`` to what goes into the head, of the same shape.
-
-        ``attend`` is asked for layer 0, by adapters that attend.
-        """
+        """Map the exit layer's output ``[rows, hidden]`` to the head's input; ``attend`` is for layer 0."""
         return self.norm(self.layers[0](x, rope, 0, attend))
 
     def part(self, index: int, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:  # noqa: ARG002 - there is one
-        """:meth:`forward`, as one of :class:`~pronk.drafters.shared.side_cache.AttendingModule`."""
+        """Call :meth:`forward`, as a :class:`~pronk.drafters.shared.side_cache.AttendingModule`."""
         return self(x, rope, attend)
 
     def compile_part(self, index: int, program: Program) -> None:
-        """Describe it to the kernels."""
+        """Compile the adapter for the kernels."""
         self.layers[index].compile(program, index)
         program.norm(self.norm)
 
     def initialize(self, generator: torch.Generator, norm: nn.Module, head: Tensor) -> None:
-        """Random weights for training; the last norm, and a head of its own, begin as copies of the target's.
-
-        Args:
-            generator: of the random numbers.
-            norm: the target's final norm.
-            head: ``[vocab, hidden]`` of the target's head.
-        """
+        """Set random weights for training; ``norm``, and ``head`` if used, are copied from the target."""
         with torch.no_grad():
             for name, parameter in self.layers.named_parameters():
                 if parameter.dim() == 1:
@@ -178,11 +154,9 @@ class _Attention(Layer):
         del self.mlp_norm, self.up, self.down
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """See :class:`~pronk.models.decoder.Layer`."""
         return self.attend(x, rope, index, attend)
 
     def compile(self, program: Program, index: int) -> None:
-        """See :class:`~pronk.models.decoder.Layer`."""
         program.attention(self, index)
 
 
@@ -196,11 +170,9 @@ class _TwoLinears(nn.Module):
         self.up, self.down = empty_linear(size, size, False), empty_linear(size, size, False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:  # noqa: ARG002 - as all blocks
-        """See :class:`~pronk.models.decoder.Layer`; rows do not see each other."""
         return x + self.down(F.silu(self.up(self.input_norm(x))))
 
     def compile(self, program: Program, index: int) -> None:  # noqa: ARG002 - as all blocks
-        """See :class:`~pronk.models.decoder.Layer`."""
         program.linear(self.up, norm=self.input_norm, activation="silu", to="B")
         program.linear(self.down, source="B", residual=True)
 

@@ -1,12 +1,12 @@
-"""Medusa heads (Cai et al. 2024): what follows the next token, guessed from the target's last hidden state.
+"""Medusa heads (Cai et al. 2024): predict later tokens from the target's last hidden state.
 
-With ``h``, the last layer's output at a position after the final norm, from which the target's unembedding ``U`` gives
-the next token, head number ``i`` (1 is the first) guesses the token ``i`` further on::
+Let ``h`` be the last layer's output at a position after the final norm, from which the target's unembedding ``U``
+predicts the next token. Head ``i`` (1 is the first) predicts the token ``i`` places further on::
 
     h_0 = h      h_j = h_(j-1) + SiLU(W_j h_(j-1) + b_j)      logits = U h_blocks
 
-``W`` and ``b`` begin as zeros, so that every head begins as the target's own. The heads share the target's unembedding,
-or each has a copy of its own that it changes.
+``W`` and ``b`` are initialized to zeros, so that every head begins as the target's own. The heads share the target's
+unembedding, or each trains a copy of it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,14 @@ UNEMBEDDINGS = ("shared", "replicated")
 
 @dataclass(frozen=True)
 class MedusaShape:
-    """Heads, and the tree that they guess.
+    """Sizes of the heads, and their tree.
 
     Attributes:
-        num_heads: 1..16.
+        num_heads: number of heads, 1..16.
         blocks: residual blocks of a head, 1..8.
         unembeddings: ``"shared"`` is the target's, ``"replicated"`` one for each head.
-        tree: paths of ranks (``rank_tree``), parents first; empty before they have been chosen.
-        accuracies: ``[head][rank]``, how often that was the target's token; empty before it was measured.
-
-    Raises:
-        OptionError: a value out of its range.
+        tree: paths of ranks (:mod:`~pronk.drafters.shared.rank_tree`), parents first; empty before it is chosen.
+        accuracies: ``[head][rank]``, how often the rank was the target's token; empty before it is measured.
     """
 
     num_heads: int = 4
@@ -49,7 +46,7 @@ class MedusaShape:
     accuracies: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        # JSON has lists.
+        # JSON has lists, and a hashable shape needs tuples.
         object.__setattr__(self, "tree", tuple(tuple(path) for path in self.tree))
         object.__setattr__(self, "accuracies", tuple(tuple(ranks) for ranks in self.accuracies))
         for name, value, most in (("heads", self.num_heads, 16), ("blocks", self.blocks, 8)):
@@ -72,24 +69,19 @@ class Head(nn.Module):
         self.blocks = nn.ModuleList(_zero_linear(size) for _ in range(blocks))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``[rows, hidden]`` after the target's final norm, to what its unembedding takes."""
+        """Map ``[rows, hidden]`` after the target's final norm to the input of the unembedding."""
         for block in self.blocks:
             hidden = hidden + F.silu(block(hidden))
         return hidden
 
     def compile(self, program: Program) -> None:
-        """Describe :meth:`forward` to the kernels."""
+        """Compile :meth:`forward` for the kernels."""
         for block in self.blocks:
             program.linear(block, activation="silu", residual=True)
 
 
 class MedusaHeads(nn.Module):
-    """The heads of one target, on packed rows.
-
-    Args:
-        shape: of the heads.
-        config: of the target.
-    """
+    """The heads of one target, on packed rows; ``config`` is the target's."""
 
     def __init__(self, shape: MedusaShape, config: ModelConfig) -> None:
         super().__init__()
@@ -101,17 +93,15 @@ class MedusaHeads(nn.Module):
         )
 
     def initialize(self, unembedding: Tensor) -> None:
-        """Give heads with unembeddings of their own the target's, ``[vocab, hidden]``; all begin as the target."""
+        """Copy the target's unembedding ``[vocab, hidden]`` into those of replicated heads."""
         with torch.no_grad():
             for each in self.unembeddings:
                 each.get_parameter("weight").copy_(unembedding)
 
     def logits(self, hidden: Tensor, unembed: nn.Module) -> Tensor:
-        """What every head says, ``[heads, rows, vocab]``.
+        """Return ``[heads, rows, vocab]`` for ``hidden`` ``[rows, hidden]`` after the target's final norm.
 
-        Args:
-            hidden: ``[rows, hidden]`` after the target's final norm.
-            unembed: the target's unembedding, for heads without one; all heads' rows go through it together.
+        ``unembed`` is the target's unembedding; shared heads call it once for all rows.
         """
         states = [head(hidden) for head in self.layers]
         if self.unembeddings:

@@ -1,8 +1,8 @@
-"""The text of a target's tokens in the tokens of a draft model, kept up as the text grows or takes another turn.
+"""Re-encodes a request's text from the target's tokens into the draft model's, incrementally.
 
-A draft model that was trained on its own tokens knows its text in these alone, so the bytes of the target's tokens are
-encoded again. Not all of them in every step: everything before a *mark* stays as it is, and a mark is a place where a
-token of both begins and where encoding what follows gives what encoding it all gave ::
+The bytes of the target's tokens are encoded with the draft's tokenizer. Tokens before a *mark* are not encoded again. A
+mark is a position where tokens of both begin, and where encoding the rest of the text gives the same tokens as encoding
+all of it ::
 
     target    the| quick| br|own| fox      tokens of both begin at the bytes 0, 3, 9 and 15;
     draft     the| qui|ck| brown| fox      a mark at 9: the first 2 target tokens are the first 3 of the draft
@@ -21,31 +21,34 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Recoding", "Reencoder"]
 
-# A mark is set when more target tokens than _OPEN lie behind the last one, and leaves _KEEP of them open, which is more
-# than the words at the end that further text may still change. Beyond _LIMIT it is set where it changes the tokens.
+# A mark is set when more than _OPEN target tokens lie behind the last one. The last _KEEP tokens stay open: more than
+# the last word, which further text may change. The last _TRIES positions are tried. If no position leaves the tokens
+# unchanged, a mark is set nevertheless beyond _LIMIT target tokens.
 _OPEN, _KEEP, _LIMIT, _TRIES = 64, 32, 256, 8
 
-_BLOCK = 256
+_BLOCK = 256  # tokens compared at once
+
+# Bytes that are not valid UTF-8, as Python's surrogate escapes.
 _BROKEN = re.compile("([\udc80-\udcff]+)")
 
-# Where a text begins: in the middle of another, after a special token, or where nothing comes before it.
+# Kinds of edges at which a piece begins: within a text, after a special token, or at the start of everything.
 _MIDDLE, _AFTER_SPECIAL, _START = range(3)
 
 
 @dataclass(frozen=True)
 class Recoding:
-    """What re-encoding knows of both tokenizers; the same for all requests.
+    """Constants of a pair of tokenizers; the same for all requests.
 
     Attributes:
         texts: bytes of the target's tokens.
-        carried: the target's special tokens, and which of the draft's each becomes, if any.
+        carried: the target's special tokens, each with the draft's counterpart or ``None``.
         bos: the target's token that begins a text.
-        target_prefix: whether the target's tokens begin with a space that is not in the text.
+        target_prefix: when the target's tokens begin with a space that is not in the text.
         draft_texts: bytes of the draft's tokens.
-        draft_prefix: whether the draft's should.
-        front: what the draft's tokenizer puts before a text.
-        encoder: the draft's tokenizer, for a piece from the middle of a text.
-        bytes_only: tokens of the draft for single bytes.
+        draft_prefix: when the draft's tokens begin with a space that is not in the text.
+        front: special tokens that the draft's tokenizer puts before a text.
+        encoder: the draft's tokenizer without the prefix space, for a piece from the middle of a text.
+        bytes_only: the draft's token for each single byte.
     """
 
     texts: Mapping[int, bytes]
@@ -59,14 +62,14 @@ class Recoding:
     bytes_only: Mapping[int, int]
 
     def read(self, tokens: Sequence[int], edge: int) -> tuple[bytes, list[int]]:
-        """The text of target tokens, and where in it each of them ends."""
+        """Return the bytes of target tokens, and the offset at which each token ends."""
         pieces = [self.texts.get(token, b"") for token in tokens]
         data = b"".join(pieces)
         extra = int(_adds(self.target_prefix, edge) and data.startswith(b" "))
         return data[extra:], [end - extra for end in accumulate(map(len, pieces))]
 
     def write(self, data: bytes, edge: int) -> tuple[list[int], bool]:
-        """The draft's tokens for a text, and whether they say all of its end; bytes that are no text go one by one."""
+        """Return the draft's tokens for a text, one per invalid byte, and whether its end could be encoded."""
         text = " " * self.prefix_length(data, edge) + data.decode("utf-8", "surrogateescape")
         ids: list[int] = []
         whole = True
@@ -79,18 +82,18 @@ class Recoding:
             try:
                 ids += self.encoder.encode(part, add_special_tokens=False)
                 whole = True
-            except PromptError:  # a character for which the vocabulary has nothing, not even "unknown"
+            except PromptError:  # no token for this character, not even "unknown"
                 whole = False
         return ids, whole
 
     def prefix_length(self, data: bytes, edge: int) -> int:
-        """How many bytes the draft's tokens have more than the text that they stand for."""
+        """Return the number of bytes that the draft's tokens have beyond the text."""
         return int(_adds(self.draft_prefix, edge) and len(data) > 0)
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """Where the first ``target`` tokens are the first ``draft`` tokens, whatever follows; ``edge`` is what does."""
+    """The first ``target`` target tokens are the first ``draft`` draft tokens; then comes an ``edge``."""
 
     target: int
     draft: int
@@ -101,15 +104,15 @@ class Reencoder:
     """One request's text in the draft's tokens.
 
     Attributes:
-        tokens: the draft's tokens for the text of the last :meth:`update`; not to be changed.
-        current: whether they say what the last target token says. If not, whatever would be guessed after them comes
-            too early: bytes of a character without its end, for a vocabulary without byte tokens, or a special token
-            that only the target has.
+        tokens: the draft's tokens for the text of the last :meth:`update`; read-only.
+        current: whether ``tokens`` cover the last target token. They do not at an incomplete UTF-8 character, for a
+            vocabulary without byte tokens, or at a special token that only the target has. The draft must not propose
+            then.
 
     Args:
-        recoding: how; ``None`` if the ids are the same, and tokens go over one by one.
-        lacking: ids that mean something to the target alone, where ids are the same otherwise.
-        limit: ids from here on are not the draft's, where ids are the same otherwise.
+        recoding: the tokenizers; ``None`` if ids are the same, and are copied.
+        lacking: ids that the draft lacks; used if ids are the same.
+        limit: number of the draft's ids; used if ids are the same.
     """
 
     def __init__(self, recoding: Recoding | None, lacking: frozenset[int] = frozenset(), limit: int = 0) -> None:
@@ -117,42 +120,36 @@ class Reencoder:
         self.current = False
         self._recoding, self._lacking, self._limit = recoding, lacking, limit
         self._seen: list[int] = []
-        self._left_out: list[int] = []
+        self._dropped: list[int] = []
         self._marks = [_Mark(0, len(self.tokens), _START)]
 
     def update(self, tokens: Sequence[int], known: int = 0) -> int:
-        """Follow the target's text.
+        """Follow the target's text, of which the last tokens may differ from the previous call.
 
-        Args:
-            tokens: all of the target's tokens; those at the end may differ from what they were in the last call.
-            known: how many of them are known to be the same as in the last call, and need not be compared.
-
-        Returns:
-            How many of the draft's tokens are what they were before this call, counted from the first.
+        Returns the number of leading draft tokens that are unchanged; ``known`` leading target tokens are known to be.
         """
         same = min(known, len(self._seen), len(tokens))
         same += _count_same(self._seen, tokens, same)
         unchanged = (
-            self._pass_on(tokens, same) if self._recoding is None else self._respell(self._recoding, tokens, same)
+            self._copy_ids(tokens, same) if self._recoding is None else self._reencode(self._recoding, tokens, same)
         )
         self._seen[same:] = tokens[same:]
         return unchanged
 
-    def _pass_on(self, tokens: Sequence[int], same: int) -> int:
-        """Ids as they are; those that the draft lacks are left out."""
-        while self._left_out and self._left_out[-1] >= same:
-            self._left_out.pop()
-        unchanged = same - len(self._left_out)
+    def _copy_ids(self, tokens: Sequence[int], same: int) -> int:
+        while self._dropped and self._dropped[-1] >= same:
+            self._dropped.pop()
+        unchanged = same - len(self._dropped)
         del self.tokens[unchanged:]
         for position in range(same, len(tokens)):
             if tokens[position] in self._lacking or tokens[position] >= self._limit:
-                self._left_out.append(position)
+                self._dropped.append(position)
             else:
                 self.tokens.append(tokens[position])
-        self.current = len(tokens) > 0 and self._left_out[-1:] != [len(tokens) - 1]
+        self.current = len(tokens) > 0 and self._dropped[-1:] != [len(tokens) - 1]
         return unchanged
 
-    def _respell(self, recoding: Recoding, tokens: Sequence[int], same: int) -> int:
+    def _reencode(self, recoding: Recoding, tokens: Sequence[int], same: int) -> int:
         while self._marks[-1].target > same:
             self._marks.pop()
         start = self._marks[-1]
@@ -160,7 +157,7 @@ class Reencoder:
         del self.tokens[start.draft :]
         for position in range(start.target, len(tokens)):
             if tokens[position] in recoding.carried:
-                self._carry(recoding, tokens, position)
+                self._append_special(recoding, tokens, position)
         run = tokens[self._marks[-1].target :]
         data, _ = recoding.read(run, self._marks[-1].edge)
         ids, whole = recoding.write(data, self._marks[-1].edge)
@@ -168,11 +165,11 @@ class Reencoder:
         if run:
             self.current = whole and run[-1] in recoding.texts
         if len(run) > _OPEN:
-            self._settle(recoding, run)
+            self._set_mark(recoding, run)
         return start.draft + _count_same(before, self.tokens[start.draft :], 0)
 
-    def _carry(self, recoding: Recoding, tokens: Sequence[int], position: int) -> None:
-        """Finish the text before the special token at ``position``; the token itself, and a mark after it."""
+    def _append_special(self, recoding: Recoding, tokens: Sequence[int], position: int) -> None:
+        """Encode the text before the special token at ``position``, append the token, and set a mark after it."""
         mark, special = self._marks[-1], tokens[position]
         data, _ = recoding.read(tokens[mark.target : position], mark.edge)
         self.tokens += recoding.write(data, mark.edge)[0]
@@ -184,8 +181,8 @@ class Reencoder:
         self.current = stands or carried is not None
         self._marks.append(_Mark(position + 1, len(self.tokens), _START if begins else _AFTER_SPECIAL))
 
-    def _settle(self, recoding: Recoding, run: Sequence[int]) -> None:
-        """Set a mark within the text that is open."""
+    def _set_mark(self, recoding: Recoding, run: Sequence[int]) -> None:
+        """Set a mark within the text behind the last mark."""
         mark = self._marks[-1]
         ids = self.tokens[mark.draft :]
         data, ends = recoding.read(run, mark.edge)
@@ -216,7 +213,7 @@ def _begins_character(data: bytes, at: int) -> bool:
 
 
 def _count_same(old: Sequence[int], new: Sequence[int], start: int) -> int:
-    """How many tokens from ``start`` on are the same; a block at a time, which costs a tenth of one by one."""
+    """Return the number of equal tokens from ``start`` on; comparing blocks is ten times as fast."""
     stop, at = min(len(old), len(new)), start
     while at + _BLOCK <= stop and old[at : at + _BLOCK] == new[at : at + _BLOCK]:
         at += _BLOCK

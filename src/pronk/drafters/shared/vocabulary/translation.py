@@ -1,11 +1,11 @@
-"""Between the vocabulary of a target and that of a draft model.
+"""Translation between the vocabularies of a target and of a draft model.
 
-Vocabularies are *identical* if every token has the same id in both: ids go over as they are, and differences in padding
-and in added tokens cost nothing but those tokens. Otherwise the draft guesses among the tokens that both have
-(token-level intersection, Timor et al. 2025): those that stand for the same bytes, special tokens of the same name, and
-the token that ends a text. What it reads is the text in its own tokens, see ``reencoder``.
+Vocabularies are *identical* if every token has the same id in both. Ids are then used as they are; differences in
+padding and in added tokens cost only those tokens. Otherwise the draft proposes only tokens that both vocabularies have
+(token-level intersection, Timor et al. 2025): tokens of the same bytes, special tokens of the same name, and the end of
+text. The draft reads the text re-encoded in its own tokens (:mod:`~pronk.drafters.shared.vocabulary.reencoder`).
 
-Nothing here touches what comes out: a context that is cut short or spelled otherwise is only guessed from less well.
+The output is never affected: a text that is cut short or encoded otherwise only lowers the acceptance.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from pronk.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Reencoder", "Translation"]
 
-# Of the smaller vocabulary's tokens, those of a single byte aside, this part must be in the other one too. Vocabularies
-# of 1,024 to 16,384 tokens, learned from licences, documentation, Python and C, share 0.3 of it or more, which makes up
-# half of a text or more. Those that share a tenth have little but short pieces of words in common.
+# Least fraction of the smaller vocabulary's tokens of two bytes or more that the other one must have. Vocabularies of
+# 1,024 to 16,384 tokens, trained on licences, documentation, Python and C, share 0.3 or more, which covers at least
+# half of a text. With a tenth or less, the common tokens are little more than short pieces of words.
 _LEAST_SHARE = 0.1
 
 
 class Translation:
-    """Between a target's vocabulary and a draft model's; made by :meth:`between`.
+    """Maps between a target's vocabulary and a draft model's; made by :meth:`between`.
 
     Attributes:
-        identical: every token means the same id in both (padding and added tokens aside).
-        shared: how many tokens both have.
-        nothing_to_do: every id of either is the other's.
+        identical: whether every token has the same id in both, apart from padding and added tokens.
+        shared: number of tokens that both have.
+        nothing_to_do: whether the two sets of ids are equal.
     """
 
     def __init__(
@@ -55,21 +55,16 @@ class Translation:
 
     @classmethod
     def same(cls, target_size: int, draft_size: int) -> Translation:
-        """For models whose ids mean the same, as far as anybody knows."""
+        """Return a translation for models without known tokenizers, whose ids are taken as equal."""
         return cls({i: i for i in range(min(target_size, draft_size))}, target_size, draft_size, None, set())
 
     @classmethod
     def between(
         cls, drafter: str, target: Tokenizer, target_size: int, draft: Tokenizer, draft_size: int
     ) -> Translation:
-        """The translation between two models.
+        """Return the translation between two models; errors begin with the name ``drafter``.
 
-        Args:
-            drafter: whose name an error begins with.
-            target: the target's tokenizer.
-            target_size: its model's number of logits, which may be padded.
-            draft: the draft's tokenizer.
-            draft_size: its model's number of logits.
+        The sizes are the numbers of logits of the models, padding included.
 
         Raises:
             OptionError: the two share too few tokens.
@@ -93,10 +88,7 @@ class Translation:
         return cls(pairs, target_size, draft_size, _recoding(target, draft, theirs, ours, specials), set())
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """``[rows, draft_size]`` to ``[rows, target_size]``: ``-inf`` for tokens that only the target has.
-
-        A view if ids are the same and nothing has to be hidden.
-        """
+        """Map logits ``[rows, draft_size]`` to ``[rows, target_size]``, ``-inf`` where the draft has no token."""
         if self.nothing_to_do:
             return logits
         if self._index.device != logits.device:
@@ -109,19 +101,19 @@ class Translation:
         return logits.index_fill(1, self._index, -torch.inf) if len(self._index) else logits
 
     def to_draft(self, token: int) -> int | None:
-        """The draft's id of a target's token, or ``None`` if it has no such token."""
+        """Return the draft's id of a target's token, or ``None`` if the draft lacks the token."""
         if self.identical:
             return token if token < self._draft_size and token not in self._lacking else None
         return self._pairs.get(token)
 
     def reencoder(self) -> Reencoder | None:
-        """What follows one request's text in the draft's tokens; ``None`` if all of the target's ids go over."""
+        """Return a converter for one request's text; ``None`` if the target's ids can be used as they are."""
         if self.identical and self._draft_size >= self._target_size and not len(self._index):
             return None
         return Reencoder(self._recoding, self._lacking, self._draft_size)
 
     def encode(self, tokens: Sequence[int]) -> list[int]:
-        """The draft's tokens for the target's text: re-encoded, or, if ids are the same, without those it lacks."""
+        """Return the draft's tokens for the target's text; tokens that the draft lacks are left out."""
         reencoder = self.reencoder()
         if reencoder is None:
             return list(tokens)
@@ -130,7 +122,7 @@ class Translation:
 
 
 def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
-    """The ids that only one has, or ``None`` if more than added tokens differ, so that ids do not go over."""
+    """Return the ids that differ; ``None`` if more than added tokens differ: ids must be translated."""
     theirs, ours = ({i: t for t, i in x.backend.get_vocab(with_added_tokens=True).items()} for x in (target, draft))
     lacking = {i for i in theirs.keys() | ours.keys() if theirs.get(i) != ours.get(i)}
     added = target.backend.get_added_tokens_decoder(), draft.backend.get_added_tokens_decoder()
@@ -141,7 +133,7 @@ def _differences(target: Tokenizer, draft: Tokenizer) -> set[int] | None:
 
 
 def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
-    """Target's to draft's ids of the same bytes; of several with the same, the first."""
+    """Map the target's ids to the draft's ids with the same bytes; of several the first."""
     first: list[dict[bytes, int]] = [{}, {}]
     for found, spelling in zip(first, (target, draft), strict=True):
         for token, text in spelling.texts.items():
@@ -150,7 +142,7 @@ def _pair_texts(target: Spelling, draft: Spelling) -> dict[int, int]:
 
 
 def _pair_specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
-    """Target's to draft's ids of special tokens: the same name, or both end a text."""
+    """Map the target's special ids to the draft's: tokens of the same name, and tokens that end a text."""
     names = {draft.backend.id_to_token(i): i for i in sorted(draft.special_ids)}
     pairs = {i: names[name] for i in sorted(target.special_ids) if (name := target.backend.id_to_token(i)) in names}
     for ours, theirs in zip(target.eos_ids, draft.eos_ids, strict=False):
