@@ -1,4 +1,4 @@
-"""Heads and columns dealt to several processes: close to one process, and the same to the bit whatever is guessed."""
+"""Tensor parallelism: outputs close to one process, and bit for bit the same whatever is guessed."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_quantized_checkpoints(checkpoint: MakeCheckpoint, tmp_path: Path, name:
 def test_what_cannot_be_cut(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     quantized, _ = write_quantized(checkpoint("llama"), tmp_path, FORMATS["gptq-4-order"])
     with pytest.raises(
-        CheckpointError, match=r"layers\.\d\..*dealt to several.*order of their inputs.*'tree'"
+        CheckpointError, match=r"layers\.\d\..*split between processes.*order of their inputs.*'tree'"
     ) as found:
         load(quantized, 0, 2)
     assert "\n" not in str(found.value)
@@ -335,7 +335,7 @@ def test_an_interruption_between_two_stages(several: LLM) -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(OptionError, match=r"workers: expected at most 2, the heads of keys and values.*found 3; use"):
+    with pytest.raises(OptionError, match=r"workers: expected at most 2, the number of key/value heads.*found 3; use"):
         LLM(workers=3, parallel="tensor")
     with pytest.raises(OptionError, match=r"parallel: expected .*tree.*tensor.*found 'pipeline'"):
         LLM(workers=2, parallel="pipeline")

@@ -122,7 +122,7 @@ def test_no_tokenizer(files: dict[str, bytes], found: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", b"{", r"tokenizer.json: expected a tokenizer, found a file that is none"),
+        ("tokenizer.json", b"{", r"tokenizer.json: expected a tokenizer, found an unreadable file"),
         ("tokenizer.json", b"\xff\xfe", r"tokenizer.json: expected a tokenizer, found"),
         ("tokenizer.json", b'{"model": 1}', r"tokenizer.json: expected a tokenizer, found"),
         ("tokenizer_config.json", b"{", r"tokenizer_config.json: expected JSON"),

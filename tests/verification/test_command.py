@@ -56,7 +56,7 @@ def test_rejection(run: Run) -> None:
     code, out, _ = run(*SMALL, "--drafter", "prompt_lookup(min_ngram=1)", "--rule", "rejection")
     assert code == 0
     assert "4/4" in out
-    assert "the law of sampled ones was not tested" in " ".join(out.split())
+    assert "the distribution of sampled texts was not tested" in " ".join(out.split())
 
 
 def test_json_is_one_object(run: Run) -> None:
@@ -114,7 +114,7 @@ def test_interrupt_shows_what_was_verified(run: Run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pronk.verification, "verify_steps", interrupted)
     code, out, _ = run(*SMALL)
     assert code == 130
-    assert "Interrupted: this much was verified." in out
+    assert "Interrupted: the checks above were verified." in out
     code, out, _ = run(*SMALL, "--json")
     assert code == 130
     assert (json.loads(out)["complete"], json.loads(out)["passed"]) == (False, False)

@@ -90,11 +90,11 @@ def test_rules_that_accept_by_chance(pronk_tiny: LLM, rule: Rule) -> None:
     assert set(each.verdicts().values()) == {"passed"}
     text = read(report)
     assert "same greedy" in text
-    assert f"those sampled by {rule} depend on the guesses and share only their law" in text
-    assert f"{each.accepted} accepted guesses changed no greedy text and no law." in text
+    assert f"of those sampled by {rule}, only the distribution is independent of the drafter" in text
+    assert f"{each.accepted} accepted draft tokens changed no greedy text and no distribution." in text
     assert max(map(len, shown(report).splitlines()[3:])) <= 80
     untested = replace(report, drafters=tuple(replace(part, distribution=None) for part in report.drafters))
-    assert "the law of sampled ones was not tested" in read(untested)
+    assert "the distribution of sampled texts was not tested" in read(untested)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_report_as_json_and_as_table(report: VerifyReport) -> None:
     text = shown(report)
     assert max(map(len, text.splitlines())) <= 80
     assert "16/16" in text
-    assert f"Verified: {guessing(report).accepted} accepted guesses changed nothing." in text
+    assert f"Verified: {guessing(report).accepted} accepted draft tokens changed nothing." in text
 
 
 def test_verdicts_are_the_same_each_time(llm: LLM, report: VerifyReport) -> None:
@@ -173,8 +173,8 @@ def test_a_drafter_that_never_guesses_is_not_verified(llm: LLM) -> None:
     assert not report.passed
     assert guessing(report).verdicts() == {"equality": "vacuous", "rescoring": "vacuous", "distribution": "skipped"}
     assert report.to_dict()["drafters"][1]["verdict"] == "vacuous"
-    assert f"{SILENT}: not tested: nothing was accepted" in read(report)
-    assert f"NOT verified: nothing was accepted of {SILENT}" in read(report)
+    assert f"{SILENT}: not tested: no draft token was accepted" in read(report)
+    assert f"NOT verified: no draft token was accepted of {SILENT}" in read(report)
     assert not replace(report, required=False).passed
 
 
@@ -182,7 +182,7 @@ def test_unasked_drafters_may_stay_silent_beside_others(llm: LLM) -> None:
     report = verify_model(llm, [GUESSER, SILENT], some_prompts(llm), QUICK, required=False)
     assert report.passed
     assert report.vacuous == (SILENT,)
-    assert "Not tested, because nothing was accepted" in read(report)
+    assert "Not tested, because no draft token was accepted" in read(report)
     assert not replace(report, required=True).passed
 
 
@@ -205,7 +205,7 @@ def test_prompts_that_do_not_fit(llm: LLM) -> None:
     assert (report.prompts, report.too_long) == (2, 2)
     assert "2 too long" in shown(report)
     for prompts in ([], [long]):
-        with pytest.raises(PromptError, match="expected prompts that leave room for 16 tokens"):
+        with pytest.raises(PromptError, match="expected prompts of at most"):
             verify_model(llm, [GUESSER], prompts, QUICK)
 
 
@@ -215,7 +215,7 @@ def test_steps_show_what_was_verified_so_far(llm: LLM) -> None:
     assert len(reports) == 2 * 2 * len(MODES) + 1
     assert not any(report.complete or report.passed for report in reports[:-1])
     assert reports[-1].passed
-    assert "Interrupted: this much" in read(reports[4])
+    assert "Interrupted: the checks above" in read(reports[4])
     assert "unfinished" in shown(reports[4])
     done = [count for _, count, _ in told]
     assert done == sorted(done)

@@ -1,1 +1,1 @@
-"""What a checkpoint says its model is: sizes, families of norms and activations, positions."""
+"""Model configuration and rotary position embedding."""

@@ -1,7 +1,6 @@
-"""What a checkpoint's ``config.json`` says, in one frozen value.
+"""Model configuration: every supported family yields the same frozen :class:`ModelConfig`.
 
-Every supported family is read into the same :class:`ModelConfig`; the decoder never asks which family it
-is. Keys that would change the computation are honoured or refused with an error that names them.
+A key of ``config.json`` that would change the computation is supported or raises an error that names the key.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from pronk.errors import ConfigError
 
 __all__ = ["FAMILIES", "ModelConfig", "llama_config", "parse_config"]
 
-# Far more than any model has, so that a damaged file is refused before memory is taken for it.
-_MAX_LAYERS = 10_000
+_MAX_LAYERS = 10_000  # more than any model has; refuses a damaged file before allocating memory
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -32,14 +30,14 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# What transformers takes for a key that is absent, where that differs from what `null` means or from the others.
+# Defaults of transformers for absent keys that differ from the meaning of `null` or from other families.
 _ABSENT: dict[str, dict[str, int]] = {
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
 }
 
-# Keys of relatives of these families (Gemma, Granite, Cohere, Mixtral, encoders) that ask for other arithmetic.
+# Keys of related families (Gemma, Granite, Cohere, Mixtral, encoders) that require unsupported arithmetic.
 _REFUSED = (
     "add_cross_attention alibi attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv "
     "embedding_multiplier final_logit_softcapping is_encoder_decoder logit_scale logits_scaling no_rope_layers "
@@ -50,12 +48,13 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder.
+    """The configuration of a decoder.
 
-    ``windows`` has one entry per layer: how many positions, itself included, a token of that layer sees
-    (``None`` = all). ``rope`` is ``None`` for learned positions. ``context`` is the number of positions the
-    checkpoint was made for, scaling included. ``eos_ids`` are the token ids that end a text. ``quantization`` is what
-    ``quantization_config`` says, unread; ``None``: the weights are plain.
+    Attributes:
+        context: number of positions that the checkpoint supports, RoPE scaling included.
+        rope: rotary embedding, or ``None`` for learned positions.
+        windows: sliding window of each layer, the token itself included; ``None`` means full attention.
+        quantization: unparsed ``quantization_config``; ``None`` means plain weights.
     """
 
     family: str
@@ -85,7 +84,7 @@ class ModelConfig:
 
     @cached_property
     def digest(self) -> str:
-        """Tells it from any other: 16 hexadecimal digits of all that is here."""
+        """16 hexadecimal digits that identify the configuration."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
@@ -95,13 +94,13 @@ class ModelConfig:
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
-        """Rows of the fused QKV projection that belong to queries, keys and values."""
+        """Rows of queries, keys and values in the fused QKV projection."""
         kv = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, kv, kv
 
     @property
     def window(self) -> int | None:
-        """Positions after which *no* layer looks back any more, or ``None`` if some layer sees everything."""
+        """Largest sliding window, or ``None`` if a layer has full attention."""
         spans = [w for w in self.windows if w is not None]
         return max(spans) if len(spans) == self.num_layers else None
 
@@ -118,7 +117,7 @@ def llama_config(
     bos_id: int | None,
     eos_ids: tuple[int, ...],
 ) -> ModelConfig:
-    """A small Llama to be trained: tied embeddings, heads that share the hidden size, weights kept in bfloat16."""
+    """Return the config of a small Llama for training: tied embeddings, weights in bfloat16."""
     head_dim = hidden // heads
     return ModelConfig(
         family="llama",
@@ -141,17 +140,13 @@ def llama_config(
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Read a ``config.json`` document.
-
-    Raises:
-        ConfigError: unknown architecture, missing or contradictory values, or a feature that is not supported.
-    """
+    """Parse a ``config.json`` document; raise a ConfigError if it is invalid or not supported."""
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         msg = f"unknown architecture: config.json has model_type {family!r}; supported are {known}"
         raise ConfigError(msg)
-    # compressed-tensors called it by the second name first.
+    # Early versions of compressed-tensors wrote compression_config.
     quantization = raw.get("quantization_config") or raw.get("compression_config")
     if quantization and not isinstance(quantization, Mapping):
         msg = f"config.json: expected an object as quantization_config, found {quantization!r:.80}"
@@ -166,8 +161,6 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 class _Reader:
-    """Typed access to a raw config, with one-line errors."""
-
     def __init__(self, raw: Mapping[str, Any], family: str) -> None:
         self.raw = raw
         self.family = family
@@ -206,7 +199,7 @@ class _Reader:
         return bos, ids
 
     def windows(self, span: int | None, first: int = 0) -> tuple[int | None, ...]:
-        """``span`` in the layers that ``layer_types`` calls sliding, or without it, in those from ``first`` on."""
+        """Return the window of each layer; without ``layer_types``, layers from ``first`` on slide."""
         layers = self.layers("num_hidden_layers")
         implied = ["full_attention" if span is None or i < first else "sliding_attention" for i in range(layers)]
         kinds = self.get("layer_types", implied)
@@ -218,7 +211,6 @@ class _Reader:
 
 
 def _decoder(r: _Reader, *, windows: tuple[int | None, ...], **features: Any) -> ModelConfig:
-    """What Llama, Mistral and Qwen share."""
     hidden, heads = r.integer("hidden_size"), r.integer("num_attention_heads")
     head_dim = r.integer("head_dim", hidden // heads)
     if r.get("head_dim") is None and hidden % heads:
@@ -264,7 +256,6 @@ def _mistral(r: _Reader) -> ModelConfig:
 
 
 def _qwen_windows(r: _Reader) -> tuple[int | None, ...]:
-    """Qwen slides only on request."""
     if not r.get("use_sliding_window", False) or r.get("sliding_window") is None:
         return r.windows(None)
     return r.windows(r.integer("sliding_window"), r.integer("max_window_layers", 28, least=0))

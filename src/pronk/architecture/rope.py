@@ -1,12 +1,11 @@
-"""Rotary position embedding with the scalings that Llama-like checkpoints use.
+"""Rotary position embedding (RoPE, Su et al. 2021) with the scalings of Llama-like checkpoints.
 
-Su et al. 2021 (RoPE); position interpolation (*linear*), NTK-aware (*dynamic*), Peng et al. 2023 (*yarn*),
-and Llama 3.1's frequency-dependent rule (*llama3*). A GGUF file has divisors of the frequencies instead (*factors*).
+Scalings are position interpolation (*linear*), NTK-aware (*dynamic*), Peng et al. 2023 (*yarn*), Llama 3.1's
+frequency-dependent rule (*llama3*), and divisors of the frequencies from a GGUF file (*factors*).
 
-A rotation depends on the row's position alone, so that a token's key is the same however its text was cut
-into passes. *Dynamic* scaling is the exception by definition: its base grows with the length of the text. It
-is made a function of the row all the same: a prompt of ``P`` tokens is rotated for length ``P``, the token at a
-later position ``p`` for length ``p + 1``.
+A rotation depends on the position alone, so a token's key does not depend on how the text is split into forward
+passes. The exception is *dynamic* scaling, whose base grows with the length of the text. To make it a function of the
+row, a prompt of ``P`` tokens is rotated for length ``P``, and the token at a later position ``p`` for length ``p + 1``.
 """
 
 from __future__ import annotations
@@ -24,10 +23,8 @@ from pronk.errors import ConfigError
 
 __all__ = ["RopeConfig", "RopeTable", "RotaryEmbedding", "apply_rope", "parse_rope"]
 
-# Larger values are damage; a float32 would overflow soon.
-_HUGE = 1e15
-# Positions of the first table; it doubles as texts grow.
-_FIRST_LINES = 1024
+_HUGE = 1e15  # a larger value means a damaged file and would soon overflow float32
+_FIRST_LINES = 1024  # positions of the first table; the size doubles as texts grow
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _KEYS = frozenset(
     "rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor low_freq_factor "
@@ -37,9 +34,11 @@ _KEYS = frozenset(
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """``original`` is the context the checkpoint was pre-trained with, before scaling by ``factor``.
+    """Parameters of the rotary embedding.
 
-    ``divisors`` are what the ``head_dim / 2`` frequencies are divided by, for the kind *factors*.
+    Attributes:
+        original: context length of pre-training, before scaling by ``factor``.
+        divisors: divisors of the ``head_dim / 2`` frequencies, for the kind *factors*.
     """
 
     head_dim: int
@@ -56,9 +55,9 @@ class RopeConfig:
     divisors: tuple[float, ...] = ()
 
     def extend(self, context: int) -> int:
-        """How many positions a checkpoint reaches whose ``max_position_embeddings`` is ``context``.
+        """Return the number of supported positions, given ``max_position_embeddings`` = ``context``.
 
-        With *linear* and *dynamic* scaling, checkpoints state the length before scaling; with *yarn* some do.
+        With *linear* and *dynamic* scaling, checkpoints give the length before scaling; with *yarn* some do.
         """
         if self.kind in ("linear", "dynamic"):
             return int(context * self.factor)
@@ -66,11 +65,7 @@ class RopeConfig:
 
 
 def parse_rope(raw: Mapping[str, Any], head_dim: int, context: int) -> RopeConfig:
-    """Read ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones).
-
-    Raises:
-        ConfigError: a scaling that is not supported, or one without the values it needs.
-    """
+    """Parse ``rope_parameters`` (newer checkpoints) or ``rope_theta`` and ``rope_scaling`` (older ones)."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     _check_supported(given, raw, head_dim)
     kind = given.get("rope_type", given.get("type", "default"))
@@ -123,8 +118,6 @@ def _check_supported(given: Any, raw: Mapping[str, Any], head_dim: int) -> None:
 
 
 def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """What cosines and sines are multiplied with when the checkpoint does not say."""
-
     def grown(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
@@ -132,19 +125,16 @@ def _yarn_scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 class RotaryEmbedding:
-    """Cosines and sines for rows at given positions, computed once per pass."""
+    """Cosines and sines for rows at given positions, computed once per forward pass."""
 
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
         self.config = config
         self.frequencies = _frequencies(config).to(device)
 
     def __call__(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine ``[rows, 1, head_dim]``, as :func:`apply_rope` takes them.
+        """Return cosine and signed sine ``[rows, 1, head_dim]``, the arguments of :func:`apply_rope`.
 
-        Args:
-            positions: ``[rows]`` integer positions.
-            spans: ``[rows]`` text length each row is rotated for; read by *dynamic* scaling only.
-            dtype: dtype of the result.
+        ``spans`` ``[rows]`` is the text length that each row is rotated for; only *dynamic* scaling uses it.
         """
         frequencies = self.frequencies
         if self.config.kind == "dynamic":
@@ -154,7 +144,7 @@ class RotaryEmbedding:
         return torch.cat((cos, cos), dim=-1)[:, None].to(dtype), torch.cat((-sin, sin), dim=-1)[:, None].to(dtype)
 
     def _dynamic(self, spans: Tensor) -> Tensor:
-        """``[rows, head_dim / 2]``: the base grows once the text is longer than the original context."""
+        """Return frequencies ``[rows, head_dim / 2]``; the base grows beyond the original context."""
         c = self.config
         lengths = spans.clamp(min=c.original).to(torch.float32)
         growth = c.factor * lengths / c.original - (c.factor - 1)
@@ -164,37 +154,36 @@ class RotaryEmbedding:
 
 
 class RopeTable:
-    """The same for the kernels: float32 ``[lines, 2, head_dim / 2]``, cosines and sines, computed once per position.
+    """Rotations for the kernels: float32 ``[lines, 2, head_dim / 2]`` cosines and sines, by position.
 
-    The angle is the float32 product that checkpoints were trained with; its cosine is taken in float64, so that an
-    entry does not depend on how many are computed together.
+    Angles are float32 products, as in training. Cosines and sines are computed in float64, so that an entry does not
+    depend on how many are computed together.
     """
 
     def __init__(self, config: RopeConfig | None) -> None:
-        """``config``: ``None`` is a model without rotations, which asks for no lines."""
         self.config = config
         self._embedding = None if config is None else RotaryEmbedding(config, torch.device("cpu"))
         self._table = torch.empty(0)
 
     @property
     def dynamic(self) -> bool:
-        """Whether a rotation depends on more than the position, so that every row has a line of its own."""
+        """Whether a rotation depends on the text length too, so that every row needs its own line."""
         return self.config is not None and self.config.kind == "dynamic"
 
     def upto(self, stop: int) -> Tensor:
-        """The table of at least the positions below ``stop``."""
+        """Return the table for positions below ``stop``, or more."""
         if len(self._table) < stop:
             size = max(_FIRST_LINES, 1 << (stop - 1).bit_length())
             self._table = self.lines(range(size), ())
         return self._table
 
     def lines(self, positions: Sequence[int], spans: Sequence[int]) -> Tensor:
-        """A line for each position; ``spans`` as in :class:`RotaryEmbedding`, read by *dynamic* scaling only."""
+        """Compute a line for each position; ``spans`` as in :class:`RotaryEmbedding`."""
         assert self._embedding is not None
         assert self.config is not None
         frequencies = self._embedding.frequencies
         if self.dynamic:
-            # One at a time, because torch's powers of one row and of many differ in the last bit.
+            # One at a time, because torch's powers of one row and of several rows differ in the last bit.
             every = {span: self._embedding._dynamic(torch.tensor([span])) for span in set(spans)}  # noqa: SLF001
             frequencies = torch.cat([every[span] for span in spans])
         angles = (torch.tensor(positions, dtype=torch.float32)[:, None] * frequencies).double()
@@ -203,14 +192,13 @@ class RopeTable:
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x`` ``[rows, heads, head_dim]``; the halves of a head are the two coordinates of each plane."""
+    """Rotate ``x`` ``[rows, heads, head_dim]``; coordinates ``i`` and ``i + head_dim / 2`` form a plane."""
     half = x.shape[-1] // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
     return torch.addcmul(x * cos, swapped, sin)
 
 
 def _frequencies(c: RopeConfig) -> Tensor:
-    """``[head_dim / 2]`` angular frequencies, scaled."""
     exponents = torch.arange(0, c.head_dim, 2, dtype=torch.int64).to(torch.float32) / c.head_dim
     base = 1.0 / (c.theta**exponents)
     if c.kind == "linear":
@@ -225,7 +213,7 @@ def _frequencies(c: RopeConfig) -> Tensor:
 
 
 def _llama3_frequencies(c: RopeConfig, base: Tensor) -> Tensor:
-    """High frequencies stay, low ones are divided by the factor, those between are blended."""
+    """Keep high frequencies, divide low ones by the factor, and blend in between."""
     wavelength = 2 * math.pi / base
     long, short = c.original / c.low_freq_factor, c.original / c.high_freq_factor
     smooth = (c.original / wavelength - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor)
@@ -235,7 +223,7 @@ def _llama3_frequencies(c: RopeConfig, base: Tensor) -> Tensor:
 
 
 def _yarn_frequencies(c: RopeConfig, base: Tensor) -> Tensor:
-    """A ramp over the dimensions between those that turn ``beta_fast`` and ``beta_slow`` times in the context."""
+    """Blend by a linear ramp between the dimensions of ``beta_fast`` and ``beta_slow`` turns per context."""
 
     def dimension(turns: float) -> float:
         return c.head_dim * math.log(c.original / (turns * 2 * math.pi)) / (2 * math.log(c.theta))

@@ -1,1 +1,1 @@
-"""The decoder and everything that brings a checkpoint into it."""
+"""The decoder and the loading of checkpoints into it."""

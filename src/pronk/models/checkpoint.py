@@ -1,7 +1,7 @@
-"""The tensors of a model folder: safetensors only, in one file or in shards, memory-mapped.
+"""Memory-mapped access to the safetensors files of a model folder.
 
-Nothing is read here except the headers. A tensor is a view of the mapped file, whose pages come from disk when they are
-touched, and can be given back at any time.
+Only the headers are read at first. A tensor is a view of the mapped file; the operating system loads its pages on
+access, and :meth:`Checkpoint.release` frees them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["AnyCheckpoint", "Checkpoint", "open_checkpoint", "read_json"]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _FLOATS = ("F32", "F16", "BF16")
-# The others are parts of quantized weights.
+# Plain weights are F32, F16 or BF16; quantized checkpoints use the other types.
 _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -41,7 +41,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a tensor is: ``start`` and ``size`` in bytes within the mapped file."""
+    """Location of a tensor: ``start`` and ``size`` in bytes within the mapped file."""
 
     file: mmap.mmap
     dtype: str
@@ -51,10 +51,7 @@ class _Entry:
 
 
 class Checkpoint:
-    """Read access to the tensors of a folder, by the names they have there.
-
-    Attributes:
-        says: what says which tensors there are.
+    """The tensors of a model folder, by name; ``says`` is the file that lists the tensors, for errors.
 
     Raises:
         CheckpointError: no safetensors file, a missing, truncated or damaged one, or an index that does not fit.
@@ -63,7 +60,7 @@ class Checkpoint:
     says = "config.json"
 
     def __init__(self, folder: Path, again: str = "download it again") -> None:
-        """``again`` is what to do about files that are not whole."""
+        """Map the files of ``folder``; ``again`` is the advice in errors about incomplete files."""
         self.folder = folder
         self._entries: dict[str, _Entry] = {}
         for path in _paths(folder, again):
@@ -84,11 +81,11 @@ class Checkpoint:
         return self._entries[name].shape
 
     def nbytes(self, name: str) -> int:
-        """Size of a tensor in the file."""
+        """Size of a tensor in the file, in bytes."""
         return self._entries[name].size
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = _FLOATS) -> None:
-        """Raise a :class:`CheckpointError` unless the tensor is of one of the types, as safetensors calls them."""
+        """Raise a :class:`CheckpointError` if the tensor's safetensors dtype is not in ``dtypes``."""
         found = self._entries[name].dtype
         if found in dtypes:
             return
@@ -105,7 +102,7 @@ class Checkpoint:
         raise CheckpointError(msg)
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor as a view of the mapped file, in the file's dtype; it keeps the file mapped."""
+        """Return a view of the mapped file in the file's dtype; the view keeps the file mapped."""
         entry = self._entries[name]
         count = math.prod(entry.shape)
         if count == 0:
@@ -114,7 +111,7 @@ class Checkpoint:
         return flat.view(entry.shape)
 
     def release(self) -> None:
-        """Give back the memory into which tensors were read so far; a later access reads them again."""
+        """Drop the resident pages of the mapped files; a later access reads them again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for file in {id(entry.file): entry.file for entry in self._entries.values()}.values():
                 file.madvise(mmap.MADV_DONTNEED)
@@ -124,20 +121,12 @@ AnyCheckpoint = Checkpoint | GgufCheckpoint
 
 
 def open_checkpoint(path: Path) -> AnyCheckpoint:
-    """The tensors of a model folder, or of a GGUF file.
-
-    Raises:
-        CheckpointError: see :class:`Checkpoint` and :class:`~pronk.quantization.gguf.checkpoint.GgufCheckpoint`.
-    """
+    """Open a model folder or a GGUF file; raise a CheckpointError if it is damaged or incomplete."""
     return GgufCheckpoint(path) if is_gguf(path) else Checkpoint(path)
 
 
 def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dict[str, Any]:
-    """A JSON file that must hold an object.
-
-    Raises:
-        CheckpointError: (or the given subclass) it cannot be read, or is something else.
-    """
+    """Read a JSON file; raise ``error`` if it is unreadable or does not hold an object."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
@@ -153,7 +142,7 @@ def read_json(path: Path, error: type[CheckpointError] = CheckpointError) -> dic
 
 
 def _paths(folder: Path, again: str) -> list[Path]:
-    """The safetensors files of a folder; the single file wins over an index, as in transformers."""
+    """List the safetensors files; a single file has priority over an index, as in transformers."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
@@ -164,7 +153,7 @@ def _paths(folder: Path, again: str) -> list[Path]:
         raise CheckpointError(msg)
     names = sorted(set(weight_map.values()))
     for name in names:
-        # A name with a folder in it could point anywhere.
+        # A name with a path separator could lead out of the folder.
         if Path(name).name != name or not (folder / name).is_file():
             msg = f"{folder}: expected the {len(names)} shards that {INDEX} lists, found no {name}; {again}"
             raise CheckpointError(msg)
@@ -184,15 +173,15 @@ def _no_weights(folder: Path) -> str:
 
 
 def _map_file(path: Path, again: str) -> dict[str, _Entry]:
-    """The tensors of one file: eight bytes of header length, a JSON header, then the data."""
+    """Map one file: eight bytes of header length, a JSON header, then the data."""
     try:
-        # Checks the header: offsets in order and within the file, sizes that follow from shapes and dtypes.
+        # safe_open validates the header: offsets within the file, sizes that match shapes and dtypes.
         with safe_open(path, framework="pt"):
             pass
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header: dict[str, Any] = json.loads(stream.read(length))
-            # A private mapping: writing to a weight changes the memory, never the file.
+            # Copy on write: changing a weight never changes the file.
             file = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     except (SafetensorError, OSError, ValueError) as error:
         msg = (

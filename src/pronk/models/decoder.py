@@ -1,12 +1,11 @@
-"""The one decoder: Llama, Mistral, Qwen and GPT-2 are settings of it.
+"""The decoder module; Llama, Mistral, Qwen and GPT-2 are configurations of it.
 
-It works on *packed rows*: ``[rows, hidden]``, whatever request or position a row belongs to. Everything that
-relates rows to each other (the cache, the mask, the batch) is behind one argument, the :class:`Attend` function, so the
-same module is trained with dense causal attention and served from a paged cache. Ranges of layers run on their
-own, which is what early-exit drafters need.
+Input is *packed rows* ``[rows, hidden]`` of any requests and positions. All interaction between rows (KV cache, mask,
+batch) is behind the :class:`Attend` argument, so the same module is trained with dense causal attention and served from
+a paged cache. A range of layers can run alone, as early-exit drafters require.
 
-``forward`` is the reference, in torch, and what is trained. Where there are kernels, a module describes itself to them
-(``compile``), and they compute the same in one call for a whole pass.
+``forward`` is the torch reference and is used for training. ``compile`` describes a module to the kernels, which run
+all layers of a forward pass in one call.
 """
 
 from __future__ import annotations
@@ -34,18 +33,15 @@ _ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class Attend(Protocol):
-    """Attention over whatever the caller knows: a cache, a batch of training text."""
+    """Attention over the keys and values that the caller holds: a KV cache or a training batch."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from ``q`` ``[rows, heads, d]`` with this pass's ``k``, ``v`` ``[rows, kv_heads, d]``.
-
-        Returns ``[rows, heads * d]``.
-        """
+        """Map ``q`` ``[rows, heads, d]``, new ``k``, ``v`` ``[rows, kv_heads, d]`` to ``[rows, heads * d]``."""
         ...
 
 
 class RMSNorm(nn.Module):
-    """Zhang & Sennrich 2019, computed in float32."""
+    """RMSNorm (Zhang & Sennrich 2019), computed in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -74,16 +70,16 @@ class Layer(nn.Module):
         self.activate = _ACTIVATE[c.activation]
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """``x`` ``[rows, hidden]`` to the same shape; ``index`` is this layer's number, for ``attend``."""
+        """Map ``x`` ``[rows, hidden]`` to the same shape; ``index`` is the layer number passed to ``attend``."""
         return self.feed(self.attend(x, rope, index, attend))
 
     def attend(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, index: int, attend: Attend) -> Tensor:
-        """The first half, self-attention; see :meth:`forward`."""
+        """Apply self-attention and its residual; arguments as in :meth:`forward`."""
         q, k, v = self._project(self.attention_norm(x), rope)
         return x + self.out(attend(index, q, k, v))
 
     def feed(self, x: Tensor) -> Tensor:
-        """The second half, the MLP: ``x`` ``[rows, hidden]`` to the same shape."""
+        """Apply the MLP and its residual: ``x`` ``[rows, hidden]`` to the same shape."""
         h = self.up(self.mlp_norm(x))
         if self.config.gated:
             gate, up = h.chunk(2, dim=-1)
@@ -91,12 +87,12 @@ class Layer(nn.Module):
         return x + self.down(self.activate(h))
 
     def compile(self, program: Program, index: int) -> None:
-        """Describe the layer to the kernels; ``index`` is its number in the cache."""
+        """Add the layer to a kernel program; ``index`` is the layer number in the cache."""
         program.attention(self, index)
         program.mlp(self)
 
     def layout(self, name: str) -> WeightLayout:
-        """How the outputs of the linear layer ``name`` are used."""
+        """Return the weight layout of the linear layer ``name``."""
         if name == "qkv":
             return WeightLayout(unit=self.config.head_dim)
         return WeightLayout(gated=self.config.gated and name == "up")
@@ -114,24 +110,16 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model on packed rows.
-
-    Built with random plain weights for training; :func:`pronk.models.loader.load_decoder` puts a checkpoint's
-    weights in.
+    """A decoder-only language model on packed rows; its plain weights are uninitialized at first.
 
     Attributes:
-        config: its shape.
-        embedding: ``[vocab, hidden]``; empty where there is a ``table``.
-        table: the embedding as codes that the kernels look rows up in, where the checkpoint has it so; a tied head is
-            the same object.
-        positions: learned ones, ``[context, hidden]``, or ``None``.
-        layers: :class:`Layer` by :class:`Layer`.
-        norm: after the last one.
-        head: to logits.
+        embedding: ``[vocab, hidden]``; empty if there is a ``table``.
+        table: quantized embedding from which the kernels look up rows; a tied ``head`` is the same object.
+        positions: learned positions ``[context, hidden]``, or ``None``.
     """
 
     def __init__(self, config: ModelConfig, share: ModelConfig | None = None) -> None:
-        """``share`` is the shape of the layers, where others have the rest of them."""
+        """``share``: with tensor parallelism, the layer configuration of this process."""
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
@@ -147,18 +135,18 @@ class Decoder(nn.Module):
 
     @property
     def kernels(self) -> Kernels | None:
-        """Who computes with the weights; ``None`` is torch."""
+        """The kernels that run the model; ``None`` means torch."""
         return self.head.packed.kernels if isinstance(self.head, KernelLinear) else None
 
     def embed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Input of layer 0: ``tokens`` ``[rows]`` to ``[rows, hidden]``."""
+        """Return the input of layer 0: ``tokens`` ``[rows]`` to ``[rows, hidden]``."""
         x = F.embedding(tokens, self.embedding)
         if self.positions is not None:
             x = x.to(dtype) + F.embedding(positions, self.positions).to(dtype)
         return x.to(dtype)
 
     def rope(self, positions: Tensor, spans: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Rotations of a pass, shared by its layers; ``None`` for learned positions."""
+        """Return the rotations of a forward pass, shared by all layers; ``None`` for learned positions."""
         if self.config.rope is None:
             return None
         device = positions.device
@@ -169,20 +157,17 @@ class Decoder(nn.Module):
     def run(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attend: Attend, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Run layers ``start..stop-1``, yielding ``(i + 1, hidden)`` after layer ``i``: the input of layer ``i + 1``.
-
-        Hidden states are ``[rows, hidden]`` before the final norm.
-        """
+        """Run layers ``start..stop-1``; after layer ``i`` yield ``(i + 1, input of layer i + 1)``."""
         for index in range(start, len(self.layers) if stop is None else stop):
             x = self.layers[index](x, rope, index, attend)
             yield index + 1, x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and head: ``[rows, hidden]`` to ``[rows, vocab]``."""
+        """Apply the final norm and the head: ``[rows, hidden]`` to ``[rows, vocab]``."""
         return self.head(self.norm(hidden))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Random weights for training: normal, residual outputs scaled down by depth (Radford et al. 2019)."""
+        """Draw random weights: normal, residual outputs scaled down by depth (Radford et al. 2019)."""
         shrink = (2 * self.config.num_layers) ** -0.5
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -194,12 +179,12 @@ class Decoder(nn.Module):
 
 
 def make_norm(config: ModelConfig, size: int) -> nn.Module:
-    """The kind of norm that the model has, over ``size`` numbers."""
+    """Return a norm layer of the model's type over ``size`` features."""
     return RMSNorm(size, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(size, config.norm_eps)
 
 
 def empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear:
-    """Plain weights that are still to be filled."""
+    """Return a plain linear layer with uninitialized weights."""
     return PlainLinear(
         torch.empty(out_features, in_features, requires_grad=True),
         torch.empty(out_features, requires_grad=True) if bias else None,
@@ -207,7 +192,7 @@ def empty_linear(out_features: int, in_features: int, bias: bool) -> PlainLinear
 
 
 def pack_linears(module: nn.Module, linear: LinearFactory) -> None:
-    """Replace every plain linear layer within ``module`` by what ``linear`` makes of it."""
+    """Replace every plain linear layer within ``module`` by the result of ``linear``."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PlainLinear):

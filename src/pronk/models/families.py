@@ -1,8 +1,7 @@
-"""Which tensors of a checkpoint become which weights of the decoder.
+"""Mapping of checkpoint tensors to decoder weights, per model family.
 
-A family is data: for every module of a layer, the checkpoint's modules whose rows it consists of, in order. So
-``qkv`` is the query, key and value projections on top of each other, and ``up`` is the gate above the up
-projection. Which biases exist and how large everything is follows from the config.
+A family is data: each module of a layer maps to the checkpoint modules that are stacked into it, in order. ``qkv`` is
+the query, key and value projections; ``up`` is the gate and the up projection. The config determines biases and sizes.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ __all__ = ["FAMILY_NAMES", "GGUF_NAMES", "CheckpointTensor", "DecoderPart", "Fam
 
 @dataclass(frozen=True)
 class FamilyNames:
-    """How one family calls its tensors, without ``prefix``, which a checkpoint may have or lack.
+    """Tensor names of one family, without ``prefix``, which is optional in a checkpoint.
 
-    ``layer`` maps a module of :class:`pronk.models.decoder.Layer` to the modules of the checkpoint it is made of.
-    ``transposed`` says that matrices are stored ``[in, out]``. ``ignored`` matches tensors that hold nothing the
-    decoder needs: buffers that older checkpoints saved along.
+    Attributes:
+        layer: checkpoint modules that make up each module of :class:`pronk.models.decoder.Layer`.
+        transposed: whether matrices are stored ``[in, out]``.
+        ignored: pattern of tensors that the decoder does not need, such as buffers in older checkpoints.
     """
 
     prefix: str
@@ -37,7 +37,7 @@ class FamilyNames:
     ignored: re.Pattern[str] = field(default=re.compile(r"(?!)"))
 
     def canonical(self, name: str) -> str:
-        """``name`` without the prefix."""
+        """Return ``name`` without the prefix."""
         return name.removeprefix(self.prefix)
 
 
@@ -79,7 +79,7 @@ _GPT2 = FamilyNames(
     ignored=re.compile(r"h\.\d+\.attn\.(masked_)?bias"),
 )
 
-# GGUF files have names of their own, the same for all families. Divisors of rotations are part of the config.
+# GGUF tensor names are the same for all families. ``rope_freqs`` is ignored because the config holds these divisors.
 GGUF_NAMES = FamilyNames(
     prefix="",
     layers="blk",
@@ -110,7 +110,7 @@ FAMILY_NAMES: dict[str, FamilyNames] = {
 
 @dataclass(frozen=True)
 class CheckpointTensor:
-    """One tensor of the checkpoint: its name without prefix, and the shape it must have there."""
+    """A tensor of the checkpoint: name without prefix, and expected shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -118,7 +118,7 @@ class CheckpointTensor:
 
 @dataclass(frozen=True)
 class DecoderPart:
-    """One module (``linear``, ``norm``) or table of the decoder, and the tensors that are stacked into it."""
+    """A module or table of the decoder and the checkpoint tensors that are stacked into it."""
 
     target: str
     kind: Literal["linear", "norm", "table"]
@@ -133,13 +133,7 @@ class DecoderPart:
 
 
 def plan_tensors(config: ModelConfig, names: FamilyNames | None = None) -> Iterator[DecoderPart]:
-    """Every part of the decoder that ``config`` describes: tables, head, then layer by layer.
-
-    The tensors are called as the config's family does, unless other ``names`` are given.
-
-    The head comes early because it is the largest matrix: what is needed to build it is gone before the rest grows.
-    A tied head has no pieces; it is the embedding.
-    """
+    """Yield every part of the decoder: tables, head (without tensors if tied), norm, then each layer."""
     names = names or FAMILY_NAMES[config.family]
     table = (config.vocab_size, config.hidden_size)
     yield DecoderPart("embedding", "table", (CheckpointTensor(f"{names.embedding}.weight", table),))

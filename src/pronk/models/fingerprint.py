@@ -1,7 +1,6 @@
-"""What tells a checkpoint from others: its architecture and its weights.
+"""Fingerprint of a checkpoint, which ties a trained drafter to its model.
 
-A drafter that was trained on a model is of no use for another one, so it carries the fingerprint of its own. The
-weights are told apart by samples of every tensor, which takes milliseconds for any size; files may be split otherwise.
+The hash covers samples of every tensor, which takes milliseconds for any model size and ignores the sharding.
 """
 
 from __future__ import annotations
@@ -18,28 +17,19 @@ from pronk.quantization.gguf.checkpoint import GgufCheckpoint
 
 __all__ = ["Fingerprint"]
 
-_SAMPLES = 4096  # numbers of a tensor, evenly spread
+_SAMPLES = 4096  # approximate number of values hashed per tensor, evenly spaced
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of one checkpoint.
-
-    Attributes:
-        architecture: its shape, readable.
-        weights: hexadecimal digits.
-    """
+    """The identity of one checkpoint: readable sizes, and a hash of 16 hexadecimal digits."""
 
     architecture: str
     weights: str
 
     @classmethod
     def of(cls, folder: Path) -> Fingerprint:
-        """The fingerprint of a model folder, or of a GGUF file.
-
-        Raises:
-            CheckpointError: it is not one.
-        """
+        """Compute the fingerprint of a model folder or a GGUF file."""
         c = read_config(folder)
         architecture = (
             f"{c.family} of {c.num_layers} layers, hidden size {c.hidden_size}, {c.num_heads} heads of {c.head_dim} "
@@ -59,5 +49,5 @@ class Fingerprint:
 
 
 def _numbers(checkpoint: AnyCheckpoint, name: str) -> Tensor:
-    """The numbers of a tensor in a row; of blocks the bytes, which need not be taken apart for it."""
+    """Return a tensor's values as one row; of GGUF blocks the raw bytes, to avoid dequantizing them."""
     return checkpoint.stored(name) if isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensor(name).flatten()

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint that a model needs, each of them accounted for.
+"""Matching of checkpoint tensors to the parts of a model, with a complete account of both.
 
-A matrix is one tensor, or, in a quantized checkpoint, those of which its format says that they make it up. In a GGUF
-file it is one tensor, maybe of blocks.
+A matrix is one plain tensor, several tensors in a quantized checkpoint (codes, scales, …), or one tensor of a GGUF
+file, possibly in blocks.
 """
 
 from __future__ import annotations
@@ -24,21 +24,12 @@ __all__ = ["Inventory", "names_of"]
 
 
 def names_of(checkpoint: AnyCheckpoint, config: ModelConfig) -> FamilyNames:
-    """What a checkpoint calls its tensors: as its family does, or as all do in GGUF files."""
+    """Return the naming scheme of a checkpoint: that of GGUF files or of the model family."""
     return GGUF_NAMES if isinstance(checkpoint, GgufCheckpoint) else FAMILY_NAMES[config.family]
 
 
 class Inventory:
-    """What a checkpoint has, by what the model calls it.
-
-    Args:
-        checkpoint: whose tensors they are.
-        config: of the model.
-        parts: of the model, which need them.
-
-    Raises:
-        CheckpointError: tensors are missing, left over, of a wrong shape or type.
-    """
+    """The tensors of a checkpoint by their names in the model; any mismatch raises a CheckpointError."""
 
     def __init__(self, checkpoint: AnyCheckpoint, config: ModelConfig, parts: Sequence[DecoderPart]) -> None:
         self.checkpoint = checkpoint
@@ -52,7 +43,7 @@ class Inventory:
         wanted = {name: stored for name, stored in plain.items() if name not in self._weights}
         self._tensors: dict[str, dict[str, str]] = {}
         for name, weight in self._weights.items():
-            # A bias that the model has is a piece of its own.
+            # A bias of the model is a separate piece and is already in ``wanted``.
             tensors = {f"{_module(name)}.{key}": (key, stored) for key, stored in weight.tensors.items()}
             own = {full: pair for full, pair in tensors.items() if full not in wanted and self._needs(full, pair[1])}
             wanted |= {full: stored for full, (_, stored) in own.items()}
@@ -61,33 +52,28 @@ class Inventory:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What is done otherwise than the checkpoint says; one line each."""
+        """Warnings where loading deviates from the checkpoint; one line each."""
         return () if self._scheme is None else self._scheme.notes
 
     def nbytes(self, part: DecoderPart) -> int:
-        """Size of a part in the file."""
+        """Size of a part in the file, in bytes."""
         names = [name for piece in part.pieces for name in self._tensors.get(piece.name, {"": piece.name}).values()]
         return sum(self.checkpoint.nbytes(self._stored[name]) for name in names)
 
     def tensor(self, piece: CheckpointTensor) -> Tensor:
-        """A plain tensor, as it is in the file; mapped."""
+        """Return a plain tensor as a view of the mapped file."""
         return self.checkpoint.tensor(self._stored[piece.name])
 
     def is_quantized(self, piece: CheckpointTensor) -> bool:
-        """Whether a matrix is more than a plain tensor."""
+        """Return whether a matrix is stored quantized."""
         if isinstance(self.checkpoint, GgufCheckpoint):
             return self.checkpoint.has_blocks(self._stored[piece.name])
         return piece.name in self._weights
 
     def weight(self, piece: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
-        """A matrix that :meth:`is_quantized`: its codes, or a plain one if its tensors are no integers.
+        """Read a quantized matrix; the result is plain if its format stores no integer codes.
 
-        Args:
-            piece: which one.
-            codes: where its codes go, uint8 ``[outputs, inputs]``.
-
-        Raises:
-            CheckpointError: the numbers of a quantized one cannot be.
+        ``codes``, uint8 ``[outputs, inputs]``, receives the codes. Invalid values raise a CheckpointError.
         """
         if isinstance(self.checkpoint, GgufCheckpoint):
             return self.checkpoint.weight(self._stored[piece.name], codes)
@@ -103,7 +89,7 @@ class Inventory:
         return stored.required or name in self._stored
 
     def _account(self, wanted: Mapping[str, StoredTensor], names: FamilyNames) -> None:
-        """Raise a :class:`CheckpointError` unless the file has what is wanted, and nothing else."""
+        """Raise a :class:`CheckpointError` unless the file has exactly the wanted tensors."""
         folder, stored = self.checkpoint.folder, self._stored
         ignored = [names.ignored] + ([] if self._scheme is None else [self._scheme.ignored])
         left = [name for name in stored if name not in wanted]
@@ -127,7 +113,7 @@ def _module(name: str) -> str:
 
 
 def _index(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
-    """Name without prefix to name in the file."""
+    """Map names without prefix to names in the file."""
     stored: dict[str, str] = {}
     for name in checkpoint:
         plain = names.canonical(name)
@@ -141,8 +127,7 @@ def _index(checkpoint: AnyCheckpoint, names: FamilyNames) -> dict[str, str]:
 def _weights(
     checkpoint: AnyCheckpoint, names: FamilyNames, scheme: Scheme, parts: Sequence[DecoderPart]
 ) -> dict[str, StoredWeight]:
-    """By the names of their pieces, the weights that are quantized."""
-    # Patterns in a config are for names as the checkpoint has them.
+    # Patterns in quantization_config match full names, with the prefix.
     prefix = names.prefix if any(name.startswith(names.prefix) for name in checkpoint) else ""
     found = {}
     for module, piece in _modules(names, parts, prefix):
@@ -179,7 +164,7 @@ def _check(checkpoint: AnyCheckpoint, name: str, stored: StoredTensor) -> None:
 
 
 def _check_tied(checkpoint: AnyCheckpoint, names: FamilyNames, stored: dict[str, str]) -> None:
-    """Drop a head that repeats the embedding; a head of its own contradicts the config."""
+    """Drop a head that equals the embedding; raise if a tied config comes with a different head."""
     head, embedding = stored.pop(f"{names.head}.weight", None), stored.get(f"{names.embedding}.weight")
     if head is None or embedding is None:
         return

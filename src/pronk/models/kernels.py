@@ -1,9 +1,9 @@
-"""Which kernels a model is computed with: the best that this machine has and that pass a check at load.
+"""Selection of CPU kernels: the best instruction set of this machine that passes a self-check at load.
 
-The check is a few products and a few texts through a small layer, each computed in several ways that have to agree to
-the bit, and once against torch, for what they have to be close to; and a few choices. It takes some milliseconds, once
-for each instruction set and process. Torch's own path is not asked: whatever it would answer here, nothing makes it so
-for other shapes, and :attr:`~pronk.execution.model_runner.ModelRunner.exact` is false there.
+The self-check runs matrix products and texts through a small layer. Different ways to compute the same result must
+agree bit for bit, and one result is compared with torch within a tolerance. It also checks argmax and sampling. It runs
+once per instruction set and process and takes some milliseconds. The torch path is not checked, because
+:attr:`~pronk.execution.model_runner.ModelRunner.exact` is false there.
 """
 
 from __future__ import annotations
@@ -35,22 +35,17 @@ from pronk.speculation.tree import TokenTree
 __all__ = ["check", "choose_kernels", "load_kernels", "open_device"]
 
 _CPU = torch.device("cpu")
-_ROWS = (1, 4, 20, 64, 512)
-_SIZES = ((96, 80), (320, 48), (1100, 48))
-_CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
+_ROWS = (1, 4, 20, 64, 512)  # batch sizes
+_SIZES = ((96, 80), (320, 48), (1100, 48))  # inputs, outputs
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 
 
 @cache
 def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
-    """The best kernels that ``choice`` admits; a set that fails its check is passed over.
+    """Return the best kernels that ``choice`` allows, skipping any that fail the self-check.
 
-    Args:
-        choice: ``"auto"``, or the name of an instruction set.
-        path: the library, if not the one that was installed.
-
-    Raises:
-        KernelsError: there are none, or none passes; the message is one line.
-        OptionError: ``choice`` is no instruction set of this processor's.
+    ``choice`` is ``"auto"`` or an instruction set; an unsupported one raises an OptionError. If no kernels remain, a
+    KernelsError gives the reason in one line. ``path`` is the library file, by default the installed one.
     """
     wrong = ""
     for kernels in candidates(choice, path):
@@ -62,11 +57,7 @@ def load_kernels(choice: str = "auto", path: Path | None = None) -> Kernels:
 
 
 def open_device(name: str) -> torch.device:
-    """Where to compute.
-
-    Raises:
-        OptionError: torch has no such device here.
-    """
+    """Return the torch device called ``name``; raise an OptionError if this machine has none."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device).item()
@@ -77,15 +68,15 @@ def open_device(name: str) -> torch.device:
 
 
 def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Kernels | None:
-    """The kernels that a model is computed with; ``None`` is torch, with a warning unless that was asked for.
+    """Return the kernels that run a model, or ``None`` for torch.
 
-    Raises:
-        OptionError: ``choice`` is none, or not one of this processor's.
+    The fallback to torch emits a warning, unless the choice or the device implies torch. An unknown choice, or one that
+    this processor does not support, raises an OptionError.
     """
     if choice not in CHOICES:
         msg = f"kernels: expected {', '.join(CHOICES)}; found {choice!r}"
         raise OptionError(msg)
-    if choice == "torch" or (choice == "auto" and device.type != "cpu"):  # an accelerator has torch's kernels
+    if choice == "torch" or (choice == "auto" and device.type != "cpu"):
         return None
     reason = f"no kernels for {device}"
     if device.type == "cpu":
@@ -103,7 +94,7 @@ def choose_kernels(choice: str, device: torch.device, config: ModelConfig) -> Ke
 
 @torch.inference_mode()
 def check(kernels: Kernels) -> str | None:
-    """What these kernels compute wrongly, or ``None``."""
+    """Run the self-check; return a description of the first failure, or ``None``."""
     for dtype in (torch.float32, torch.bfloat16):
         wrong = (
             _check_products(kernels, dtype) or _check_layer(kernels, dtype) or _check_layer(kernels, dtype, torch.int8)
@@ -140,7 +131,7 @@ def _check_codes(kernels: Kernels) -> str | None:
             if not torch.equal(linear.logits(x[:rows]), whole[:rows]):
                 return f"a product of {rows} rows is not that of {len(x)} in {bits} bits"
         want = x.double() @ coded.dequantize().double().T
-        # Rounding rows to 8 bits costs a half of a 127th of the largest number of each group.
+        # Rounding inputs to 8 bits errs by at most 1/254 of the largest absolute value of each group.
         if not torch.allclose(whole.double(), want, rtol=0.0, atol=0.02 * float(want.abs().max())):
             return f"a product in {bits} bits is off by {float((whole - want).abs().max()):.1g}"
     return None
@@ -159,7 +150,7 @@ def _check_choices(kernels: Kernels) -> str | None:
 
 
 def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> str | None:
-    """A text of 70 tokens through one layer: at once, one by one, and as a path of a tree."""
+    """Run 70 tokens through one layer: in one forward pass, token by token, and as a path of a draft tree."""
     shape = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": 32, "context": 128}
     config = llama_config(**shape, bos_id=None, eos_ids=())
     plain = Decoder(dataclasses.replace(config, tied=False))
@@ -179,7 +170,7 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
     text.forget()
     start = 61
     text.run(TokenTree.chain(tokens[:start]))
-    # The true path goes by the second child of every node; the first ones are wrong.
+    # The true path takes the second child of every node; the first child is a wrong token.
     ids, parents = [tokens[start]], [-1]
     for token in tokens[start + 1 :]:
         parent = len(ids) - 1
@@ -190,12 +181,10 @@ def _check_layer(kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | N
         return "a path of a tree is not the text"
     want = _reference(plain.double(), tokens)
     worst = float((whole.double() - want).abs().max() / want.abs().max())
-    return None if worst < _CLOSE[kv_dtype or dtype] else f"a layer is off by {worst:.1g}"
+    return None if worst < _TOLERANCES[kv_dtype or dtype] else f"a layer is off by {worst:.1g}"
 
 
 class _Text:
-    """One text through one layer."""
-
     def __init__(self, kernels: Kernels, decoder: Decoder, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
         config = decoder.config
         self.cache = PagedCache(
@@ -212,7 +201,7 @@ class _Text:
         self.cache.release(self.block_table)
 
     def run(self, tree: TokenTree) -> Tensor:
-        """The layer's output at every node; the tree's main chain joins the text."""
+        """Return the layer's output for every node; commit the tree's main chain to the cache."""
         length = self.block_table.length
         self.cache.prepare(self.block_table, length + len(tree))
         rows = ProgramRows().add([(self.block_table, tree, 0)], tree.tokens)
@@ -224,7 +213,7 @@ class _Text:
 
 
 def _reference(decoder: Decoder, tokens: list[int]) -> Tensor:
-    """The same by torch, in float64."""
+    """Compute the same output with torch in float64."""
     positions = torch.arange(len(tokens))
 
     def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The one seam for matrix products: plain weights for torch, packed ones for the kernels, quantized or not.
+"""Linear layers: plain weights for torch, packed weights for the kernels, quantized or not.
 
-Whatever the implementation, ``forward`` maps ``[rows, in]`` to ``[rows, out]`` in the dtype of its input.
+Every implementation maps ``[rows, in]`` to ``[rows, out]`` in the dtype of its input.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = [
     "choose_linear",
 ]
 
-# How a model's weights are kept: as they were stored, or rounded as they are loaded.
+# Values of the option ``weights``: stored precision, or rounding at load.
 WEIGHTS = ("plain", "int8", "int4")
 
 
 class WeightLayout(NamedTuple):
-    """How the outputs of a product are used, which decides how its weights are packed.
+    """Use of a product's outputs, which determines how the weights are packed.
 
     Attributes:
-        unit: outputs that belong together, a head for example; ``None`` is all of them.
+        unit: number of outputs that form a unit, such as a head; ``None`` means all outputs.
         gated: whether the first half of the outputs gates the second.
-        head: whether they are the logits of tokens, for which 4 bits are too few.
+        head: whether the outputs are logits, for which 4 bits are not precise enough.
     """
 
     unit: int | None = None
@@ -56,43 +56,42 @@ class Linear(nn.Module):
     out_features: int
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[rows, in]`` to ``[rows, out]``."""
+        """Map ``x`` ``[rows, in]`` to ``[rows, out]``."""
         raise NotImplementedError
 
     def logits(self, x: Tensor) -> Tensor:
-        """The same in float32, as wide as the product was summed."""
+        """Return the product in float32; the kernels do not round it to the input's dtype first."""
         return self(x).float()
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """The matrices that the outputs lie in, in their order."""
+        """The matrices whose outputs are concatenated, in order."""
         return (self,)
 
 
-# Makes a linear layer of a weight ``[out, in]``, which may be quantized already, a bias ``[out]`` and the layout that
-# its user expects.
+# Arguments: weight ``[out, in]``, plain or quantized; bias ``[out]`` or None; layout of the outputs.
 LinearFactory = Callable[[Tensor | QuantizedMatrix, Tensor | None, WeightLayout], Linear]
 
 
 class PlainLinear(Linear):
-    """Weights as the checkpoint stores them, ``[out, in]``; the only trainable implementation."""
+    """Torch weights ``[out, in]``; the only trainable implementation."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # A Parameter is kept as it is, so that a head can be tied to the embedding.
+        # Keep a given Parameter, so that a head can be tied to the embedding.
         self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, weight.requires_grad)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=bias.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See :class:`Linear`."""
+        """Map ``x`` ``[rows, in]`` to ``[rows, out]``."""
         return F.linear(x, self.weight, self.bias)
 
 
 class KernelLinear(Linear):
-    """Weights packed for the kernels; a row's bits do not depend on the other rows.
+    """Weights packed for the kernels; the bits of a row's result do not depend on other rows.
 
-    Within a layer the kernels use them directly; ``forward`` is for a product by itself.
+    A compiled layer uses the packed weights directly; ``forward`` computes a single product.
     """
 
     def __init__(self, kernels: Kernels, weight: Tensor | CodedRows, bias: Tensor | None, layout: WeightLayout) -> None:
@@ -103,13 +102,13 @@ class KernelLinear(Linear):
         self._programs: dict[torch.dtype, Program] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[rows, in]`` to ``[rows, out]``; only for a layout in which all outputs are one unit."""
+        """Map ``x`` ``[rows, in]`` to ``[rows, out]``; the layout must have one unit and no gate."""
         return self.logits(x).to(x.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
-        """See :class:`Linear`."""
-        alone = self.layout.unit is None and not self.layout.gated
-        assert alone, "expected a product by itself, found one whose outputs are used within a layer"
+        """Return the product in float32; the layout must have one unit and no gate."""
+        plain = self.layout.unit is None and not self.layout.gated
+        assert plain, "expected a layout with one unit and no gate, found a layer-internal layout"
         dtype = x.dtype if x.dtype == torch.bfloat16 else torch.float32
         if dtype not in self._programs:
             program = Program(self.packed.kernels, self.in_features, dtype)
@@ -122,7 +121,7 @@ class KernelLinear(Linear):
 
 
 class StackedLinear(Linear):
-    """Several matrices of the same inputs, whose outputs follow each other: each is kept in its own form."""
+    """Matrices with the same inputs and concatenated outputs, each stored in its own format."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         super().__init__()
@@ -130,12 +129,12 @@ class StackedLinear(Linear):
         self.out_features, self.in_features = sum(part.out_features for part in parts), parts[0].in_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """See :class:`Linear`."""
+        """Map ``x`` ``[rows, in]`` to ``[rows, out]``."""
         return torch.cat([part(x) for part in self._parts], dim=-1)
 
     @property
     def parts(self) -> Sequence[Linear]:
-        """See :class:`Linear`."""
+        """The matrices whose outputs are concatenated, in order."""
         return [cast("Linear", part) for part in self._parts]
 
 
@@ -146,18 +145,15 @@ def choose_linear(
     dtype: torch.dtype | None = None,
     release: Callable[[], None] = lambda: None,
 ) -> LinearFactory:
-    """What makes the linear layers of a model.
+    """Return the factory that makes the linear layers of a model.
 
     Args:
-        kernels: who will read the weights; ``None`` is torch.
-        device: where the weights are.
-        weights: ``"plain"`` leaves them as they are; ``"int8"`` and ``"int4"`` round those that are not quantized
-            yet, the head to 8 bits in both.
-        dtype: what torch computes with quantized weights in; ``None`` is float32.
-        release: called when some more of a weight that is rounded need not be in memory any longer.
-
-    Raises:
-        OptionError: ``weights`` is none of these, or there are no kernels for it.
+        kernels: kernels that use the weights; ``None`` means torch.
+        device: device of the weights.
+        weights: ``"plain"`` keeps the stored precision; ``"int8"`` and ``"int4"`` round weights that are not quantized
+            yet, the head to 8 bits in both cases. Rounding without kernels raises an OptionError.
+        dtype: dtype to which torch dequantizes quantized weights; ``None`` is float32.
+        release: callback that frees mapped pages, called after each slice of a rounded weight.
     """
     if weights not in WEIGHTS:
         msg = f"weights: expected {', '.join(WEIGHTS)}; found {weights!r}"
@@ -186,7 +182,7 @@ def choose_linear(
 
 @dataclass(frozen=True)
 class _Rounded:
-    """A matrix that is rounded as it is packed: neither all its numbers need be in memory, nor all its codes."""
+    """A matrix that is rounded slice by slice while it is packed, to bound peak memory."""
 
     kernels: Kernels
     weight: Tensor
@@ -195,11 +191,9 @@ class _Rounded:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
         return self.weight.shape[0], self.weight.shape[1]
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        """Some outputs of it."""
         made = round_weights(self.kernels, self.weight[start:stop], self.bits)
         self.release()
         return made

@@ -1,9 +1,8 @@
-"""From a name to a running decoder: find the folder, read its config, put its weights in.
+"""Loading of a model: find its folder, read its config, and load its weights into a decoder.
 
-Weights are placed part by part. At any moment the process owns what has been placed so far plus the copies that the
-current part needs, so a checkpoint costs its own size in the loaded dtype and little more. On a CPU the embedding
-is not copied at all: its rows are read from the mapped file. Quantized weights stay so where there are kernels for
-them; torch gets what they stand for.
+Weights are loaded part by part. Peak memory is the weights loaded so far plus the copies for the current part, so a
+checkpoint needs little more than its own size in the loaded dtype. On a CPU the embedding is not copied: its rows are
+read from the mapped file. Quantized weights stay quantized if there are kernels; for torch they are dequantized.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ __all__ = ["computed_in", "covers", "load_decoder", "parse_dtype", "read_config"
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Where the formats said what they are before config.json did, and which format that is.
-_OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# Files that held the quantization config before config.json did, and their quant_method.
+_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
-# Everything a model needs, and nothing that could run. Mistral's repositories hold a second copy of the weights.
+# Download no executable code, and skip the second copy of the weights in Mistral's repositories (``consolidated*``).
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 
@@ -48,12 +47,11 @@ def resolve_model(name: str | Path | None, *, revision: str | None = None) -> Pa
 
     Args:
         name: a folder, a GGUF file, ``owner/name`` of a model on the Hub, or in a clone the name of a folder in
-            ``models/``; ``None`` is the clone's ``pronk-tiny``.
+            ``models/``; ``None`` is the clone's ``pronk-tiny``, and an OptionError outside a clone.
         revision: branch, tag or commit on the Hub.
 
     Raises:
         CheckpointError: there is no such folder, file or model, or the download fails.
-        OptionError: no name is given outside a clone.
     """
     if name is None:
         return default_model()
@@ -80,7 +78,7 @@ def resolve_model(name: str | Path | None, *, revision: str | None = None) -> Pa
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    # A quarter of a second that models on disk need not wait for.
+    # Imported late: the import takes 0.25 s, which local models need not pay.
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415
 
     try:
@@ -101,13 +99,9 @@ def _download(repo: str, revision: str | None) -> Path:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """``config.json`` of a model folder; the end-of-text ids of ``generation_config.json`` win, where it has some.
+    """Read the config of a model folder or GGUF file; raise a CheckpointError if it is unusable.
 
-    A GGUF file has the same in its metadata.
-
-    Raises:
-        ConfigError: no folder, no or damaged ``config.json``, or a model that is not supported.
-        CheckpointError: a damaged GGUF file.
+    End-of-text ids in ``generation_config.json`` override those in ``config.json``.
     """
     if is_gguf(folder):
         return parse_gguf(GgufCheckpoint(folder))
@@ -123,29 +117,25 @@ def read_config(folder: Path) -> ModelConfig:
         eos = read_json(generation, ConfigError).get("eos_token_id")
         raw = raw if eos is None else raw | {"eos_token_id": eos}
     try:
-        config = parse_config(raw | _older(folder, raw))
+        config = parse_config(raw | _separate_quantization(folder, raw))
         if config.quantization is not None:
-            scheme_of(config.quantization)  # what cannot be loaded is refused before anything else is done
+            scheme_of(config.quantization)  # raise early for unsupported formats
         return config
     except ConfigError as error:
         msg = f"{folder}: {error}"
         raise ConfigError(msg) from error
 
 
-def _older(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """The ``quantization_config`` of a folder that has it in a file of its own."""
-    for name, method in _OLDER.items():
+def _separate_quantization(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``quantization_config`` of a folder that stores it in a separate file."""
+    for name, method in _QUANTIZATION_FILES.items():
         if not (raw.get("quantization_config") or raw.get("compression_config")) and (folder / name).is_file():
             return {"quantization_config": {"quant_method": method, **read_json(folder / name, ConfigError)}}
     return {}
 
 
 def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """The dtype that an option names; ``auto`` is the checkpoint's own.
-
-    Raises:
-        OptionError: not one of the supported names.
-    """
+    """Return the torch dtype called ``name``; ``auto`` is the checkpoint's own."""
     dtype = _DTYPES.get(config.dtype if name == "auto" else name)
     if dtype is None:
         msg = f"dtype: expected auto, {', '.join(_DTYPES)}; found {name!r}"
@@ -154,12 +144,12 @@ def parse_dtype(name: str, config: ModelConfig) -> torch.dtype:
 
 
 def covers(kernels: Kernels | None, config: ModelConfig) -> bool:
-    """Whether there are kernels, and they cover a model of this shape."""
+    """Return whether kernels are given and support the head size of the model."""
     return kernels is not None and kernels.covers(config.head_dim)
 
 
 def computed_in(dtype: torch.dtype, kernels: Kernels | None) -> torch.dtype:
-    """What a model is computed in whose weights are of ``dtype``: the kernels widen float16 as they read it."""
+    """Return the dtype of the computation; kernels compute float16 weights in float32."""
     return torch.float32 if kernels is not None and dtype == torch.float16 else dtype
 
 
@@ -174,31 +164,22 @@ def load_decoder(
     split: TensorSplit | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
-    """A decoder with the weights of ``folder``, in ``dtype`` on ``device``.
+    """Return a decoder with the weights of a model folder or GGUF file, in ``dtype`` on ``device``.
 
-    On a CPU the embedding and learned positions stay in the file's dtype, mapped; an embedding of codes stays codes,
-    where there are kernels.
-
-    Args:
-        folder: a model folder with safetensors files, or a GGUF file.
-        config: what :func:`read_config` says about it.
-        dtype: of the weights and the computation.
-        device: where the weights go.
-        kernels: who will compute with the weights; ``None`` is torch.
-        weights: ``"plain"`` as they are stored; ``"int8"`` and ``"int4"`` round them as they are loaded.
-        split: which part of it, where other processes have the rest.
-        on_progress: called with the bytes read so far and in total.
+    On a CPU a plain embedding and learned positions stay mapped, in the file's dtype. With kernels, a quantized
+    embedding stays quantized. ``weights`` is as in :func:`~pronk.models.linear.choose_linear`. ``split`` selects the
+    shard of this process. ``on_progress`` receives the bytes read so far and in total.
 
     Raises:
-        CheckpointError: tensors are missing, left over, wrongly shaped, of a wrong type or damaged; or quantized in a
-            form that cannot be split so.
-        OptionError: ``weights`` is neither, or the device has no products for it.
+        CheckpointError: tensors are missing, left over, damaged, of a wrong shape or dtype, or quantized in a format
+            that cannot be split as requested.
+        OptionError: ``weights`` is unknown, or the device cannot compute with rounded weights.
     """
     checkpoint = open_checkpoint(folder)
     linear = choose_linear(kernels, device, weights, dtype, checkpoint.release)
     parts = list(plan_tensors(config, names_of(checkpoint, config)))
     inventory = Inventory(checkpoint, config, parts)
-    # Tables first, then the head that is one of them; then what is large, while there is little beside it.
+    # Tables first, because a tied head refers to the embedding. Largest parts next, while memory use is low.
     parts.sort(key=lambda part: (part.kind != "table", bool(part.weight), -inventory.nbytes(part)))
     with torch.device("meta"):
         decoder = Decoder(config, None if split is None else split.share)

@@ -1,4 +1,4 @@
-"""Putting a checkpoint's weights into a decoder, part by part."""
+"""Placement of a checkpoint's weights into a decoder, part by part."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from pronk.quantization.formats.matrix import QuantizedMatrix
 
 __all__ = ["WeightPlacer"]
 
-# Bytes from which a matrix is worth an allocation of its own.
-_OWN_PAGES = 1 << 20
-# Outputs of a quantized matrix that are dequantized at a time.
-_OUTPUTS = 1024
+_OWN_PAGES = 1 << 20  # bytes from which a matrix gets its own mapping
+_OUTPUTS = 1024  # outputs that are dequantized at a time
 
 
 class WeightPlacer:
-    """Builds one part after the other."""
+    """Builds the parts of a decoder, one after the other; ``quantized``: keep quantized weights quantized."""
 
     def __init__(
         self,
@@ -43,16 +41,16 @@ class WeightPlacer:
     ) -> None:
         self.decoder, self.inventory, self.quantized, self.split = decoder, inventory, quantized, split
         self.dtype, self.device, self.linear = dtype, device, linear
-        self._unlike = 0
+        self._num_unfused = 0
 
     @property
     def notes(self) -> list[str]:
-        """What was done otherwise than the checkpoint says."""
-        what = f"{self._unlike} gated matrices whose halves order or quantize their inputs differently"
-        return [f"{what}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._unlike else []
+        """Warnings where loading deviates from the checkpoint."""
+        what = f"{self._num_unfused} gated matrices whose halves order or quantize their inputs differently"
+        return [f"{what}, and are dequantized to {self.dtype}".replace("torch.", "")] if self._num_unfused else []
 
     def place(self, part: DecoderPart) -> None:
-        """Put one part in."""
+        """Load one part into the decoder."""
         path, _, name = part.target.rpartition(".")
         parent = self.decoder.get_submodule(path)
         if part.kind == "table":
@@ -70,7 +68,7 @@ class WeightPlacer:
         self.inventory.checkpoint.release()
 
     def _table(self, piece: CheckpointTensor) -> Tensor:
-        """Rows to be looked up; where there are kernels and codes, none: they are packed as the decoder's table."""
+        """Load an embedding; a quantized one becomes the decoder's ``table`` if quantized weights are kept."""
         if not self.inventory.is_quantized(piece):
             table = self.inventory.tensor(piece)
             return table if self.device.type == "cpu" else table.to(self.device, self.dtype)
@@ -91,19 +89,19 @@ class WeightPlacer:
         return StackedLinear([self.linear(weight, own, layout) for weight, own in zip(weights, biases, strict=True)])
 
     def _weights(self, part: DecoderPart, layout: WeightLayout) -> list[Tensor | QuantizedMatrix]:
-        """What a linear layer consists of: one matrix, unless some of its heads are kept in other forms than others."""
+        """Return the matrices of a linear layer: one, or several if its pieces differ in format."""
         if not any(self.inventory.is_quantized(piece) for piece in part.weight):
             plain = [self.inventory.tensor(piece) for piece in part.weight] or [self.decoder.embedding.detach()]
             return [self._stack([self._own(part, n, weight) for n, weight in enumerate(plain)], part.transposed)]
         shapes = [piece.shape[::-1] if part.transposed else piece.shape for piece in part.weight]
         rows, inputs = [shape[0] for shape in shapes], shapes[0][1]
-        # All of them have their codes in one allocation, which is given back as a whole.
+        # One allocation holds the codes of all pieces, so that it is freed as a whole.
         codes = pages((sum(rows), inputs), torch.uint8)
         weights = list(map(self._read, part.weight, codes.split(rows)))
         if self.split is not None:
             weights, codes = self._own_codes(part, weights)
             rows = [weight.shape[0] for weight in weights]
-        # Heads may lie in several matrices; a gate and what it gates take turns in one.
+        # Heads may lie in several matrices; gate and up projection are interleaved in one.
         runs = fusible_runs(weights) if self.quantized and layout.unit is not None else [slice(0, len(weights))]
         places = [slice(sum(rows[: run.start]), sum(rows[: run.stop])) for run in runs]
         return [
@@ -113,13 +111,13 @@ class WeightPlacer:
     def _joined(
         self, weights: Sequence[Tensor | QuantizedMatrix], codes: Tensor, transposed: bool
     ) -> Tensor | QuantizedMatrix:
-        """One matrix, quantized if all that it consists of is, and somebody computes with it so."""
+        """Stack weights into one matrix, quantized if all of them are and can be stacked."""
         parts = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
         if self.quantized and parts:
             stacked = stack_matrices(parts, codes) if len(parts) == len(weights) else None
             if stacked is not None:
                 return stacked
-            self._unlike += 1
+            self._num_unfused += 1
         return self._stack(weights, transposed)
 
     def _read(self, piece: CheckpointTensor, codes: Tensor) -> Tensor | QuantizedMatrix:
@@ -130,7 +128,6 @@ class WeightPlacer:
         return weight
 
     def _own(self, part: DecoderPart, number: int, weight: Tensor) -> Tensor:
-        """What this process has of a plain weight."""
         if self.split is None:
             return weight
         return self.split.cut(part, number, weight.t()).t() if part.transposed else self.split.cut(part, number, weight)
@@ -138,7 +135,7 @@ class WeightPlacer:
     def _own_codes(
         self, part: DecoderPart, weights: Sequence[Tensor | QuantizedMatrix]
     ) -> tuple[list[Tensor | QuantizedMatrix], Tensor]:
-        """The same of weights that may be quantized, and their codes in one allocation."""
+        """Return this process's share of the weights, and their codes in one allocation."""
         assert self.split is not None
         made = list[Tensor | QuantizedMatrix]()
         for number, weight in enumerate(weights):
@@ -162,14 +159,14 @@ class WeightPlacer:
         return self._stack(pieces) if pieces else None
 
     def _stack(self, weights: Sequence[Tensor | QuantizedMatrix], transposed: bool = False) -> Tensor:
-        """The weights on top of each other, in the loaded dtype; a single tensor is not copied without need."""
-        alone = weights[0] if len(weights) == 1 and not transposed else None
-        if isinstance(alone, Tensor) and (self.device.type != "cpu" or alone.dtype == self.dtype):
-            return alone.to(self.device, self.dtype)
-        # Quantized ones are as their users want them, whatever way they are stored.
+        """Stack weights in the loaded dtype; a single tensor is copied only if it must be converted."""
+        single = weights[0] if len(weights) == 1 and not transposed else None
+        if isinstance(single, Tensor) and (self.device.type != "cpu" or single.dtype == self.dtype):
+            return single.to(self.device, self.dtype)
+        # Quantized matrices are ``[outputs, inputs]`` already, however they are stored.
         weights = [each.t() if transposed and isinstance(each, Tensor) else each for each in weights]
         rows = [weight.shape[0] for weight in weights]
-        # One allocation in which every piece is converted in place: the converted pieces never exist beside it.
+        # Convert every piece directly into one allocation, to avoid temporary copies.
         stacked = self._empty(sum(rows), *weights[0].shape[1:])
         for target, weight in zip(stacked.split(rows), weights, strict=True):
             _fill(target, weight)
@@ -177,7 +174,7 @@ class WeightPlacer:
         return stacked
 
     def _empty(self, *shape: int) -> Tensor:
-        """A large matrix on a CPU gets pages of its own: a packed copy that replaces it leaves no hole in the heap."""
+        """Allocate a matrix; a large one on a CPU gets its own mapping, to avoid heap fragmentation."""
         size = math.prod(shape) * self.dtype.itemsize
         if self.device.type != "cpu" or size < _OWN_PAGES:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -185,7 +182,7 @@ class WeightPlacer:
 
 
 def _fill(target: Tensor, weight: Tensor | QuantizedMatrix) -> None:
-    """Write a weight into ``target``, a quantized one some outputs at a time: in float32 it would be large."""
+    """Copy a weight into ``target``; a quantized one in slices, to bound the float32 copy."""
     if isinstance(weight, Tensor):
         target.copy_(weight)
         return

@@ -1,9 +1,9 @@
-"""Programs for the kernels: what a pass computes, as a list of operations, and the rows it computes it for.
+"""Programs for the kernels: the operations of a forward pass as a list, and the rows they run on.
 
-A module of the model describes itself once, layer by layer (``module.compile(program, index)``); each pass is then one
-call into the library. With ``x`` the stream of rows and ``A``, ``B`` activations between operations, a layer is ::
+Each module of the model describes itself once (``module.compile(program, index)``). A forward pass is then one call
+into the library. With ``x`` the residual stream and ``A``, ``B`` intermediate activations, a layer is ::
 
-    qkv     rotate(norm(x) W_qkv)      queries aside, keys and values into the cache; one for each form of weights
+    qkv     rotate(norm(x) W_qkv)      stores keys and values in the cache; one operation per weight matrix
     attend  A = attention
     linear  x = x + A W_out
     linear  B = act(norm(x) W_gate) · (norm(x) W_up)
@@ -35,21 +35,16 @@ _EMBED, _LINEAR, _QKV, _ATTEND, _STORE, _NORM = range(6)
 _STREAM, _A, _B, _LOGITS = range(4)
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
-# 0, 1, 2, …: rows that are wanted nearly always follow each other.
+# The array 0, 1, 2, …: the wanted rows are nearly always consecutive, so they point into it.
 _COUNTED = 1 << 14
 _COUNTING = (ctypes.c_int32 * _COUNTED)(*range(_COUNTED))
 
 
 class Program:
-    """Operations, collected by the modules that describe themselves, then run any number of times.
+    """Operations, collected from the modules of a model once and run any number of times.
 
-    Attributes:
-        kernels: who runs them.
-        hidden: width of the stream.
-        dtype: of the stream: float32 or bfloat16.
-        cache: where self-attention's keys and values are.
-        beside: the cache that cross-attention reads, and whose heads, or ``None``.
-        cross_layers: for each layer the number (from 0) of the layer that it reads there.
+    ``hidden`` is the width of the residual stream, ``dtype`` its type: float32 or bfloat16. Cross-attention reads the
+    model and cache ``beside``: its layer ``cross_layers[i]`` for layer ``i``.
     """
 
     def __init__(
@@ -64,11 +59,11 @@ class Program:
         self.kernels, self.hidden, self.dtype = kernels, hidden, dtype
         self.cache, self.beside, self.cross_layers = cache, beside, tuple(cross_layers)
         self._ops: list[COp] = []
-        self._held: list[object] = []  # what the operations point to
+        self._held: list[object] = []  # owns the memory that the operations point to
         self._compiled: Any = None
 
     def embed(self, decoder: Any) -> None:
-        """The stream begins as rows of a :class:`~pronk.models.decoder.Decoder`'s embedding, plus learned positions."""
+        """Start the stream with the rows of a decoder's embedding, plus learned positions."""
         op = self._add(_EMBED)
         op.positions = self._hold(decoder.positions)
         if decoder.table is not None:
@@ -78,9 +73,9 @@ class Program:
         op.table_type = TYPES[decoder.embedding.dtype]
 
     def attention(self, layer: Any, index: int, *, partial: bool = False) -> None:
-        """Self-attention of a :class:`~pronk.models.decoder.Layer` and its residual.
+        """Add self-attention of a decoder layer and its residual.
 
-        Where it is ``partial``, others have other heads: what is to be added to the stream goes to the logits.
+        With ``partial`` (tensor parallelism) the output, a sum over this process's heads, goes to the logits buffer.
         """
         c = layer.config
         for op in self._project(layer.qkv, layer.attention_norm, c, index, rope=1 if c.rope else 0):
@@ -90,7 +85,7 @@ class Program:
         self.linear(layer.out, source="A", to="logits" if partial else "stream", residual=not partial)
 
     def cross(self, layer: Any, index: int) -> None:
-        """Cross-attention into the cache beside, and its residual; see ``Glide``."""
+        """Add cross-attention into the cache ``beside`` and its residual; used by ``Glide``."""
         assert self.beside is not None
         target, cache = self.beside
         self._project(layer.cross_query, layer.cross_norm, target, None, rope=2 if target.rope else 0)
@@ -98,7 +93,7 @@ class Program:
         self.linear(layer.cross_out, source="A", residual=True)
 
     def mlp(self, layer: Any, *, partial: bool = False) -> None:
-        """The second half of a :class:`~pronk.models.decoder.Layer`; see :meth:`attention`."""
+        """Add the MLP of a decoder layer; ``partial`` as in :meth:`attention`."""
         self.linear(layer.up, norm=layer.mlp_norm, activation=layer.config.activation, to="B")
         self.linear(layer.down, source="B", to="logits" if partial else "stream", residual=not partial)
 
@@ -113,7 +108,10 @@ class Program:
         residual: bool = False,
         wanted: bool = False,
     ) -> None:
-        """``to = activation(norm(source) Wᵀ + b)``, or ``to + …`` with ``residual``; ``wanted``: for some rows only."""
+        """Add ``to = activation(norm(source) Wᵀ + b)``, or ``to += …`` with ``residual``.
+
+        With ``wanted`` the operation runs on the rows selected by :meth:`ProgramRows.want` only.
+        """
         op = self._add(_LINEAR)
         places = {"stream": _STREAM, "A": _A, "B": _B, "logits": _LOGITS}
         op.input, op.output, op.residual, op.wanted = places[source], places[to], int(residual), int(wanted)
@@ -123,40 +121,37 @@ class Program:
             self._norm(op, norm)
 
     def norm(self, norm: nn.Module) -> None:
-        """Normalize the stream."""
+        """Add a normalization of the stream."""
         self._norm(self._add(_NORM), norm)
 
     def keep(self, layer: int) -> None:
-        """Store the stream where the cache keeps the output of ``layer``."""
+        """Store the stream in the cache as the hidden state after ``layer``."""
         assert self.cache is not None
         self._add(_STORE).keys = self._hold(self.cache.hidden[layer])
 
     def collect(self, place: int) -> None:
-        """Copy the stream to number ``place`` of what the pass returns."""
+        """Copy the stream to index ``place`` of ``collected``; see :meth:`run`."""
         self._add(_STORE).collected = place + 1
 
     def run(
         self, rows: ProgramRows, stream: Tensor, logits: Tensor | None = None, collected: Tensor | None = None
     ) -> None:
-        """Execute over ``rows``.
+        """Run the program on ``rows``.
 
-        Args:
-            rows: of the pass.
-            stream: ``[rows, hidden]`` contiguous, changed in place.
-            logits: float32 ``[wanted or rows, outputs]`` for what goes to "logits".
-            collected: ``[layers, rows, hidden]``.
+        ``stream`` ``[rows, hidden]`` is contiguous and changed in place. ``logits`` is float32
+        ``[wanted or rows, outputs]``, and ``collected`` is ``[layers, rows, hidden]``.
         """
         self.kernels.run(self._ready(rows, stream, logits, collected), len(self._ops), rows.call)
 
     def grow(self, rows: ProgramRows, stream: Tensor, logits: Tensor, growth: CDraftChain) -> int:
-        """Execute over one request's ``rows``, and then for one token after the other; see :meth:`Kernels.grow`.
+        """Run on one request's ``rows``, then on one draft token after the other; see :meth:`Kernels.grow`.
 
-        ``logits`` float32 ``[1, vocab]`` are those of the last pass.
+        ``logits`` float32 ``[1, vocab]`` receives those of the last forward pass.
         """
         return self.kernels.grow(self._ready(rows, stream, logits, None), len(self._ops), rows.call, growth)
 
     def _ready(self, rows: ProgramRows, stream: Tensor, logits: Tensor | None, collected: Tensor | None) -> Any:
-        """The operations, after the pass was told where its numbers go."""
+        """Set the buffers of the call and return the compiled operations."""
         if self._compiled is None:
             self._compiled = (COp * len(self._ops))(*self._ops)
         call = rows.call
@@ -175,7 +170,7 @@ class Program:
         return op
 
     def _project(self, linear: Any, norm: nn.Module, c: ModelConfig, index: int | None, *, rope: int) -> list[COp]:
-        """An operation for each matrix that the heads lie in; without an ``index`` there are queries alone."""
+        """Add one operation per weight matrix of the heads; without ``index`` the heads are queries only."""
         made, heads = [], 0
         for part in linear.parts:
             op = self._add(_QKV)
@@ -188,7 +183,7 @@ class Program:
                 self._pools(op, self.cache, index)
             heads += part.out_features // c.head_dim
             made.append(op)
-        assert heads == c.num_heads + (0 if index is None else 2 * c.num_kv_heads), "expected a place for every head"
+        assert heads == c.num_heads + (0 if index is None else 2 * c.num_kv_heads), "expected as many outputs as heads"
         return made
 
     def _attend(self, c: ModelConfig, cache: PagedCache | None, layer: int, *, cross: bool = False) -> None:
@@ -206,7 +201,7 @@ class Program:
 
     def _weights(self, op: COp, linear: nn.Module | Packed) -> None:
         packed = linear if isinstance(linear, Packed) else getattr(linear, "packed", None)
-        assert isinstance(packed, Packed), "expected weights packed for the kernels, found others"
+        assert isinstance(packed, Packed), "expected weights packed for the kernels, found plain ones"
         self._held.append(packed)
         op.w = ctypes.pointer(packed.struct)
 
@@ -226,11 +221,9 @@ class Program:
 
 @dataclass
 class ProgramRows:
-    """The rows of a pass, as the kernels are told of them: each request's, one after the other.
+    """The rows of a forward pass in the form of the kernels, request after request.
 
-    Attributes:
-        call: the structure; what it points to is held here.
-        count: number of rows.
+    ``call`` is a C structure; this object owns the memory that its pointers refer to.
     """
 
     call: CForward = field(default_factory=CForward)
@@ -243,12 +236,10 @@ class ProgramRows:
         tokens: Sequence[int] | None = None,
         beside: Sequence[BlockTable] | None = None,
     ) -> ProgramRows:
-        """Take in trees below the texts that tables hold, of which the first nodes may have been computed.
+        """Add one draft tree per request: block table, tree and number of leading nodes already computed.
 
-        Args:
-            segments: table, tree and number of computed nodes of each request.
-            tokens: of all rows, for programs that begin with an embedding.
-            beside: the tables that cross-attention looks at.
+        ``tokens`` holds the ids of all rows, for programs that begin with an embedding. ``beside`` holds the
+        block table that each request reads in cross-attention.
         """
         made = (CSegment * len(segments))()
         for struct, (table, tree, computed) in zip(made, segments, strict=True):
@@ -274,26 +265,25 @@ class ProgramRows:
         struct.released, struct.length = table.released, table.length
 
     def _numbers(self, values: Sequence[int]) -> int:
-        """The address of int32 numbers."""
         array = (ctypes.c_int32 * len(values))(*values)
         self._held.append(array)
         return ctypes.addressof(array)
 
     @classmethod
     def loose(cls, count: int) -> ProgramRows:
-        """``count`` rows that see no others."""
+        """Return ``count`` rows without attention to other rows."""
         made = cls(count=count)
         made.call.rows = count
         return made
 
     def rotate(self, number: int, table: Tensor | None, *, by_row: bool = False) -> None:
-        """Give rotations number 0 (self-attention) or 1 (cross-attention): float32 ``[lines, 2, head_dim / 2]``."""
+        """Set rotations 0 (self-attention) or 1 (cross-attention): float32 ``[lines, 2, head_dim / 2]``."""
         if table is not None:
             self._held.append(table)
             self.call.rope[number], self.call.rope_by_row[number] = table.data_ptr(), int(by_row)
 
     def want(self, rows: Sequence[int] | range) -> int:
-        """Say which rows' logits are wanted; returns how many."""
+        """Select the rows whose logits are computed; return their number."""
         self.call.num_wanted = len(rows)
         if isinstance(rows, range) and rows.step == 1 and rows.stop <= _COUNTED:
             self.call.wanted = ctypes.addressof(_COUNTING) + 4 * rows.start

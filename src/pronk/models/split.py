@@ -1,9 +1,8 @@
-"""Which part of a model one of several processes has: tensor parallelism (Shoeybi et al. 2019, section 3).
+"""Sharding of a model over processes by tensor parallelism (Shoeybi et al. 2019, section 3).
 
-Heads and columns of the MLP are dealt out. The products before them are cut by their outputs, the products behind them
-by their inputs, so that a layer takes two sums over all processes. Embeddings, norms and the stream of rows are
-everybody's. The tokens that the head speaks of are dealt out as well, in blocks of 16; the first process has the whole
-head, which drafters share.
+Heads and MLP columns are distributed. ``qkv`` and ``up`` are split by outputs, ``out`` and ``down`` by inputs, so a
+layer needs two all-reduce sums. Embeddings, norms and the residual stream are replicated. The head's outputs are
+distributed in blocks of 16 tokens, except that rank 0 holds the whole head, which drafters share.
 """
 
 from __future__ import annotations
@@ -26,25 +25,19 @@ __all__ = ["TensorSplit"]
 
 Weight = TypeVar("Weight", Tensor, QuantizedMatrix, Tensor | QuantizedMatrix)
 
-# Columns that are dealt together: the most of these of which everybody gets some. Groups of quantized weights are
-# mostly as large as the first ones.
-_TOGETHER = (128, 64, 32, 16, 8, 1)
-_BLOCK = 16  # outputs that the kernels keep together
-_LEAST_GROUP = 8  # inputs that share a scale
-_BEYOND = 31  # how many more a group may have than there are
+# Granularity of the MLP column split: the largest of these that gives every process some. Large values keep
+# quantization groups, mostly of 32 to 128 inputs, whole.
+_GRANULARITIES = (128, 64, 32, 16, 8, 1)
+_BLOCK = 16  # outputs per block of packed weights
+_MIN_GROUP = 8  # inputs that share a scale
+_MAX_EXCESS = 31  # inputs by which a quantization group may exceed the shard
 
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """One process's part.
+    """The shard of one of several processes; ``config`` is that of the whole model.
 
-    Attributes:
-        config: of the whole model.
-        rank: of the process.
-        workers: how many there are.
-
-    Raises:
-        OptionError: there is not a head for each of them.
+    An OptionError is raised if ``workers`` exceeds the key/value heads, MLP columns or vocabulary blocks.
     """
 
     config: ModelConfig
@@ -55,14 +48,14 @@ class TensorSplit:
         most = min(self.config.num_kv_heads, self.config.intermediate_size, ceil(self.config.vocab_size / _BLOCK))
         if self.workers > most:
             msg = (
-                f"workers: expected at most {most}, the heads of keys and values, with parallel='tensor', "
+                f"workers: expected at most {most}, the number of key/value heads, with parallel='tensor', "
                 f"found {self.workers}; use fewer, or parallel='tree'"
             )
             raise OptionError(msg)
 
     @property
     def share(self) -> ModelConfig:
-        """The shape of its layers."""
+        """The config of this process's layers."""
         heads, columns = self._heads, self._columns
         return replace(
             self.config,
@@ -72,16 +65,15 @@ class TensorSplit:
         )
 
     def tokens(self, rank: int) -> range:
-        """Those whose logits a process computes; only the last one's need not be whole blocks."""
+        """Return the token ids whose logits a process computes; a multiple of 16, except for the last process."""
         size, blocks = self.config.vocab_size, ceil(self.config.vocab_size / _BLOCK)
         begin, end = (_BLOCK * (blocks * each // self.workers) for each in (rank, rank + 1))
         return range(begin, min(end, size))
 
     def cut(self, part: DecoderPart, number: int, weight: Weight) -> Weight:
-        """What it has of piece ``number`` of a linear layer's weights ``[outputs, inputs]``.
+        """Return this process's shard of piece ``number`` of a linear layer's weights ``[outputs, inputs]``.
 
-        Raises:
-            CheckpointError: quantized in a form that cannot be cut there.
+        A quantization format that cannot be split at this place raises a CheckpointError.
         """
         name = part.target.rpartition(".")[2]
         inputs = self._inputs(name)
@@ -91,7 +83,7 @@ class TensorSplit:
         return _rows(weight, self._outputs(name, sizes, number))
 
     def cut_bias(self, part: DecoderPart, number: int, bias: Tensor) -> Tensor | None:
-        """The same of a bias ``[outputs]``; what is added to a sum is added once."""
+        """Return the shard of a bias ``[outputs]``; the bias of a summed product belongs to rank 0 alone."""
         name = part.target.rpartition(".")[2]
         if self._inputs(name) is not None and self.rank:
             return None
@@ -99,36 +91,35 @@ class TensorSplit:
 
     @cached_property
     def _heads(self) -> range:
-        """Of keys and values."""
-        return self._some(self.config.num_kv_heads, 1)
+        return self._shard(self.config.num_kv_heads, 1)
 
     @cached_property
     def _columns(self) -> range:
         size = self.config.intermediate_size
-        together = next(each for each in _TOGETHER if size // each >= self.workers)
-        return self._some(size, together)
+        unit = next(each for each in _GRANULARITIES if size // each >= self.workers)
+        return self._shard(size, unit)
 
-    def _some(self, size: int, together: int) -> range:
-        whole = size // together
-        begin, end = (together * (whole * each // self.workers) for each in (self.rank, self.rank + 1))
+    def _shard(self, size: int, unit: int) -> range:
+        whole = size // unit
+        begin, end = (unit * (whole * each // self.workers) for each in (self.rank, self.rank + 1))
         return range(begin, size if self.rank == self.workers - 1 else end)
 
     def _inputs(self, name: str) -> range | None:
-        """Of a layer that others have other inputs of."""
+        """Return the inputs of a layer that is split by inputs, or ``None``."""
         if name == "out":
             width = self.config.group * self.config.head_dim
             return range(self._heads.start * width, self._heads.stop * width)
         return self._columns if name == "down" else None
 
     def _outputs(self, name: str, sizes: Sequence[int], number: int) -> list[range]:
-        """Of piece ``number`` of pieces of these sizes, counted within it."""
+        """Return the outputs to keep of piece ``number``, counted from the start of the piece."""
         begin = sum(sizes[:number])
         piece = range(begin, begin + sizes[number])
         wanted = [range(max(each.start, piece.start), min(each.stop, piece.stop)) for each in self._wanted(name, sizes)]
         return [range(each.start - begin, each.stop - begin) for each in wanted if each]
 
     def _wanted(self, name: str, sizes: Sequence[int]) -> list[range]:
-        """Of all outputs of a layer."""
+        """Return the outputs to keep of a whole layer."""
         config = self.config
         if name == "qkv":
             sections, begin = list[range](), 0
@@ -170,14 +161,14 @@ def _columns(weight: Weight, wanted: range, where: str) -> Weight:
     if isinstance(weight, Tensor):
         return weight[:, wanted.start : wanted.stop]
     inputs = weight.shape[1]
-    # A group can be cut into smaller ones with the same scale.
+    # A quantization group can be split into smaller groups with the same scale.
     group = gcd(weight.group, wanted.start, wanted.stop if wanted.stop < inputs else 0)
-    while group > len(wanted) + _BEYOND and group % (2 * _LEAST_GROUP) == 0:
+    while group > len(wanted) + _MAX_EXCESS and group % (2 * _MIN_GROUP) == 0:
         group //= 2
-    if weight.order is not None or group % _LEAST_GROUP or group > len(wanted) + _BEYOND:
+    if weight.order is not None or group % _MIN_GROUP or group > len(wanted) + _MAX_EXCESS:
         found = "an order of their inputs" if weight.order is not None else f"groups of {weight.group}"
         msg = (
-            f"{where}: expected weights whose inputs can be dealt to several processes at {wanted.start} and "
+            f"{where}: expected weights whose inputs can be split between processes at {wanted.start} and "
             f"{wanted.stop}, found quantized ones with {found}; use parallel='tree'"
         )
         raise CheckpointError(msg)

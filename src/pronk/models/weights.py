@@ -1,4 +1,4 @@
-"""The weights that a pass reads: how they are kept, how many they are, and how many bytes."""
+"""Size and storage format of the weights that a forward pass reads."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ _BITS = {number: bits for bits, number in CODED_TYPES.items()}
 
 @dataclass(frozen=True)
 class ForwardWeights:
-    """What a pass reads at least: every matrix but the embedding's other rows.
+    """The weights that every forward pass reads: all matrices except a lookup table.
 
-    Attributes:
-        kinds: how they are kept, what weighs most first: ``int4 in groups of 32, int8 in groups of 128``.
-        nbytes: of all of them, with what they are read with: scales, minima, filled up rows.
-        count: numbers that they stand for.
+    ``kinds`` lists the storage formats, largest share first: ``int4 in groups of 32, int8 in groups of 128``.
+    ``nbytes`` includes scales, minima and padding. ``count`` is the number of parameters.
     """
 
     kinds: str
@@ -36,12 +34,12 @@ class ForwardWeights:
 
     @property
     def bits(self) -> float:
-        """Of memory for each number."""
+        """Average number of bits per parameter."""
         return 8 * self.nbytes / self.count
 
 
 def pass_weights(decoder: Decoder) -> ForwardWeights:
-    """Of a loaded model, as its layers hold them."""
+    """Measure the weights of a loaded model."""
     sizes, count = Counter[str](), 0
     for linear in decoder.modules():
         looked_up = linear is decoder.table and linear is not decoder.head
@@ -53,7 +51,7 @@ def pass_weights(decoder: Decoder) -> ForwardWeights:
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Numbers that the weights stand for, however a checkpoint packs them."""
+    """Count the parameters of a model, independent of how a checkpoint packs them."""
     return sum(math.prod(piece.shape) for part in plan_tensors(config) for piece in part.pieces)
 
 
@@ -61,7 +59,7 @@ def _kept(linear: Linear) -> tuple[str, int]:
     if isinstance(linear, KernelLinear):
         return _kind(linear.packed), linear.packed.data.nbytes
     weight = linear.weight
-    assert isinstance(weight, Tensor), "expected a weight of torch's, found none"
+    assert isinstance(weight, Tensor), "expected a torch weight, found none"
     return str(weight.dtype).removeprefix("torch."), weight.nbytes
 
 

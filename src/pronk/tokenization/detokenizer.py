@@ -1,7 +1,6 @@
-"""From a stream of token ids to a stream of text: whole characters only, and nothing of a stop string.
+"""Incremental detokenization: whole characters only, cut at the first stop string.
 
-Both classes are functions of the token sequence alone. How many tokens or characters arrive at a time does not
-change what comes out.
+The result is a function of the token sequence alone, however many tokens or characters arrive at a time.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from pronk.tokenization.tokenizer import Tokenizer
 __all__ = ["IncrementalDecoder", "StopScanner"]
 
 _REPLACEMENT = "\ufffd"
-_CONTEXT = 5
-_PATIENCE = 16
+_CONTEXT = 5  # prompt tokens in the first window
+_PATIENCE = 16  # tokens after which an incomplete character is treated as garbage
 
 
 class IncrementalDecoder:
-    """Text of a growing token sequence, at a cost per token that does not grow with it.
+    r"""Text of a growing token sequence, at a constant cost per token.
 
-    What a token reads as depends on its neighbours: a character may span tokens, and SentencePiece drops the space
-    at the very start. So a window of tokens is decoded again for every token: those of the last piece of text (at
-    first, the end of the prompt), and those since. Its text beyond what was already handed out is new, except
-    a tail of replacement characters, which may be a character whose bytes have not all come.
+    The text of a token depends on its neighbours: a character may span tokens, and SentencePiece drops the space at the
+    very start. For every token a window is decoded again: the tokens of the last piece of text (at first, the end of
+    the prompt) and all later ones. The window's text beyond the part already returned is new, except a tail of
+    replacement characters, which may be an incomplete character.
 
     Byte-level tokens ``F0 9F``, ``99``, ``82``, ``!`` after a prompt ``ab``::
 
@@ -38,7 +37,7 @@ class IncrementalDecoder:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
-        # Special tokens at the end of a prompt read as nothing, so look behind them.
+        # Skip special tokens, which have no text.
         for token in reversed(prompt):
             if len(self._window) == _CONTEXT:
                 break
@@ -48,7 +47,7 @@ class IncrementalDecoder:
         self._read = len(self._window)
 
     def push(self, token_id: int) -> str:
-        """The text that has become final with this token; special tokens and unassigned ids read as nothing."""
+        """Return the text that becomes final with this token; special tokens and unassigned ids have no text."""
         if self._tokenizer.is_silent(token_id):
             return ""
         self._window.append(token_id)
@@ -65,16 +64,16 @@ class IncrementalDecoder:
         return new
 
     def flush(self) -> str:
-        """What is left at the end of the sequence; an unfinished character reads as a replacement character."""
+        """Return the rest of the text; an incomplete character becomes a replacement character."""
         text = self._tokenizer.decode(self._window)
         rest = text[self._start(text) :]
         self._slide(len(self._window))
         return rest
 
     def _start(self, text: str) -> int:
-        """Where the new part of the window's text begins.
+        """Return the offset of the new part in the window's text.
 
-        A prompt may end inside a character; what was shown then ends in a replacement that the full text lacks.
+        A prompt may end inside a character, so that the text shown ends in a replacement character that is now gone.
         """
         return len(self._shown if text.startswith(self._shown) else self._shown.rstrip(_REPLACEMENT))
 
@@ -84,9 +83,9 @@ class IncrementalDecoder:
         self._shown = self._tokenizer.decode(self._window)
 
     def _skip_garbage(self, text: str) -> str:
-        """Give up waiting for a character to be finished, at the last place where none is cut.
+        """Return invalid bytes as text, so that the window does not grow without bound.
 
-        Without this, the window would grow for as long as a model emits bytes that are no text.
+        The cut is at the last place that splits no character.
         """
         for cut in range(len(self._window) - 1, self._read, -1):
             settled = self._tokenizer.decode(self._window[:cut])
@@ -99,13 +98,10 @@ class IncrementalDecoder:
 
 
 class StopScanner:
-    """Cuts a stream of text at the first stop string.
+    """Cuts a stream of text at the first stop string; an empty one raises an OptionError.
 
-    The stop string that is complete first wins, and of those that end together the longest; so nothing has to be read
-    after it. Text that may turn out to be the beginning of one is withheld until it is decided.
-
-    Raises:
-        OptionError: a stop string is empty.
+    The stop string that is complete first wins; of those that end together, the longest. Text that may be the beginning
+    of a stop string is withheld until this is decided.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -117,7 +113,7 @@ class StopScanner:
         self._found: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Text that is safe to show, and the stop string once it is complete; after that, nothing more is safe."""
+        """Return the text that is final, and the stop string once it is complete; after it, no text follows."""
         if self._found is not None:
             return "", self._found
         self._held += text
@@ -130,12 +126,12 @@ class StopScanner:
         return safe, self._found
 
     def flush(self) -> str:
-        """What was withheld and is no stop string after all."""
+        """Return withheld text that turned out not to be a stop string."""
         rest, self._held = "" if self._found else self._held, ""
         return rest
 
     def _undecided(self) -> int:
-        """Where the end of the text may be the beginning of a stop string; its length if it is none."""
+        """Return the offset of the longest tail that may begin a stop string, or the text's length."""
         longest = len(self._stops[0]) if self._stops else 0
         for at in range(max(0, len(self._held) - longest + 1), len(self._held)):
             tail = self._held[at:]

@@ -1,8 +1,8 @@
-"""What each token of a tokenizer stands for, in bytes: the language that two vocabularies have in common.
+"""The bytes of each token of a tokenizer, which make two vocabularies comparable.
 
-Byte-level tokenizers write the byte 0x20 as ``Ġ``; those of SentencePiece write a space as ``▁`` and a byte that is in
-no other token as ``<0x0A>``. The decoder in ``tokenizer.json`` says which of the two a tokenizer does. What it puts
-before a text of its own accord, mostly a space, is told apart from the text.
+Byte-level tokenizers write the byte 0x20 as ``Ġ``. SentencePiece tokenizers write a space as ``▁``, and a byte without
+a token of its own as ``<0x0A>``. The decoder in ``tokenizer.json`` tells the two apart. A space that the tokenizer adds
+before a text is not part of the bytes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a tokenizer spells.
+    """The bytes of a tokenizer's tokens.
 
     Attributes:
-        texts: the bytes of every token that is text; where tokens have the same bytes, the one that the tokenizer would
-            use comes first. Empty if its decoder is none of those described above.
-        prefix: whether it puts a space before the text that comes first, before each text after a special token too, or
-            never.
+        texts: bytes of every token except special tokens. Of tokens with the same bytes, the one that the tokenizer
+            itself uses comes first. Empty if the decoder is neither byte-level nor SentencePiece-like.
+        prefix: whether the tokenizer adds a space before the first text, before every text after a special token
+            too (``"always"``), or never.
     """
 
     texts: Mapping[int, bytes]
@@ -42,7 +42,7 @@ class Spelling:
 
 
 def spell(tokenizer: Tokenizer) -> Spelling:
-    """The spelling of ``tokenizer``."""
+    """Return the spelling of ``tokenizer``."""
     raw = json.loads(tokenizer.backend.to_str())
     vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
     tokens = {i: token for token, i in vocabulary.items() if i not in tokenizer.special_ids}
@@ -61,7 +61,7 @@ def spell(tokenizer: Tokenizer) -> Spelling:
 
 
 def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy that takes a piece from the middle of a text as it is: no space before it, no special tokens in it."""
+    """Return a copy for text fragments, which adds no space and encodes special tokens as plain text."""
     raw = json.loads(tokenizer.backend.to_str())
     raw |= {key: _strip(raw[key]) for key in ("normalizer", "pre_tokenizer")}
     backend = tokenizers.Tokenizer.from_str(json.dumps(raw))
@@ -70,7 +70,7 @@ def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _parts(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A component of ``tokenizer.json``, sequences laid flat."""
+    """Return a component of ``tokenizer.json`` as a flat list, sequences expanded."""
     if component is None:
         return []
     inner = [part for key in _LISTS for part in component.get(key, ())]
@@ -78,7 +78,7 @@ def _parts(component: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _strip(component: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The component without what puts a space before a text."""
+    """Return the component without the parts that add a space before a text."""
     if component is None or component["type"] == "Prepend":
         return None
     if component["type"] == "Metaspace":
@@ -104,12 +104,12 @@ def _replaces_space(part: dict[str, Any]) -> bool:
 
 
 def _from_alphabet(token: str, alphabet: Mapping[str, int]) -> bytes:
-    """Added tokens may be written in plain letters, which is how the decoder takes them too."""
+    """Return the bytes of a token; an added token may be in plain letters instead of the alphabet."""
     return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else token.encode()
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's: a byte that prints in Latin-1 is its character, the others are the characters from 256 on."""
+    """GPT-2's alphabet: bytes printable in Latin-1 are their characters, the others start at U+0100."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(0x100)) - set(printed))
     return {chr(byte): byte for byte in printed} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

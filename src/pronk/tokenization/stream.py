@@ -1,4 +1,4 @@
-"""A request's text: whole characters, cut at the first stop string."""
+"""The text of a request: whole characters, cut at the first stop string."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["TextStream"]
 
 
 class TextStream:
-    """A :class:`~pronk.engine.request.TextOutput`: a function of the token sequence, however it arrives.
+    """Detokenization and stop strings of one request.
 
-    Stop strings are looked for in the text of the tokens from number ``min_tokens`` on.
+    The first ``min_tokens - 1`` tokens are not searched for stop strings.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
@@ -22,7 +22,7 @@ class TextStream:
         self._unscanned = max(0, min_tokens - 1)
 
     def push(self, token: int) -> tuple[str, str | None]:
-        """The text that has become final, and the stop string that was completed, if any."""
+        """Return the text that becomes final, and the stop string that it completes, if any."""
         text = self._decoder.push(token)
         if self._unscanned:
             self._unscanned -= 1
@@ -30,6 +30,6 @@ class TextStream:
         return self._scanner.push(text)
 
     def flush(self) -> tuple[str, str | None]:
-        """What was still held back, and the stop string in it, if any."""
+        """Return the withheld text, and the stop string in it, if any."""
         text, stop = self._scanner.push(self._decoder.flush())
         return text + self._scanner.flush(), stop

@@ -1,8 +1,4 @@
-"""Text to token ids and back, with the model's own tokenizer and chat template.
-
-``tokenizer.json`` is used as it is: what it adds around a text (a beginning-of-text token, for most Llamas) is what
-the model was trained with.
-"""
+"""The model's tokenizer and chat template: text to token ids and back."""
 
 from __future__ import annotations
 
@@ -31,13 +27,10 @@ _GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 
 
 class Tokenizer:
-    """A tokenizer and the chat template that belongs to it.
+    """A tokenizer with its chat template.
 
-    Args:
-        backend: the tokenizer proper.
-        special_tokens: ``bos_token``, ``eos_token`` and the like, by the names that templates use.
-        chat_template: Jinja source, or ``None``.
-        tool_template: another one for conversations with tools, or ``None``.
+    ``special_tokens`` are those that templates use, by name (``bos_token``, …). ``tool_template`` replaces
+    ``chat_template`` in conversations with tools.
     """
 
     def __init__(
@@ -48,7 +41,7 @@ class Tokenizer:
         chat_template: str | None = None,
         tool_template: str | None = None,
     ) -> None:
-        # A file may carry the limits of somebody's training run.
+        # A file may contain truncation and padding settings of the training run.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -57,14 +50,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
-        """Read the tokenizer files of a model folder, or what a GGUF file says of its tokenizer.
+        """Load the tokenizer of a model folder or a GGUF file.
 
-        Args:
-            folder: with ``tokenizer.json``, or GPT-2's ``vocab.json`` and ``merges.txt``; or a GGUF file.
-            vocab_size: the model's; ids must fit in. A model may have more than the tokenizer uses.
-
-        Raises:
-            TokenizerError: files are missing or damaged, or do not fit the model.
+        A folder has ``tokenizer.json``, or GPT-2's ``vocab.json`` and ``merges.txt``. Files that are missing, damaged,
+        or have ids beyond the model's ``vocab_size`` raise a TokenizerError.
         """
         if is_gguf(folder):
             return cls._of_gguf(folder, vocab_size)
@@ -98,39 +87,39 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells files of ids that mean this tokenizer's tokens from others: 32 hexadecimal digits of the vocabulary."""
+        """Hash of the vocabulary, 32 hexadecimal digits; stored in files of token ids."""
         tokens = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
         return hashlib.sha256(json.dumps(tokens).encode("ascii")).hexdigest()[:32]
 
     @cached_property
     def digest(self) -> str:
-        """Tells it from whatever would read or write a text otherwise: 16 hexadecimal digits of all of it."""
+        """Hash of tokenizer, special tokens and templates, 16 hexadecimal digits."""
         templates = [self._chat_template, self._tool_template]
         rest = json.dumps([self._special_tokens, templates], sort_keys=True)
         return hashlib.sha256(f"{self.backend.to_str()}{rest}".encode()).hexdigest()[:16]
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """The token that the tokenizer itself says ends a text; the model's config may know more."""
+        """End-of-text token of the tokenizer; the model's config may list more."""
         token = self._id_of("eos_token")
         return () if token is None else (token,)
 
     @cached_property
     def bos_id(self) -> int | None:
-        """The token that the tokenizer itself says begins a text."""
+        """Beginning-of-text token of the tokenizer."""
         return self._id_of("bos_token")
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that read as nothing."""
+        """Ids of special tokens, which have no text."""
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
     def is_silent(self, token_id: int) -> bool:
-        """Whether a token reads as nothing: a special one, or an id that only pads the model's vocabulary."""
+        """Return whether a token has no text: a special token, or an unassigned id of a padded vocabulary."""
         return token_id in self.special_ids or self.backend.id_to_token(token_id) is None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; without ``add_special_tokens`` nothing is put around it."""
+        """Return the token ids of ``text``; ``add_special_tokens=False`` adds no tokens around it."""
         try:
             ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # tokenizers raises bare Exception, and TypeError for lone surrogates
@@ -140,25 +129,25 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that are no UTF-8 read as U+FFFD."""
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether :meth:`chat` can work."""
+        """Whether :meth:`chat` is available."""
         return self._chat_template is not None
 
     def chat(self, messages: Messages, *, add_generation_prompt: bool = True, tools: Tools | None = None) -> str:
-        """The text of a conversation, to be encoded with ``add_special_tokens=False``.
+        """Render a conversation as text, to be encoded with ``add_special_tokens=False``.
 
         Args:
             messages: see :mod:`pronk.tokenization.chat.messages`.
-            add_generation_prompt: end with what comes before the assistant's answer.
-            tools: that the model may call, as OpenAI's interface has them.
+            add_generation_prompt: whether to append the beginning of the assistant's turn.
+            tools: tools that the model may call, in OpenAI's format.
 
         Raises:
-            TokenizerError: the model has no chat template, or a damaged one.
-            PromptError: the messages are malformed, the template refuses them, or it exceeds a limit.
+            TokenizerError: the chat template is missing or damaged.
+            PromptError: the messages are malformed, rejected by the template, or exceed a limit.
         """
         template = self._template if tools is None or self._tool_template is None else self._template_of_tools
         return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
@@ -171,30 +160,22 @@ class Tokenizer:
         trusted: bool = True,
         tools: Tools | None = None,
     ) -> list[int]:
-        """Token ids of a conversation up to the point where the model answers.
+        """Return the token ids of a conversation; arguments and errors as in :meth:`chat`.
 
-        Args:
-            messages: see :mod:`pronk.tokenization.chat.messages`.
-            add_generation_prompt: end with what comes before the assistant's answer.
-            trusted: read names of special tokens in messages and tools as those tokens, as transformers does; otherwise
-                they stay text (see :mod:`pronk.tokenization.chat.untrusted`).
-            tools: that the model may call, as OpenAI's interface has them.
-
-        Raises:
-            TokenizerError: see :meth:`chat`.
-            PromptError: see :meth:`chat`; or the template makes nothing of the messages.
+        ``trusted`` encodes names of special tokens in messages and tools as these tokens, like transformers. Otherwise
+        they stay text (see :mod:`pronk.tokenization.chat.untrusted`). An empty result raises a PromptError.
         """
         names: dict[str, str] = {}
         if not trusted:
-            validate_draft = check_messages(messages)
-            plain, names = disguise([*validate_draft, *(tools or ())], self._special_names)
-            messages, tools = plain[: len(validate_draft)], None if tools is None else plain[len(validate_draft) :]
+            checked = check_messages(messages)
+            plain, names = disguise([*checked, *(tools or ())], self._special_names)
+            messages, tools = plain[: len(checked)], None if tools is None else plain[len(checked) :]
         text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         ids = [token for piece, hidden in reveal(text, names) for token in self._piece_ids(piece, hidden=hidden)]
         if not ids:
             msg = (
                 "the model's chat template: expected a text made of these messages, found one of no tokens; "
-                "use another template, or give the model a prompt of your own"
+                "use another template, or pass a prompt instead of messages"
             )
             raise PromptError(msg)
         return ids
@@ -233,12 +214,12 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare Exception
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        msg = f"{path}: expected a tokenizer, found a file that is none ({reason}); restore it from its source"
+        msg = f"{path}: expected a tokenizer, found an unreadable file ({reason}); restore it from its source"
         raise TokenizerError(msg) from error
 
 
 def _build_gpt2(folder: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level BPE from the two files that older checkpoints have instead of ``tokenizer.json``."""
+    """Build GPT-2's byte-level BPE from the two files of checkpoints without ``tokenizer.json``."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     kind = config.get("tokenizer_class")
     if not vocab.is_file() or not merges.is_file() or kind not in _GPT2_CLASSES:
@@ -261,7 +242,6 @@ def _build_gpt2(folder: Path, config: Mapping[str, Any], special: Mapping[str, s
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Named special tokens; each is a string, or an object with its ``content``."""
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, Mapping) else value
@@ -271,7 +251,6 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The template of ``chat_template.jinja``, or of ``tokenizer_config.json``: a string, or several with names."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:

@@ -1,13 +1,13 @@
-"""A proof, on the user's own model and device, that guessing does not change what the model says.
+"""Verification on the user's model and device that speculative decoding does not change the output.
 
 ::
 
     report = verify_model(llm, ["prompt_lookup"], [NamedPrompt("mine", llm.tokenizer.encode("def f(x):"))])
     report.passed
 
-Four questions: are the *tokens* those of plain decoding (``equality``), are their *log-probabilities* those of scoring
-the text in one pass (``rescoring``), do sampled strings follow the *law* of the model (``distribution``), and did any
-guess take part in it (``vacuous`` if not).
+Three checks compare each drafter with the model itself. ``equality``: the tokens are those of plain decoding.
+``rescoring``: the log-probabilities are those of one forward pass over the whole text. ``distribution``: sampled
+strings follow the model's distribution. A check in which no draft token was accepted is ``vacuous``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pearson's chi-square test; ``pronk verify`` runs it, so it does without SciPy, which is no run-time dependency."""
+"""Pearson's chi-square test without SciPy, which is not a run-time dependency."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 __all__ = ["LEAST_EXPECTED", "chi_square", "merge_small", "p_value"]
 
-# Below it the statistic is no longer close to a chi-square variable (Cochran 1954).
+# Smallest expected count per cell for which the chi-square approximation is good (Cochran 1954).
 LEAST_EXPECTED = 5.0
 
 
 def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Put cells together, smallest first, until each expects at least :data:`LEAST_EXPECTED`."""
+    """Merge cells, smallest first, until each expectation is at least :data:`LEAST_EXPECTED`."""
     merged: list[list[float]] = []
     pool = [0.0, 0.0]
     for want, count in sorted(zip(expected, observed, strict=True)):
@@ -30,13 +30,13 @@ def merge_small(observed: Sequence[float], expected: Sequence[float]) -> tuple[l
 
 
 def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
-    """The statistic and its degrees of freedom; every expectation must be above 0."""
+    """Return the statistic and its degrees of freedom; every expectation must be above 0."""
     statistic = sum((count - want) ** 2 / want for count, want in zip(observed, expected, strict=True))
     return statistic, len(observed) - 1
 
 
 def p_value(statistic: float, freedom: int) -> float:
-    """Probability of a statistic at least as large, if the sample is from the distribution; 1 without freedom."""
+    """Return the probability of a statistic at least as large under the distribution; 1 without freedom."""
     if freedom < 1:
         return 1.0
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)

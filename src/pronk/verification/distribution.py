@@ -1,8 +1,8 @@
-"""Distribution: strings of several tokens, drawn with many seeds, against the model's exact law.
+"""Test of the distribution: sampled strings of several tokens against the model's exact distribution.
 
-For the coupled choice this follows from equality, but only as far as plain decoding itself samples rightly; a rule that
-accepts guesses by chance has no other proof. The verdict depends on the seed alone (and on the guesses, where these are
-accepted by chance), so it is the same each time.
+For the rule ``"coupled"`` the distribution follows from equality if plain decoding samples correctly. For other rules,
+which accept draft tokens at random, this is the only test. The verdict depends on the seed alone (and, for these rules,
+on the draft tokens), so it is reproducible.
 """
 
 from __future__ import annotations
@@ -23,28 +23,18 @@ from pronk.verification.prompts import ProgressMeter, VerifySettings
 
 __all__ = ["SIGNIFICANCE", "Distribution", "draw", "judge_counts", "strings_length"]
 
-# A right sampler fails one verification in so many (all its tests together, by Bonferroni's bound).
+# Probability that a correct sampler fails a verification (all tests together, by Bonferroni's bound).
 SIGNIFICANCE = 1e-4
 
-# Strings that are drawn while one request holds the prompt's cache.
-_SHARING = 240
+_STRINGS_PER_HOLDER = 240  # strings that are drawn while one request holds the prompt's KV cache
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """The test of one drafter's strings.
+    """Result of the chi-square test of one drafter's strings.
 
-    Attributes:
-        prompt: name of the prompt.
-        samples: how many strings.
-        cells: cells of the test after those of small expectation were put together.
-        statistic: Pearson's.
-        freedom: its degrees of freedom.
-        p_value: probability of strings at least as far from the law.
-        threshold: a smaller one fails.
-        impossible: strings that cannot occur at all.
-        drafted: guesses at the places that are counted.
-        accepted: guesses there that the target confirmed.
+    ``cells`` is counted after merging small expectations. A ``p_value`` below ``threshold`` fails, and so do
+    ``impossible`` strings, whose probability is 0.
     """
 
     prompt: str
@@ -60,43 +50,43 @@ class Distribution:
 
     @property
     def failed(self) -> bool:
-        """Whether the strings are not from the law."""
+        """Whether the strings do not follow the distribution."""
         return self.impossible > 0 or self.p_value < self.threshold
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {"failed": self.failed} | asdict(self)
 
 
 def strings_length() -> int:
-    """Tokens per string: those that count, and one more so that the last of them can be a guess, too."""
+    """Return the tokens per string: :data:`DEPTH`, plus one so that the last of them can be a draft token."""
     return DEPTH + 1
 
 
 def draw(
-    llm: LLM, law: ExactDistribution, drafter: Proposer[Any], settings: VerifySettings, meter: ProgressMeter
+    llm: LLM, exact: ExactDistribution, drafter: Proposer[Any], settings: VerifySettings, meter: ProgressMeter
 ) -> list[Request]:
-    """Draw strings, each with a seed of its own; ``drafter`` has met the target."""
+    """Draw strings, each with its own seed; ``drafter`` is bound to the target model."""
     drawn: list[Request] = []
     params = replace(DRAW, max_tokens=strings_length(), rule=settings.rule)
     while len(drawn) < settings.samples:
-        places = range(len(drawn), min(len(drawn) + _SHARING, settings.samples))
+        places = range(len(drawn), min(len(drawn) + _STRINGS_PER_HOLDER, settings.samples))
         wanted = [replace(params, seed=derive_seed(settings.seed, place)) for place in places]
-        drawn += _draw_sharing(llm, law, drafter, wanted)
+        drawn += _draw_sharing(llm, exact, drafter, wanted)
         meter.add(len(wanted) * strings_length())
     return drawn
 
 
 def _draw_sharing(
-    llm: LLM, law: ExactDistribution, drafter: Proposer[Any], wanted: Iterable[SamplingParams]
+    llm: LLM, exact: ExactDistribution, drafter: Proposer[Any], wanted: Iterable[SamplingParams]
 ) -> list[Request]:
-    """Strings that start from the prompt's cache, which one more request keeps alive.
+    """Draw strings that reuse the prompt's KV cache, which a further request keeps alive.
 
-    So a string costs no pass over the prompt, and its first token can be a guess.
+    A string then needs no prefill, and its first token can be a draft token.
     """
-    prompt = law.prompt.ids
-    room = llm.config.context - len(prompt)
-    holding = replace(DRAW, max_tokens=min(room, 2 * _SHARING))
+    prompt = exact.prompt.ids
+    limit = llm.config.context - len(prompt)
+    holding = replace(DRAW, max_tokens=min(limit, 2 * _STRINGS_PER_HOLDER))
     holder = llm.request_factory.request(prompt, holding, llm.get_proposer("autoregressive"))
     strings = [
         llm.request_factory.request(prompt, params, drafter, seed=params.seed or 0, parent=holder) for params in wanted
@@ -109,17 +99,17 @@ def _draw_sharing(
     return strings
 
 
-def judge_counts(law: ExactDistribution, drawn: Iterable[Request], threshold: float) -> Distribution:
-    """Test the strings against the law."""
+def judge_counts(exact: ExactDistribution, drawn: Iterable[Request], threshold: float) -> Distribution:
+    """Test the strings against the distribution."""
     requests = list(drawn)
-    counts = Counter(law.cell(request.output[:DEPTH]) for request in requests)
+    counts = Counter(exact.cell(request.output[:DEPTH]) for request in requests)
     impossible = counts.pop(None, 0)
-    observed = [float(counts[cell]) for cell in law.cells]
-    expected = [p * sum(observed) for p in law.cells.values()]
+    observed = [float(counts[cell]) for cell in exact.cells]
+    expected = [p * sum(observed) for p in exact.cells.values()]
     merged = merge_small(observed, expected)
     statistic, freedom = chi_square(*merged)
     return Distribution(
-        law.prompt.id,
+        exact.prompt.id,
         len(requests),
         len(merged[0]),
         statistic,

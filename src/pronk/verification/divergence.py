@@ -1,4 +1,4 @@
-"""The first place where two texts of one prompt differ, and whether rounding explains it."""
+"""The first difference between two texts of one prompt, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ __all__ = ["Candidate", "Divergence", "explain"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the two tokens, as plain re-scoring of the common text sees it.
+    """One of the two tokens that differ, scored by plain decoding after the common text.
 
-    Attributes:
-        token_id: the token.
-        text: what it reads as.
-        logit: the model's.
-        score: what the choice is the argmax of: processors applied, and for sampling the coupled noise of this seed
-            and position added; ``None`` if the processors dropped the token.
+    ``score`` is the value whose argmax the sampler takes: the logit after processors, plus the coupled noise of this
+    seed and position when sampling. It is ``None`` if a processor removed the token.
     """
 
     token_id: int
@@ -36,20 +32,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a text left plain decoding.
+    """The first difference between a text and that of plain decoding.
 
     Attributes:
-        prompt: name of the prompt.
-        mode: name of the options.
-        batch: whether the text shared its passes with others.
-        position: the first generated token that differs, counted from 0.
-        what: one line: what differs.
-        expected: plain decoding's token; ``None`` where its text had ended, or where no token differs.
-        found: the other text's token; likewise.
-        gap: how much higher the expected token scores; ``None`` without two scores.
-        tolerance: how far rounding may move a logit here (:func:`~pronk.verification.plain_decoding.rounding`).
-        near_tie: whether moving logits by no more than that makes plain decoding choose the token that was found.
-            Any other divergence is a defect.
+        mode: key of the sampling options in ``MODES``.
+        position: index of the first generated token that differs.
+        expected: token of plain decoding; ``None`` if its text ended here, or if no token differs.
+        found: token of the other text; ``None`` if its text ended here, or if no token differs.
+        gap: score of the expected token minus that of the found one; ``None`` without two scores.
+        tolerance: bound on rounding errors of a logit, see :func:`~pronk.verification.plain_decoding.rounding`.
+        near_tie: whether logits within the tolerance make plain decoding choose the found token. A divergence that is
+            not a near tie is a defect.
     """
 
     prompt: str
@@ -64,28 +57,28 @@ class Divergence:
     near_tie: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return asdict(self)
 
 
 def explain(
     llm: LLM, want: Completion, got: Completion, params: SamplingParams, where: tuple[str, str, bool]
 ) -> Divergence | None:
-    """The first difference between plain decoding and another text of the same prompt, or ``None``.
+    """Return the first difference between plain decoding and another text of the same prompt, or ``None``.
 
-    A text whose drafter has raised differs, whatever its tokens are: it was not written with its guesses.
-
-    ``where`` is what to report it by: prompt, mode, whether in a batch.
+    A text counts as different if its drafter raised, because it was completed without that drafter. ``where`` is the
+    prompt, the mode and the batch flag of the :class:`Divergence`.
     """
     pairs = enumerate(zip_longest(want.token_ids, got.token_ids))
     if got.stats.draft_error is not None:
         return Divergence(*where, len(want.token_ids), f"its drafter raised {got.stats.draft_error}")
     position = next((place for place, (one, other) in pairs if one != other), None)
     if position is None:
-        ends = [(done.finish_reason, done.stop_reason) for done in (want, got)]
-        if ends[0] == ends[1] and want.text == got.text:
+        reasons = [(done.finish_reason, done.stop_reason) for done in (want, got)]
+        if reasons[0] == reasons[1] and want.text == got.text:
             return None
-        what = "another text of the same tokens" if ends[0] == ends[1] else f"finish {ends[1]}, expected {ends[0]}"
+        same = reasons[0] == reasons[1]
+        what = "another text of the same tokens" if same else f"finish {reasons[1]}, expected {reasons[0]}"
         return Divergence(*where, len(want.token_ids), what)
     (judge,) = score_next(llm, want.prompt_token_ids, [want.token_ids[:position]], params)
     tolerance = rounding(llm, float(judge.logits.abs().max()))

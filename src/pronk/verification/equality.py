@@ -1,7 +1,7 @@
-"""Equality: the tokens are those of plain decoding, of one text alone, whoever guesses and whatever is in the batch.
+"""Test of equality: the tokens are those of plain decoding, for every drafter and any batch.
 
-Texts that are sampled by another rule than the coupled one are left out: their tokens depend on the guesses, and only
-their law is the same.
+Texts sampled with a rule other than ``"coupled"`` are skipped. Their tokens depend on the draft tokens, and only their
+distribution is unchanged.
 """
 
 from __future__ import annotations
@@ -39,21 +39,13 @@ if find_spec("llguidance") is not None:  # an extra
     MODES["guided"] = {
         "temperature": 0.8,
         "guide": Guide(json={"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 9}),
-        "guide_mode": "plain",  # what is counted are a drafter's own guesses; forced ones are those of ``grammar``
+        "guide_mode": "plain",  # count the drafter's own tokens only; forced tokens belong to ``grammar``
     }
 
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """One generated text.
-
-    Attributes:
-        prompt: what it continues.
-        mode: the key of its options in :data:`MODES`.
-        batch: whether it shared its passes with the other prompts.
-        params: its options.
-        done: the text.
-    """
+    """One generated text; ``mode`` is a key of :data:`MODES`."""
 
     prompt: NamedPrompt
     mode: str
@@ -64,15 +56,9 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class Equality:
-    """One drafter's texts, compared with plain decoding's.
+    """Comparison of one drafter's texts with plain decoding.
 
-    Attributes:
-        exact: whether the device promises equality to the bit, so that near ties count as well.
-        texts: how many were compared with plain decoding.
-        equal: how many of them were the same.
-        drafted: guesses in them.
-        accepted: guesses that the target confirmed.
-        divergences: where the others went another way.
+    ``exact``: the device guarantees equality bit for bit, so that near ties fail too.
     """
 
     exact: bool
@@ -84,16 +70,16 @@ class Equality:
 
     @property
     def near_ties(self) -> int:
-        """Divergences that rounding explains."""
+        """Number of divergences that rounding explains."""
         return sum(divergence.near_tie for divergence in self.divergences)
 
     @property
     def failed(self) -> bool:
-        """Whether a text differs that may not differ."""
+        """Whether a text differs beyond what the device allows."""
         return bool(self.divergences) if self.exact else self.near_ties < len(self.divergences)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "failed": self.failed,
             "texts": self.texts,
@@ -107,7 +93,7 @@ class Equality:
 
 
 def options(mode: str, index: int, settings: VerifySettings) -> SamplingParams:
-    """The options of prompt number ``index``; each has a seed of its own."""
+    """Return the sampling options of prompt number ``index``, with a seed of its own."""
     seed = derive_seed(settings.seed, index)
     return SamplingParams(max_tokens=settings.max_tokens, seed=seed, logprobs=1, rule=settings.rule, **MODES[mode])
 
@@ -120,7 +106,7 @@ def alone(
     settings: VerifySettings,
     meter: ProgressMeter,
 ) -> Iterator[GeneratedText]:
-    """Continue the prompts one after the other."""
+    """Generate one text at a time."""
     for index, prompt in enumerate(prompts):
         params = options(mode, index, settings)
         yield GeneratedText(prompt, mode, False, params, llm.generate(prompt.ids, params, drafter=drafter))
@@ -135,24 +121,24 @@ def batched(
     settings: VerifySettings,
     meter: ProgressMeter,
 ) -> list[GeneratedText]:
-    """Continue the prompts together; they are of different lengths, begin in chunks and end at different times."""
+    """Generate all texts together; prompts differ in length, are chunked and end at different steps."""
     params = [options(mode, index, settings) for index in range(len(prompts))]
-    ended = 0
+    finished = 0
 
-    def tell(count: int, _: int) -> None:
-        nonlocal ended
-        meter.add((count - ended) * settings.max_tokens)
-        ended = count
+    def report(count: int, _: int) -> None:
+        nonlocal finished
+        meter.add((count - finished) * settings.max_tokens)
+        finished = count
 
-    done = llm.generate([prompt.ids for prompt in prompts], params, drafter=drafter, progress=tell)
-    tell(len(prompts), len(prompts))
+    done = llm.generate([prompt.ids for prompt in prompts], params, drafter=drafter, progress=report)
+    report(len(prompts), len(prompts))
     return [
         GeneratedText(*row) for row in zip(prompts, [mode] * len(done), [True] * len(done), params, done, strict=True)
     ]
 
 
 def compare(llm: LLM, so_far: Equality, want: Sequence[GeneratedText], got: Sequence[GeneratedText]) -> Equality:
-    """Add texts to the count: ``got`` against plain decoding of the same prompts with the same options."""
+    """Compare ``got`` with plain decoding of the same prompts and options; return the updated totals."""
     found: list[Divergence] = []
     pairs = [pair for pair in zip(want, got, strict=True) if not pair[1].params.rejects]
     for plain, text in pairs:

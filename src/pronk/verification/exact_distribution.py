@@ -1,4 +1,4 @@
-"""The exact law of the first tokens after a prompt, and a prompt that gives drafters something to guess."""
+"""The exact distribution of the first tokens after a prompt, and a repetitive prompt for drafters."""
 
 from __future__ import annotations
 
@@ -12,40 +12,34 @@ from pronk.verification.prompts import NamedPrompt
 
 __all__ = ["DEPTH", "DRAW", "OTHER", "ExactDistribution", "stage"]
 
-# Few tokens to choose from, so that guesses are right often and wrong often.
+# A small top_k, so that draft tokens are often accepted and often rejected.
 DRAW = SamplingParams(temperature=1.0, top_k=4, ignore_eos=True)
 
-# Tokens per string, and of how many at each place the law keeps the names: 15 cells.
-DEPTH = 3
-LETTERS = 2
+DEPTH = 3  # tokens per string
+LETTERS = 2  # likeliest tokens per place with a cell of their own: 15 cells in all
+OTHER = -1  # any other token; a cell ends with it
 
-# Stands for all other tokens, after which a string is not followed further.
-OTHER = -1
-
-# A staged text is its last tokens again and again, each time with another continuation in between.
+# Staged prompt: the last tokens of the prompt are repeated, with a different continuation before each repetition.
 _REPEATED = 12
 _ROUNDS = 4
 _CONTINUED = 3
 
-# A string that is as likely as this leaves nothing to test.
-_CERTAIN = 0.95
+_CERTAIN = 0.95  # probability of one string above which the test has too little power
 
 Cell = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class ExactDistribution:
-    """What :data:`DRAW` gives after a prompt.
+    """Probabilities of the strings that :data:`DRAW` samples after a prompt.
 
     The cells are the leaves of a tree: at each place the two likeliest tokens by name, and one cell for all others.
 
     Attributes:
-        prompt: the text.
-        cells: probability of each cell, ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` or ``(OTHER,)``; their sum
-            is 1.
-        possible: for each string of named tokens, those that may follow at all.
-        information: how clearly a wrong temperature shows in a string: the variance of its scaled logits, which is
-            the Fisher information about the inverse temperature; 0 where all is certain or alike.
+        cells: probability of each cell ``(a, b, c)``, ``(a, b, OTHER)``, ``(a, OTHER)`` or ``(OTHER,)``; the sum is 1.
+        possible: token ids that may follow each string of named tokens.
+        information: sensitivity to a wrong temperature: the variance of the scaled logits, which is the Fisher
+            information about the inverse temperature. It is 0 for a certain or a uniform distribution.
     """
 
     prompt: NamedPrompt
@@ -55,37 +49,37 @@ class ExactDistribution:
 
     @classmethod
     def after(cls, llm: LLM, prompt: NamedPrompt, *, exact: bool) -> ExactDistribution:
-        """The law by its definition, from the logits of plain passes.
+        """Compute the distribution from the logits of plain forward passes, independently of ``sampler``.
 
-        That is the softmax of the ``top_k`` largest over the temperature, in double precision; nothing of
-        ``sampler`` has a part in it. Where logits are not ``exact``, rounding may put another token in the top.
+        It is the softmax of the ``top_k`` largest logits over the temperature, in double precision. If logits are not
+        ``exact``, rounding may put another token among these.
         """
         cells: dict[Cell, float] = {}
         possible: dict[Cell, frozenset[int]] = {}
         information = 0.0
-        open_: dict[Cell, float] = {(): 1.0}
+        prefixes: dict[Cell, float] = {(): 1.0}
         for _ in range(DEPTH):
-            judges = score_next(llm, prompt.ids, list(open_), DRAW)
-            grown: dict[Cell, float] = {}
-            for (prefix, mass), judge in zip(open_.items(), judges, strict=True):
-                logits = judge.logits.double()
+            scored = score_next(llm, prompt.ids, list(prefixes), DRAW)
+            longer: dict[Cell, float] = {}
+            for (prefix, mass), recorder in zip(prefixes.items(), scored, strict=True):
+                logits = recorder.logits.double()
                 top = logits.topk(min(DRAW.top_k, len(logits)))
                 scaled = top.values / DRAW.temperature
                 likely = scaled.softmax(0)
                 information += mass * float(likely @ (scaled - likely @ scaled) ** 2)
                 probs = likely[:LETTERS].tolist()
-                # Of tokens that tie for the last place any may be taken; where rounding differs, also the next ones.
+                # Any token that ties for the last place of the top k is possible, within the rounding error.
                 slack = 0.0 if exact else 2 * rounding(llm, float(logits.abs().max()))
                 kept = (logits >= top.values[-1] - slack).nonzero().flatten()
                 possible[prefix] = frozenset(kept.tolist())
                 named = top.indices[:LETTERS].tolist()
-                grown |= {(*prefix, token): mass * p for token, p in zip(named, probs, strict=True)}
+                longer |= {(*prefix, token): mass * p for token, p in zip(named, probs, strict=True)}
                 cells[*prefix, OTHER] = mass * (1.0 - sum(probs))
-            open_ = grown
-        return cls(prompt, cells | open_, possible, information)
+            prefixes = longer
+        return cls(prompt, cells | prefixes, possible, information)
 
     def cell(self, string: Sequence[int]) -> Cell | None:
-        """Where a string of :data:`DEPTH` tokens belongs; ``None`` if it cannot occur."""
+        """Return the cell of a string of :data:`DEPTH` tokens; ``None`` if the string has probability 0."""
         cell: Cell = ()
         for token in string:
             if token not in self.possible[cell]:
@@ -97,19 +91,19 @@ class ExactDistribution:
 
 
 def stage(llm: LLM, prompts: Sequence[NamedPrompt], *, exact: bool) -> ExactDistribution | None:
-    """The law after one of the prompts, extended: the one that tells most. ``None`` if none has room, or a choice.
+    """Extend the prompts and return the most informative distribution, or ``None``.
 
-    After ``… X`` a text ``… X abc X def X ghi X jkl X`` is put, where abc and so on are plain samples after what
-    stands before them and begin with different likely tokens. Then whoever copies has something to guess for most
-    first tokens, and it is right as often as the model repeats itself; who guesses by a model needs no help.
+    A prompt ``… X`` becomes ``… X abc X def X ghi X jkl X``. Each continuation is a plain sample and begins with a
+    different likely token. Copying drafters then have a draft token for most first tokens. ``None`` means that no
+    prompt has enough free context, or that every continuation is nearly certain.
     """
-    laws = [
+    candidates = [
         ExactDistribution.after(llm, staged, exact=exact)
         for prompt in prompts
         if (staged := _extend(llm, prompt)) is not None
     ]
-    open_ = [law for law in laws if max(law.cells.values()) < _CERTAIN]
-    return max(open_, key=lambda law: law.information, default=None)
+    uncertain = [each for each in candidates if max(each.cells.values()) < _CERTAIN]
+    return max(uncertain, key=lambda each: each.information, default=None)
 
 
 def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
@@ -118,8 +112,8 @@ def _extend(llm: LLM, prompt: NamedPrompt) -> NamedPrompt | None:
     for round_ in range(_ROUNDS):
         if len(text) + _CONTINUED + 1 + len(again) + DEPTH + 1 > llm.config.context:
             break
-        (judge,) = score_next(llm, text, [[]], DRAW)
-        likely = judge.logits.topk(min(_ROUNDS, len(judge.logits))).indices.tolist()
+        (recorder,) = score_next(llm, text, [[]], DRAW)
+        likely = recorder.logits.topk(min(_ROUNDS, len(recorder.logits))).indices.tolist()
         first = next((token for token in likely if token not in used), likely[0])
         used.add(first)
         params = SamplingParams(**DRAW.to_dict() | {"max_tokens": _CONTINUED, "seed": round_})

@@ -1,7 +1,7 @@
-"""The judge: the model's logits after a given text, from one plain pass over it.
+"""The reference: the target model's logits after a given text, from a plain prefill of it.
 
-No guess takes part in such a pass, and the tokens go through it as a prompt does, so it shares with what it judges
-the model and nothing of the step that verifies guesses.
+No draft tokens take part, so the reference shares the model with the text under test, but not the verification of
+draft tokens.
 """
 
 from __future__ import annotations
@@ -22,24 +22,20 @@ __all__ = ["Recorder", "rounding", "score_next"]
 
 
 class Recorder(Sampler):
-    """A chooser that keeps the logits it chose from.
-
-    Attributes:
-        logits: ``[vocab]`` float32, of the last choice.
-    """
+    """A sampler that keeps the logits ``[vocab]`` (float32) of its last choice."""
 
     logits: Tensor
 
     def choose(self, logits: Tensor) -> int:
-        """The target's token; the logits are kept."""
+        """Return the target's token and keep the logits."""
         self.logits = logits.float().clone()
         return super().choose(logits)
 
     def could_choose(self, token: int, instead_of: int, slack: float) -> bool:
-        """Whether moving every logit by at most ``slack`` can make ``token`` the choice.
+        """Return whether moving every logit by at most ``slack`` can make ``token`` the choice.
 
-        Two of the moves are the best there are: ``token`` up and all others down, and, because truncation may drop
-        the rival, the rival down and all others up.
+        Two moves suffice: ``token`` up and all others down; and ``instead_of`` down and all others up, because
+        truncation may then drop ``instead_of``.
         """
         up, down = self.logits - slack, self.logits + slack
         up[token] = self.logits[token] + slack
@@ -50,38 +46,38 @@ class Recorder(Sampler):
 def score_next(
     llm: LLM, prompt: Sequence[int], outputs: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[Recorder]:
-    """What plain decoding sees after ``prompt`` and each of ``outputs``, under the request's options and seed."""
-    plainly = llm.get_proposer("autoregressive")
+    """Score the next token after ``prompt`` and each of ``outputs``, with the request's options and seed."""
+    plain = llm.get_proposer("autoregressive")
 
     def after(output: Sequence[int]) -> Request:
         options = replace(params, max_tokens=len(output) + 1, logprobs=None, prompt_logprobs=None, rule="coupled")
         return llm.request_factory.request(
-            prompt, options, plainly, seed=params.seed or 0, output=output, sampler=Recorder
+            prompt, options, plain, seed=params.seed or 0, output=output, sampler=Recorder
         )
 
-    asked = [after(output) for output in outputs]
-    llm.engine.run(asked)
-    judges = []
-    for request, output in zip(asked, outputs, strict=True):
-        judge = after(output).sampler  # the one that was asked stands behind its choice by now
-        assert isinstance(judge, Recorder)
+    requests = [after(output) for output in outputs]
+    llm.engine.run(requests)
+    recorders = []
+    for request, output in zip(requests, outputs, strict=True):
+        recorder = after(output).sampler  # the sampler that ran has advanced beyond this position
+        assert isinstance(recorder, Recorder)
         assert isinstance(request.sampler, Recorder)
-        judge.logits = request.sampler.logits
-        judges.append(judge)
-    return judges
+        recorder.logits = request.sampler.logits
+        recorders.append(recorder)
+    return recorders
 
 
 def rounding(llm: LLM, magnitude: float) -> float:
-    """How far rounding may move one logit between two ways to compute it, given the largest of its row.
+    """Return the bound on the rounding error of a logit, given the largest magnitude of its row.
 
     Each of the ``L`` layers adds to the residual stream twice, and the head reads it once. Each of these ``2L + 1``
-    operations rounds to the dtype, which moves the result by at most its unit roundoff ``u`` of the magnitude (half
-    a unit in the last place). The roundings are independent, so they add up as a random walk does::
+    operations rounds to the dtype, with an error of at most the unit roundoff ``u`` times the magnitude (half a unit in
+    the last place). Independent errors add up as a random walk::
 
         u × magnitude × sqrt(2L + 1)
 
-    For ``pronk-tiny`` in bfloat16 (L = 8) this is 2.1 units in the last place, against a measured error (compared
-    with float32) of torch's path of 0.28 in the root mean square and 1.9 at most.
+    For ``pronk-tiny`` in bfloat16 (L = 8) this is 2.1 units in the last place. The measured error of the torch path,
+    compared with float32, is 0.28 in the root mean square and 1.9 at most.
     """
     unit = torch.finfo(llm.dtype).eps / 2
     return unit * magnitude * math.sqrt(2 * llm.config.num_layers + 1)

@@ -1,4 +1,4 @@
-"""The prompts that a verification uses, its settings, and how far it has got."""
+"""Prompts, settings and progress of a verification."""
 
 from __future__ import annotations
 
@@ -14,18 +14,12 @@ __all__ = ["LEAST_SAMPLES", "NamedPrompt", "Progress", "ProgressMeter", "VerifyS
 
 Progress = Callable[[str, int, int], None]
 
-# Fewer strings would leave the chi-square test hardly a cell.
-LEAST_SAMPLES = 100
+LEAST_SAMPLES = 100  # with fewer strings the chi-square test has hardly any cells
 
 
 @dataclass(frozen=True)
 class NamedPrompt:
-    """A prompt with a name to report it by.
-
-    Attributes:
-        id: the name.
-        ids: token ids, at least one.
-    """
+    """A prompt with the name ``id`` for the report and at least one token id in ``ids``."""
 
     id: str
     ids: list[int]
@@ -33,19 +27,17 @@ class NamedPrompt:
 
 @dataclass(frozen=True)
 class VerifySettings:
-    """How much to verify.
+    """The extent of a verification.
 
     Attributes:
         max_tokens: tokens per text, at least 1.
-        samples: strings per drafter for the test of the distribution, 100 or more; 0 leaves the test out.
-        seed: of all that is drawn; with the same seed the verdicts are the same (where guesses are
-            accepted by chance: if these are).
-        rule: how guesses are accepted in sampled texts and strings. But for ``"coupled"`` sampled tokens depend on the
-            guesses, so equality is asked of greedy texts alone, and log-probabilities agree up to rounding, because
-            accepted rows are moved into place on every device.
+        samples: strings per drafter for the test of the distribution, 100 or more; 0 skips the test.
+        seed: seed of everything that is sampled.
+        rule: acceptance rule of sampled texts and strings. With a rule other than ``"coupled"`` sampled tokens depend
+            on the draft tokens, so equality is checked for greedy texts only.
 
     Raises:
-        OptionError: one of them is out of its range.
+        OptionError: a value is out of range.
     """
 
     max_tokens: int = 64
@@ -59,12 +51,12 @@ class VerifySettings:
             msg = f"samples: expected 0 or at least {LEAST_SAMPLES}, found {self.samples}"
             raise OptionError(msg)
         check_integer("seed", self.seed, 0, 2**63 - 1)
-        SamplingParams(rule=self.rule)  # says what is wrong with another
+        SamplingParams(rule=self.rule)  # validates the rule
 
 
 @dataclass
 class ProgressMeter:
-    """Tells how far the work is, in tokens asked for."""
+    """Reports progress in tokens requested."""
 
     tell: Progress | None
     total: int
@@ -72,7 +64,7 @@ class ProgressMeter:
     label: str = field(default="", init=False)
 
     def begin(self, label: str) -> None:
-        """Name the part of the work that begins."""
+        """Start the part of the work called ``label``."""
         self.label = label
         self.add(0)
 
@@ -84,18 +76,14 @@ class ProgressMeter:
 
 
 def fitting(llm: LLM, prompts: Sequence[NamedPrompt], max_tokens: int) -> list[NamedPrompt]:
-    """The prompts that leave room for the answer, and for scoring prompt and answer as one text.
-
-    Raises:
-        PromptError: there is none.
-    """
-    room = llm.config.context - max_tokens - 1
-    fit = [prompt for prompt in prompts if 0 < len(prompt.ids) <= room]
+    """Return the prompts that fit the context with the answer, and as one text for scoring."""
+    limit = llm.config.context - max_tokens - 1
+    fit = [prompt for prompt in prompts if 0 < len(prompt.ids) <= limit]
     if not fit:
         found = f"{len(prompts)} that are too long" if prompts else "none"
         msg = (
-            f"expected prompts that leave room for {max_tokens} tokens in the model's context of {llm.config.context}, "
-            f"found {found}"
+            f"expected prompts of at most {limit} tokens (the model's context of {llm.config.context} less "
+            f"{max_tokens} tokens of answer and 1), found {found}"
         )
         raise PromptError(msg)
     return fit

@@ -1,4 +1,4 @@
-"""What a verification found."""
+"""The result of a verification."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ Verdict = Literal["passed", "failed", "vacuous", "skipped", "unfinished"]
 
 @dataclass(frozen=True)
 class DrafterReport:
-    """One drafter's checks; ``None`` is one that has not run.
+    """The checks of one drafter; ``None`` for a check that has not run.
 
-    Attributes:
-        drafter: its name as it was given.
-        plain: whether it is plain decoding itself, which needs no guesses to be tested.
-        equality: its texts against plain decoding.
-        rescoring: its log-probabilities against scoring in one pass.
-        distribution: its strings against the model's law.
+    ``plain`` is true for plain decoding itself, which counts as tested without draft tokens.
     """
 
     drafter: str
@@ -36,17 +31,17 @@ class DrafterReport:
 
     @property
     def drafted(self) -> int:
-        """Guesses in all checks."""
+        """Number of draft tokens in all checks."""
         return sum(check.drafted for check in (self.rescoring, self.distribution) if check is not None)
 
     @property
     def accepted(self) -> int:
-        """Guesses that the target confirmed, in all checks."""
+        """Number of accepted draft tokens in all checks."""
         return sum(check.accepted for check in (self.rescoring, self.distribution) if check is not None)
 
     @property
     def tested(self) -> bool:
-        """Whether a guess was accepted: without one, a check has seen plain decoding and nothing else."""
+        """Whether a draft token was accepted; otherwise the checks covered plain decoding only."""
         return self.plain or self.accepted > 0
 
     @property
@@ -55,7 +50,7 @@ class DrafterReport:
         return any(check.failed for check in (self.equality, self.rescoring, self.distribution) if check is not None)
 
     def verdicts(self) -> dict[str, Verdict]:
-        """The verdict of each check."""
+        """Return the verdict of each check."""
         checks = {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
         return {name: self._verdict(check) for name, check in checks.items()}
 
@@ -67,7 +62,7 @@ class DrafterReport:
         return "passed" if self.plain or check.accepted else "vacuous"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         checks = {"equality": self.equality, "rescoring": self.rescoring, "distribution": self.distribution}
         verdict: Verdict = "failed" if self.failed else "passed" if self.tested else "vacuous"
         return {
@@ -84,23 +79,15 @@ class DrafterReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was verified so far.
+    """The results so far, and the configuration that they hold for.
 
     Attributes:
-        model: where it came from.
-        device: where it ran.
-        dtype: of its weights.
-        weights: how its matrices are kept.
-        kv_dtype: of its cache.
-        kernels: what computed: the instruction set of pronk's kernels, or ``"torch"``.
-        exact: whether these promise the same tokens to the bit; then a near tie is a failure, too.
-        settings: how much was verified.
-        prompts: how many prompts were used.
-        too_long: how many were left out because the model's context is too short for them.
-        drafters: plain decoding, then the drafters.
-        left_out: drafters that do not fit the model without options, and why.
-        required: whether the drafters were asked for, so that one of which no guess was accepted is not verified.
-        complete: whether all checks have run.
+        weights: storage format of the matrices.
+        kernels: instruction set of pronk's kernels, or ``"torch"``.
+        exact: whether the kernels guarantee equal tokens bit for bit, so that a near tie fails too.
+        too_long: number of prompts left out because they exceed the model's context.
+        left_out: drafters that cannot run on the model without options, with the reason.
+        required: whether every drafter must have an accepted draft token to pass.
     """
 
     model: str
@@ -120,27 +107,26 @@ class VerifyReport:
 
     @property
     def vacuous(self) -> tuple[str, ...]:
-        """Drafters of which no guess was accepted in any check."""
+        """Drafters without an accepted draft token in any check."""
         return tuple(each.drafter for each in self.drafters if not each.tested)
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Drafters with a check that failed."""
+        """Drafters with a failed check."""
         return tuple(each.drafter for each in self.drafters if each.failed)
 
     @property
     def passed(self) -> bool:
-        """Whether all checks have run, none failed, and guesses took part.
+        """Whether all checks have run, none failed, and draft tokens were accepted.
 
-        A drafter that was asked for and of which no guess was accepted is not verified. Of drafters that were not
-        asked for by name it is enough if some were.
+        With ``required`` every drafter needs an accepted draft token; otherwise one drafter suffices.
         """
-        guessing = [each for each in self.drafters if not each.plain]
-        tested = all(each.tested for each in guessing) if self.required else any(each.tested for each in guessing)
-        return self.complete and not self.failed and (tested or not guessing)
+        others = [each for each in self.drafters if not each.plain]
+        tested = all(each.tested for each in others) if self.required else any(each.tested for each in others)
+        return self.complete and not self.failed and (tested or not others)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "passed": self.passed,
             "complete": self.complete,

@@ -1,4 +1,4 @@
-"""Re-scoring: the log-probabilities that come with a text are those of scoring prompt and text in one pass."""
+"""Test of log-probabilities: those of generation against scoring the whole text in one forward pass."""
 
 from __future__ import annotations
 
@@ -19,18 +19,14 @@ Report = dict[int, float]
 
 @dataclass(frozen=True)
 class Rescoring:
-    """How one drafter's log-probabilities compare.
+    """Comparison of one drafter's log-probabilities with scoring.
 
     Attributes:
-        tolerance: largest difference that is allowed; 0 where the device promises equality to the bit.
-        tokens: how many were compared.
-        wrong: how many differ by more than the tolerance, or lack a report.
-        worst: largest difference between the log-probabilities of a generated token.
-        where: the first wrong one: prompt, mode, position.
-        left_out: texts that the model reads otherwise as a prompt (beyond the context that *dynamic* RoPE scaling
-            starts from, whose frequencies depend on the length of the prompt).
-        drafted: guesses in all texts.
-        accepted: guesses there that the target confirmed.
+        tolerance: largest allowed difference; 0 if the device guarantees equality bit for bit.
+        wrong: number of tokens whose log-probability is missing or differs by more than the tolerance.
+        where: first wrong token: prompt, mode, position.
+        left_out: number of texts beyond the original context of *dynamic* RoPE scaling, which rotates a prompt of that
+            length otherwise than output.
     """
 
     tolerance: float
@@ -48,14 +44,14 @@ class Rescoring:
         return self.wrong > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         names = ("failed", "tokens", "wrong", "worst", "tolerance", "where", "left_out", "drafted", "accepted")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass
 class TextScorer:
-    """Scores texts in one pass each, and remembers them: most drafters give the same ones."""
+    """Scores texts in one forward pass each and caches results, as most drafters produce the same texts."""
 
     llm: LLM
     tolerance: float
@@ -63,10 +59,9 @@ class TextScorer:
 
     @classmethod
     def make(cls, llm: LLM, prompts: Sequence[NamedPrompt], *, exact: bool) -> TextScorer:
-        """A scorer whose tolerance fits the logits after the prompts.
+        """Return a scorer whose tolerance fits the logits after the prompts; 0 with ``exact``.
 
-        It is 0 if they are to be ``exact``. A log-probability is a logit less the log of a sum over all logits;
-        rounding may move each of the two by what it may move a logit.
+        A log-probability is a logit minus the log of a sum over all logits; rounding may move each like a logit.
         """
         if exact:
             return cls(llm, 0.0)
@@ -74,12 +69,12 @@ class TextScorer:
         return cls(llm, 2 * rounding(llm, max(float(judge.logits.abs().max()) for judge in judges)))
 
     def can_score(self, length: int) -> bool:
-        """Whether a text of that length is to the model what it was while it was generated."""
+        """Return whether a text of ``length`` tokens has the same rotations as a prompt and as output."""
         rope = self.llm.config.rope
         return rope is None or rope.kind != "dynamic" or length <= rope.original
 
     def score(self, texts: Iterable[Sequence[int]]) -> list[list[Report | None]]:
-        """``{token: log-probability}`` of each token of each text and of the likeliest one in its place."""
+        """Return ``{token: log-probability}`` for each position: its token and the likeliest one."""
         wanted = [tuple(text) for text in texts]
         new = list(dict.fromkeys(text for text in wanted if text not in self._known))
         if new:
@@ -92,7 +87,7 @@ class TextScorer:
 
 
 def rescore(scorer: TextScorer, so_far: Rescoring, texts: Sequence[GeneratedText]) -> Rescoring:
-    """Add texts to the count."""
+    """Compare the texts with scoring; return the updated totals."""
     full = [[*text.prompt.ids, *text.done.token_ids] for text in texts]
     fit = [index for index, tokens in enumerate(full) if scorer.can_score(len(tokens))]
     result = replace(
@@ -113,10 +108,10 @@ def _compare(result: Rescoring, text: GeneratedText, scored: Sequence[Report | N
         report, want = reports[place] if place < len(reports) else {}, scored[place] or {}
         known = token in report and token in want
         gap = abs(report[token] - want[token]) if known else 0.0
-        # To the bit, the likeliest token and its log-probability agree as well.
-        fine = report == want if result.tolerance == 0.0 else known and gap <= result.tolerance
+        # Without tolerance, the likeliest token and its log-probability must be equal too.
+        correct = report == want if result.tolerance == 0.0 else known and gap <= result.tolerance
         worst = max(worst, gap)
-        wrong += not fine
-        if not fine and where is None:
+        wrong += not correct
+        if not correct and where is None:
             where = f"{text.prompt.id}, {text.mode}{' in a batch' if text.batch else ''}, token {place}"
     return replace(result, tokens=result.tokens + len(tokens), wrong=wrong, worst=worst, where=where)

@@ -1,4 +1,4 @@
-"""The verification itself: all checks of all drafters, one after the other."""
+"""A verification: all checks of all drafters, one after the other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from pronk.verification.rescoring import Rescoring, TextScorer, rescore
 
 __all__ = ["fitting_drafters", "verify_model", "verify_steps"]
 
-# Strings are drawn after one of so many prompts, the one that tells most.
-_STAGED = 4
+_STAGED = 4  # prompts of which the most informative one is used for the test of the distribution
 
 _PLAIN = Autoregressive.name
 
@@ -36,21 +35,21 @@ def verify_model(
     left_out: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Verify that guessing does not change what the model says.
+    """Verify that speculative decoding does not change the model's output.
 
     Args:
-        llm: the model, on the device and in the dtype in question.
-        drafters: who is to guess, as names, names with options, or objects. Plain decoding is always verified: in
-            a batch against alone.
-        prompts: what to continue; those that are too long for the model are left out, and counted.
-        settings: how much.
-        required: whether a drafter of which no guess was accepted is not verified (see :attr:`VerifyReport.passed`).
+        llm: model on the device and in the dtype to verify.
+        drafters: names, names with options, or options objects. Plain decoding is always included: in a batch against
+            without one.
+        prompts: prompts to continue; those that are too long for the model are left out and counted.
+        settings: extent of the verification.
+        required: whether every drafter must have an accepted draft token (see :attr:`VerifyReport.passed`).
         left_out: drafters to report as left out, with the reason.
-        progress: called with what is being done, the tokens done so far and in all.
+        progress: callback with the current part, the tokens done so far and in all.
 
     Raises:
         PromptError: no prompt fits.
-        OptionError: a drafter that does not fit the model.
+        OptionError: a drafter cannot run on the model.
         CacheFullError: the KV cache is too small for a prompt and its answer.
     """
     *_, report = verify_steps(llm, drafters, prompts, settings, required=required, left_out=left_out, progress=progress)
@@ -67,7 +66,7 @@ def verify_steps(
     left_out: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[VerifyReport]:
-    """The same, step by step: the report so far after each part; the last one is complete."""
+    """Yield the report so far after each part of :func:`verify_model`; the last report is complete."""
     settings = settings or VerifySettings()
     kept = fitting(llm, prompts, settings.max_tokens)
     others = [each for each in dict.fromkeys(drafters) if each not in (_PLAIN, Autoregressive())]
@@ -99,7 +98,7 @@ def verify_steps(
 
 
 def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> tuple[list[str], dict[str, str]]:
-    """The registered drafters that work with the model and the rule without options, and why the others do not."""
+    """Return the registered drafters that run on the model without options, and the reasons of the others."""
     fit, reasons = list[str](), dict[str, str]()
     for name in REGISTRY:
         try:
@@ -113,7 +112,7 @@ def fitting_drafters(llm: LLM, prompt: NamedPrompt, rule: Rule = "coupled") -> t
 
 @dataclass
 class _Job:
-    """What the checks of all drafters share: plain decoding's texts, its scores, the law. Each is made once."""
+    """State shared by the checks of all drafters: reference texts, scores and the exact distribution."""
 
     llm: LLM
     prompts: list[NamedPrompt]
@@ -122,16 +121,16 @@ class _Job:
     threshold: float
     reference: dict[str, list[GeneratedText]] = field(default_factory=dict)
     scorer: TextScorer = field(init=False)
-    law: ExactDistribution | None = None
+    exact: ExactDistribution | None = None
 
     def __post_init__(self) -> None:
         exact = self.llm.exact
         self.scorer = TextScorer.make(self.llm, self.prompts, exact=exact)
         if self.settings.samples:
-            self.law = stage(self.llm, self.prompts[:_STAGED], exact=exact)
+            self.exact = stage(self.llm, self.prompts[:_STAGED], exact=exact)
 
     def drafter(self, name: str, proposer: Proposer[Any]) -> Iterator[DrafterReport]:
-        """One drafter's report as it grows; the distribution is the last part of it."""
+        """Yield one drafter's report as it grows; the distribution is the last part."""
         plain = isinstance(proposer, Autoregressive)
         part = DrafterReport(name, plain, Equality(self.llm.exact), Rescoring(self.scorer.tolerance))
         for mode in MODES:
@@ -144,17 +143,17 @@ class _Job:
                     rescoring=rescore(self.scorer, part.rescoring, texts),
                 )
                 yield part
-        if self.law is not None:
+        if self.exact is not None:
             self.meter.begin(f"{name}: distribution")
-            drawn = draw(self.llm, self.law, proposer, self.settings, self.meter)
-            yield replace(part, distribution=judge_counts(self.law, drawn, self.threshold))
+            drawn = draw(self.llm, self.exact, proposer, self.settings, self.meter)
+            yield replace(part, distribution=judge_counts(self.exact, drawn, self.threshold))
 
     def _texts(self, name: str, proposer: Proposer[Any], mode: str) -> Iterator[list[GeneratedText]]:
-        """The drafter's texts of one mode: each prompt alone, then all together."""
+        """Yield the drafter's texts of one mode: first one at a time, then in a batch."""
         given = (self.llm, proposer, self.prompts, mode, self.settings, self.meter)
         self.meter.begin(f"{name}: {mode}")
         texts = list(alone(*given))
-        # Plain decoding comes first; alone, its texts are what all others are compared with.
+        # Plain decoding runs first; its texts without a batch are the reference.
         self.reference.setdefault(mode, texts)
         yield texts
         self.meter.begin(f"{name}: {mode}, in a batch")
@@ -162,7 +161,7 @@ class _Job:
 
 
 def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: Rule) -> Proposer[Any]:
-    """The drafter, once it has met the target and guessed for it."""
+    """Return the drafter after a short trial run; raise an OptionError if it fails on the model."""
     made = llm.get_proposer(make_drafter(drafter))
     done = llm.generate(prompt.ids, SamplingParams(max_tokens=4, temperature=1.0, seed=0, rule=rule), drafter=made)
     if done.stats.draft_error is not None:
@@ -171,6 +170,5 @@ def _get_proposer(llm: LLM, drafter: str | Drafter, prompt: NamedPrompt, rule: R
 
 
 def _cost(settings: VerifySettings, prompts: int, drafters: int) -> int:
-    """Tokens that will be asked for."""
     texts = len(MODES) * 2 * prompts * settings.max_tokens
     return drafters * (texts + settings.samples * strings_length())

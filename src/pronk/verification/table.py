@@ -1,4 +1,4 @@
-"""A report for a terminal, in 80 columns or more."""
+"""A verification report for a terminal of 80 columns or more."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pronk.verification.report import DrafterReport, Verdict, VerifyReport
 
 __all__ = ["show"]
 
-# Divergences of one drafter that are shown in full; --json has them all.
-_SHOWN = 3
+_SHOWN = 3  # divergences shown per drafter; --json lists all
 
 _STYLES: dict[Verdict, str] = {"passed": "green", "failed": "bold red", "vacuous": "yellow"}
 
 
 def show(report: VerifyReport, console: Console) -> None:
-    """Print what was verified, on what, and what was found."""
+    """Print the configuration and the results."""
     console.print(Text(_heading(report)))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("drafter", overflow="fold", ratio=1)
     coupled = report.settings.rule == "coupled"
-    for column in ("same tokens" if coupled else "same greedy", "same log-probs", "law", "accepted", "verdict"):
+    tokens = "same tokens" if coupled else "same greedy"
+    for column in (tokens, "same log-probs", "distribution", "accepted", "verdict"):
         table.add_column(column, overflow="fold")
     for each in report.drafters:
         table.add_row(*_row(each, complete=report.complete or each is not report.drafters[-1]))
@@ -44,7 +44,7 @@ def _heading(report: VerifyReport) -> str:
     promise = "the same tokens to the bit" if report.exact else "the same tokens up to near ties"
     left = f" ({report.too_long} too long for the model)" if report.too_long else ""
     if (rule := report.settings.rule) != "coupled":
-        promise += f" for greedy texts; those sampled by {rule} depend on the guesses and share only their law"
+        promise += f" for greedy texts; of those sampled by {rule}, only the distribution is independent of the drafter"
     kept = "" if report.weights == report.dtype else f", weights {report.weights},"
     kept += ", cache int8," if report.kv_dtype == "int8" else ""
     return (
@@ -68,7 +68,7 @@ def _row(each: DrafterReport, *, complete: bool) -> list[Text]:
         cells[2] = "impossible strings" if strings.impossible else f"p = {strings.p_value:.2g}"
     row = [Text(each.drafter)]
     for cell, verdict in zip(cells, verdicts.values(), strict=True):
-        empty = verdict == "vacuous" and each.tested  # where all are, the last column says so
+        empty = verdict == "vacuous" and each.tested  # an untested drafter is marked in the last column
         row.append(Text(f"{cell}, not tested" if empty else cell, style=_STYLES.get(verdict, "")))
     row.append(Text("–" if each.plain else f"{each.accepted}/{each.drafted}"))
     return [*row, _verdict(each, complete=complete)]
@@ -85,9 +85,8 @@ def _verdict(each: DrafterReport, *, complete: bool) -> Text:
 
 
 def _notes(each: DrafterReport) -> Iterator[Text]:
-    """What there is to say about the checks that failed, about near ties, and where nothing was tested."""
     if not each.tested:
-        yield Text(f"{each.drafter}: not tested: nothing was accepted ({each.drafted} guesses)", style="yellow")
+        yield Text(f"{each.drafter}: not tested: no draft token was accepted (of {each.drafted})", style="yellow")
     if each.equality is not None:
         for divergence in each.equality.divergences[:_SHOWN]:
             yield _explanation(each.drafter, divergence)
@@ -96,16 +95,17 @@ def _notes(each: DrafterReport) -> Iterator[Text]:
     scores, strings = each.rescoring, each.distribution
     if scores is not None and scores.failed:
         yield Text(
-            f"{each.drafter}: {scores.wrong} log-probabilities are not those of scoring the text in one pass, the "
-            f"worst by {scores.worst:.3g} (allowed: {scores.tolerance:.2g}); first: {scores.where}"
+            f"{each.drafter}: {scores.wrong} log-probabilities differ from scoring the text in one forward pass, by "
+            f"up to {scores.worst:.3g} (allowed: {scores.tolerance:.2g}); first: {scores.where}"
         )
     if scores is not None and scores.left_out:
         yield Text(f"{each.drafter}: {scores.left_out} texts beyond the context of dynamic RoPE were not re-scored")
     if strings is not None and strings.failed:
         yield Text(
-            f"{each.drafter}: {strings.samples} strings after prompt {strings.prompt} do not follow the model's law: "
-            f"chi-square {strings.statistic:.1f} with {strings.freedom} degrees of freedom, p = {strings.p_value:.2g} "
-            f"(fails below {strings.threshold:.2g}), {strings.impossible} strings that cannot occur"
+            f"{each.drafter}: {strings.samples} strings after prompt {strings.prompt} do not follow the model's "
+            f"distribution: chi-square {strings.statistic:.1f} with {strings.freedom} degrees of freedom, "
+            f"p = {strings.p_value:.2g} (fails below {strings.threshold:.2g}), {strings.impossible} strings have "
+            "probability 0"
         )
 
 
@@ -119,29 +119,33 @@ def _explanation(drafter: str, found: Divergence) -> Text:
     return Text("\n".join(line for line in lines if line), style="" if found.near_tie else "red")
 
 
-def _candidate(who: str, token: Candidate | None) -> str:
+def _candidate(label: str, token: Candidate | None) -> str:
     if token is None:
         return ""
     score = "dropped" if token.score is None else f"{token.score:.4f}"
-    return f"    {who}  {token.token_id:>6} {token.text!r:<14} logit {token.logit:.4f}  score {score}"
+    return f"    {label}  {token.token_id:>6} {token.text!r:<14} logit {token.logit:.4f}  score {score}"
 
 
 def _unchanged(report: VerifyReport) -> str:
     if report.settings.rule == "coupled":
         return "changed nothing"
-    law = any(each.distribution is not None for each in report.drafters)
-    return "changed no greedy text" + (" and no law" if law else "; the law of sampled ones was not tested")
+    if any(each.distribution is not None for each in report.drafters):
+        return "changed no greedy text and no distribution"
+    return "changed no greedy text; the distribution of sampled texts was not tested"
 
 
 def _summary(report: VerifyReport) -> Text:
     if report.passed:
-        seen = sum(each.accepted for each in report.drafters)
-        text = Text(f"Verified: {seen} accepted guesses {_unchanged(report)}." if seen else "Verified.", style="green")
+        accepted = sum(each.accepted for each in report.drafters)
+        what = f"Verified: {accepted} accepted draft tokens {_unchanged(report)}." if accepted else "Verified."
+        text = Text(what, style="green")
         if report.vacuous:
-            text.append(f" Not tested, because nothing was accepted: {', '.join(report.vacuous)}.", style="yellow")
+            text.append(
+                f" Not tested, because no draft token was accepted: {', '.join(report.vacuous)}.", style="yellow"
+            )
         return text
     if report.failed:
         return Text(f"NOT verified: {', '.join(report.failed)}.", style="bold red")
     if not report.complete:
-        return Text("Interrupted: this much was verified.", style="yellow")
-    return Text(f"NOT verified: nothing was accepted of {', '.join(report.vacuous)}.", style="bold red")
+        return Text("Interrupted: the checks above were verified.", style="yellow")
+    return Text(f"NOT verified: no draft token was accepted of {', '.join(report.vacuous)}.", style="bold red")
