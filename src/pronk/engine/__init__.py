@@ -1,1 +1,1 @@
-"""The engine: schedule, propose, forward, verify, commit."""
+"""The engine: schedule, propose, forward, verify, commit, update."""

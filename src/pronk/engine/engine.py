@@ -1,8 +1,8 @@
 """The decode loop: schedule, propose, forward, verify, commit, update.
 
-Where the kernels compute, the logits at *any* node of a tree are bit-equal to those of plain decoding, because the
-order of every sum is that of the text (``kernels/README.md``). So every choice is final: the accepted rows are moved
-into place, and the next step begins after them. In torch the last bit may differ, and :attr:`Engine.exact` says so.
+With pronk's own kernels the logits of *any* node of a token tree are bit-equal to those of plain decoding, because
+each sum has the same order (``kernels/README.md``). Accepted tokens are therefore final: their KV rows are moved into
+place, and the next step starts after them. With torch's kernels the last bit may differ; see :attr:`Engine.exact`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Advances any number of requests, one pass at a time; any number of threads may use it."""
+    """Decodes many requests together, one forward pass per step; thread-safe."""
 
-    def __init__(  # noqa: PLR0913 - every one an option of its own
+    def __init__(  # noqa: PLR0913 - independent options
         self,
         decoder: Decoder,
         cache: PagedCache,
@@ -63,21 +63,21 @@ class Engine:
         runner: ModelRunner | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Bring a model and its cache together.
+        """Build an engine around a loaded model and its KV cache.
 
         Args:
-            decoder: the model.
-            cache: for its keys and values.
-            max_batch: most requests in a pass.
-            prefill_chunk: most prompt tokens in a pass.
-            max_tree: most rows of a request in a pass that decodes.
-            budget: drop guesses that do not pay for their rows (see :mod:`pronk.speculation.node_selection`).
-            tokenizer: of the model, for drafters to which it matters what ids mean.
-            kv_budget: what ``cache`` belongs to, for drafters that need a cache of their own.
-            folder: of the checkpoint, for drafters that were trained on it.
-            acceptance_stats: how often guesses were right, where requests may know of others'.
-            runner: makes its passes, if not one of this process alone.
-            clock: gives seconds, which what is guessed follows from; deadlines are by ``perf_counter`` all the same.
+            decoder: target model.
+            cache: KV cache of the target model.
+            max_batch: maximum number of requests per forward pass.
+            prefill_chunk: maximum number of prompt tokens per forward pass.
+            max_tree: maximum number of rows per decoding request and forward pass.
+            budget: drop draft tokens that cost more than they gain (:mod:`pronk.speculation.node_selection`).
+            tokenizer: tokenizer of the target, for drafters that map token ids to text.
+            kv_budget: memory that ``cache`` was allocated from, for draft models with a KV cache of their own.
+            folder: checkpoint folder, for drafters that were trained for this checkpoint.
+            acceptance_stats: acceptance rates shared by all requests; ``None`` keeps them per request.
+            runner: runs the forward passes; ``None`` is a runner in this process.
+            clock: seconds, the basis of the draft-length policy; deadlines always use ``perf_counter``.
         """
         self.runner = runner or ModelRunner(decoder, cache, clock=clock)
         self.cache = cache
@@ -102,75 +102,75 @@ class Engine:
 
     @property
     def exact(self) -> bool:
-        """Whether a row's logits depend on its own text alone, to the bit."""
+        """Whether the logits of a row are bit-equal for every batch and every token tree around the row."""
         return self.runner.exact
 
     def add(self, request: Request) -> None:
-        """Take a request in.
+        """Queue a request.
 
         Raises:
-            CacheFullError: the cache is too small for it even when empty.
+            CacheFullError: the request does not fit into the empty KV cache.
         """
         with self.lock:
             request.began = self.runner.clock()
             self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """Stop a request and free what it holds; harmless if it has left.
+        """Stop a request and free its KV blocks; without effect on a removed request.
 
-        It may strike in the middle of a step, as a stream that the garbage collector closes does: the step has planned
-        with the request, which leaves at the end of it.
+        If called during a step, for example by the garbage collector closing a stream, the request is removed at the
+        end of that step.
         """
         with self.lock:
             request.aborted = True
             if not self._stepping:
-                self._leave(request)
+                self._remove(request)
 
     def step(self) -> None:
-        """One pass for every request that takes part.
+        """Run one step: one forward pass over all scheduled requests.
 
-        What fails for one request ends that one, with its :attr:`~pronk.engine.request.Request.error`. What is raised
-        here is of all of them.
+        A failure of a single request ends that request and is stored in its
+        :attr:`~pronk.engine.request.Request.error`. An exception raised here concerns all requests.
 
         Raises:
-            PronkError: it is called from within a step, by a drafter or a logits processor.
+            PronkError: a drafter or a logits processor calls this method during a step.
         """
         with self._exclusive():
             self._step()
 
     def tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
-        """Return the logits ``[nodes, vocab]`` of token trees below a prompt, computed without a request.
+        """Return the logits ``[nodes, vocab]`` of token trees below a prompt, without creating a request.
 
-        Requests that hold the KV cache go on step by step until there is room.
+        Running requests are stepped until enough KV blocks are free.
 
         Args:
-            prompt: tokens before the trees' roots, at least one.
-            trees: each of at most ``max_tree`` nodes.
+            prompt: token ids before the roots of the trees, at least one.
+            trees: token trees with at most ``max_tree`` nodes each.
 
         Raises:
-            CacheFullError: the cache is too small for the prompt and the largest tree even when it is empty.
+            CacheFullError: the prompt and the largest tree do not fit into the empty KV cache.
         """
         blocks = self.scheduler.blocks_needed(len(prompt) + max(map(len, trees)))
         with self.lock:
             while blocks > self.cache.allocator.num_free:
                 if not (self.scheduler.running or self.scheduler.waiting):
-                    msg = "choose: the cache has no room for the alternatives behind the prompt; give it more kv_memory"
+                    msg = f"choose: expected {blocks} free blocks in the KV cache, found fewer; raise kv_memory"
                     raise CacheFullError(msg)
                 self.step()
             with self._exclusive():
                 return self._tree_logits(prompt, trees)
 
     def run(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> None:
-        """Run requests to their end, beside those that run already.
+        """Run new requests to completion, batched with requests that are already running.
 
         Args:
-            requests: new ones.
-            progress: called before every step with the number of those that have ended.
+            requests: requests to add.
+            progress: callback before each step; receives the number of completed requests.
 
         Raises:
-            Exception: what ended one of them; the others are stopped.
+            Exception: one of the requests failed with this error; the others are aborted.
         """
-        with uninterrupted():  # but for what takes long
+        with uninterrupted():  # except for callbacks and forward passes
             try:
                 for request in requests:
                     self.add(request)
@@ -185,14 +185,14 @@ class Engine:
                 self._abort(requests)
 
     def stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Token, bool]]:
-        """Run requests, and give out their tokens as they come: the request's index, the token, whether it is its last.
+        """Run requests and yield ``(request index, token, whether the token is the last)`` after each step.
 
-        Closing the iterator stops the requests; errors are those of :meth:`run`.
+        Closing the iterator aborts the requests. Raises the same errors as :meth:`run`.
         """
         try:
             for request in requests:
                 self.add(request)
-            # Another thread may have made the step meanwhile, so look for tokens before making more.
+            # Another thread may have run the step, so yield available tokens before the next step.
             while any(not request.ended or request.pieces for request in requests):
                 if not any(request.pieces for request in requests):
                     self.step()
@@ -206,13 +206,13 @@ class Engine:
                     for request in requests:
                         request.pieces.clear()
                 yield from tokens
-            _raise_errors(requests)  # another caller's step may have ended one
+            _raise_errors(requests)  # a step run by another thread may have ended one
         finally:
             self._abort(requests)
 
     @contextmanager
     def _exclusive(self) -> Generator[None]:
-        """Hold the engine for a step, with the kernels' threads; requests leave when it is over."""
+        """Lock the engine and acquire the kernel threads; remove ended requests on exit."""
         with self.lock, uninterrupted():
             if self._stepping:
                 msg = "step() is not re-entrant; use a separate LLM inside a drafter or logits processor"
@@ -226,7 +226,7 @@ class Engine:
                 self._stepping = False
                 if self.exact:
                     return_threads()
-                self._dismiss()
+                self._remove_ended()
 
     def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
         block_table = self.cache.match([*prompt, trees[0].tokens[0]], b"", []) or BlockTable()
@@ -250,7 +250,7 @@ class Engine:
     def _step(self) -> None:
         began = self.runner.clock()
         self.scheduler.expire()
-        self._dismiss()  # so that waiting requests can take their places
+        self._remove_ended()  # before scheduling, so that waiting requests can use the freed slots
         batch = self.scheduler.schedule()
         self.speculator.begin(batch, self.scheduler.preempted)
         if not batch:
@@ -271,43 +271,42 @@ class Engine:
         return result
 
     def _verify(self, step: RequestStep, result: JobResult) -> Verified | None:
-        with self._failing_alone(step.request):
+        with self._isolate_failure(step.request):
             return verify(step, result)
         return None
 
     def _commit(self, verified: Sequence[Verified | None]) -> dict[Request, Outcome[Any]]:
-        """Commit what was verified; return the reports for drafters, of requests that decode."""
+        """Commit the verified tokens; return the outcomes for the drafters, one per decoding request."""
         outcomes = {}
         for each in verified:
             if each is None:
-                continue  # its request has failed
-            with self._failing_alone(each.step.request):
+                continue  # the request has failed
+            with self._isolate_failure(each.step.request):
                 outcome = self.output_processor.commit(each)
                 if outcome is not None:
                     outcomes[each.step.request] = outcome
         return outcomes
 
     @contextmanager
-    def _failing_alone(self, request: Request) -> Generator[None]:
-        """End one request with whatever is raised within; the other requests of the step go on."""
+    def _isolate_failure(self, request: Request) -> Generator[None]:
+        """Turn an exception in the block into a failure of this request only."""
         try:
             yield
         except NotFiniteError:
             request.fail(PronkError(_not_finite(self.cache.dtype)))
-        except Exception as error:  # noqa: BLE001 - logits processors and guides are users' code
+        except Exception as error:  # noqa: BLE001 - logits processors and guides are user code
             request.fail(error)
 
-    def _dismiss(self) -> None:
-        """Let requests leave that have ended, or were aborted."""
+    def _remove_ended(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if request.ended or request.aborted:
-                self._leave(request)
+                self._remove(request)
 
-    def _leave(self, request: Request) -> None:
+    def _remove(self, request: Request) -> None:
         if self.scheduler.remove(request):
             request.stats.total_seconds = self.runner.clock() - request.began
             self.speculator.stop(request)
-            _forget_frames(request.error)
+            _clear_frames(request.error)
 
     def _abort(self, requests: Sequence[Request]) -> None:
         with uninterrupted():
@@ -321,8 +320,8 @@ def _raise_errors(requests: Sequence[Request]) -> None:
             raise request.error
 
 
-def _forget_frames(error: BaseException | None) -> None:
-    """An error outlives its pass; the tensors in the frames that it came through need not."""
+def _clear_frames(error: BaseException | None) -> None:
+    """Release the tensors held by the traceback of an error, which outlives its step."""
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__context__
@@ -330,7 +329,7 @@ def _forget_frames(error: BaseException | None) -> None:
 
 def _not_finite(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
-    cause = "its weights are damaged"
+    cause = "the weights of the model are damaged"
     if dtype != torch.float32:
-        cause = f'they overflow, or {cause}; try dtype="float32"'
-    return f"expected finite logits, found others in {name}: {cause}"
+        cause = f'{name} overflows, or {cause}; try dtype="float32"'
+    return f"expected finite logits, found infinity or NaN in {name}: {cause}"

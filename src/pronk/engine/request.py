@@ -1,4 +1,4 @@
-"""One request: its tokens, its place in the cache, and what it has produced so far."""
+"""State of one request: options, tokens, KV block table, output and statistics."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FinishReason = Literal["stop", "length"]
 
 
 class TextOutput(Protocol):
-    """Turns token ids into text; see :class:`pronk.tokenization.stream.TextStream`."""
+    """Incremental detokenizer with stop strings; see :class:`pronk.tokenization.stream.TextStream`."""
 
     def push(self, token: int) -> tuple[str, str | None]:
-        """The text that has become final, and the stop string that was completed, if any."""
+        """Return the text that became final with a token, and the completed stop string, if any."""
         ...
 
     def flush(self) -> tuple[str, str | None]:
-        """What was still held back, and the stop string in it, if any."""
+        """Return the remaining text, and the stop string in it, if any."""
         ...
 
 
@@ -37,11 +37,11 @@ class Token:
     """One generated token.
 
     Attributes:
-        token_id: the token.
-        text: text that became final with it; may be empty, or more than the token's own.
-        source: whose accepted guess it was; ``None`` if it was none.
-        step: number of the step that it came with, from 0.
-        logprobs: of it and the likeliest, if asked for.
+        token_id: id of the token.
+        text: text that became final with this token; may be empty, or include text of earlier tokens.
+        source: name of the drafter, if the token was an accepted draft token.
+        step: number of the step that produced the token, from 0.
+        logprobs: token id to log-probability, of this token and the most likely ones, if requested.
     """
 
     token_id: int
@@ -52,12 +52,12 @@ class Token:
 
 
 class AdmissionRefusal(NamedTuple):
-    """What the cache had of a request's text when there was no room for the rest of it.
+    """State of the prefix cache when a request was refused for lack of free blocks.
 
     Attributes:
-        found: the blocks of its beginning.
-        following: the digest of the block behind them; empty if there is none.
-        version: of the cache; another one has other blocks.
+        found: cached blocks of the request's prefix.
+        following: digest of the first block after ``found``; empty if the text has none.
+        version: version of the cache; a different version has different blocks.
     """
 
     found: list[int]
@@ -67,46 +67,47 @@ class AdmissionRefusal(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """A prompt being continued; :class:`~pronk.engine.request_factory.RequestFactory` makes them.
+    """One prompt and its output; created by :class:`~pronk.engine.request_factory.RequestFactory`.
 
-    ``tokens`` is all that is certain: the prompt, then the output. Its first ``block_table.length`` tokens are in the
-    cache, the rest is *pending*: a chunk of the prompt, or the one token that the next pass starts from. The list is
-    the only copy of the text: the chooser and the guesser look at it and do not change it.
+    ``tokens`` is the prompt followed by the output. The KV cache holds its first ``block_table.length`` tokens. The
+    rest is *pending*: a chunk of the prompt, or the last token, which the next forward pass starts from. The sampler
+    and the proposer read this list and must not change it.
 
     Attributes:
-        prompt: token ids, as they were given.
-        tokens: ids of the prompt and of the output so far.
-        params: what was asked for.
-        seed: of its choices.
-        proposer: who guesses; ``None`` once it has raised.
-        sampler: who chooses its tokens, after ``tokens``.
-        text: what its tokens are read by.
-        stop_token_ids: token ids that end it.
-        parent: an earlier request of the same prompt, whose cache it may start from.
-        priority: those with a higher one go first.
-        deadline: when it ends with an error if it has not ended by then, by ``perf_counter``; ``None`` is never.
-        salt: only requests with the same one share what the cache has of their texts.
-        tenant: whose it is; among requests of one priority those of different tenants start by turns.
-        arrival: its number among those that were added.
-        start: its number among those that have started; ``None`` before it has.
-        accounted: so many of its generated tokens are in its tenant's account.
-        block_table: where its keys and values are.
-        digests: of its text's blocks, as far as somebody has asked for them (:mod:`pronk.kv_cache.prefix`).
-        refused: why it has not started yet; ``None`` if it has not tried.
-        draft_state: what the guesser has started for it, if it is ``drafting``.
-        guessed: of each generated token, whether it was an accepted guess.
-        logprobs: of the generated tokens.
-        prompt_logprobs: of the prompt's.
-        output_text: text that is final.
-        pieces: tokens that nobody has fetched yet.
-        finish_reason: why it ended well, if it did.
-        stop_reason: the token or text that ended it.
-        error: why it ended badly, if it did.
-        aborted: whether nobody wants it any longer.
-        request_budget: what guessing has cost it and brought it; ``None`` before it was guessed for.
-        decision_trace: what was decided for it, if anybody wants to know.
-        stats: what it has cost.
-        began: when it was added, by the engine's clock.
+        prompt: token ids of the prompt.
+        tokens: token ids of the prompt and of the output so far.
+        params: sampling options.
+        seed: seed of the sampler.
+        proposer: proposer of draft tokens; ``None`` after the proposer has raised an exception.
+        sampler: sampler of the next token after ``tokens``.
+        text: detokenizer of the output.
+        stop_token_ids: token ids that end the text.
+        parent: first sample of the same prompt, whose KV blocks this request may fork.
+        priority: scheduling priority; higher values are scheduled first.
+        deadline: ``perf_counter`` time at which the request fails if it is unfinished; ``None`` is no deadline.
+        salt: key of the prefix cache; only requests with equal salts share cached blocks.
+        tenant: client name for fair scheduling among requests of equal priority.
+        arrival: sequence number among added requests.
+        start: sequence number among started requests; ``None`` before the first start.
+        accounted: number of generated tokens already counted for the tenant.
+        block_table: KV blocks of the request.
+        digests: digests of the text's blocks computed so far (:mod:`pronk.kv_cache.prefix`).
+        refused: reason of the last refused start, if any.
+        draft_state: proposer's state for this request, valid while ``drafting``.
+        drafting: whether the proposer has started this request.
+        guessed: for each generated token, whether it was an accepted draft token.
+        logprobs: reported log-probabilities of the generated tokens.
+        prompt_logprobs: reported log-probabilities of the prompt tokens.
+        output_text: final text so far.
+        pieces: generated tokens not yet delivered to the caller.
+        finish_reason: reason of a regular end.
+        stop_reason: token id or stop string that ended the text.
+        error: exception that ended the request.
+        aborted: whether the caller has cancelled the request.
+        request_budget: measured gain and cost of speculation; ``None`` before the first proposal.
+        decision_trace: record of the speculation decisions, if requested.
+        stats: counts and times.
+        began: time of :meth:`~pronk.engine.engine.Engine.add`, by the engine's clock.
     """
 
     prompt: Sequence[int]
@@ -149,7 +150,7 @@ class Request:
 
     @property
     def output(self) -> list[int]:
-        """Generated token ids."""
+        """Token ids after the prompt."""
         return self.tokens[len(self.prompt) :]
 
     @property
@@ -159,7 +160,7 @@ class Request:
 
     @property
     def draft_tokens(self) -> bool:
-        """Whether a guess may be of use: somebody makes some, and more than one token may still come."""
+        """Whether to reserve KV slots for draft tokens: the drafter proposes and at least 2 tokens may follow."""
         return self.proposer is not None and self.proposer.capabilities.proposes and self.remaining > 1
 
     @property
@@ -169,31 +170,31 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Certain tokens that the cache does not hold yet; at least 1."""
+        """Number of tokens of the text without KV rows; at least 1."""
         return len(self.tokens) - self.block_table.length
 
     @property
     def num_generated(self) -> int:
-        """Tokens after the prompt."""
+        """Number of tokens after the prompt."""
         return len(self.tokens) - len(self.prompt)
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be generated."""
+        """Number of tokens that may still be generated."""
         return self.params.max_tokens - self.num_generated
 
     @property
     def reports_prompt(self) -> bool:
-        """Whether logits at the prompt's tokens are wanted; a further sample leaves them to the first one."""
+        """Whether this request computes ``prompt_logprobs``; further samples copy those of the first."""
         return self.params.prompt_logprobs is not None and not self.num_generated and self.parent is None
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
-        """The next token is certain. Returns whether the request goes on; if not, nothing may follow.
+        """Append a token to the text; return False if the token ends the request.
 
         Args:
-            token: its id.
-            source: whose guess it was, if it was one.
-            logprobs: of it and others, if they are asked for.
+            token: token id.
+            source: name of the drafter, if the token was an accepted draft token.
+            logprobs: token id to log-probability, if requested.
         """
         self.tokens.append(token)
         self.guessed.append(source is not None)
@@ -215,10 +216,10 @@ class Request:
         return self.finish_reason is None
 
     def resume(self, tokens: Iterable[tuple[int, str | None, dict[int, float] | None]]) -> None:
-        """Stand behind tokens that this request has chosen before, elsewhere, and that have been given out.
+        """Continue after tokens that another replica has generated and delivered.
 
         Args:
-            tokens: each with who guessed it, and what was reported of it.
+            tokens: ``(token id, source, logprobs)`` as in :meth:`append`.
         """
         for token, source, logprobs in tokens:
             self.sampler.advance(token)
@@ -227,7 +228,7 @@ class Request:
         self.pieces.clear()
 
     def fail(self, error: Exception) -> None:
-        """It ends with an error, and not well besides."""
+        """End the request with an error, replacing any finish reason."""
         self.error, self.finish_reason, self.stop_reason = error, None, None
 
     def _finish(self, reason: FinishReason, cause: str | int | None) -> None:
