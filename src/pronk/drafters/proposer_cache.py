@@ -20,11 +20,11 @@ _MOST, _MOST_WITH_MODELS = 64, 4
 class ProposerCache:
     """Equal drafters have one guesser, and with it one memory; those asked for longest ago are forgotten.
 
-    How a draft's weights, keys and values are freed: they are its guessers' alone, as
-    :meth:`~pronk.speculation.target.Target.share` and :class:`~pronk.kv_cache.budget.KVBudget` know of them without holding
-    them. A guesser is held by its requests until they have left, by whoever asked for it, and here, where at most 4
-    have :attr:`~pronk.speculation.proposer.Proposer.models`, beside the target's own. With the last holder they go at once;
-    what its pool took of the memory for keys and values is shared out again when the next one joins.
+    Freeing a draft model: its weights, keys and values belong to its proposers alone, since
+    :meth:`~pronk.speculation.target.Target.share` and :class:`~pronk.kv_cache.budget.KVBudget` hold weak references.
+    A proposer is held by its running requests, by callers, and by this cache, which keeps at most 4 with
+    :attr:`~pronk.speculation.proposer.Proposer.models` beside the target's own. The memory is freed with the last
+    holder; the pool's share of the KV memory is divided again when the next draft model joins.
 
     Any number of threads may ask. A drafter is bound by one of them, under a lock of its own: those who decode, or ask
     for what is there already, do not wait for files to be read.

@@ -60,7 +60,7 @@ class Packed:
         struct: description of the matrix for the kernels.
         data: elements, or groups of scales, minima and codes, in blocks of 16 outputs.
         bias: float32 ``[blocks * 16]`` in the order of the blocks, or ``None``.
-        order: of quantized weights, int32 ``[inputs]`` or ``None``; see :class:`~pronk.quantization.formats.matrix.QuantizedMatrix`.
+        order: of quantized weights, int32 ``[inputs]`` or ``None``; see ``QuantizedMatrix``.
     """
 
     kernels: Kernels = field(repr=False)

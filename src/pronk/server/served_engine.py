@@ -41,7 +41,7 @@ class ServedModel(Protocol):
         ...
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Any:
-        """Who guesses for it, by default somebody with a ``name``; errors are those of :meth:`pronk.llm.LLM.get_proposer`."""
+        """Return the proposer of a drafter, by default the model's own; see :meth:`pronk.llm.LLM.get_proposer`."""
         ...
 
 

@@ -13,11 +13,11 @@ A request with a guide and the mode ``"forced"`` has this around its own drafter
 be named. Without a guide it is its part.
 
 **When a token may be had without asking.** A text can be spelled in several ways, ``{"`` or ``{`` and ``"``. Where a
-grammar forces text, what is forced is the spelling that the tokenizer gives it behind the output so far, which is the
-one that models are trained on; its last tokens are left open if they might join what comes next. The mask leaves that
-spelling alone (:mod:`pronk.structured.grammar_processor`), so the target's choice is known beforehand, by every rule and at every
-temperature, and these guesses are as good as said. They are confirmed all the same, by rows that the text needs anyway:
-the mask decides, and whoever writes a follower whose masks are wider is as safe. Only an end is a guess like others,
+grammar forces text, the draft tokens are the tokenizer's own spelling of it after the output so far, which is the
+spelling that models are trained on; its last tokens are left open if they might join the text that follows. The mask
+leaves only that spelling (:mod:`pronk.structured.grammar_processor`), so the target's choice is known before the
+forward pass, under every acceptance rule and at every temperature. The draft tokens are verified all the same, by rows
+that the text needs anyway, so a guide whose masks are wider is as safe. Only an end is a draft token like others,
 where a model has more than one.
 """
 

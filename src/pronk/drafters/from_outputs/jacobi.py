@@ -36,8 +36,8 @@ _DEPTHS, _PRIOR = 8, 0.3
 class JacobiState:
     """The last iterate of a request.
 
-    ``draft_tokens[i]`` is for the token at position ``start + i``; ``end`` is where the present system ends. ``prompt`` is
-    what unknowns are first guessed from. ``rates`` are by depth.
+    ``draft_tokens[i]`` is the draft token at position ``start + i``; ``end`` is the end of the present system. Unknown
+    positions begin with tokens of ``prompt``. ``rates`` are acceptance rates by depth.
     """
 
     prompt: tuple[int, ...]

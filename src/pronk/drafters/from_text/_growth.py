@@ -53,7 +53,7 @@ def _way(*, stored: bool, length: int, share: float) -> int:
 
 
 class SuffixIndex(Protocol):
-    """The strings of some texts, and what follows them: :class:`SuffixAutomaton`, or the kernels' ``CompiledSuffixes``."""
+    """An index of texts by their suffixes: :class:`SuffixAutomaton`, or the compiled ``CompiledSuffixes``."""
 
     max_match: int
 

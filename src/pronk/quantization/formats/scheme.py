@@ -1,7 +1,7 @@
-"""What a format of quantized checkpoints says of a model: which weights are quantized, and what they consist of.
+"""Base of the quantization formats: the quantized weights of a checkpoint and the tensors that they are stored in.
 
-``config.json`` is read into a :class:`Scheme`. For each linear module of the model the scheme gives a :class:`StoredWeight`:
-the tensors that it has in the file, so that every key can be accounted for, and how they become a weight.
+``config.json`` is read into a :class:`Scheme`. For each linear module of the model, the scheme returns a
+:class:`StoredWeight`: the tensors of the file, so that every key is accounted for, and their conversion to a weight.
 """
 
 from __future__ import annotations

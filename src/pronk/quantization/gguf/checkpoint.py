@@ -41,7 +41,7 @@ class GgufCheckpoint:
         says: what says which tensors there are.
 
     Raises:
-        CheckpointError: see :class:`~pronk.quantization.gguf.reader.GgufFile`; or a part that is missing, or not the first.
+        CheckpointError: a part is damaged or missing, or the path is not that of the first part.
     """
 
     says = "its metadata"
