@@ -15,13 +15,13 @@ FILE = '''
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pronk.speculation.proposer import DraftContext, Guesser, Outcome
+from pronk.speculation.proposer import DraftContext, Outcome, Proposer
 from pronk.speculation.tree import TokenTree
 
 
 @dataclass(frozen=True)
-class Echo(Guesser[None]):
-    """Guesses the last token again, ``times`` times."""
+class Echo(Proposer[None]):
+    """Proposes the last token again, ``times`` times."""
 
     name = "echo"
 
@@ -40,11 +40,11 @@ class Echo(Guesser[None]):
 
 @pytest.fixture
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file in its room, and the line."""
+    """The drafter as a file of the package ``from_text``, with its line in the registry."""
     (tmp_path / "echo.py").write_text(FILE, encoding="utf-8")
-    room = pronk.drafters.from_text
-    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
-    monkeypatch.setitem(DRAFTERS, "echo", "from_text.echo:Echo")
+    package = pronk.drafters.from_text
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    monkeypatch.setitem(DRAFTERS, "echo", "drafters.from_text.echo:Echo")
 
 
 @pytest.mark.usefixtures("echo")

@@ -31,7 +31,7 @@ def test_equality() -> None:
     for other in (grown("abcabc"), grown("abc", "abd"), grown("abcabd", max_match=5), grown("abcabda")):
         assert other != grown("abcabd")
     assert grown("abc") != "abc"
-    assert repr(grown("abc")) == "Suffixes(max_match=4, num_tokens=3)"
+    assert repr(grown("abc")) == "CompiledSuffixes(max_match=4, num_tokens=3)"
 
 
 @pytest.mark.parametrize(("letters", "most"), [(1, 45), (2, 75), (8, 75), (4096, 200)])

@@ -98,9 +98,9 @@ FORK = """
 import os, pathlib, signal, threading
 import torch
 from pronk.models.kernels import load_kernels
-from pronk.models.linear import KernelLinear, Layout
+from pronk.models.linear import KernelLinear, WeightLayout
 torch.set_num_threads({threads})
-linear = KernelLinear(load_kernels({kernels!r}, pathlib.Path({path!r})), torch.randn(512, 512), None, Layout())
+linear = KernelLinear(load_kernels({kernels!r}, pathlib.Path({path!r})), torch.randn(512, 512), None, WeightLayout())
 rows, want, going = torch.randn(64, 512), None, True
 want = linear.logits(rows)
 def compute():

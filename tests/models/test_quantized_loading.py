@@ -277,7 +277,7 @@ kept = []
 
 def keep(weight, bias, layout):
     # As kernels would, whose codes are as wide as the file's.
-    if isinstance(weight, Quantized):
+    if isinstance(weight, QuantizedMatrix):
         packed = torch.empty(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8)
         for rows in range(0, len(packed), 256):
             codes = weight.codes[rows : rows + 256]

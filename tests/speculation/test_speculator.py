@@ -196,4 +196,4 @@ def test_a_guesser_cannot_decode_with_its_own_target() -> None:
     requests = batch(Inward(touchy().texts))
     finish(engine, requests)
     assert_as_plain(requests)
-    assert all("expected one step at a time" in str(request.stats.draft_error) for request in requests)
+    assert all("step() is not re-entrant" in str(request.stats.draft_error) for request in requests)

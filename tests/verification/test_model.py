@@ -123,7 +123,7 @@ def test_a_draft_model_that_draws_keeps_the_law(pronk_tiny: LLM, drafter: str, r
 def register(monkeypatch: pytest.MonkeyPatch, drafter: type[Proposer[Any]]) -> None:
     """As if its class stood in a file of the drafters, with a line in the table."""
     monkeypatch.setattr(autoregressive, drafter.__name__, drafter, raising=False)
-    monkeypatch.setitem(registry.DRAFTERS, drafter.name, f"autoregressive:{drafter.__name__}")
+    monkeypatch.setitem(registry.DRAFTERS, drafter.name, f"drafters.autoregressive:{drafter.__name__}")
 
 
 def test_drafters_that_do_not_fit_the_rule(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

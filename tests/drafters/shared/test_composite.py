@@ -219,7 +219,7 @@ def test_windows_are_told_apart(spec: str) -> None:
     assert request.stats.accepted > 0
 
 
-@pytest.mark.parametrize("part", [Lookahead(window=2), met(Lookahead(window=2))], ids=["options", "guesser"])
+@pytest.mark.parametrize("part", [Lookahead(window=2), met(Lookahead(window=2))], ids=["options", "proposer"])
 def test_one_drafter_in_two_places(part: Drafter) -> None:
     drafter, tokens = met(FirstOf((part, part))), [1, 2]
     state = drafter.start(tokens)
