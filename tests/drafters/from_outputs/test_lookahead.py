@@ -12,6 +12,7 @@ from drafters.helpers import VOCAB, Model, context, hear, looping, met, scramble
 from pronk.drafters import Lookahead, Outcome
 from pronk.drafters.from_outputs._window import LADDER, NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
 from pronk.drafters.from_outputs.lookahead import LookaheadState
+from pronk.errors import OptionError
 from pronk.sampling.params import SamplingParams
 from pronk.speculation.acceptance_rates import AcceptanceRates
 from pronk.speculation.cost_model import CostCurve
@@ -261,3 +262,17 @@ def test_automatic_window_changes_between_steps() -> None:
     trees = drafter.propose([context(*each, costs=CHEAP) for each in zip(states, texts, strict=True)])
     assert drafter.shape == LADDER[1]
     assert all(len(tree) - sum(tree.acceptable) == LADDER[1].window - 1 for tree in trees)  # row 0 counts the root
+
+
+@pytest.mark.parametrize(("window", "ngram", "rows"), [(33, 5, 132), (43, None, 129), (64, 16, 960)])
+def test_windows_of_more_rows_than_a_pass_has_are_refused(window: int, ngram: int | None, rows: int) -> None:
+    with pytest.raises(OptionError, match=rf"window \* \(ngram - 1\) of at most 128, found {rows}"):
+        Lookahead(window=window, ngram=ngram)
+
+
+@pytest.mark.parametrize(("window", "ngram"), [(32, 5), (42, None), (64, 3)])
+def test_the_largest_windows_are_explored(window: int, ngram: int | None) -> None:
+    """A window that is accepted is used: its first pass has a row for each column."""
+    drafter = met(Lookahead(window=window, ngram=ngram))
+    (tree,) = drafter.propose([context(drafter.start([1, 2, 3]), [1, 2, 3], depth=200, nodes=127)])
+    assert len(tree) >= window

@@ -15,9 +15,14 @@ __all__ = ["LADDER", "NO_WINDOW", "NgramPool", "Window", "WindowShape", "WindowT
 
 @dataclass
 class NgramPool:
-    """N-grams by their first token, bounded; what was added or came up again last is kept longest.
+    """A bounded pool of n-grams by their first token.
 
-    ``grams`` maps a first token to what followed it, oldest first, and whether that came from the window alone.
+    A full pool evicts from the first token whose n-grams were touched longest ago, and of these the oldest n-gram.
+
+    Attributes:
+        max_ngrams: maximum number of n-grams.
+        size: number of n-grams.
+        grams: first token to its continuations, oldest first; each with whether only the window produced it.
     """
 
     max_ngrams: int

@@ -31,6 +31,7 @@ from typing import Literal, NamedTuple
 from pronk.checks import check_flag, check_integer
 from pronk.drafters.from_outputs._likeliest import likeliest
 from pronk.drafters.from_outputs._window import NO_WINDOW, NgramPool, Window, WindowShape, WindowTuner
+from pronk.drafters.shared.rank_tree import MAX_NODES
 from pronk.drafters.shared.trie import Trie
 from pronk.errors import OptionError
 from pronk.speculation.acceptance_rates import AcceptanceRates
@@ -41,6 +42,8 @@ from pronk.speculation.target import Target
 from pronk.speculation.tree import Origin, TokenTree
 
 __all__ = ["Lookahead", "LookaheadState"]
+
+_NGRAM = 4  # N without the option, where the window is given
 
 # Ways of guessing: n-grams of the text, and those that only the window found; of each, what the first candidate begins
 # with, what stands beside another guess, and what follows.
@@ -76,11 +79,13 @@ class Lookahead(Drafter):
     Attributes:
         window: W, columns of the window, 1..64, where row 0 counts the last token; or ``"auto"``: W, N and G follow
             what passes cost here and what the window brings.
-        ngram: N, tokens of an n-gram, the one it begins with included, 2..16; 4 if ``None``. Not with ``"auto"``.
+        ngram: N, tokens of an n-gram, the one it begins with included, 2..16; 4 if ``None``. Not with ``"auto"``. The
+            window takes W · (N - 1) of the at most 128 rows of a request in a forward pass. At 128 no row is left to
+            verify candidates.
         guesses: G, candidates that are verified in a pass, 0..64; W if ``None``. Not with ``"auto"``.
         use_prompt: whether n-grams of the prompt and of the text are candidates, too.
         shared: one pool for all requests instead of one for each.
-        max_ngrams: n-grams that a pool keeps, 1..1048576; those that came up longest ago go first.
+        max_ngrams: maximum number of n-grams in a pool, 1..1048576; see :class:`NgramPool` for what is evicted.
     """
 
     name = "lookahead"
@@ -104,6 +109,12 @@ class Lookahead(Drafter):
             raise OptionError(msg)
         if self.window != "auto":
             check_integer(f"{self.name}: window", self.window, 1, 64)
+            if (rows := self.window * ((self.ngram or _NGRAM) - 1)) > MAX_NODES + 1:
+                msg = (
+                    f"{self.name}: expected window * (ngram - 1) of at most {MAX_NODES + 1}, found {rows}; "
+                    "use a smaller window or ngram"
+                )
+                raise OptionError(msg)
         check_flag(f"{self.name}: use_prompt", self.use_prompt)
         check_flag(f"{self.name}: shared", self.shared)
         check_integer(f"{self.name}: max_ngrams", self.max_ngrams, 1, 1048576)
@@ -137,7 +148,7 @@ class LookaheadProposer(Proposer[LookaheadState]):
         window, ngram, guesses = self.options.window, self.options.ngram, self.options.guesses
         if window == "auto":
             return self._experience.shape()
-        return WindowShape(window, ngram or 4, window if guesses is None else guesses)
+        return WindowShape(window, ngram or _NGRAM, window if guesses is None else guesses)
 
     def start(self, prompt: Sequence[int]) -> LookaheadState:
         """No window yet; the text's n-grams are read with the first proposal."""
