@@ -154,7 +154,7 @@ def test_an_interrupt_leaves_nothing(
     else:
         monkeypatch.setattr(datastore_build.np, "fromfile", interrupt)
     code, out, err = run("build", tmp_path / "s", text / "code", "--model", model)
-    assert (code, out, err) == (130, "", "interrupted; nothing was kept\n")
+    assert (code, out, err) == (130, "", "interrupted; no partial datastore was kept\n")
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 

@@ -28,7 +28,7 @@ def test_a_table_and_a_paragraph(run: Any) -> None:
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    for word in ("step", "guesses", "gain / cost", "suffix", "recycling", "tokens a step"):
+    for word in ("step", "drafted", "gain / cost", "suffix", "recycling", "tokens a step"):
         assert word in out
 
 
@@ -60,7 +60,7 @@ def test_a_plot(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--plot", "missing/folder/steps.svg"), "plot: expected a file in a folder that is there"),
+        (("--plot", "missing/folder/steps.svg"), "plot: expected a file in an existing folder"),
         (("--drafter", "nobody"), "unknown drafter 'nobody'"),
         (("--calibration", "."), "calibration: expected a file that pronk has written"),
         (("--max-tokens", "0"), "max_tokens"),

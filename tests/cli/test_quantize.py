@@ -87,7 +87,7 @@ def test_interrupted(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(shards, "_header", interrupt)
     code, _, err = run(model, tmp_path / "out")
     assert code == 130
-    assert "interrupted; nothing half written was kept" in err
+    assert "interrupted; no partial checkpoint was kept" in err
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 

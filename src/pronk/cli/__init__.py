@@ -1,1 +1,1 @@
-"""The command line: one file per command, which reads options and shows results; the work is elsewhere."""
+"""Command line: one module per command, which reads the options and shows the results."""

@@ -1,4 +1,4 @@
-"""``pronk batch``: files of requests."""
+"""``pronk batch``: answer a file of requests."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,21 +30,25 @@ def batch(
     load: "Callable[[Progress | None, int, bool], LLM]",
     options: "Callable[[int, bool], dict[str, Any]]",
     spread: "Callable[[], ReplicaOptions]",
-    source: Annotated[Path, typer.Argument(help="Requests, one a line, in OpenAI's batch format.", metavar="IN")],
-    target: Annotated[Path, typer.Argument(help="Where the answers go, one a line.", metavar="OUT")],
+    source: Annotated[
+        Path, typer.Argument(help="File of requests, one per line, in OpenAI's batch format.", metavar="IN")
+    ],
+    target: Annotated[Path, typer.Argument(help="File for the answers, one per line.", metavar="OUT")],
     *,
-    max_batch: Annotated[int, typer.Option(help="Most requests in one pass.", min=1, max=1024)] = 32,
+    max_batch: Annotated[
+        int, typer.Option(help="Maximum number of requests in one forward pass.", min=1, max=1024)
+    ] = 32,
     prefix_cache: Annotated[
-        bool, typer.Option(help="Keep what the cache has of texts, for those that begin alike.")
+        bool, typer.Option(help="Reuse the KV cache of earlier requests for prompts with the same prefix.")
     ] = True,
     name: Annotated[
-        str | None, typer.Option(help="The model's name in the requests.", show_default="its folder's name")
+        str | None, typer.Option(help="Name of the model in requests.", show_default="name of its folder")
     ] = None,
 ) -> None:
     r"""Answer a file of requests.
 
-    An answer is written when it is there. What is interrupted goes on where it was: run it again, and requests whose
-    answer is in OUT are left out.
+    Each answer is written as soon as it is complete. After an interrupt, run the same command again: requests with an
+    answer in OUT are skipped.
 
     [bold]Examples[/]
 
@@ -60,14 +64,14 @@ def batch(
     from pronk.server.batch import BatchOutput, read_batch
 
     if source.resolve() == target.resolve():
-        msg = f"OUT: expected another file than IN, found {target} twice"
+        msg = f"OUT: expected another file than IN, found {target} twice; choose another file"
         raise OptionError(msg)
-    ids = [line.custom_id for line in read_batch(source)]  # what is wrong with the file shows before the model loads
+    ids = [line.custom_id for line in read_batch(source)]  # raises before the model is loaded
     screen = TerminalOutput()
     with BatchOutput(target) as answers:
         done = len(answers.done.intersection(ids))
         if done == len(ids):
-            screen.say(f"nothing to do: {target} has an answer to each of {done} requests")
+            screen.say(f"nothing to do: {target} has the answers to all {done} requests")
             return
         try:
             if wanted := spread():
@@ -78,7 +82,7 @@ def batch(
                     llm = load(bar, max_batch, prefix_cache)
                 refused = _run(llm, name or llm.path.name, source, answers, done, len(ids))
         except KeyboardInterrupt:
-            screen.note(f"interrupted; the same command goes on with what {target} has no answer to")
+            screen.note(f"interrupted; the same command continues with the requests that have no answer in {target}")
             raise typer.Exit(_INTERRUPTED) from None
     screen.say(f"{len(ids) - done} answers in {target}" + (f", {refused} of them refusals" if refused else ""))
 

@@ -1,6 +1,6 @@
-"""``pronk bench``: measure drafters and peers on a model and prompts.
+"""``pronk bench``: measure drafters and other engines on a model and prompts.
 
-typer reads the annotations at run time, so they are not postponed. torch is imported when the command runs.
+Torch is imported when the command runs. typer reads annotations at run time, so none are postponed.
 """
 
 import json
@@ -52,46 +52,47 @@ def plan(
     *,
     suite: Annotated[
         list[str] | None,
-        _what("A file NAME.jsonl of --data, or sample, which pronk has; repeatable.", show_default="sample"),
+        _what("Name of a file NAME.jsonl in --data, or sample (built in); repeatable.", show_default="sample"),
     ] = None,
-    data: Annotated[Path | None, _what("Folder with suites.", metavar="FOLDER", show_default=False)] = None,
+    data: Annotated[Path | None, _what("Folder of suites (NAME.jsonl).", metavar="FOLDER", show_default=False)] = None,
     prompts: Annotated[
         list[Path] | None,
         _what(
-            "Your own: JSON lines with prompt, turns or messages; or text, a prompt a line; repeatable.", metavar="FILE"
+            "File of prompts: JSON lines with prompt, turns or messages, or text with one prompt per line; repeatable.",
+            metavar="FILE",
         ),
     ] = None,
-    limit: Annotated[int | None, _what("So many prompts of each task.", min=1, show_default="all")] = None,
-    max_tokens: Annotated[int, _how("Tokens of each output.", min=1)] = 128,
+    limit: Annotated[int | None, _what("Number of prompts per task.", min=1, show_default="all")] = None,
+    max_tokens: Annotated[int, _how("Number of tokens per output.", min=1)] = 128,
     temperature: Annotated[
-        list[float], _how("0 is greedy, above it outputs are drawn with the seed; repeatable.", min=0, max=100)
+        list[float], _how("0 is greedy; above 0 outputs are sampled with --seed; repeatable.", min=0, max=100)
     ] = [0.0, 0.8],  # noqa: B006
-    repeats: Annotated[int, _how("Runs of every method and prompt; the spread is over them.", min=1)] = 3,
-    batch: Annotated[int, _how("Prompts that share their passes, 1..1024.", min=1, max=1024)] = 1,
-    seed: Annotated[int, _how("Same seed, same tokens; 0..2^63-1.", min=0, max=2**63 - 1)] = 7,
-    ignore_eos: Annotated[bool, _how("Go on after the model's end-of-text.", "--ignore-eos", metavar="")] = False,
+    repeats: Annotated[int, _how("Runs per method and prompt, from which the spread is computed.", min=1)] = 3,
+    batch: Annotated[int, _how("Prompts per forward pass, 1..1024.", min=1, max=1024)] = 1,
+    seed: Annotated[int, _how("Seed; the same seed gives the same tokens, 0..2^63-1.", min=0, max=2**63 - 1)] = 7,
+    ignore_eos: Annotated[bool, _how("Continue after the end-of-text token.", "--ignore-eos", metavar="")] = False,
     chat: Annotated[
         bool, _how("Use the model's chat template for turns and messages.", "--chat/--no-chat", metavar="")
     ] = True,
     fit: Annotated[
-        bool, _how("Cut the middle out of prompts that are too long; otherwise they are skipped.", "--fit", metavar="")
+        bool, _how("Cut the middle out of prompts that are too long, instead of skipping them.", "--fit", metavar="")
     ] = False,
     peer: Annotated[
         list[str] | None,
         _peers(
-            "transformers, openvino, llama_cpp, each also with _prompt_lookup; transformers_assisted; or all that read "
-            "the model: transformers reads folders, the others GGUF files; repeatable."
+            "transformers, openvino or llama_cpp, each also with the suffix _prompt_lookup; transformers_assisted; or "
+            "all, which is all that read the model (transformers: folders, the others: GGUF files); repeatable."
         ),
     ] = None,
-    peer_draft: Annotated[Path | None, _peers("Draft model for the peers that take one.", metavar="FOLDER")] = None,
+    peer_draft: Annotated[Path | None, _peers("Draft model for engines that take one.", metavar="FOLDER")] = None,
     peer_python: Annotated[
-        list[str] | None, _peers("Interpreter that an engine is installed for; repeatable.", metavar="ENGINE=PATH")
+        list[str] | None, _peers("Python interpreter with the engine installed; repeatable.", metavar="ENGINE=PATH")
     ] = None,
 ) -> "Plan":
-    """Make the plan from the options, and check it.
+    """Build the plan from the options and check it.
 
     Raises:
-        PronkError: a mistake in the options or in a file of prompts.
+        PronkError: an option or a file of prompts is invalid.
     """
     from pronk.bench.measure import Options
     from pronk.bench.peers import choose_peers
@@ -129,17 +130,23 @@ def bench(
     ] = _DRAFTERS,
     as_json: Annotated[
         Path | None,
-        _output("Write one JSON document with all figures; - is standard output.", "--json", metavar="FILE"),
+        _output("Write one JSON document with all results; - is standard output.", "--json", metavar="FILE"),
     ] = None,
     markdown: Annotated[Path | None, _output("Write the tables as Markdown.", metavar="FILE")] = None,
-    report: Annotated[Path | None, _output("Write a page with plots, FOLDER/index.html.", metavar="FOLDER")] = None,
-    trace: Annotated[Path | None, _output("Write what happens, step by step, as JSON lines.", metavar="FILE")] = None,
-    replay: Annotated[Path | None, _output("Measure nothing: show what a trace has, again.", metavar="FILE")] = None,
+    report: Annotated[
+        Path | None, _output("Write an HTML page with plots, FOLDER/index.html.", metavar="FOLDER")
+    ] = None,
+    trace: Annotated[
+        Path | None, _output("Write every measurement as JSON lines, as it is made.", metavar="FILE")
+    ] = None,
+    replay: Annotated[
+        Path | None, _output("Show the results of a trace again, without measuring.", metavar="FILE")
+    ] = None,
 ) -> None:
-    """Measure the gain of speculative decoding, on your models and your prompts.
+    """Measure the gain of speculative decoding on your models and your prompts.
 
-    Every method runs on every prompt, interleaved and repeated; its tokens are compared with plain decoding's. What
-    fails is counted, what is too long is skipped and counted, and an interrupt shows what was measured until then.
+    Every method runs on every prompt, interleaved and repeated, and its tokens are compared with those of plain
+    decoding. Failed and skipped (too long) prompts are counted. Ctrl-C shows the results so far.
 
     [bold]Examples[/]
 
@@ -154,7 +161,7 @@ def bench(
     outputs = Outputs(as_json, markdown, report, trace)
     outputs.check()
     if replay is not None:
-        _refuse(given_options(context), _SHOWING, "replay: expected no options that say what to measure")
+        _refuse(given_options(context), _SHOWING, "replay: expected only options of the output")
         from pronk.bench.records import read_trace
 
         outputs.deliver(read_trace(replay))
@@ -175,7 +182,7 @@ def bench(
         raise problem
     if not records.measured:
         msg = (
-            "nothing was measured: expected prompts that leave room for the output; --fit cuts those that are too long"
+            "nothing was measured: expected prompts that fit the model's context with the output, found none; use --fit"
         )
         raise PromptError(msg)
 
@@ -191,7 +198,7 @@ def _measure(
     arguments: dict[str, Any],
     status: Callable[[str, int, int], None] | None,
 ) -> Exception | None:
-    """Measure; return the exception that ended it early, to be raised after the results have been shown."""
+    """Measure; return the exception that ended it early, to be raised after the results are shown."""
     from pronk.bench.run import run
 
     plain = json.loads(json.dumps(arguments, default=str))  # paths as text
@@ -199,7 +206,7 @@ def _measure(
         run(loaders, made, records, plain, status)
     except KeyboardInterrupt:
         return typer.Exit(_INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 - a model that cannot be loaded, after others; no memory; a full disk
+    except Exception as error:  # noqa: BLE001 - results of earlier models are shown first
         return error
     return None
 

@@ -1,7 +1,7 @@
-"""What the commands show: the generated text, figures, notes, a loading bar.
+"""Terminal output of the commands: generated text, statistics, notes, a loading bar.
 
-Text goes to standard output and nothing else does; figures, notes and bars go to standard error. Colour, bars
-and figures appear on a terminal only, and there control characters in a model's output are shown, not obeyed.
+Standard output receives the generated text only; statistics, notes and bars go to standard error. Colours, bars and
+statistics appear on a terminal only, where control characters in generated text are replaced by U+FFFD.
 """
 
 from __future__ import annotations
@@ -24,74 +24,76 @@ if TYPE_CHECKING:
 
 __all__ = ["TerminalOutput", "stats_line"]
 
-_GUESSED = Style(color="green")
+_DRAFTED = Style(color="green")
 _DIM = Style(dim=True)
 _PLAIN = Style()
 _CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
 class TerminalOutput:
-    """Standard output and error of one command.
+    """Standard output and standard error of one command.
 
-    ``stats`` asks for figures (``True``), none (``False``) or figures on a terminal only (``None``).
+    Args:
+        stats: whether to print statistics; ``None`` prints them on a terminal only.
+        color_drafts: whether to colour accepted draft tokens.
     """
 
-    def __init__(self, *, stats: bool | None = None, color_guesses: bool = False) -> None:
+    def __init__(self, *, stats: bool | None = None, color_drafts: bool = False) -> None:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a character that the terminal lacks must not end the program
+            if hasattr(stream, "reconfigure"):  # a character outside the terminal's encoding must not raise
                 stream.reconfigure(errors="replace")
         self._out = Console(highlight=False, soft_wrap=True)
         self._err = Console(highlight=False, soft_wrap=True, stderr=True)
         self._stats = self._err.is_terminal if stats is None else stats
-        self.color_guesses = color_guesses
+        self.color_drafts = color_drafts
         self._fresh_line = True
 
     @property
     def interactive(self) -> bool:
-        """Whether a person reads standard output."""
+        """Whether standard output is a terminal."""
         return self._out.is_terminal
 
-    def write(self, text: str, *, guessed: bool = False) -> None:
-        """Generated text, as it comes."""
-        self._write(text, _GUESSED if guessed and self.color_guesses else _PLAIN)
+    def write(self, text: str, *, drafted: bool = False) -> None:
+        """Print a piece of generated text; ``drafted`` marks an accepted draft token."""
+        self._write(text, _DRAFTED if drafted and self.color_drafts else _PLAIN)
 
     def echo(self, prompt: str) -> None:
-        """The prompt, in front of the text that continues it."""
+        """Print the prompt before its continuation."""
         self._write(prompt, _DIM)
 
     def end_line(self) -> None:
-        """Start a new line, unless one has just been started."""
+        """Start a new line unless the cursor is at the start of one."""
         if not self._fresh_line:
             self._write("\n", _PLAIN)
 
     def say(self, text: str) -> None:
-        """An answer to what the user asked of the program rather than of the model."""
+        """Print a message of the program, dimmed, on standard error."""
         self._err.print(Text(text, style=_DIM))
 
     def note(self, text: str) -> None:
-        """A remark to the user."""
+        """Print a notice, in yellow, on standard error."""
         self._err.print(Text(text, style="yellow"))
 
     def table(self, table: Table) -> None:
-        """A table, which is what was asked for."""
+        """Print a table, the result of a command, on standard output."""
         self._out.print(table, soft_wrap=False)
 
     def paragraph(self, text: str) -> None:
-        """A text of the program's own that was asked for."""
+        """Print a paragraph, the result of a command, on standard output."""
         self._out.print(Text(text), soft_wrap=False)
 
     def figures(self, text: str) -> None:
-        """A line of figures, if figures are wanted."""
+        """Print a line of statistics if statistics are on."""
         if self._stats:
             self.say(text)
 
     def legend(self) -> None:
-        """What the colours mean."""
-        self._err.print(Text.assemble(("Green", _GUESSED), (" text was guessed, and confirmed by the model.", _DIM)))
+        """Explain the colour of draft tokens."""
+        self._err.print(Text.assemble(("Green", _DRAFTED), (" tokens are accepted draft tokens.", _DIM)))
 
     @contextmanager
     def loading(self) -> Iterator[Progress | None]:
-        """A bar that the loader moves; ``None`` where nobody looks."""
+        """Show a loading bar and yield its update function; yield ``None`` without a terminal."""
         if not self._err.is_terminal:
             yield None
             return
@@ -116,17 +118,17 @@ class TerminalOutput:
 
 
 def stats_line(stats: Stats, kernels: str, seed: int | None = None) -> str:
-    """One line of figures about one answer, or about several; ``kernels`` say what computed it."""
+    """Return one line of statistics; ``kernels`` is the name of the kernels in use."""
     parts = [
         f"{stats.generated_tokens} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",
         f"S {stats.step_compression:.2f}",
-        f"{stats.accepted} of {stats.drafted} guesses accepted",
+        f"{stats.accepted} of {stats.drafted} draft tokens accepted",
     ]
     if len(stats.sources) > 1:
         parts.append(", ".join(f"{name} {each.accepted} of {each.drafted}" for name, each in stats.sources.items()))
     if stats.jumped:
-        parts.append(f"{stats.jumped} tokens forced unasked")
+        parts.append(f"{stats.jumped} tokens forced by the guide")
     if stats.compile_seconds:
         parts.append(f"guide compiled in {1e3 * stats.compile_seconds:.0f} ms")
     parts.append(f"kernels {kernels}")

@@ -1,6 +1,6 @@
-"""``pronk datastore``: make the files that the drafter ``retrieval`` guesses from, and look at them.
+"""``pronk datastore``: build and inspect the datastores of the drafter ``retrieval``.
 
-typer wants the real types of the options: no postponed annotations here. torch is imported when a command runs.
+Torch is imported when a command runs. typer reads annotations at run time, so none are postponed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Make datastores, which retrieval guesses from.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(help="Build datastores for the drafter retrieval.", no_args_is_help=True, rich_markup_mode="rich")
 
 _INTERRUPTED = 130
-# A compressed file holds about so many times its size of text, which is all that the bar needs to know.
+# Approximate compression ratio of text, for the progress bar.
 _COMPRESSION = 3
-# Documents that are tokenized together, and characters: a longer text is cut at a line's end.
+# Documents per tokenizer call, and characters per piece: a longer text is cut at the end of a line.
 _CHUNK, _PIECE = 64, 1 << 20
 
 
@@ -44,18 +44,18 @@ def build(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model whose tokenizer is used: a folder, or its id on the Hub. Default in a clone: pronk-tiny.",
+            help="Model whose tokenizer is used: a folder, or an id on the Hub. Default in a clone: pronk-tiny.",
             show_default=False,
         ),
     ] = None,
     limit_tokens: Annotated[
-        int | None, typer.Option(help="Stop after so many tokens.", min=1, show_default="all text")
+        int | None, typer.Option(help="Maximum number of tokens.", min=1, show_default="all text")
     ] = None,
 ) -> None:
-    """Make a datastore from text.
+    """Build a datastore from text.
 
-    Use text that is like what the model will write: your code, your documentation, earlier answers. It takes 6 bytes
-    per token (8 with a vocabulary of 65,536 and more) and belongs to the tokenizer of its model.
+    Use text similar to the model's later output: your code, your documentation, earlier answers. A datastore takes 6
+    bytes per token (8 for a vocabulary of 65,536 and more) and works with the tokenizer of its model only.
 
     [bold]Examples[/]
 
@@ -70,14 +70,14 @@ def build(
         with status_bar(screen) as status:
             _build(out, text, model, limit_tokens, status)
     except KeyboardInterrupt:
-        screen.print("interrupted; nothing was kept", style="yellow")
+        screen.print("interrupted; no partial datastore was kept", style="yellow")
         raise typer.Exit(_INTERRUPTED) from None
     screen.print(f"{out}: {_summary(out)}", markup=False)
 
 
 @app.command(no_args_is_help=True)
 def info(path: Annotated[Path, typer.Argument(help="Folder of the datastore.", show_default=False)]) -> None:
-    """Check a datastore, and say what is in it.
+    """Check a datastore and print its contents.
 
     [bold]Examples[/]
 
@@ -128,7 +128,7 @@ def _build(out: Path, text: Sequence[Path], model: str | None, limit: int | None
 
 @dataclass
 class _Reader:
-    """The token ids of all documents; ``done`` bytes of about ``total`` have been read."""
+    """Tokenized documents of the sources; ``done`` is the number of bytes read so far."""
 
     sources: Sequence[SourceSpec]
     tokenizer: "Tokenizer"
@@ -139,14 +139,14 @@ class _Reader:
         self.sizes = [_text_bytes(Path(str(source.path))) for source in self.sources]
 
     def progress(self, tokens: int) -> tuple[int, int]:
-        """How much is done, and of what, once ``tokens`` are written: whichever ends first, the text or the limit."""
+        """Return done and total in bytes of text or in tokens of the limit, whichever ends first."""
         total = sum(self.sizes)
         if self.limit is not None and tokens / self.limit > self.done / max(total, 1):
             return tokens, self.limit
         return min(self.done, total), total
 
     def documents(self) -> Iterator[list[int]]:
-        """Token ids of each document, without what the tokenizer puts around a text."""
+        """Yield the token ids of each document, without the tokenizer's special tokens."""
         for number, source in enumerate(self.sources):
             texts = (document.text for document in read_source(source))
             while chunk := list(islice(texts, _CHUNK)):
@@ -154,7 +154,7 @@ class _Reader:
             self.done = sum(self.sizes[: number + 1])
 
     def _encode(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        # JSON can hold halves of characters, which no tokenizer takes.
+        # JSON strings can hold lone surrogates, which tokenizers reject.
         data = [text.encode(errors="replace") for text in texts]
         pieces = [list(_pieces(text.decode())) for text in data]
         flat = self.tokenizer.backend.encode_batch_fast([p for each in pieces for p in each], add_special_tokens=False)
@@ -165,14 +165,14 @@ class _Reader:
 
 
 def _text_bytes(path: Path) -> int:
-    """About how much text a file or folder has."""
+    """Return the approximate size of the text in a file or folder, in bytes."""
     if path.is_dir():
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return path.stat().st_size * (_COMPRESSION if path.suffix == ".gz" else 1)
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Parts of a text that are short enough for the tokenizer, each ending where a line does."""
+    """Cut a text into pieces of at most 2**20 characters, at the ends of lines where possible."""
     start = 0
     while len(text) - start > _PIECE:
         end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE

@@ -1,4 +1,4 @@
-"""``pronk explain``: a text, and why it took the steps that it took."""
+"""``pronk explain``: generate a text and show the decisions of each step."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +44,18 @@ def explain(
         Path | None, typer.Option(help="Draw the steps into this SVG file.", metavar="FILE", show_default=False)
     ] = None,
 ) -> None:
-    """Show how a text was guessed: step by step who was asked, what was kept of it, and what was right.
+    """Show every step of a generated text: the drafters, their draft tokens and the accepted ones.
 
-    A row of the table: what the step wrote (guesses that were right are green); who was asked for guesses, with the
-    tokens to be expected of the step with theirs, and the milliseconds that asking took (in brackets those who were
-    asked to explore); guesses offered > kept > right; the tokens to be expected of what was kept, over what the pass
-    was believed to cost in plain steps, which is what guesses are kept for; and what guessing has gained and may lose
-    again, in plain steps.
+    [bold]text[/]: tokens of the step, accepted draft tokens in green. Below:
+    each drafter that proposed, the expected tokens of a step with its draft
+    tokens, and its milliseconds. Brackets mark a drafter that ran to explore.
+
+    [bold]drafted[/]: draft tokens proposed > verified > accepted.
+
+    [bold]gain / cost[/]: expected tokens of the step / expected cost of its
+    forward pass, in plain steps (steps without draft tokens).
+
+    [bold]gained[/]: plain steps saved by drafting, which it may lose again.
 
     [bold]Examples[/]
 
@@ -63,7 +68,7 @@ def explain(
     from pronk.cli.console import TerminalOutput
     from pronk.explain import explain as run
 
-    screen = TerminalOutput(stats=True, color_guesses=True)
+    screen = TerminalOutput(stats=True, color_drafts=True)
     text = read()
     _check_plot(plot)
     with screen.loading() as progress:
@@ -84,16 +89,16 @@ def explain(
 
 
 def _check_plot(path: Path | None) -> None:
-    """What would fail only after the text is there, said before the model is loaded."""
+    """Check ``--plot`` before the model is loaded."""
     if path is None:
         return
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        msg = "plot: expected matplotlib, found none; install it: pip install 'pronk[report]'"
+        msg = "plot: expected matplotlib, found no such package; run: pip install 'pronk[report]'"
         raise OptionError(msg)
     if not path.absolute().parent.is_dir() or path.is_dir():
-        msg = f"plot: expected a file in a folder that is there, found {path}; choose another place"
+        msg = f"plot: expected a file in an existing folder, found {path}; choose another path"
         raise OptionError(msg)
 
 
@@ -105,7 +110,7 @@ def _draw(found: "Explanation", path: Path) -> None:
         with replace_file(path) as file:
             file.write(draw_steps(found.steps).encode())
     except OSError as error:
-        msg = f"plot: expected a file that can be written at {path}, found {error.strerror}; choose another place"
+        msg = f"plot: expected a file that can be written at {path}, found {error.strerror}; choose another path"
         raise OptionError(msg) from error
 
 
@@ -115,41 +120,41 @@ def _table(found: "Explanation", tokenizer: "Tokenizer") -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("text, and who was asked: expected, ms", overflow="fold", ratio=1)
-    for name in ("guesses", "gain / cost", "gained"):
+    table.add_column("text; drafter, expected tokens, ms", overflow="fold", ratio=1)
+    for name in ("drafted", "gain / cost", "gained"):
         table.add_column(name, justify="right", no_wrap=True)
-    for number, steps in _folded(found.steps):
+    for number, steps in _grouped(found.steps):
         first, last = steps[0], steps[-1]
         draft_tokens = " > ".join(map(str, first.counts))
         table.add_row(
             str(number) if len(steps) == 1 else f"{number}-{number + len(steps) - 1}",
-            _written(steps, tokenizer),
+            _step_text(steps, tokenizer),
             draft_tokens if first.offered.num_draft_tokens else "",
-            _worth(first),
+            _gain_per_cost(first),
             "" if last.credit is None else f"{last.credit:.2f}",
         )
     return table
 
 
-def _folded(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
-    """Steps with their number; those in which nobody was asked together with their neighbours."""
-    for silent, group in groupby(
+def _grouped(steps: "Sequence[Decision]") -> "Iterator[tuple[int, list[Decision]]]":
+    """Yield the steps with their number; consecutive steps without any drafter are one group."""
+    for undrafted, group in groupby(
         enumerate(steps, 1), lambda each: not (each[1].source_reports or each[1].kept.num_draft_tokens)
     ):
         numbered = list(group)
-        if silent:
+        if undrafted:
             yield numbered[0][0], [step for _, step in numbered]
         else:
             yield from ((number, [step]) for number, step in numbered)
 
 
-def _written(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
+def _step_text(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
     from rich.text import Text
 
     text = Text()
     for step in steps:
-        right = len(step.path)
-        for tokens, style in ((step.tokens[:right], "green"), (step.tokens[right:], "")):
+        accepted = len(step.path)
+        for tokens, style in ((step.tokens[:accepted], "green"), (step.tokens[accepted:], "")):
             text.append(repr(tokenizer.decode(list(tokens)))[1:-1], style)
     for each in steps[0].source_reports:
         expected = "" if each.after is None else f" {each.after[0]:.2f},"
@@ -158,7 +163,7 @@ def _written(steps: "Sequence[Decision]", tokenizer: "Tokenizer") -> Any:
     return text
 
 
-def _worth(step: "Decision") -> str:
+def _gain_per_cost(step: "Decision") -> str:
     if step.value is None or step.plain is None or step.expected is None or not step.kept.num_draft_tokens:
         return ""
     return f"{step.gain:.2f} / {step.expected / step.plain:.2f} = {step.value:.2f}"
@@ -186,7 +191,7 @@ def _step(step: "Decision") -> dict[str, Any]:
         }
         for each in step.source_reports
     ]
-    names = ("plain", "expected", "asking", "seconds", "gain", "value", "credit", "fund")
+    names = ("plain", "expected", "asking", "seconds", "gain", "value", "credit", "shared_budget")
     kept = {"tokens": step.kept.tokens, "parents": step.kept.parents, "gain": step.kept.gain}
     return {
         "tokens": step.tokens,

@@ -1,4 +1,4 @@
-"""From options of the command line to a guide."""
+"""Build a guide (constraint on the text) from command-line options."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def read_guide(
     choice: list[str] | None = None,
     grammar: str | None = None,
 ) -> Guide | None:
-    """The guide of the one option that is given; ``None`` if none is.
+    """Build the guide of the one option that is set; ``None`` without any.
 
     Args:
-        json_schema: a file with a JSON schema; ``"object"`` is any JSON object, where there is no such file.
-        regex: a regular expression.
-        choice: texts.
-        grammar: a file with a Lark grammar.
+        json_schema: path of a JSON schema; ``"object"`` allows any JSON object unless a file has that name.
+        regex: regular expression for the whole text.
+        choice: allowed texts.
+        grammar: path of a Lark grammar.
 
     Raises:
-        OptionError: more than one is given, a file cannot be read, or what it has is no guide.
+        OptionError: several options are set, a file cannot be read, or its content is not a valid guide.
     """
     from pronk.sampling.guide import Guide
 
     given = {"--json-schema": json_schema, "--regex": regex, "--choice": choice or None, "--grammar": grammar}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        msg = f"guide: expected one of {', '.join(given)}, found {' and '.join(names)}"
+        msg = f"guide: expected at most one of {', '.join(given)}, found {' and '.join(names)}; give one"
         raise OptionError(msg)
     if json_schema is not None:
         anything = json_schema == "object" and not Path(json_schema).exists()
@@ -52,7 +52,7 @@ def _read(option: str, path: str) -> str:
 
     try:
         with Path(path).open("rb") as file:
-            return file.read(4 * MAX_SIZE + 1).decode()  # more is too much, whatever it is
+            return file.read(4 * MAX_SIZE + 1).decode()  # a larger file exceeds MAX_SIZE characters
     except OSError as error:
         msg = f"{option}: expected a file that can be read at {path}, found {error.strerror}; check the path"
         raise OptionError(msg) from error

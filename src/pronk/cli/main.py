@@ -1,7 +1,7 @@
-"""The command line: ``pronk generate``, ``pronk chat``, ``pronk bench``, ``pronk verify`` and more.
+"""Command line of pronk: ``generate``, ``chat``, ``serve``, ``batch``, ``bench``, ``verify`` and more.
 
-Nothing here needs torch before a command runs, so that ``--help`` is immediate. The user's mistakes end with one
-line on standard error and exit code 2, an interrupt with 130.
+Torch is imported when a command runs, so ``--help`` answers at once. A mistake in the options prints one line on
+standard error and exits with code 2; Ctrl-C exits with code 130.
 """
 
 import json
@@ -33,6 +33,8 @@ __all__ = ["app", "main"]
 
 _TRACEBACK = "--traceback"
 _INTERRUPTED = 130
+_COLOR_DRAFTS = typer.Option(metavar="", help="Colour the accepted draft tokens.")
+_COLOR_GUESSES = typer.Option(metavar="", hidden=True)  # deprecated alias of --color-drafts
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -50,9 +52,9 @@ def _pronk(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, metavar="", help="Show the version.")
     ] = False,
-    traceback: Annotated[bool, typer.Option(_TRACEBACK, metavar="", help="Show where an error came from.")] = False,
+    traceback: Annotated[bool, typer.Option(_TRACEBACK, metavar="", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Decode language models in leaps: many tokens per pass, and exactly those that one at a time would have given."""
+    """Run language models with lossless speculative decoding: the same text in fewer forward passes."""
 
 
 @app.command()
@@ -62,17 +64,22 @@ def generate(
     request: Callable[[], "SamplingParams"],
     read: Callable[[], str],
     *,
-    echo: Annotated[bool, typer.Option("--echo", metavar="", help="Show the prompt in front of the text.")] = False,
+    echo: Annotated[bool, typer.Option("--echo", metavar="", help="Print the prompt before the text.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the text.")
     ] = False,
     stats: Annotated[
         bool | None,
-        typer.Option(help="Show tokens/s, S and what became of the guesses.", metavar="", show_default="on a terminal"),
+        typer.Option(
+            help="Show tokens/s, S (tokens per forward pass) and the accepted draft tokens.",
+            metavar="",
+            show_default="on a terminal",
+        ),
     ] = None,
-    color_guesses: Annotated[bool, typer.Option(metavar="", help="Colour the tokens that came from guesses.")] = False,
+    color_drafts: Annotated[bool, _COLOR_DRAFTS] = False,
+    color_guesses: Annotated[bool | None, _COLOR_GUESSES] = None,
 ) -> None:
-    r"""Continue a text.
+    r"""Generate text that continues a prompt.
 
     [bold]Examples[/]
 
@@ -84,7 +91,7 @@ def generate(
     """
     from pronk.cli.console import TerminalOutput
 
-    screen = TerminalOutput(stats=stats, color_guesses=color_guesses)
+    screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
     text = read()
     llm, params = _prepare(load, request, screen)
     try:
@@ -94,7 +101,7 @@ def generate(
         if echo:
             screen.echo(text)
         _show(llm.stream(text, params), params, screen, llm.kernels)
-        if color_guesses and screen.interactive:
+        if screen.color_drafts and screen.interactive:
             screen.legend()
     except KeyboardInterrupt:
         screen.note("interrupted")
@@ -109,13 +116,18 @@ def chat(
     *,
     stats: Annotated[
         bool | None,
-        typer.Option(help="Show tokens/s and S after each answer.", metavar="", show_default="on a terminal"),
+        typer.Option(
+            help="Show tokens/s and S (tokens per forward pass) after each answer.",
+            metavar="",
+            show_default="on a terminal",
+        ),
     ] = None,
-    color_guesses: Annotated[bool, typer.Option(metavar="", help="Colour the tokens that came from guesses.")] = True,
+    color_drafts: Annotated[bool, _COLOR_DRAFTS] = True,
+    color_guesses: Annotated[bool | None, _COLOR_GUESSES] = None,
 ) -> None:
-    """Talk to the model.
+    """Chat with the model.
 
-    Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists what else there is.
+    Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands.
 
     [bold]Examples[/]
 
@@ -128,9 +140,9 @@ def chat(
     from pronk.cli.console import TerminalOutput
     from pronk.cli.repl import ChatSession
 
-    screen = TerminalOutput(stats=stats, color_guesses=color_guesses)
+    screen = TerminalOutput(stats=stats, color_drafts=color_drafts if color_guesses is None else color_guesses)
     llm, params = _prepare(load, request, screen)
-    llm.chat_ids([{"role": "user", "content": "?"}])  # a model that cannot chat says so now
+    llm.chat_ids([{"role": "user", "content": "?"}])  # raises now if the model has no chat template
     ChatSession(llm, params, screen).run()
 
 
@@ -157,7 +169,7 @@ def train(context: typer.Context) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; the entry point of ``pronk``."""
+    """Run the command line and exit: entry point of ``pronk``."""
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         _main(args)
@@ -174,7 +186,7 @@ def _main(args: Sequence[str] | None) -> NoReturn:
         code = _INTERRUPTED
     except PronkError as error:
         code = _fail(str(error), 2)
-    except Exception as error:  # the last line of defence; --traceback shows what it hides
+    except Exception as error:  # --traceback shows the full traceback
         if arguments[0] == _TRACEBACK:
             raise
         code = _fail(f"{type(error).__name__}: {error} (pronk {_TRACEBACK} ... shows where)", 1)
@@ -182,11 +194,9 @@ def _main(args: Sequence[str] | None) -> NoReturn:
 
 
 def _explain(error: typer.TyperException) -> str:
-    """What the parser expected and found, and where to look; nothing if it has shown the help already."""
+    """Return the parser's message with a hint at ``--help``; empty if the help is printed already."""
     message, context = error.format_message(), getattr(error, "ctx", None)
-    refused: list[Any] = getattr(
-        error.__cause__, "errors", list
-    )()  # the parser names the value only in the error's cause
+    refused: list[Any] = getattr(error.__cause__, "errors", list)()  # only the cause holds the rejected value
     if refused:
         message += f", found {refused[0]['input']!r}"
     return f"{message} (try '{context.command_path} --help')" if message and context else message
@@ -194,13 +204,13 @@ def _explain(error: typer.TyperException) -> str:
 
 def _warn(
     message: Warning | str,
-    category: type[Warning],  # noqa: ARG001 - the arguments are those of the standard library
+    category: type[Warning],  # noqa: ARG001 - signature of warnings.showwarning
     filename: str,  # noqa: ARG001
     lineno: int,  # noqa: ARG001
     file: TextIO | None = None,  # noqa: ARG001
     line: str | None = None,  # noqa: ARG001
 ) -> None:
-    """What a library would say to its user, as a line."""
+    """Print a library's warning as one line."""
     sys.stderr.write(f"pronk: warning: {' '.join(str(message).split())}\n")
 
 
@@ -213,14 +223,14 @@ def _fail(message: str, code: int) -> int:
 def _prepare(
     load: Callable[[Progress | None], "LLM"], request: Callable[[], "SamplingParams"], screen: "TerminalOutput"
 ) -> tuple["LLM", "SamplingParams"]:
-    """Check the options, then load; both wait for torch, so the bar stands above both."""
+    """Check the request's options, then load the model, behind a progress bar: both import torch first."""
     with screen.loading() as progress:
         params = request()
         return load(progress), params
 
 
 def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "TerminalOutput", kernels: str) -> None:
-    """Stream the first sample, then show what the others have, and the figures of all that ended."""
+    """Stream the first sample, then print the other samples and the statistics of all finished samples."""
     from pronk.cli.console import stats_line
 
     held: dict[int, list[Piece]] = {index: [] for index in range(1, params.n)}
@@ -230,15 +240,15 @@ def _show(pieces: Iterator["Piece"], params: "SamplingParams", screen: "Terminal
             if piece.index in held:
                 held[piece.index].append(piece)
             else:
-                screen.write(piece.text, guessed=piece.guessed)
+                screen.write(piece.text, drafted=piece.guessed)
             if piece.completion is not None:
                 ended[piece.index] = piece.completion
-    finally:  # an interrupted generation shows as much
+    finally:  # show the partial text of an interrupted generation
         screen.end_line()
         for index, own in held.items():
             screen.write(f"--- sample {index + 1} of {params.n} ---\n")
             for piece in own:
-                screen.write(piece.text, guessed=piece.guessed)
+                screen.write(piece.text, drafted=piece.guessed)
             screen.end_line()
         for _, completion in sorted(ended.items()):
             screen.figures(stats_line(completion.stats, kernels, None if params.greedy else completion.seed))

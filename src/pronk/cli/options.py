@@ -1,8 +1,8 @@
 """Options that several commands share: those of the model and those of a request.
 
-Each group is a function that builds the value from its options. :func:`shares` gives a command the options of such a
-function and hands it the value still to be built, because the value needs torch and ``--help`` should not. typer wants
-the real types of the options: no postponed annotations here.
+Each group is a function whose keyword parameters are the options and whose return value is built from them.
+:func:`shares` adds these options to a command and passes it the function with the user's values filled in. The command
+calls the function itself, so ``--help`` does not import torch. typer reads annotations at run time: none are postponed.
 """
 
 import functools
@@ -43,9 +43,9 @@ def _guide(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
 def shares(
     without: Iterable[str] = (), **builders: Callable[..., Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the keyword options of each builder, except those in ``without``.
+    """Add the keyword options of each builder to a command, except those in ``without``.
 
-    The command's parameter of a builder's name receives that builder with the user's values filled in::
+    The command's parameter with a builder's name receives that builder with the user's values filled in::
 
         def bread(*, flour: str = "rye", grams: int = 500) -> Bread: ...
         def oven(*, degrees: int = 220) -> Oven: ...
@@ -55,13 +55,13 @@ def shares(
         def bake(loaves: int, dough: Callable[[], Bread], heat: Callable[[], Oven], *, degrees: int = 250) -> None:
             heat().bake(dough() for _ in range(loaves))
 
-    has the signature ``bake(loaves: int, *, flour: str = "rye", degrees: int = 250)``. An option that the command and
-    a builder have, or two builders, is one option: the first of them says how it looks, the last where it stands (the
-    command is before the builders), and all of them receive its value.
+    has the signature ``bake(loaves: int, *, flour: str = "rye", degrees: int = 250)``. Options of the same name in the
+    command and in builders are one option, whose value all of them receive. Its type, default and help come from its
+    first definition and its position from the last one; the command comes before the builders.
 
     Args:
-        without: options that no builder receives. The command may have one of its own by that name.
-        builders: what makes the value, by the command's parameter that receives it.
+        without: names of options that no builder receives; the command may define an option of that name itself.
+        builders: functions that build a value, by the name of the command's parameter that receives it.
     """
     groups = {
         key: [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -99,7 +99,7 @@ def shares(
 def _load(
     ends: ExitStack, options: Callable[..., dict[str, Any]], /, progress: Progress | None, *args: Any, **given: Any
 ) -> "LLM":
-    """Load; what guesses have shown is kept when the command ends, however it does."""
+    """Load the model; the acceptance statistics are saved when the command ends, also after an error."""
     from pronk.llm import LLM
     from pronk.parallel.worker_group import check_launched
 
@@ -111,7 +111,7 @@ def _load(
 
 
 def given_options(context: typer.Context) -> list[str]:
-    """The options that the user has written, even where they say what would hold anyway."""
+    """Return the names of the options on the command line, those that repeat a default included."""
     sources = ((name, context.get_parameter_source(name)) for name in context.params)
     return [name for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
@@ -128,48 +128,59 @@ def model_options(
         ),
     ] = None,
     drafter: Annotated[
-        str, _model('How to guess tokens: a name, or a name with options as in "recycling(num_nodes=7)".')
+        str,
+        _model('Drafter that proposes draft tokens: a name, or a name with options as in "recycling(num_nodes=7)".'),
     ] = "auto",
-    device: Annotated[str, _model("Where the model runs, for example cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, _model("auto (the checkpoint's own), float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, _model("Device that the model runs on, for example cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, _model("Data type: auto (that of the checkpoint), float32, bfloat16 or float16.")] = "auto",
     weights: Annotated[
-        str, _model("plain: as the checkpoint has them. int8, int4: rounded as they are loaded, smaller and faster.")
+        str, _model("plain: as stored in the checkpoint. int8, int4: quantized while loading, smaller and faster.")
     ] = "plain",
     kv_memory: Annotated[
-        str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="chosen for the model")
+        str | None, _model("Memory for the KV cache, for example 512MiB.", show_default="fitted to the model")
     ] = None,
     kv_dtype: Annotated[
-        str, _model("auto: keys and values as they are computed. int8: rounded to 8 bits, in half the memory.")
+        str, _model("Data type of the KV cache. auto: that of the model. int8: quantized, half the memory.")
     ] = "auto",
-    threads: Annotated[int | None, _model("Threads to compute with.", show_default="torch's choice", min=1)] = None,
+    threads: Annotated[
+        int | None, _model("Number of threads to compute with.", show_default="torch's choice", min=1)
+    ] = None,
     workers: Annotated[
-        int, _model("Processes that compute the model together: started here, or torchrun's.", min=1)
+        int, _model("Number of processes that compute the model together, started by pronk or by torchrun.", min=1)
     ] = 1,
     parallel: Annotated[
-        str, _model("tree: workers get branches of the guesses. tensor: each has some heads and columns of the model.")
+        str,
+        _model(
+            "Split of the work among workers. tree: branches of the draft tree. tensor: heads and columns of the model."
+        ),
     ] = "tree",
     kernels: Annotated[
         str,
         _model(
-            "auto: the widest of this processor; or amx, avx512_bf16, avx512, avx2 or portable. torch: none of our own."
+            "CPU kernels. auto: the fastest that this processor supports; or amx, avx512_bf16, avx512, avx2 or "
+            "portable. torch: torch's own operators."
         ),
     ] = "auto",
     calibration: Annotated[
         str,
         _model(
-            "Whether requests begin with what guesses of earlier ones have shown, as counts: on, off, or a file to "
-            "begin with, if it is there, and to keep it in.",
+            "Start from the acceptance statistics of earlier requests: on, off, or a file, which is read if it exists "
+            "and written at the end.",
             metavar="on|off|FILE",
         ),
     ] = "on",
     budget: Annotated[
-        str, _model("auto: only guesses that pay for their rows on this machine. all: every guess of the drafter.")
+        str,
+        _model(
+            "auto: verify only draft tokens that pay for their rows on this machine. all: verify every draft token."
+        ),
     ] = "auto",
 ) -> dict[str, Any]:
-    """What :class:`pronk.LLM` is to load, for up to ``max_batch`` requests a pass.
+    """Return the keyword arguments of :class:`pronk.LLM`.
 
-    ``prefix_cache`` keeps what the cache holds of texts that have ended. A command's ``load`` is these options, and
-    then the model: ``load(progress, max_batch, prefix_cache)``, where ``progress`` is told the bytes read, and all.
+    As the builder ``load`` of :func:`shares`, this function loads the model: ``load(progress, max_batch,
+    prefix_cache)``, where ``progress`` receives the bytes read so far and in all. ``max_batch`` is the maximum number
+    of requests in one forward pass; ``prefix_cache`` keeps the KV cache of finished requests for later prompts.
     """
     return {
         "model": model,
@@ -192,63 +203,68 @@ def model_options(
 
 def sampling_params(
     *,
-    max_tokens: Annotated[int, _request("Most tokens to generate, at least 1.")] = 128,
-    min_tokens: Annotated[int, _request("Do not end the text before so many tokens, 0..max-tokens.")] = 0,
-    temperature: Annotated[float, _request("0 always takes the likeliest token; higher is more random, 0..100.")] = 0.0,
-    top_k: Annotated[int, _request("Choose among so many likeliest tokens; 0 is all of them.")] = 0,
+    max_tokens: Annotated[int, _request("Maximum number of tokens to generate, at least 1.")] = 128,
+    min_tokens: Annotated[int, _request("Minimum number of tokens before the text may end, 0..max-tokens.")] = 0,
+    temperature: Annotated[float, _request("0 takes the most likely token; higher is more random, 0..100.")] = 0.0,
+    top_k: Annotated[int, _request("Sample from this many most likely tokens; 0 is all tokens.")] = 0,
     top_p: Annotated[
-        float, _request("Choose among the likeliest tokens that together reach this probability, above 0 to 1.")
+        float, _request("Sample from the most likely tokens that together reach this probability, above 0 to 1.")
     ] = 1.0,
-    min_p: Annotated[float, _request("Drop tokens below this share of the likeliest one's probability, 0..1.")] = 0.0,
+    min_p: Annotated[float, _request("Drop tokens below this fraction of the highest probability, 0..1.")] = 0.0,
     repetition_penalty: Annotated[
-        float, _request("Above 1 makes tokens of the prompt and the text less likely, above 0 to 100.")
+        float, _request("Above 1 makes tokens of the prompt and the generated text less likely, above 0 to 100.")
     ] = 1.0,
-    presence_penalty: Annotated[float, _request("Subtracted from the logits of tokens in the text, -2..2.")] = 0.0,
-    frequency_penalty: Annotated[float, _request("The same once per occurrence, -2..2.")] = 0.0,
+    presence_penalty: Annotated[
+        float, _request("Subtracted once from the logit of each token in the generated text, -2..2.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, _request("Subtracted from a token's logit for each occurrence in the generated text, -2..2.")
+    ] = 0.0,
     logit_bias: Annotated[
-        list[str], _request("Add VALUE, -100..100, to the logit of token ID; may be repeated.", metavar="ID=VALUE")
-    ] = [],  # noqa: B006 - typer needs a list, and nobody changes it
-    bad_words: Annotated[list[str], _request("A text that is never generated; may be repeated.", metavar="TEXT")] = [],  # noqa: B006
-    stop: Annotated[list[str], _request("End before this text; may be repeated.", metavar="TEXT")] = [],  # noqa: B006
-    stop_token_ids: Annotated[list[int], _request("End after this token id; may be repeated.", metavar="ID")] = [],  # noqa: B006
-    ignore_eos: Annotated[bool, _request("Go on after the model's end-of-text.", "--ignore-eos", metavar="")] = False,
+        list[str], _request("Add VALUE, -100..100, to the logit of token ID; repeatable.", metavar="ID=VALUE")
+    ] = [],  # noqa: B006 - typer requires a list; never modified
+    bad_words: Annotated[list[str], _request("Text that is never generated; repeatable.", metavar="TEXT")] = [],  # noqa: B006
+    stop: Annotated[list[str], _request("Stop before this text; repeatable.", metavar="TEXT")] = [],  # noqa: B006
+    stop_token_ids: Annotated[list[int], _request("Stop after this token id; repeatable.", metavar="ID")] = [],  # noqa: B006
+    ignore_eos: Annotated[bool, _request("Continue after the end-of-text token.", "--ignore-eos", metavar="")] = False,
     seed: Annotated[
-        int | None, _request("Same seed, same text; 0..2^63-1.", show_default="a fresh one, reported")
+        int | None, _request("Same seed, same text; 0..2^63-1.", show_default="random, and reported")
     ] = None,
     rule: Annotated[
         str,
         _request(
-            "How guesses are accepted when sampling. coupled: same seed, same text whatever the drafter. rejection, "
-            "block: only the distribution is the same; the chance is min(1, p/q), of each guess or of a whole chain."
+            "Acceptance of draft tokens when sampling. coupled: same seed, same text, whatever the drafter. rejection, "
+            "block: only the distribution is the same; each draft token (block: chain of draft tokens) is accepted "
+            "with probability min(1, p/q)."
         ),
     ] = "coupled",
-    n: Annotated[int, _request("Independent samples of the prompt, 1..1024.")] = 1,
+    n: Annotated[int, _request("Number of independent samples, 1..1024.")] = 1,
     logprobs: Annotated[
-        int | None, _request("With --json: log-probabilities of each token and the so many likeliest, 0..64.")
+        int | None, _request("With --json: log-probabilities of each token and of this many most likely ones, 0..64.")
     ] = None,
-    prompt_logprobs: Annotated[int | None, _request("The same for the prompt's tokens, 0..64.")] = None,
+    prompt_logprobs: Annotated[int | None, _request("--logprobs for the tokens of the prompt, 0..64.")] = None,
     logprob_token_ids: Annotated[
-        list[int], _request("With --logprobs: report this token id, too; may be repeated.", metavar="ID")
+        list[int], _request("With --logprobs: also report this token id; repeatable.", metavar="ID")
     ] = [],  # noqa: B006
     json_schema: Annotated[
         str | None,
-        _guide("The text is JSON that fits the schema in this file; the word object: any object.", metavar="FILE"),
+        _guide("The text is JSON that fits the schema in this file; object: any JSON object.", metavar="FILE"),
     ] = None,
-    regex: Annotated[str | None, _guide("The whole text matches this expression.", metavar="REGEX")] = None,
-    choice: Annotated[list[str], _guide("The text is this, or another choice; repeat it.", metavar="TEXT")] = [],  # noqa: B006
+    regex: Annotated[str | None, _guide("The whole text matches this regular expression.", metavar="REGEX")] = None,
+    choice: Annotated[list[str], _guide("The text is one of the choices; repeatable.", metavar="TEXT")] = [],  # noqa: B006
     grammar: Annotated[str | None, _guide("The text fits the Lark grammar in this file.", metavar="FILE")] = None,
     guide_mode: Annotated[
         str,
         _guide(
-            "forced: what the guide leaves no choice about is guessed, and costs nothing. plain: not guessed, with the "
-            "same text. jump: it is appended without asking the model."
+            "Tokens that the guide allows no alternative to. forced: proposed as draft tokens, at no cost. plain: "
+            "not proposed; the text is the same. jump: appended without a forward pass."
         ),
     ] = "forced",
 ) -> "SamplingParams":
-    """The request's options, checked.
+    """Build and check the sampling parameters of a request.
 
     Raises:
-        OptionError: one of them is out of its range, or its file cannot be read.
+        OptionError: an option is out of its range, or its file cannot be read.
     """
     from pronk.cli.guides import read_guide
     from pronk.sampling.params import SamplingParams
@@ -269,18 +285,18 @@ def sampling_params(
         stop_token_ids=tuple(stop_token_ids),
         ignore_eos=ignore_eos,
         seed=seed,
-        rule=cast("Rule", rule),  # SamplingParams says what is wrong with another
+        rule=cast("Rule", rule),  # SamplingParams raises if unknown
         n=n,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         logprob_token_ids=tuple(logprob_token_ids),
         guide=read_guide(json_schema, regex, choice, grammar),
-        guide_mode=cast("GuideMode", guide_mode),  # the same
+        guide_mode=cast("GuideMode", guide_mode),  # SamplingParams raises if unknown
     )
 
 
 def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
-    """``["7=1.5"]`` to ``{7: 1.5}``; no pairs to ``None``."""
+    """Parse ``["7=1.5"]`` into ``{7: 1.5}``; an empty list gives ``None``."""
     bias: dict[int, float] = {}
     for pair in pairs:
         token, _, value = pair.partition("=")
@@ -301,10 +317,10 @@ def read_prompt(
         str | None, typer.Option(help="Read the prompt from this file.", metavar="FILE", show_default=False)
     ] = None,
 ) -> str:
-    """The prompt of the argument, of a file or of standard input.
+    """Read the prompt from the argument, a file or standard input.
 
     Raises:
-        PromptError: not one of them, or no text in UTF-8.
+        PromptError: PROMPT and --prompt-file are both given or both missing, or the text is not UTF-8.
     """
     file = prompt_file
     if (prompt is None) == (file is None):

@@ -1,4 +1,4 @@
-"""What commands that write files share: a bar, and the command's own line for the card of what it wrote."""
+"""Progress bar and command line (for the model card) of the commands that write files."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -9,12 +9,12 @@ from rich.console import Console
 
 __all__ = ["Status", "command_line", "status_bar"]
 
-# Told what is being done, how much of it is done, and how much there is: 0 if nobody knows.
+# Arguments: label, units done, units in all (0 if unknown).
 Status = Callable[[str, int, int], None]
 
 
 def command_line(name: str, *words: str, **options: Any) -> str:
-    """``pronk NAME WORDS --option VALUE``: lists give an option for each value, ``None`` gives none."""
+    """Return ``pronk NAME WORDS --option VALUE``; a list repeats its option, ``None`` omits it."""
     line = ["pronk", name, *words]
     for option, value in options.items():
         values = value if isinstance(value, list) else [] if value is None else [value]
@@ -24,7 +24,7 @@ def command_line(name: str, *words: str, **options: Any) -> str:
 
 @contextmanager
 def status_bar(screen: Console) -> Iterator[Status]:
-    """A bar on a terminal; nothing where nobody looks."""
+    """Show a progress bar on a terminal; without one the yielded function does nothing."""
     if not screen.is_terminal:
         yield lambda _what, _done, _total: None
         return

@@ -1,6 +1,6 @@
-"""``pronk quantize``: a checkpoint with weights of 8 or 4 bits, for pronk and for other engines.
+"""``pronk quantize``: write a checkpoint with 8-bit or 4-bit weights, for pronk and other engines.
 
-typer wants the real types of the options: no postponed annotations here. torch is imported when the command runs.
+Torch is imported when the command runs. typer reads annotations at run time, so none are postponed.
 """
 
 from pathlib import Path
@@ -25,31 +25,31 @@ def quantize(
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.", show_default=False)],
     *,
-    bits: Annotated[int, typer.Option(help="Of a weight: 4 or 8.")] = 4,
+    bits: Annotated[int, typer.Option(help="Bits per weight: 4 or 8.")] = 4,
     group: Annotated[
         int | None,
         typer.Option(
-            help="Weights beside each other that share a scale: a multiple of 8, or 0 for whole rows.",
-            show_default="32 for 4 bits, 128 for 8, or what fits",
+            help="Adjacent weights that share a scale: a multiple of 8, or 0 for whole rows.",
+            show_default="32 for 4 bits, 128 for 8; less if the matrices require it",
         ),
     ] = None,
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="Text like what the model will read: a file, a folder, or JSON lines with a text. Weights are rounded "
-            "in several ways that look at it, and the one that predicts a held-out part best is kept.",
+            help="Text similar to the model's later input: a file, a folder, or JSON lines with a text. Several "
+            "rounding methods are tried on it, and the one with the lowest perplexity on a held-out part is kept.",
             metavar="TEXT",
             show_default="round to the nearest",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Most tokens of TEXT to calibrate with.", min=128)] = 32_768,
-    threads: Annotated[int | None, typer.Option(help="Threads to compute with.", min=1)] = None,
+    tokens: Annotated[int, typer.Option(help="Maximum number of tokens of TEXT to calibrate with.", min=128)] = 32_768,
+    threads: Annotated[int | None, typer.Option(help="Number of threads to compute with.", min=1)] = None,
 ) -> None:
-    """Write a checkpoint with weights of 4 or 8 bits.
+    """Write a checkpoint with 4-bit or 8-bit weights.
 
-    Its format is that of compressed-tensors, which transformers and vLLM read, too. Llama, Mistral, Qwen2 and Qwen3
-    can be quantized. The model card says what it costs: perplexity before and after, on the held-out part of TEXT or on
-    a text that comes with pronk.
+    The format is compressed-tensors, which transformers and vLLM read as well. Supported models are Llama, Mistral,
+    Qwen2 and Qwen3. The model card gives the perplexity before and after, on the held-out part of TEXT or on a text
+    that comes with pronk.
 
     [bold]Examples[/]
 
@@ -87,7 +87,7 @@ def quantize(
                 status=status,
             )
     except KeyboardInterrupt:
-        screen.print("interrupted; nothing half written was kept", style="yellow")
+        screen.print("interrupted; no partial checkpoint was kept", style="yellow")
         raise typer.Exit(_INTERRUPTED) from None
     screen.print(f"{out}: {_summary(made)}", markup=False)
 

@@ -1,4 +1,4 @@
-"""Commands and options that version 0.1 had, each with its replacement. Delete this module in the next version."""
+"""Removed commands and options of version 0.1 with their replacements; delete in the next version."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,10 @@ def refuse_removed(arguments: Sequence[str]) -> None:
     """Raise if the command line names a removed command or option.
 
     Args:
-        arguments: the words after ``pronk``.
+        arguments: command-line words after ``pronk``.
 
     Raises:
-        OptionError: names the replacement.
+        OptionError: the command or option was removed; the message names its replacement.
     """
     command = next((word for word in arguments if not word.startswith("-")), "")
     words = {word.partition("=")[0] for word in arguments}

@@ -1,4 +1,4 @@
-"""The conversation of ``pronk chat``: reads a line, streams the answer, obeys a few commands."""
+"""Conversation of ``pronk chat``: read a line, stream the answer, run the ``/`` commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Message = dict[str, str]
 
 
 class ChatSession:
-    """One conversation on one screen."""
+    """One conversation on a terminal or a pipe."""
 
     def __init__(self, llm: LLM, params: SamplingParams, screen: TerminalOutput) -> None:
         self._llm, self._params, self._screen = llm, params, screen
@@ -31,34 +31,34 @@ class ChatSession:
         self._commands: dict[str, tuple[str, Callable[[], None]]] = {
             "/help": ("this list", self._help),
             "/reset": ("forget the conversation", self._reset),
-            "/stats": ("figures of all answers so far", self._figures),
-            "/colors": ("colour the guessed tokens, or stop it", self._switch_colors),
+            "/stats": ("statistics of all answers so far", self._figures),
+            "/colors": ("turn the colour of draft tokens on or off", self._switch_colors),
             "/exit": ("leave; so does Ctrl-D", lambda: None),
         }
 
     def run(self) -> None:
-        """Talk until the input ends."""
-        if self._asks:
+        """Answer lines until the input ends or ``/exit``."""
+        if self._interactive:
             with suppress(ImportError):  # not on Windows
                 import readline  # noqa: F401 - gives input() editing and history
             self._screen.say("Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands.")
             self._legend()
         while (line := self._read()) not in {None, "/exit"}:
-            self._obey_or_answer(str(line))
+            self._run_line(str(line))
 
     @property
-    def _asks(self) -> bool:
+    def _interactive(self) -> bool:
         return sys.stdin.isatty() and self._screen.interactive
 
     def _read(self) -> str | None:
         try:
-            return input("> " if self._asks else "").strip()
+            return input("> " if self._interactive else "").strip()
         except (EOFError, KeyboardInterrupt):
-            if self._asks:
-                self._screen.say("")  # the cursor is behind the prompt
+            if self._interactive:
+                self._screen.say("")  # ends the line of the prompt
             return None
 
-    def _obey_or_answer(self, line: str) -> None:
+    def _run_line(self, line: str) -> None:
         if line in self._commands:
             self._commands[line][1]()
         elif line.startswith("/"):
@@ -70,12 +70,12 @@ class ChatSession:
                 self._screen.note(f"error: {error}")
 
     def _answer(self, line: str) -> None:
-        """Stream the answer; what was shown of it joins the conversation, stopped or not."""
+        """Stream the answer and append its shown part to the conversation, even if it was interrupted."""
         conversation = self._fit([*self._messages, {"role": "user", "content": line}])
         shown: list[str] = []
         try:
             for piece in self._llm.stream_chat(conversation, self._params):
-                self._screen.write(piece.text, guessed=piece.guessed)
+                self._screen.write(piece.text, drafted=piece.guessed)
                 shown.append(piece.text)
                 if piece.completion is not None:
                     self._finish(piece.completion)
@@ -86,10 +86,10 @@ class ChatSession:
             self._messages = [*conversation, {"role": "assistant", "content": "".join(shown)}]
 
     def _fit(self, conversation: list[Message]) -> list[Message]:
-        """The conversation without as many of its oldest turns as must go to leave room for an answer."""
-        room = self._llm.config.context - self._params.max_tokens
+        """Drop the oldest turns until the context has space for an answer of ``max_tokens``."""
+        limit = self._llm.config.context - self._params.max_tokens
         forgotten = 0
-        while len(conversation) > 1 and len(self._llm.chat_ids(conversation)) > room:
+        while len(conversation) > 1 and len(self._llm.chat_ids(conversation)) > limit:
             conversation = conversation[2:]  # a question and its answer
             forgotten += 1
         if forgotten:
@@ -116,11 +116,11 @@ class ChatSession:
         self._screen.say(stats_line(self._total, self._llm.kernels))
 
     def _switch_colors(self) -> None:
-        self._screen.color_guesses = not self._screen.color_guesses
+        self._screen.color_drafts = not self._screen.color_drafts
         self._legend()
 
     def _legend(self) -> None:
-        if self._screen.color_guesses:
+        if self._screen.color_drafts:
             self._screen.legend()
         else:
-            self._screen.say("guessed tokens are not coloured; /colors does it")
+            self._screen.say("draft tokens are not coloured; /colors turns the colour on")

@@ -1,4 +1,7 @@
-"""Options for models that are several times there. typer wants the real types: no postponed annotations here."""
+"""Options for several replicas of a model on Ray.
+
+typer reads annotations at run time, so none are postponed.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,12 +27,12 @@ def _ray(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
 
 @dataclass(frozen=True)
 class ReplicaOptions:
-    """How often a model is there.
+    """Number and place of the replicas of a model.
 
     Attributes:
-        replicas: the most of them.
-        least: the fewest; ``None`` is always all.
-        address: of a Ray cluster; ``None`` is this machine.
+        replicas: maximum number of replicas.
+        least: minimum number of replicas under low load; ``None`` always runs all of them.
+        address: address of a Ray cluster; ``None`` starts one on this machine.
     """
 
     replicas: int
@@ -37,7 +40,7 @@ class ReplicaOptions:
     address: str | None = None
 
     def __bool__(self) -> bool:
-        """Whether it is elsewhere than in this process."""
+        """Whether the model runs outside this process."""
         return self.replicas > 1 or self.address is not None
 
     @contextmanager
@@ -50,11 +53,11 @@ class ReplicaOptions:
         max_requests: int = 1024,
         drain: float = 60.0,
     ) -> "Iterator[Dispatcher]":
-        """Replicas, started for as long as they are wanted, and what stands before them.
+        """Start the replicas and yield their dispatcher; stop them at the end of the block.
 
         Raises:
-            OptionError: there is no Ray, no such cluster, or no core for each of them.
-            PronkError: they cannot load the model.
+            OptionError: Ray is not installed, the cluster cannot be reached, or there are too few cores.
+            PronkError: a replica cannot load the model.
         """
         with self.cluster(screen, options, also=also, max_requests=max_requests, drain=drain) as (path, plan):
             from pronk.replicas.cluster import deploy
@@ -74,7 +77,7 @@ class ReplicaOptions:
         max_requests: int = 1024,
         drain: float = 60.0,
     ) -> "Iterator[tuple[Path, ReplicaPlan]]":
-        """A cluster for as long as it is wanted, with the model's place and what is to be there; errors likewise."""
+        """Connect to the cluster and yield the model's path and the plan; raises as :meth:`front` does."""
         plan = self.plan(options, also, max_requests, drain)
         from pronk.models.loader import resolve_model
         from pronk.replicas.cluster import connect, leave
@@ -88,15 +91,15 @@ class ReplicaOptions:
             leave()
 
     def plan(self, options: dict[str, Any], also: Sequence[str], max_requests: int, drain: float) -> "ReplicaPlan":
-        """What each replica loads, and with how many cores; errors are those of :meth:`front`."""
+        """Return the model, options and cores of each replica; raises as :meth:`front` does."""
         needs_ray()
         from pronk.drafters import make_drafter
 
-        for spec in (options["drafter"], *also):  # what is wrong with one shows before anything begins
+        for spec in (options["drafter"], *also):  # raises before the cluster starts
             make_drafter(spec)
 
         if not isinstance(options["calibration"], bool):
-            msg = f"calibration: expected on or off with replicas, as each has its own, found {options['calibration']}"
+            msg = f"calibration: expected on or off with replicas, found {options['calibration']}; leave the file out"
             raise OptionError(msg)
         workers, threads, cores = options["workers"], options["threads"], _cores()
         if self.address is None:
@@ -110,7 +113,7 @@ class ReplicaOptions:
                 raise OptionError(msg)
         cpus = float(workers * (threads or 1))
         model = options["model"]
-        # Replicas have working directories of their own.
+        # A replica has another working directory, so a relative path becomes absolute.
         placed = str(Path(model).resolve()) if model is not None and Path(model).exists() else model
         own = {**options, "threads": threads, "model": placed}
         if self.address is None:
@@ -128,32 +131,28 @@ class ReplicaOptions:
 
 def replica_options(
     *,
-    replicas: Annotated[int, _ray("How many times to have the model, each in a process of its own.", min=1)] = 1,
+    replicas: Annotated[int, _ray("Number of replicas of the model, each in its own process.", min=1)] = 1,
     min_replicas: Annotated[
-        int | None, _ray("How many of them at quiet times.", show_default="all of them", min=1)
+        int | None, _ray("Number of replicas to keep under low load.", show_default="all", min=1)
     ] = None,
     ray_address: Annotated[
         str | None,
-        _ray("The Ray cluster for them, as ray.init has it.", show_default="this machine", metavar="ADDRESS"),
+        _ray("Address of a Ray cluster, as for ray.init.", show_default="this machine", metavar="ADDRESS"),
     ] = None,
 ) -> ReplicaOptions:
-    """How often a model is there, and where.
+    """Build the options of the replicas.
 
     Raises:
-        OptionError: there are to be more at quiet times than at others.
+        OptionError: --min-replicas is larger than --replicas.
     """
     if min_replicas is not None and min_replicas > replicas:
-        msg = f"min-replicas: expected at most the replicas, {replicas}, found {min_replicas}"
+        msg = f"min-replicas: expected at most the replicas, {replicas}, found {min_replicas}; use fewer"
         raise OptionError(msg)
     return ReplicaOptions(replicas, min_replicas, ray_address)
 
 
 def needs_ray() -> None:
-    """Hold a command to what it needs.
-
-    Raises:
-        OptionError: the extra ``ray`` is not installed.
-    """
+    """Raise :class:`OptionError` unless the extra ``ray`` is installed."""
     from importlib.util import find_spec
 
     if find_spec("ray") is None:

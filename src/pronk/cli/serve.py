@@ -1,4 +1,4 @@
-"""``pronk serve``: an OpenAI-compatible server."""
+"""``pronk serve``: OpenAI-compatible server."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -39,47 +39,47 @@ def serve(
     options: "Callable[[int, bool], dict[str, Any]]",
     spread: "Callable[[], ReplicaOptions]",
     *,
-    host: Annotated[str, _server("Address to listen at; 0.0.0.0 is all of this machine.")] = "127.0.0.1",
-    port: Annotated[int, _server("Port to listen at; 0 is any that is free.", min=0, max=65535)] = 8000,
+    host: Annotated[str, _server("Address to listen on; 0.0.0.0 is every address of this machine.")] = "127.0.0.1",
+    port: Annotated[int, _server("Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8000,
     api_key: Annotated[
-        list[str], _server("A key that clients must have; may be repeated.", envvar="PRONK_API_KEY", metavar="KEY")
-    ] = [],  # noqa: B006 - typer needs a list, and nobody changes it
+        list[str], _server("Key that clients must send; repeatable.", envvar="PRONK_API_KEY", metavar="KEY")
+    ] = [],  # noqa: B006 - typer requires a list; never modified
     api_key_file: Annotated[
-        Path | None, _server("Keys, one a line; better than --api-key, which others see in the list of processes.")
+        Path | None, _server("File of keys, one per line; unlike --api-key it is not visible in the process list.")
     ] = None,
-    open_to_all: Annotated[
-        bool, _server("Listen beyond this machine without any key.", "--open-to-all", metavar="")
-    ] = False,
-    name: Annotated[str | None, _server("What clients call the model.", show_default="its folder's name")] = None,
+    open_to_all: Annotated[bool, _server("Serve other machines without any key.", "--open-to-all", metavar="")] = False,
+    name: Annotated[str | None, _server("Name of the model in requests.", show_default="name of its folder")] = None,
     allow_host: Annotated[
-        list[str], _server("A further name that clients may call the server by; may be repeated.", metavar="NAME")
+        list[str], _server("Host name to accept besides localhost; repeatable.", metavar="NAME")
     ] = [],  # noqa: B006
-    also: Annotated[
-        list[str], _server("A further drafter that requests may ask for; may be repeated.", metavar="DRAFTER")
-    ] = [],  # noqa: B006
+    also: Annotated[list[str], _server("Drafter that requests may select; repeatable.", metavar="DRAFTER")] = [],  # noqa: B006
     guardrails: Annotated[
         str | None,
-        _server('A system prompt in front of every conversation: "mistral", or a file with your own.', metavar="WHICH"),
+        _server('System prompt before every conversation: "mistral", or a file with another one.', metavar="WHICH"),
     ] = None,
     moderation_prompt: Annotated[
         Path | None,
-        _server("What /v1/moderations asks the model, with {text}, {categories} and {kind}.", show_default="built in"),
+        _server(
+            "File with the prompt of /v1/moderations, with {text}, {categories} and {kind}.", show_default="built in"
+        ),
     ] = None,
-    page: Annotated[bool, _server("A page at / to chat with the model.")] = True,
-    prefix_cache: Annotated[bool, _server("Keep what the cache has of texts, for those that begin alike.")] = True,
-    max_batch: Annotated[int, _server("Most requests in one pass.", min=1, max=1024)] = 32,
-    access_log: Annotated[bool, _server("A line for each request, without its text.")] = False,
-    drain: Annotated[float, _server("Seconds that requests have to end in after SIGTERM.", min=0.0)] = 60.0,
-    max_requests: Annotated[int, _limit("Most samples at a time, waiting ones included.", min=1)] = 256,
+    page: Annotated[bool, _server("Serve a chat page at /.")] = True,
+    prefix_cache: Annotated[
+        bool, _server("Reuse the KV cache of earlier requests for prompts with the same prefix.")
+    ] = True,
+    max_batch: Annotated[int, _server("Maximum number of requests in one forward pass.", min=1, max=1024)] = 32,
+    access_log: Annotated[bool, _server("Log one line per request, without its text.")] = False,
+    drain: Annotated[float, _server("Seconds that running requests have to finish after SIGTERM.", min=0.0)] = 60.0,
+    max_requests: Annotated[int, _limit("Maximum number of running and waiting samples.", min=1)] = 256,
     max_tokens: Annotated[
-        int | None, _limit("Most tokens of an answer.", min=1, show_default="the model's context")
+        int | None, _limit("Maximum number of tokens of an answer.", min=1, show_default="the model's context")
     ] = None,
-    max_n: Annotated[int, _limit("Most samples of a prompt.", min=1)] = 16,
-    max_body: Annotated[int, _limit("Most bytes of a request's body.", min=1024)] = 4 * 2**20,
-    max_connections: Annotated[int, _limit("Most open connections.", min=1)] = 512,
-    timeout: Annotated[float, _limit("Seconds from a request's arrival to its end.", min=1.0)] = 600.0,
+    max_n: Annotated[int, _limit("Maximum number of samples per prompt.", min=1)] = 16,
+    max_body: Annotated[int, _limit("Maximum size of a request's body in bytes.", min=1024)] = 4 * 2**20,
+    max_connections: Annotated[int, _limit("Maximum number of open connections.", min=1)] = 512,
+    timeout: Annotated[float, _limit("Seconds from the arrival of a request to its end.", min=1.0)] = 600.0,
 ) -> None:
-    r"""Serve the model to OpenAI clients, with a page at / to look at.
+    r"""Serve the model to OpenAI clients, with a chat page at /.
 
     [bold]Examples[/]
 
@@ -103,7 +103,7 @@ def serve(
     keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
     near = host in _LOOPBACK
     if not near and not keys and not open_to_all:
-        msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; or say --open-to-all"
+        msg = f"host: expected --api-key or --api-key-file beside {host!r}, found none; add a key or --open-to-all"
         raise OptionError(msg)
     system = _guardrails(guardrails)
     question = None if moderation_prompt is None else read_text("moderation-prompt", moderation_prompt)
@@ -117,7 +117,7 @@ def serve(
     )
     screen = TerminalOutput()
     wanted, own = spread(), options(max_batch, prefix_cache)
-    if not is_launched(own["workers"]):  # of torchrun's processes one listens, once all have come
+    if not is_launched(own["workers"]):  # under torchrun only rank 0 listens
         check_free(host, port)
     with ExitStack() as ends:
         engine: ServedEngine
@@ -148,11 +148,7 @@ def serve(
 
 
 def needs_serve(command: str) -> None:
-    """Hold a command to what it needs.
-
-    Raises:
-        OptionError: the extra ``serve`` is not installed.
-    """
+    """Raise :class:`OptionError` unless the extra ``serve`` is installed."""
     from importlib.util import find_spec
 
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
@@ -162,15 +158,15 @@ def needs_serve(command: str) -> None:
 
 
 def _greet(screen: "TerminalOutput", settings: "ServerSettings", host: str, port: int) -> None:
-    with suppress(OSError):  # a full disk below the log is no reason to serve nobody
-        _say(screen, settings, host, port)
+    with suppress(OSError):  # a failed write to the log must not stop the server
+        _print_address(screen, settings, host, port)
 
 
-def _say(screen: "TerminalOutput", settings: "ServerSettings", host: str, port: int) -> None:
+def _print_address(screen: "TerminalOutput", settings: "ServerSettings", host: str, port: int) -> None:
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    screen.say(f"{settings.name} · {where}/v1" + (f" · a page to look at: {where}/" if settings.page else ""))
+    screen.say(f"{settings.name} · {where}/v1" + (f" · chat page: {where}/" if settings.page else ""))
     if not settings.keys and settings.hosts is None:
-        screen.note("open to whoever can reach this machine: no key is asked for")
+        screen.note("no API key: every client that can reach this machine is served")
 
 
 def _guardrails(which: str | None) -> str | None:

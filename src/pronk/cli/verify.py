@@ -1,6 +1,6 @@
-"""``pronk verify``: does guessing change what the model says? On the user's own model, device, kernels and dtype.
+"""``pronk verify``: check that drafters leave the output of a model unchanged.
 
-Nothing here needs torch before the command runs, and typer wants the real types: no postponed annotations.
+Torch is imported when the command runs. typer reads annotations at run time, so none are postponed.
 """
 
 import json
@@ -28,7 +28,7 @@ __all__ = ["verify"]
 _NOT_VERIFIED = 1
 _INTERRUPTED = 130
 
-# Prompts of the package's suite, spread over its tasks.
+# Default number of prompts from the sample suite, spread over its tasks.
 _LIMIT = 8
 
 
@@ -39,56 +39,60 @@ def verify(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="Who guesses: a name, or a name with options; may be repeated.",
-            show_default="all that fit the model",
+            help="Drafter to verify: a name, or a name with options; repeatable.",
+            show_default="all that support the model",
             metavar="D",
         ),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="File of prompts.", show_default="those of pronk bench", metavar="FILE")
+        Path | None, typer.Option(help="File of prompts.", show_default="sample suite of pronk bench", metavar="FILE")
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            help="Use so many prompts, spread over their tasks.",
+            help="Number of prompts, spread over their tasks.",
             min=1,
-            show_default=f"{_LIMIT} of those of pronk bench, all of a file",
+            show_default=f"{_LIMIT} of the sample suite, all of a file",
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per text.", min=1)] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Number of tokens per text.", min=1)] = 64,
     samples: Annotated[
-        int, typer.Option(help="Strings per drafter to compare with the model's law, 100 or more; 0 is none.", min=0)
+        int,
+        typer.Option(
+            help="Strings to sample per drafter for the test of the distribution, 100 or more; 0 is none.", min=0
+        ),
     ] = 2000,
-    seed: Annotated[int, typer.Option(help="Same seed, same verdicts.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same verdicts.", min=0)] = 0,
     rule: Annotated[
-        str, typer.Option(help="How guesses are accepted in sampled texts: coupled, rejection or block.")
+        str, typer.Option(help="Acceptance of draft tokens in sampled texts: coupled, rejection or block.")
     ] = "coupled",
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object instead.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print one JSON object instead of the table.")
+    ] = False,
 ) -> None:
-    """Prove that guessing does not change what the model says.
+    """Verify that speculative decoding does not change the output of the model.
 
     [bold]Same tokens[/]: each drafter's texts, greedy and sampled, alone and in
-    a batch, against plain decoding alone. With pronk's own kernels they must be
-    the same to the bit; with torch's near ties, which rounding explains, are
-    shown and allowed.
+    a batch, are compared with plain decoding. pronk's kernels must give the same
+    bits. With torch's, near ties that rounding explains are shown and allowed.
 
-    [bold]Same log-probs[/]: those that come with a text against scoring prompt
-    and text in one pass.
+    [bold]Same log-probs[/]: log-probabilities of a text are compared with those
+    of one forward pass over prompt and text.
 
-    [bold]Law[/]: strings drawn with many seeds against the exact law of the
-    model's logits (chi-square).
+    [bold]Law[/]: strings sampled with many seeds are tested against the exact
+    distribution of the model's logits (chi-square).
 
     With [bold]--rule rejection[/] or [bold]block[/] sampled tokens depend on
-    the guesses: only greedy texts are compared, and the law is what tests the
-    sampled ones.
+    the draft tokens: only greedy texts are compared, and the test of the
+    distribution covers the sampled ones.
 
-    [bold]Accepted[/]: guesses that took part. Where none was accepted nothing
-    was tested, and the table says so.
+    [bold]Accepted[/]: accepted draft tokens. Without any, nothing was tested,
+    and the table says so.
 
-    [bold]Exit codes[/]: 0 verified; 1 not verified: a check failed, or no guess
-    of a drafter given with --drafter was accepted in any check (without it: of
-    no drafter at all); 2 a mistake in the options; 130 interrupted, with what
-    was verified so far.
+    [bold]Exit codes[/]: 0 verified; 1 not verified: a check failed, or a drafter
+    given with --drafter (without the option: every drafter) had no draft token
+    accepted in any check; 2 a mistake in the options; 130 interrupted, after the
+    results so far.
 
     [bold]Examples[/]
 
@@ -108,9 +112,9 @@ def verify(
 
         settings = VerifySettings(max_tokens, samples, seed, cast("Rule", rule))
         for spec in drafter or ():
-            make_drafter(spec)  # a mistake is told before the model is loaded
+            make_drafter(spec)  # raises before the model is loaded
         texts = _select(prompts, limit)
-        llm = load(loading, budget="all")  # a guess that is not computed is not verified
+        llm = load(loading, budget="all")  # "auto" would leave draft tokens unverified
     named = _encode(llm, texts)
     report: VerifyReport | None = None
     code = 0
@@ -134,12 +138,12 @@ def _steps(
     names = drafters
     if names is None:
         names, reasons = fitting_drafters(llm, fitting(llm, prompts, settings.max_tokens)[0], settings.rule)
-    asked = drafters is not None
-    yield from verify_steps(llm, names, prompts, settings, required=asked, left_out=reasons, progress=progress)
+    required = drafters is not None
+    yield from verify_steps(llm, names, prompts, settings, required=required, left_out=reasons, progress=progress)
 
 
 def _select(file: Path | None, limit: int | None) -> list[Any]:
-    """Return ``limit`` prompts of the file, or of the package's suite, spread evenly over the tasks."""
+    """Return ``limit`` prompts of the file or of the sample suite, spread evenly over the tasks."""
     from pronk.bench.prompts import load_prompts, sample_prompts
 
     found = sample_prompts() if file is None else load_prompts(file)
@@ -148,9 +152,9 @@ def _select(file: Path | None, limit: int | None) -> list[Any]:
     tasks: dict[str, list[Any]] = defaultdict(list)
     for prompt in found:
         tasks[prompt.task].append(prompt)
-    turns = [(turn, prompt) for group in tasks.values() for turn, prompt in enumerate(group)]
-    turns.sort(key=lambda pair: pair[0])  # stable: the first of each task, then the second of each …
-    return [prompt for _, prompt in turns[:limit]]
+    ranked = [(rank, prompt) for group in tasks.values() for rank, prompt in enumerate(group)]
+    ranked.sort(key=lambda pair: pair[0])  # stable: the first prompt of each task, then the second of each, …
+    return [prompt for _, prompt in ranked[:limit]]
 
 
 def _encode(llm: "LLM", prompts: Sequence[Any]) -> "list[NamedPrompt]":
@@ -163,14 +167,14 @@ def _encode(llm: "LLM", prompts: Sequence[Any]) -> "list[NamedPrompt]":
 def _console(stream: Any) -> "Console":
     from rich.console import Console
 
-    if hasattr(stream, "reconfigure"):  # a character that the terminal lacks must not end the program
+    if hasattr(stream, "reconfigure"):  # a character outside the terminal's encoding must not raise
         stream.reconfigure(errors="replace")
     return Console(file=stream, highlight=False)
 
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on standard error; ``None`` where nobody looks."""
+    """Show a progress bar on standard error; yield ``None`` without a terminal."""
     console = _console(sys.stderr)
     if not console.is_terminal:
         yield None
@@ -183,7 +187,7 @@ def _bar() -> Iterator[Callable[[str, int, int], None] | None]:
 
         def update(label: str, done: int, total: int) -> None:
             nonlocal shown
-            # What is over within a refresh of the screen is seen all the same.
+            # A new label is drawn at once, also if its work ends before the next refresh.
             bar.update(task, description=label, completed=done, total=total, refresh=label != shown)
             shown = label
 

@@ -1,1 +1,1 @@
-"""Quantized weights: the formats of checkpoints, GGUF files, and the command that quantizes a checkpoint."""
+"""Quantized weights: checkpoint formats, GGUF files, and the quantization of checkpoints."""

@@ -106,9 +106,9 @@ def test_what_is_not_followed_is_said() -> None:
     group = INTS["config_groups"]["group_0"] | {"input_activations": {"num_bits": 8, "type": "int", "dynamic": False}}
     static = scheme_of(INTS | {"config_groups": {"group_0": group}})
     assert len(static.notes) == 1
-    assert "static scales of activations are not used" in static.notes[0]
+    assert "static activation scales are not used" in static.notes[0]
     assert "bfloat16" in scheme_of(FP8).notes[0]
-    assert "static scales" in scheme_of(FP8 | {"activation_scheme": "static"}).notes[1]
+    assert "static activation scales" in scheme_of(FP8 | {"activation_scheme": "static"}).notes[1]
 
 
 def test_awq_packs_eight_outputs() -> None:

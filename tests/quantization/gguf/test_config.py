@@ -76,8 +76,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda w: w.add_array("llama.swiglu_clamp_exp", [7.0] * 100),
         r"llama.swiglu_clamp_exp = \[7.0, 7.0, .* is not supported",
     ),
-    "value length": (number("attention.value_length", 4), "attention.value_length: expected the 8 of a head's key, f"),
-    "odd head": (number("attention.key_length", 7), "rope.dimension_count: expected the 7 of a head's key"),
+    "value length": (number("attention.value_length", 4), "attention.value_length: expected 8, the key_length, f"),
+    "odd head": (number("attention.key_length", 7), "rope.dimension_count: expected 7, the key_length"),
     "longrope": (
         lambda w: w.add_string("llama.rope.scaling.type", "longrope"),
         "llama.rope.scaling.type: expected none, linear or yarn, found 'longrope'",

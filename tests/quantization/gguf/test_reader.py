@@ -133,7 +133,7 @@ BAD = {
     "a tensor twice": (file_of(infos=[ONE, ONE], data=bytes(64)), "expected tensor a once, found it twice"),
     "tensors on top of each other": (
         file_of(infos=[tensor_info("a", [16], 0, 0), tensor_info("b", [4], 0, 32)], data=bytes(128)),
-        "tensor b: expected a place of its own",
+        "tensor b: expected bytes of its own",
     ),
 }
 

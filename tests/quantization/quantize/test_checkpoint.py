@@ -246,7 +246,7 @@ def test_refused(checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "model.gguf").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(module, "load_kernels", no_kernels)
-        refuse(source, tmp_path / "x", OptionError, "expected pronk's kernels, .* found none: no library; install")
+        refuse(source, tmp_path / "x", OptionError, "expected pronk's kernels .* found none: no library; install")
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 4, 5))
     refuse(source, tmp_path / "x", OptionError, "of free disk space")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -297,7 +297,7 @@ def test_a_method_without_a_perplexity_is_not_the_best(
     made = make(checkpoint("llama"), tmp_path / "out", texts=BOTH)
     assert (made.method, made.after) == ("gptq", 9.0)
     figures["gptq"] = torch.nan
-    message = "expected a finite perplexity, once quantized, found nan by nearest, inf by scaled, nan by gptq; use"
+    message = "expected a finite perplexity after quantization, found nan by nearest, inf by scaled, nan by gptq; use"
     refuse(checkpoint("llama"), tmp_path / "x", CheckpointError, message, texts=BOTH)
     assert not (tmp_path / "x").exists()
 

@@ -1,1 +1,1 @@
-"""Weights of 8 and 4 bits: one form of them, the formats that they come in, and how they are made."""
+"""Formats of quantized checkpoints, and the matrices that all of them are read into."""

@@ -1,8 +1,8 @@
 """AWQ checkpoints in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
 
-Codes of 4 bits and zero points are both packed along the outputs, ``qweight`` ``[inputs, outputs / 8]`` and ``qzeros``
-``[groups, outputs / 8]``. Within a word they are interleaved: its nibbles, the lowest first, are those of the outputs
-0, 2, 4, 6, 1, 3, 5, 7. A weight is ``scales[g] * (code - zero[g])`` with ``g = input / group``.
+4-bit codes and zero points are packed along the outputs: ``qweight`` ``[inputs, outputs / 8]`` and ``qzeros``
+``[groups, outputs / 8]``. The nibbles of a word, lowest first, belong to the outputs 0, 2, 4, 6, 1, 3, 5, 7. A weight
+is ``scales[g] * (code - zero[g])`` with ``g = input // group``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pronk.quantization.formats.scheme import NOTHING, LinearModule, StoredTenso
 __all__ = ["AWQ"]
 
 _INSTEAD = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
-# Where in a word the nibble of each of eight outputs is: the inverse of 0 2 4 6 1 3 5 7.
+# Position of each output's nibble in a word: the inverse permutation of 0 2 4 6 1 3 5 7.
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @dataclass(frozen=True)
 class AWQ:
-    """An AWQ checkpoint.
+    """Quantization scheme of an AWQ checkpoint.
 
     Attributes:
-        group: inputs of a group; -1 is all of them.
-        plain: parts of the names of modules that are not quantized, as AutoAWQ matches them: anywhere.
+        group: number of inputs per group; -1 is the whole row.
+        plain: substrings of the names of modules that are not quantized.
     """
 
     group: int
@@ -48,13 +48,13 @@ class AWQ:
         """Read a ``quantization_config``, or a ``quant_config.json`` of older checkpoints.
 
         Raises:
-            ConfigError: values that are missing, contradictory or not supported.
+            ConfigError: a value is missing, contradictory or not supported.
         """
         check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _INSTEAD)
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
             refuse("the version gemm", version, _INSTEAD)
-        if config.get("backend", "autoawq") == "llm-awq":  # which packs along the inputs
+        if config.get("backend", "autoawq") == "llm-awq":  # llm-awq packs along the inputs
             refuse("the backend autoawq", "llm-awq", _INSTEAD)
         if config.get("zero_point", True) is not True:
             refuse("zero_point true", config["zero_point"], _INSTEAD)
@@ -64,7 +64,7 @@ class AWQ:
         return cls(size, tuple(listed(config, "modules_to_not_convert")))
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        """See :class:`~pronk.quantization.formats.scheme.Scheme`."""
+        """Return the stored form of a module's weight; ``None`` if it is not quantized."""
         if module.head or module.transposed or any(part in module.name for part in self.plain):
             return None
         if module.outputs % 8:
@@ -97,5 +97,5 @@ class _Weight:
 
 
 def _unpack(packed: Tensor, outputs: int) -> Tensor:
-    """uint8 ``[rows, outputs]`` of int32 ``[rows, outputs / 8]``."""
+    """Unpack int32 ``[rows, outputs / 8]`` into uint8 ``[rows, outputs]``."""
     return unpack(packed, 4, outputs).unflatten(1, (-1, 8))[..., _PLACES].flatten(1)

@@ -1,8 +1,8 @@
-"""Checkpoints of compressed-tensors, as LLM Compressor writes them: what is quantized how is all in ``config.json``.
+"""Checkpoints of compressed-tensors, as LLM Compressor writes them.
 
-``config_groups`` are rules: the modules that ``targets`` matches (a name, a regular expression after ``re:``, a class)
-and ``ignore`` does not have the weights that the rule says. Integers are signed in the format's own terms; as they are
-stored, packed ones are counted from 0 and those in int8 are not. A weight is ``scale * (code - zero_point)``.
+``config_groups`` in ``config.json`` are rules. A rule applies to the modules that its ``targets`` match (a name, a
+regular expression after ``re:``, or a class) unless ``ignore`` matches them. A weight is ``scale * (code -
+zero_point)`` with signed integers. Packed integers are stored plus ``2**(bits - 1)``, int8 ones as they are.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["CompressedTensors"]
 
 _FORMATS = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
 _INSTEAD = f"use a checkpoint in the format {', '.join(_FORMATS)}, or the model's 16-bit weights"
-# What is computed beside the weights, or makes other ones of them.
+# Settings that change the computation beyond the weights.
 _REFUSED = ("transform_config", "moe_sparsity_config")
 
-# Scales of quantized keys and values, beside the projections or at their outputs.
+# Tensor names of the scales of a quantized KV cache: module attributes, or outputs of the projections.
 _CACHE_SCALES = re.compile(r"layers\.\d+\.self_attn\.([qkv]_proj\.output_|[qkv]_)(scale|zero_point)")
 _CACHE_NOTE = "kv_cache_scheme is not followed: keys and values are not quantized"
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """One of the ``config_groups``; ``bits`` are ``None`` for weights that stay as they are."""
+    """One of the ``config_groups``; ``bits`` is ``None`` if its weights are not quantized."""
 
     targets: tuple[str, ...]
     format: str = ""
@@ -67,13 +67,13 @@ class _Rule:
 
 @dataclass(frozen=True)
 class CompressedTensors:
-    """A checkpoint of compressed-tensors.
+    """Quantization scheme of a compressed-tensors checkpoint.
 
     Attributes:
-        rules: what is quantized how, in the order of the config.
-        ignore: targets that no rule is for.
-        notes: see :class:`~pronk.quantization.formats.scheme.Scheme`.
-        ignored: see :class:`~pronk.quantization.formats.scheme.Scheme`.
+        rules: parsed ``config_groups``, in the order of the config.
+        ignore: targets of modules that are not quantized.
+        notes: deviations from the checkpoint's settings, one line each.
+        ignored: pattern of the names of tensors that are not used.
     """
 
     rules: tuple[_Rule, ...]
@@ -88,7 +88,7 @@ class CompressedTensors:
         """Read a ``quantization_config``.
 
         Raises:
-            ConfigError: values that are missing, contradictory or not supported.
+            ConfigError: a value is missing, contradictory or not supported.
         """
         for key in _REFUSED:
             if config.get(key):
@@ -114,12 +114,12 @@ class CompressedTensors:
         )
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """See :class:`~pronk.quantization.formats.scheme.Scheme`."""
-        # Only linear modules and embeddings are ever compressed, and GPT-2's are of a class of its own.
+        """Return the stored form of a module's weight; ``None`` if it is not quantized."""
+        # The format covers linear modules only; GPT-2's transposed matrices are of the class Conv1D.
         if module.transposed or any(_rank(target, module.name) is not None for target in self.ignore):
             return None
         matches = [
-            (rank, target, -number)  # the closest; of equals the first by name, and its last rule
+            (rank, target, -number)  # closest match; ties: first target by name, then the last rule
             for number, rule in enumerate(self.rules)
             for target in rule.targets
             if (rank := _rank(target, module.name)) is not None
@@ -128,7 +128,7 @@ class CompressedTensors:
 
 
 def _rank(target: str, name: str) -> int | None:
-    """How closely a target matches a linear module: by name, by expression, by class; ``None``: not at all."""
+    """Return 0, 1 or 2 for a match by name, regular expression or class; ``None`` without a match."""
     if target == name:
         return 0
     if target.startswith("re:"):
@@ -142,13 +142,13 @@ def _targets(targets: Sequence[str]) -> tuple[str, ...]:
             try:
                 re.compile(target.removeprefix("re:"))
             except NO_EXPRESSION as error:
-                refuse("regular expressions after re:", target, f"this is none ({error})")
+                refuse("regular expressions after re:", target, f"correct the expression ({error})")
     return tuple(targets)
 
 
 def _rule(group: object, default: object) -> _Rule:
     if not isinstance(group, dict):
-        refuse("objects in config_groups", group, "write the scheme out")
+        refuse("objects in config_groups", group, "write the scheme as an object, not as a preset name")
     targets = _targets(listed(group, "targets"))
     weights = group.get("weights")
     if group.get("output_activations"):
@@ -166,7 +166,7 @@ def _rule(group: object, default: object) -> _Rule:
 
 
 def _weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
-    """What ``weights`` of a rule says."""
+    """Parse the ``weights`` of a rule."""
     kind = check_choice("quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError)
     if _FORMATS[layout] not in (None, kind):
         refuse(f"weights of the type {_FORMATS[layout]} for {layout}", kind, "restore config.json from its source")
@@ -193,7 +193,7 @@ def _weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
 
 
 def _block(structure: object) -> tuple[int, int]:
-    """``[128, 128]``, or ``"128x128"`` of older versions."""
+    """Parse ``[128, 128]``, or ``"128x128"`` as older versions write it."""
     found = structure
     if isinstance(structure, str):
         text = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", structure)

@@ -1,4 +1,4 @@
-"""Which format a checkpoint is quantized in."""
+"""Lookup of the quantization format of a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FORMATS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
 
 
 def scheme_of(config: Mapping[str, Any]) -> Scheme:
-    """What a ``quantization_config`` says.
+    """Parse a ``quantization_config`` into the scheme of its ``quant_method``.
 
     Raises:
-        ConfigError: a format, or something in it, that is not supported.
+        ConfigError: the format or one of its settings is not supported.
     """
     method = config.get("quant_method")
     if method is None and "config_groups" in config:

@@ -1,8 +1,8 @@
-"""Checkpoints of 8-bit floats (e4m3), as DeepSeek, Qwen, vLLM and FBGEMM write them.
+"""FP8 (e4m3) checkpoints, as DeepSeek, Qwen, vLLM and FBGEMM write them.
 
-A weight is ``weight * scale``, where the scale is that of a block of outputs and inputs (``weight_scale_inv``, 128 by
-128 as a rule), of an output or of the whole matrix (``weight_scale``). CPUs do not compute with such numbers, and they
-do not fit 8-bit integers, so the weights are dequantized: products are taken in float32 and rounded to bfloat16.
+A weight is ``weight * scale``. The scale belongs to a block of outputs and inputs (``weight_scale_inv``, usually 128 by
+128), to an output, or to the whole matrix (``weight_scale``). CPUs do not compute with FP8, and its values do not fit
+8-bit integers, so the weights are dequantized: multiplied in float32 and rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from pronk.quantization.formats.scheme import (
 
 __all__ = ["FP8", "FP8_NOTE", "FP8Weight"]
 
-FP8_NOTE = "8-bit floats are dequantized to bfloat16, and take twice the memory of the file"
+FP8_NOTE = "FP8 weights are dequantized to bfloat16 and take twice the memory of the file"
 
 _INSTEAD = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
 _SCALES = ("weight_scale_inv", "weight_scale")
-# Scales of activations, by transformers and by vLLM.
+# Names of the activation scales in transformers and in vLLM.
 _ACTIVATIONS = ("activation_scale", "input_scale", "input_scale_ub")
 
 
 @dataclass(frozen=True)
 class FP8:
-    """A checkpoint of e4m3 weights.
+    """Quantization scheme of an FP8 (e4m3) checkpoint.
 
     Attributes:
-        block: outputs and inputs that share a scale; ``None`` is an output, or all.
-        plain: components of the names of modules that are not quantized.
-        notes: see :class:`~pronk.quantization.formats.scheme.Scheme`.
+        block: outputs and inputs that share a scale; ``None`` is one scale per output or per matrix.
+        plain: patterns of the names of modules that are not quantized.
+        notes: deviations from the checkpoint's settings, one line each.
     """
 
     block: tuple[int, int] | None
@@ -60,7 +60,7 @@ class FP8:
         """Read a ``quantization_config``.
 
         Raises:
-            ConfigError: values that are contradictory or not supported.
+            ConfigError: a value is contradictory or not supported.
         """
         if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
             refuse("fmt e4m3", config["fmt"], _INSTEAD)
@@ -76,7 +76,7 @@ class FP8:
         return cls(None if block is None else (block[0], block[1]), tuple(plain), (FP8_NOTE, *static))
 
     def weight(self, module: LinearModule) -> FP8Weight | None:
-        """See :class:`~pronk.quantization.formats.scheme.Scheme`."""
+        """Return the stored form of a module's weight; ``None`` if it is not quantized."""
         if module.head or module.transposed or any(names(module.name, pattern) for pattern in self.plain):
             return None
         return FP8Weight(module, self.block, _SCALES[:1] if self.block else _SCALES)
@@ -84,12 +84,12 @@ class FP8:
 
 @dataclass(frozen=True)
 class FP8Weight:
-    """A weight of e4m3 numbers and its scales.
+    """An e4m3 weight and its scales.
 
     Attributes:
-        module: whose weight it is.
-        block: outputs and inputs that share a scale; ``None`` is an output, or all.
-        scales: the names that the tensor of scales may have.
+        module: linear module that the weight belongs to.
+        block: outputs and inputs that share a scale; ``None`` is one scale per output or per matrix.
+        scales: possible names of the tensor of scales.
     """
 
     module: LinearModule
@@ -98,7 +98,7 @@ class FP8Weight:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """See :class:`~pronk.quantization.formats.scheme.StoredWeight`."""
+        """Expected tensors, by their names within the module."""
         _, outputs, inputs, *_ = self.module
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs, 1), (outputs,))
         if self.block is not None:
@@ -109,8 +109,8 @@ class FP8Weight:
             **{name: StoredTensor(None, FLOATS, required=False) for name in _ACTIVATIONS},
         }
 
-    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - there are no codes
-        """See :class:`~pronk.quantization.formats.scheme.StoredWeight`: bfloat16 ``[outputs, inputs]``."""
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - the result is not quantized
+        """Dequantize to bfloat16 ``[outputs, inputs]``; ``codes`` is unused."""
         found = [name for name in self.scales if name in tensors]
         if len(found) != 1:
             msg = f"expected one of {' and '.join(self.scales)}, found {len(found)}; check that the files are complete"
@@ -120,7 +120,7 @@ class FP8Weight:
 
 
 def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str) -> Tensor:
-    """Some outputs at a time, so that float32 numbers are never many: bfloat16 ``[outputs, inputs]``."""
+    """Dequantize to bfloat16 ``[outputs, inputs]`` in chunks of outputs, which bounds the float32 memory."""
     outputs, inputs = weight.shape
     high, wide = min(block[0], outputs), min(block[1], inputs)
     if scale.dim() < 2 or scale.numel() == 1:

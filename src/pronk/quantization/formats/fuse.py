@@ -1,4 +1,4 @@
-"""Matrices that share their inputs, quantized each in its own way: which are alike, and all of them as one."""
+"""Fusion of matrices with the same inputs (such as Q, K and V) that may be quantized differently."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["fusible_runs", "stack_matrices"]
 
 
 def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
-    """Matrices that follow each other in one form: of the same bits, groups and order, with minima or not; or plain."""
+    """Return the runs of adjacent matrices with equal bits, group, order and use of minima, or all plain."""
     starts = [i for i, weight in enumerate(weights) if i == 0 or not _is_like(weights[i - 1], weight)]
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
 
 
 def stack_matrices(parts: Sequence[QuantizedMatrix], codes: Tensor) -> QuantizedMatrix | None:
-    """Matrices on top of each other, without any loss; ``None`` if they order their inputs differently.
+    """Stack matrices along the outputs without loss; ``None`` if they order their inputs differently.
 
-    A code of 4 bits is one of 8 with the same scale, a group can be cut into smaller ones with the same scale, and a
-    zero point is a minimum: so those that differ in bits, groups or minima take the form that can express all of them.
+    Parts that differ in bits, groups or minima are converted to a common form: a 4-bit code becomes an 8-bit code with
+    the same scale, a group is split into smaller groups with the same scale, and a zero point becomes a minimum.
 
     Args:
-        parts: whose codes are the rows of ``codes``, in order; may be changed.
-        codes: uint8 ``[outputs of all, inputs]``.
+        parts: matrices whose codes are views of the rows of ``codes``, in order; their codes may be modified.
+        codes: uint8 ``[outputs of all parts, inputs]``.
     """
     order = parts[0].order
     if not all(_is_equal(order, part.order) for part in parts[1:]):

@@ -1,8 +1,8 @@
 """GPTQ checkpoints, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
 
-Codes are packed along the inputs, ``qweight`` ``[inputs * bits / 32, outputs]``, zero points along the outputs,
-``qzeros`` ``[groups, outputs * bits / 32]``. A weight is ``scales[g] * (code - zero[g])`` with ``g = g_idx[input]``.
-The first version of the format stores zero points minus one, the second (``gptq_v2``) as they are.
+Codes are packed along the inputs: ``qweight`` ``[inputs * bits / 32, outputs]``. Zero points are packed along the
+outputs: ``qzeros`` ``[groups, outputs * bits / 32]``. A weight is ``scales[g] * (code - zero[g])`` with
+``g = g_idx[input]``. The format ``gptq`` stores zero points minus one, ``gptq_v2`` stores them as they are.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from pronk.quantization.formats.scheme import (
 
 __all__ = ["GPTQ"]
 
-# What is taken off a zero point when it is stored.
+# Difference between a zero point and its stored value, by format.
 _OFFSETS = {"gptq": 1, "gptq_v2": 0}
 _INSTEAD = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
-# What would be computed beside the weights.
+# Settings that change the computation or the layout of the weights.
 _REFUSED = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 
 
 @dataclass(frozen=True)
 class GPTQ:
-    """A GPTQ checkpoint.
+    """Quantization scheme of a GPTQ checkpoint.
 
     Attributes:
-        bits: of a code.
-        group: inputs of a group; -1 is all of them.
-        offset: what was taken off stored zero points.
-        symmetric: whether all zero points are in the middle.
-        ordered: whether groups are of inputs that are alike, and not beside each other.
-        head: whether the head is quantized, too.
-        excluded: match the names of modules that are not.
-        inside: ends of the names of those that are, in the layers; ``None`` is all.
+        bits: bits per code.
+        group: number of inputs per group; -1 is the whole row.
+        offset: difference between a zero point and its stored value.
+        symmetric: whether all zero points are ``2**(bits - 1)``.
+        ordered: whether ``g_idx`` assigns inputs to groups (``desc_act``), instead of adjacent inputs.
+        head: whether the LM head is quantized.
+        excluded: patterns of the names of modules that are not quantized.
+        inside: suffixes of the names of the quantized modules in the layers; ``None`` is all modules.
     """
 
     bits: Bits
@@ -71,7 +71,7 @@ class GPTQ:
         """Read a ``quantization_config``, or a ``quantize_config.json`` of older checkpoints.
 
         Raises:
-            ConfigError: values that are missing, contradictory or not supported.
+            ConfigError: a value is missing, contradictory or not supported.
         """
         bits = check_bits("bits", config.get("bits"), (4, 8), _INSTEAD)
         found = config.get("checkpoint_format") or config.get("format") or "gptq"
@@ -95,11 +95,11 @@ class GPTQ:
 
     @property
     def name(self) -> str:
-        """See :class:`~pronk.quantization.formats.scheme.Scheme`."""
+        """Name of the format for messages."""
         return f"GPTQ of {self.bits} bits"
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        """See :class:`~pronk.quantization.formats.scheme.Scheme`."""
+        """Return the stored form of a module's weight; ``None`` if it is not quantized."""
         if any(pattern.match(module.name) for pattern in self.excluded):
             return None
         if module.head:
@@ -127,12 +127,12 @@ class _Weight:
             "qzeros": StoredTensor(((groups, ceil(outputs * bits / 32)),), ("I32",)),
             "scales": StoredTensor(((groups, outputs),)),
             "g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=self.scheme.ordered),
-            # AutoGPTQ gave every module a bias, whether the model has one or not.
+            # AutoGPTQ writes a bias of zeros for modules without one.
             "bias": StoredTensor(((outputs,),), FLOATS, required=False),
         }
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
-        check_zeros("bias", tensors, "as config.json says that there is no bias")
+        check_zeros("bias", tensors, "as the model in config.json has no bias")
         bits, group = self.scheme.bits, self.group
         unpack_into(codes, tensors["qweight"].t(), bits)
         order = None
@@ -141,15 +141,15 @@ class _Weight:
         return affine(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
 
     def _zeros(self, packed: Tensor) -> Tensor:
-        """Zero points ``[outputs, groups]``."""
+        """Unpack the zero points, ``[outputs, groups]``."""
         bits, offset = self.scheme.bits, self.scheme.offset
         zeros = unpack(packed, bits, self.module.outputs).t().short() + offset
         most, middle = (1 << bits) - 1, 1 << (bits - 1)
         if int(zeros.max()) > most:
-            # Made by a zero point of 0, whose -1 spilled over to its neighbours; programs disagree on what it means.
+            # A zero point of 0, stored as -1, borrows from its neighbours; readers disagree on its meaning.
             msg = (
-                f"qzeros: expected zero points of 0..{most}, found {int(zeros.max())}, which the first version of the "
-                "format cannot express; use a checkpoint in the format gptq_v2"
+                f"qzeros: expected zero points of 0..{most}, found {int(zeros.max())}, which the format "
+                "gptq cannot express; use a checkpoint in the format gptq_v2"
             )
             raise CheckpointError(msg)
         if self.scheme.symmetric and bool((zeros != middle).any()):
@@ -176,7 +176,7 @@ def _flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
 
 
 def _excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
-    """Rules for some modules: those that begin with ``-:`` exclude, the others would change bits or groups."""
+    """Parse ``dynamic``: rules with ``-:`` exclude modules; others change bits or groups and are refused."""
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):
@@ -190,7 +190,7 @@ def _excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
         try:
             patterns.append(re.compile(rule.removeprefix("-:")))
         except NO_EXPRESSION as error:
-            refuse("regular expressions in dynamic", rule, f"this is none ({error})")
+            refuse("regular expressions in dynamic", rule, f"correct the expression ({error})")
     return tuple(patterns)
 
 

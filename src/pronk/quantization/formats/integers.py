@@ -1,4 +1,4 @@
-"""Integer weights of compressed-tensors: packed into words of 32 bits, or one in each byte."""
+"""Integer weights of compressed-tensors: packed into 32-bit words, or one per byte."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["PackedIntegers"]
 
 @dataclass(frozen=True)
 class PackedIntegers:
-    """A weight of integers.
+    """An integer weight of compressed-tensors.
 
-    Packed, ``weight_packed`` is ``[outputs, inputs * bits / 32]``, the lowest bits first, and zero points lie together
-    along the outputs, ``[outputs * bits / 32, groups]``; else all are int8.
+    If packed, ``weight_packed`` is int32 ``[outputs, inputs * bits / 32]``, lowest bits first, and the zero points are
+    packed along the outputs, ``[outputs * bits / 32, groups]``. Otherwise codes and zero points are int8.
 
     Attributes:
-        module: whose weight it is.
-        bits: of an integer.
-        size: inputs of a group; -1 is all of them.
-        packed: whether they are packed.
+        module: linear module that the weight belongs to.
+        bits: bits per code.
+        size: number of inputs per group; -1 is the whole row.
+        packed: whether codes are packed into 32-bit words.
         symmetric: whether there are no zero points.
-        whole: whether the matrix has one scale.
+        whole: whether the matrix has a single scale.
     """
 
     module: LinearModule
@@ -42,14 +42,14 @@ class PackedIntegers:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """See :class:`~pronk.quantization.formats.scheme.StoredWeight`."""
+        """Expected tensors, by their names within the module."""
         _, outputs, inputs, *_ = self.module
         groups = ceil(inputs / self._group)
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1)) if self.whole else ((outputs, groups),)
         words = ((ceil(outputs * self.bits / 32), groups),)
         found = {
             "weight_scale": StoredTensor(shapes),
-            # Packed since compressed-tensors 0.9; symmetric weights have had one of zeros.
+            # Packed since compressed-tensors 0.9. Older symmetric weights have a tensor of zeros.
             "weight_zero_point": StoredTensor(
                 shapes + (words if self.packed and not self.whole else ()), ("I8", "I32"), required=not self.symmetric
             ),
@@ -67,7 +67,7 @@ class PackedIntegers:
         return group_size(self.size, self.module.inputs)
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
-        """See :class:`~pronk.quantization.formats.scheme.StoredWeight`."""
+        """Read the weight; its codes are written into ``codes``, uint8 ``[outputs, inputs]``."""
         _, outputs, inputs, *_ = self.module
         if self.packed:
             if tensors["weight_shape"].tolist() != [outputs, inputs]:
@@ -76,7 +76,7 @@ class PackedIntegers:
                 raise CheckpointError(msg)
             unpack_into(codes, tensors["weight_packed"], self.bits)
         else:
-            self._count("weight", tensors["weight"], codes)
+            self._write_unsigned("weight", tensors["weight"], codes)
         index = tensors.get("weight_g_idx")
         order = None if index is None else order_of("weight_g_idx", index, self._group)
         scale = tensors["weight_scale"]
@@ -85,7 +85,7 @@ class PackedIntegers:
         return affine(codes, self._zeros(tensors), scale, self.bits, self._group, order)
 
     def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """Zero points ``[outputs, groups]``, counted from 0; ``None``: all in the middle."""
+        """Return unsigned zero points ``[outputs, groups]``; ``None`` if all are ``2**(bits - 1)``."""
         outputs = self.module.outputs
         if self.symmetric:
             check_zeros("weight_zero_point", tensors, "as the weights are symmetric")
@@ -94,15 +94,15 @@ class PackedIntegers:
         if self.packed and not self.whole and zeros.dtype == torch.int32:
             return unpack(zeros.t(), self.bits, outputs).t()
         found = torch.empty(zeros.shape, dtype=torch.uint8)
-        self._count("weight_zero_point", zeros, found)
+        self._write_unsigned("weight_zero_point", zeros, found)
         return found.reshape(1, 1).expand(outputs, 1) if self.whole else found
 
-    def _count(self, name: str, integers: Tensor, codes: Tensor) -> None:
-        """Write signed integers into ``codes``, counted from 0."""
+    def _write_unsigned(self, name: str, integers: Tensor, codes: Tensor) -> None:
+        """Write signed integers into ``codes``, offset by ``2**(bits - 1)``."""
         middle = 1 << (self.bits - 1)
         low, high = int(integers.min()), int(integers.max())
         if low < -middle or high >= middle:
             msg = f"{name}: expected {self.bits}-bit integers of {-middle}..{middle - 1}, found {low}..{high}"
             raise CheckpointError(msg)
-        # Both are modulo 256, so that nothing wider is needed on the way.
+        # Both operations wrap modulo 256, so uint8 is wide enough.
         codes.copy_(integers.to(torch.int8).view(torch.uint8)).add_(middle)

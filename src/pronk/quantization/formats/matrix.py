@@ -1,8 +1,8 @@
-"""The one form of quantized weights, whatever file they came from.
+"""Common in-memory form of quantized weights, for all file formats.
 
-A weight is ``scale * code + minimum``, or ``scale * (code - zero)`` with a zero of 128 or 8 where there are no minima;
-scale and minimum belong to a group of codes beside each other along the inputs. What the kernels make of it is in
-``kernels/README.md``: inputs are rounded to 8 bits by the same groups, and each group is a sum of integers.
+A weight is ``scale * code + minimum``, or ``scale * (code - 2**(bits - 1))`` without minima. A group of adjacent codes
+along the inputs shares scale and minimum. The kernels quantize activations to 8 bits in the same groups and sum each
+group in integers; see ``kernels/README.md``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Bits", "QuantizedMatrix"]
 
 Bits = Literal[8, 4]
 
-# Codes of a group are read four at a time; 4-bit ones lie in pairs.
+# The kernels read four codes of a group at a time, and 4-bit codes are stored in pairs.
 _UNIT = 8
-# Products of 255 by 127 that surely fit an integer of 32 bits.
+# Number of products 255 * 127 whose sum fits a 32-bit integer: 65,536 * 32,385 < 2**31.
 _MOST_INPUTS = 65_536
-# How many inputs more than a row a group may have: the kernels keep the codes of a row, filled up to whole groups, and
-# 8 bytes for each group, where its 16-bit numbers would be, filled up to 32.
+# Inputs by which a group may exceed the row. The kernels store the 8-bit codes of a row, padded to whole groups, and 8
+# bytes per group in the buffer of the row's 16-bit numbers, padded to 32.
 _BEYOND = 31
 
 
@@ -34,14 +34,14 @@ class QuantizedMatrix:
     Attributes:
         codes: uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1, in the order of the groups.
         scale: float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``.
-        minimum: float32 ``[outputs, groups]``, or ``None``: codes are counted from ``2**(bits - 1)``.
-        bits: of a code, 8 or 4.
-        group: inputs that share a scale, a multiple of 8 and at most 31 more than there are; the last group of a row
-            may have fewer.
-        order: int64 ``[inputs]``, the input that each column of ``codes`` belongs to; ``None``: its own.
+        minimum: float32 ``[outputs, groups]``; ``None`` means codes with the offset ``2**(bits - 1)``.
+        bits: bits per code, 8 or 4.
+        group: number of inputs per scale, a multiple of 8 and at most ``inputs + 31``; the last group of a row may be
+            shorter.
+        order: int64 ``[inputs]``, input index of each column of ``codes``; ``None`` is the identity.
 
     Raises:
-        ValueError: shapes, types or numbers that do not go together; the message is one line.
+        ValueError: shapes, dtypes or values are inconsistent; the message is one line.
     """
 
     codes: Tensor
@@ -83,11 +83,11 @@ class QuantizedMatrix:
 
     @property
     def zero(self) -> int:
-        """What codes are counted from: 0 where there are minima."""
+        """Offset that is subtracted from each code: ``2**(bits - 1)``, or 0 with minima."""
         return 0 if self.minimum is not None else 1 << (self.bits - 1)
 
     def dequantize(self) -> Tensor:
-        """The weights, float32 ``[outputs, inputs]``."""
+        """Return the weights, float32 ``[outputs, inputs]``."""
         inputs = self.shape[1]
         scale = self.scale.repeat_interleave(self.group, dim=1)[:, :inputs]
         weight = scale * (self.codes.float() - self.zero)
@@ -98,6 +98,6 @@ class QuantizedMatrix:
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        """Some outputs of it."""
+        """Return the outputs ``start`` to ``stop`` as a view."""
         minimum = None if self.minimum is None else self.minimum[start:stop]
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)

@@ -1,4 +1,4 @@
-"""Integers that are packed into words of 32 bits, and what all integer formats make of them."""
+"""Unpacking of codes from 32-bit words, and their conversion into a :class:`QuantizedMatrix`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["OUTPUTS", "affine", "group_size", "order_of", "unpack", "unpack_into"]
 
-# Outputs whose codes are worked on at a time, so that what is made on the way is small.
+# Outputs that are converted at a time, which bounds the memory of intermediate tensors.
 OUTPUTS = 512
 
 
 def group_size(size: int, inputs: int) -> int:
-    """Inputs of a group in the one form, whose groups are multiples of 8; ``-1`` is the whole row."""
+    """Return the number of inputs per group, a multiple of 8; ``-1`` is the whole row, rounded up."""
     whole = ceil(inputs / 8) * 8
     return whole if size == -1 else min(size, whole)
 
 
 def unpack(packed: Tensor, bits: Bits, count: int) -> Tensor:
-    """The integers of each row, those in the low bits first.
+    """Unpack the integers of each row, lowest bits first.
 
     Args:
         packed: int32 ``[rows, ceil(count * bits / 32)]``.
-        bits: of an integer.
-        count: integers of a row.
+        bits: bits per integer.
+        count: number of integers per row.
 
     Returns:
         uint8 ``[rows, count]``.
@@ -43,7 +43,7 @@ def unpack(packed: Tensor, bits: Bits, count: int) -> Tensor:
 
 
 def unpack_into(codes: Tensor, packed: Tensor, bits: Bits) -> None:
-    """Write integers into ``codes``, uint8 ``[outputs, inputs]``; see :func:`unpack`."""
+    """Unpack integers into ``codes``, uint8 ``[outputs, inputs]``, as :func:`unpack` does."""
     for start in range(0, len(codes), OUTPUTS):
         codes[start : start + OUTPUTS] = unpack(packed[start : start + OUTPUTS], bits, codes.shape[1])
 
@@ -51,22 +51,22 @@ def unpack_into(codes: Tensor, packed: Tensor, bits: Bits) -> None:
 def affine(
     codes: Tensor, zeros: Tensor | None, scale: Tensor, bits: Bits, group: int, order: Tensor | None = None
 ) -> QuantizedMatrix:
-    """Weights ``scale * (code - zero)`` in the one form.
+    """Build the matrix of weights ``scale * (code - zero)``.
 
-    A zero point becomes a minimum of ``-scale * zero``. In float32 that is exact, and so are ``scale * code`` and the
-    sum of both: mantissas of 16-bit scales have at most 11 bits, codes and zeros at most 8. Scales in float32, which
-    are rare, cost roundings of float32 instead.
+    A zero point becomes the minimum ``-scale * zero``. This product, ``scale * code`` and their sum are exact in
+    float32: mantissas of 16-bit scales have at most 11 bits, codes and zero points at most 8. Scales in float32, which
+    are rare, incur float32 rounding.
 
     Args:
-        codes: uint8 ``[outputs, inputs]``, in the order of the inputs; they are put into ``order`` in place.
+        codes: uint8 ``[outputs, inputs]``, in the order of the inputs; permuted by ``order`` in place.
         zeros: integers ``[outputs, groups]`` in 0 .. 2**bits - 1; ``None`` is ``2**(bits - 1)`` everywhere.
-        scale: any float type, ``[outputs, groups]``.
-        bits: of a code.
-        group: inputs of a group, a multiple of 8.
-        order: see :class:`~pronk.quantization.formats.matrix.QuantizedMatrix`.
+        scale: ``[outputs, groups]``, any float dtype.
+        bits: bits per code.
+        group: number of inputs per group, a multiple of 8.
+        order: int64 ``[inputs]``, input index of each column of the result; ``None`` is the identity.
 
     Raises:
-        CheckpointError: a scale that is not finite.
+        CheckpointError: a scale is not finite.
     """
     wide = scale.float().contiguous()
     minimum = None
@@ -81,29 +81,29 @@ def affine(
 
 
 def order_of(name: str, index: Tensor, group: int, *, ordered: bool = False) -> Tensor | None:
-    """The order of inputs in which those of a group are beside each other; ``None``: the one that they have.
+    """Return the permutation that makes the inputs of each group adjacent; ``None`` is the identity.
 
     Args:
-        name: of the tensor, for errors.
-        index: integers ``[inputs]``, the group of each input.
-        group: inputs of a group.
-        ordered: whether the file is said to have an order of its own, so that the index has to be there.
+        name: name of the tensor, for errors.
+        index: integers ``[inputs]``, group of each input.
+        group: number of inputs per group.
+        ordered: whether the configuration declares reordered groups, so that ``index`` must be set.
 
     Returns:
         int64 ``[inputs]``.
 
     Raises:
-        CheckpointError: groups of other sizes than ``group``, or that are not there.
+        CheckpointError: a group has another size than ``group``, or ``index`` is not set although ``ordered``.
     """
     inputs = len(index)
     plain = torch.arange(inputs) // group
-    # Where the order is the plain one, some writers leave the tensor as it was made: all 0, or all -1.
+    # For the identity, some writers leave the tensor at its initial value: all 0 or all -1.
     unset = not bool((index != 0).any()) or not bool((index != -1).any())
     if torch.equal(index.long(), plain) or (unset and not (ordered and len(plain) > group)):
         return None
     if unset:
         msg = (
-            f"{name}: expected the group of each input, 0..{int(plain[-1])}, as desc_act says that they are ordered, "
+            f"{name}: expected the group of each input, 0..{int(plain[-1])}, as desc_act is true, "
             f"found {int(index[0])} for all; use a checkpoint whose {name} was written"
         )
         raise CheckpointError(msg)

@@ -1,7 +1,7 @@
-"""Base of the quantization formats: the quantized weights of a checkpoint and the tensors that they are stored in.
+"""Interface of the quantization formats: a scheme per checkpoint, a stored weight per linear module.
 
-``config.json`` is read into a :class:`Scheme`. For each linear module of the model, the scheme returns a
-:class:`StoredWeight`: the tensors of the file, so that every key is accounted for, and their conversion to a weight.
+A :class:`Scheme` is parsed from ``config.json`` and returns a :class:`StoredWeight` for each linear module. The stored
+weight lists the expected tensors, so that unexpected keys are found, and converts them into a weight.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ __all__ = [
     "refuse",
 ]
 
-# Types of elements, as safetensors calls them.
+# Float dtypes, by their names in safetensors.
 FLOATS = ("F32", "F16", "BF16")
 
-# Matches no name.
+# Pattern that matches no name.
 NOTHING = re.compile(r"(?!)")
 
-# Raised for texts that are no regular expressions, or that repeat or nest without measure.
+# Exceptions of ``re`` for invalid, too large or too deeply nested regular expressions.
 NO_EXPRESSION = (re.error, OverflowError, RecursionError)
 
-STATIC_NOTE = "static scales of activations are not used: activations are rounded by their own range, or not at all"
+STATIC_NOTE = "static activation scales are not used: activations are quantized by their own range, or not at all"
 
 
 class LinearModule(NamedTuple):
     """A linear module of a model.
 
     Attributes:
-        name: as the checkpoint calls it, ``model.layers.0.mlp.up_proj``.
-        outputs: of its weight.
-        inputs: of its weight.
-        head: whether its outputs are the logits.
-        transposed: whether a plain weight would be stored ``[inputs, outputs]``, as GPT-2's are.
+        name: name in the checkpoint, such as ``model.layers.0.mlp.up_proj``.
+        outputs: number of outputs.
+        inputs: number of inputs.
+        head: whether the module is the LM head.
+        transposed: whether a plain weight is stored as ``[inputs, outputs]``, as in GPT-2.
     """
 
     name: str
@@ -64,12 +64,12 @@ class LinearModule(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint, as it has to be there.
+    """Expected tensor of a checkpoint.
 
     Attributes:
-        shapes: those that it may have; ``None`` is any.
-        dtypes: those that it may have, as safetensors calls them.
-        required: whether it has to be there.
+        shapes: allowed shapes; ``None`` allows any.
+        dtypes: allowed dtypes, by their names in safetensors.
+        required: whether the tensor must be present.
     """
 
     shapes: tuple[tuple[int, ...], ...] | None
@@ -78,68 +78,64 @@ class StoredTensor:
 
 
 class StoredWeight(Protocol):
-    """A weight that consists of more than one plain tensor."""
+    """Weight that is stored in several tensors, such as codes and scales."""
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """By their names within the module: ``qweight``."""
+        """Expected tensors, by their names within the module (``qweight``)."""
         ...
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix | Tensor:
-        """The weight ``[outputs, inputs]``: quantized, or dequantized to bfloat16.
+        """Return the weight ``[outputs, inputs]``: quantized, or dequantized to bfloat16.
 
         Args:
-            tensors: those of :attr:`tensors` that the file has, of the shapes and types that they say.
-            codes: where the codes of a quantized one go, uint8 ``[outputs, inputs]``: rows of a larger matrix, maybe.
+            tensors: tensors of the file, checked against :attr:`tensors`.
+            codes: output buffer for the codes, uint8 ``[outputs, inputs]``; possibly rows of a larger matrix.
 
         Raises:
-            CheckpointError: numbers that cannot be; one line, without the name of the module.
+            CheckpointError: a value is invalid; the message is one line without the name of the module.
         """
         ...
 
 
 class Scheme(Protocol):
-    """What one ``config.json`` says of quantization."""
+    """Quantization scheme of one checkpoint."""
 
     @property
     def name(self) -> str:
-        """The format, as people call it."""
+        """Name of the format for messages."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """What is done otherwise than the checkpoint says; one line each."""
+        """Deviations from the checkpoint's settings, one line each."""
         ...
 
     @property
     def ignored(self) -> re.Pattern[str]:
-        """Matches the names, without the family's prefix, of tensors beside the weights that are not used."""
+        """Pattern of the names, without the family's prefix, of tensors that are not used."""
         ...
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """How the module's weight is stored; ``None``: plainly."""
+        """Return the stored form of the module's weight; ``None`` if it is not quantized."""
         ...
 
 
 def refuse(what: str, found: object, instead: str) -> NoReturn:
-    """Raise a :class:`ConfigError`: ``what`` is expected of ``quantization_config``, and ``instead`` would do."""
+    """Raise :class:`ConfigError`: ``quantization_config`` must have ``what``; ``instead`` is the advice."""
     msg = f"quantization_config: expected {what}, found {found!r:.80}; {instead}"
     raise ConfigError(msg)
 
 
 def check_bits(name: str, found: object, known: Sequence[int], instead: str) -> Bits:
-    """The bits of a code: an integer of ``known``, and no other number that equals it."""
+    """Return the bits per code; raise :class:`ConfigError` unless they are an integer in ``known``."""
     if isinstance(found, bool) or not isinstance(found, int) or found not in known:
         refuse(f"{name} of {' or '.join(map(str, known))}", found, instead)
     return cast(Bits, found)
 
 
 def listed(config: Mapping[str, Any], key: str) -> list[str]:
-    """A list of names in a config; empty where there is none.
-
-    Raises:
-        ConfigError: something else.
-    """
+    """Return the list of names at a key; empty if missing. Any other value raises :class:`ConfigError`."""
     found = config.get(key)
     if found is None:
         return []
@@ -149,7 +145,7 @@ def listed(config: Mapping[str, Any], key: str) -> list[str]:
 
 
 def names(module: str, pattern: str) -> bool:
-    """Whether ``pattern`` is whole components of a module's name (``mlp.up_proj``), or an expression for the first."""
+    """Whether ``pattern`` is a run of name components (``mlp.up_proj``) or a regex of the first ones."""
     if f".{pattern.strip('.')}." in f".{module}.":
         return True
     try:
@@ -159,7 +155,7 @@ def names(module: str, pattern: str) -> bool:
 
 
 def check_zeros(name: str, tensors: Mapping[str, Tensor], why: str) -> None:
-    """Raise a :class:`CheckpointError` if there is a tensor ``name`` and it holds anything but zeros."""
+    """Raise :class:`CheckpointError` if the tensor ``name`` exists and is not all zeros."""
     if name in tensors and bool(tensors[name].count_nonzero()):
         msg = f"{name}: expected zeros, {why}, found others; check that config.json and the weights belong together"
         raise CheckpointError(msg)

@@ -1,1 +1,1 @@
-"""GGUF files, as llama.cpp has them: one file with a model's shape, its weights in blocks, and its tokenizer."""
+"""GGUF files of llama.cpp: model configuration, block-quantized weights and tokenizer in one file."""

@@ -1,8 +1,9 @@
-"""Blocks of GGUF to codes, scales and minima: exact, so that ``dequantize`` gives what llama.cpp's own rule gives.
+"""Exact conversion of GGUF blocks into codes, scales and minima.
 
-Each rule takes apart blocks ``[..., size]`` of bytes and returns codes ``[..., values]`` in the order of the inputs, a
-scale for each group of them, and a minimum or ``None``. Codes of 5 and 6 bits go into 8; without a minimum they are
-counted from 128. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp.
+``dequantize`` of the result gives the same numbers as llama.cpp. Each rule unpacks blocks of bytes ``[..., size]`` and
+returns codes ``[..., values]`` in the order of the inputs, a scale per group, and a minimum per group or ``None``.
+Codes of 5 and 6 bits become 8-bit codes, with an offset of 128 if there are no minima. Source: ``ggml-quants.c`` and
+``gguf/quants.py`` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ __all__ = ["BLOCKS", "unpack"]
 
 Unpacked = tuple[Tensor, Tensor, Tensor | None]
 
-# Bytes of blocks that are taken apart at a time: the intermediate results are some times as large.
+# Bytes of blocks that are unpacked at a time, which bounds the memory of intermediate tensors.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Block:
-    """A type of blocks: its rule, the bits of the codes, and how many inputs share a scale."""
+    """Block type: its unpacking rule, bits per code, and number of inputs per scale."""
 
     rule: Callable[[Tensor], Unpacked]
     bits: Bits
@@ -34,16 +35,16 @@ class _Block:
 
 
 def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None = None) -> QuantizedMatrix:
-    """A stored matrix in the form of the kernels.
+    """Unpack a stored matrix into the form of the kernels.
 
     Args:
         stored: uint8 ``[outputs, bytes of a row]``.
-        type_: one of those in :data:`BLOCKS`.
-        codes: where the codes go, uint8 ``[outputs, inputs]``.
-        rows: int64 ``[outputs]``, the order to put the outputs in; ``None`` keeps theirs.
+        type_: block type, one of :data:`BLOCKS`.
+        codes: output buffer for the codes, uint8 ``[outputs, inputs]``.
+        rows: int64 ``[outputs]``, stored row of each output; ``None`` is the identity.
 
     Raises:
-        ValueError: scales that are not finite, or more inputs than the kernels take.
+        ValueError: a scale is not finite, or there are more inputs than the kernels support.
     """
     block = BLOCKS[type_.name]
     scales, minima = [], []
@@ -58,18 +59,18 @@ def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None
 
 
 def _half(stored: Tensor) -> Tensor:
-    """Float16 in two bytes each: ``[..., 2n]`` to float32 ``[..., n]``."""
+    """Convert float16 bytes ``[..., 2n]`` to float32 ``[..., n]``."""
     return stored.contiguous().view(torch.float16).float()
 
 
 def _nibbles(stored: Tensor, run: int) -> Tensor:
-    """Two codes a byte: of each ``run`` bytes first all low halves, then all high ones."""
+    """Unpack two codes per byte: for each ``run`` bytes, all low nibbles, then all high ones."""
     runs = stored.unflatten(-1, (-1, run))
     return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
 
 
 def _bits(stored: Tensor) -> Tensor:
-    """The bits of bytes, lowest first: ``[..., n]`` to ``[..., 8n]``."""
+    """Unpack bytes ``[..., n]`` into bits ``[..., 8n]``, lowest first."""
     return (stored[..., None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).flatten(-2)
 
 
@@ -96,10 +97,10 @@ def _q5_1(blocks: Tensor) -> Unpacked:
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of six bits in 12 bytes: ``[..., 12]`` to twice ``[..., 8]``.
+    """Unpack eight 6-bit scales and eight 6-bit minima: ``[..., 12]`` bytes to twice ``[..., 8]``.
 
-    The lower six bits of bytes 0-3 and 4-7 are the first four of each; the others have their lower four bits in the
-    halves of bytes 8-11, and their upper two in the upper two of bytes 0-7.
+    The lower six bits of bytes 0-3 and 4-7 are the first four scales and minima. The other four have their lower four
+    bits in the nibbles of bytes 8-11 and their upper two bits in the upper two bits of bytes 0-7.
     """
     scale, minimum, rest = packed.unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), dim=-1)
@@ -108,7 +109,7 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scales_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of the eight groups of a block of Q4_K or Q5_K, which begins with them."""
+    """Return scales and minima of the eight groups of a Q4_K or Q5_K block, from its first 16 bytes."""
     unit, least = _half(blocks[..., :2]), _half(blocks[..., 2:4])
     scales, minima = _six_bits(blocks[..., 4:16])
     return unit * scales, -(least * minima)
@@ -125,7 +126,7 @@ def _q5_k(blocks: Tensor) -> Unpacked:
 
 
 def _q6_k(blocks: Tensor) -> Unpacked:
-    # Of each 32 bytes of high bits, the four pairs belong to four runs of 32 inputs.
+    # Each byte of high bits holds four pairs. Of 32 such bytes, pair p belongs to the p-th run of 32 inputs.
     high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     codes = _nibbles(blocks[..., :128], 64) | high.bitwise_and_(3).flatten(-3) << 4
     scales = blocks[..., 192:208].contiguous().view(torch.int8).float()

@@ -1,7 +1,7 @@
-"""The tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` makes, under their own names.
+"""Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
 
-Queries and keys of the architecture ``llama`` are stored in another order of rows, for a rotation of neighbours; they
-come back in the order that halves are rotated in. Nothing is read here except the headers.
+Tensors keep their GGUF names. For the architecture ``llama``, GGUF stores the rows of Q and K in the order for
+interleaved RoPE; they are returned in the order for half-split RoPE. Opening a checkpoint reads the headers only.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ __all__ = ["GgufCheckpoint", "is_gguf"]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-# What is rotated in an order of its own, and the number of heads that it has.
+# Tensors with the row order of interleaved RoPE, and the keys of their numbers of heads.
 _ROTATED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file, by its name."""
+    """Whether a path is an existing file with the suffix ``.gguf``."""
     return path.suffix.lower() == ".gguf" and path.is_file()
 
 
 class GgufCheckpoint:
-    """Read access to the tensors of a model; see :class:`pronk.models.checkpoint.Checkpoint`, which this stands in for.
+    """Tensors of a model, with the interface of :class:`pronk.models.checkpoint.Checkpoint`.
 
     Attributes:
-        folder: the file, the first one of several.
-        header: the metadata.
-        says: what says which tensors there are.
+        folder: path of the file, the first one if there are several parts.
+        header: header of that file, with the metadata.
+        says: source of the list of tensors, for messages.
 
     Raises:
-        CheckpointError: a part is damaged or missing, or the path is not that of the first part.
+        CheckpointError: a file is damaged or not supported, a part is missing, or the path is not the first part.
     """
 
     says = "its metadata"
@@ -70,52 +70,52 @@ class GgufCheckpoint:
         return name in self._infos
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, outputs first."""
+        """Return the shape of a tensor, outputs first."""
         return self._infos[name][1].shape
 
     def nbytes(self, name: str) -> int:
-        """Size of a tensor in the file."""
+        """Return the size of a tensor in the file, in bytes."""
         return self._infos[name][1].size
 
     def type(self, name: str) -> str:
-        """How a tensor is stored: ``F32``, ``Q4_K``."""
+        """Return the GGUF type of a tensor, such as ``F32`` or ``Q4_K``."""
         return self._infos[name][1].type.name
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
-        """Raise a :class:`CheckpointError` unless the tensor is of one of the types, or a matrix of known blocks."""
+        """Raise :class:`CheckpointError` unless the dtype is in ``dtypes`` or the block type is supported."""
         found = self.type(name)
         known = [*dtypes, *(BLOCKS if len(self.shape(name)) == 2 else ())]
         if found not in known:
             msg = (
                 f"{self.folder}: tensor {name}: expected {', '.join(known)}, found {found}; take another file of this "
-                "model, Q4_K_M or Q8_0, or make one of the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
+                "model, Q4_K_M or Q8_0, or convert the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
             )
             raise CheckpointError(msg)
 
     def stored(self, name: str) -> Tensor:
-        """The bytes of a tensor, uint8, as a view of the mapped file; they keep the file mapped."""
+        """Return the bytes of a tensor, uint8, as a view that keeps the file mapped."""
         file, info = self._infos[name]
         return torch.frombuffer(file.buffer, dtype=torch.uint8, count=info.size, offset=info.start)
 
     def tensor(self, name: str) -> Tensor:
-        """Numbers, as a view of the mapped file in the file's dtype, once :meth:`check_dtype` found them to be some."""
+        """Return an unquantized tensor in the file's dtype; a view of the file unless rows are permuted."""
         info = self._infos[name][1]
         values, rows = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape), self._rows(name)
         return values if rows is None else values[rows]
 
     def has_blocks(self, name: str) -> bool:
-        """Whether a tensor is stored in blocks, not as numbers."""
+        """Whether a tensor is block-quantized."""
         return self.type(name) not in _DTYPES
 
     def weight(self, name: str, codes: Tensor) -> QuantizedMatrix:
-        """A matrix that :meth:`has_blocks`, once :meth:`check_dtype` found their type fit.
+        """Return a block-quantized matrix, whose type :meth:`check_dtype` has accepted.
 
         Args:
-            name: of the tensor.
-            codes: where its codes go, uint8 ``[outputs, inputs]``.
+            name: name of the tensor.
+            codes: output buffer for the codes, uint8 ``[outputs, inputs]``.
 
         Raises:
-            CheckpointError: damaged blocks, or a matrix that the kernels do not take.
+            CheckpointError: a block is damaged, or the kernels do not support the matrix.
         """
         info = self._infos[name][1]
         try:
@@ -125,15 +125,16 @@ class GgufCheckpoint:
             raise CheckpointError(msg) from error
 
     def release(self) -> None:
-        """Give back the memory into which tensors were read so far; a later access reads them again."""
+        """Release the memory of the pages read so far; a later access reads them again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for file in self._files:
                 file.buffer.madvise(mmap.MADV_DONTNEED)
 
     def _rows(self, name: str) -> Tensor | None:
-        """The stored row for each row, or ``None`` if they are in order.
+        """Return the stored row of each row; ``None`` is the identity.
 
-        With a head of 6: the stored rows 0 1 2 3 4 5 are of the pairs 0-3, 1-4, 2-5, so 0 2 4 1 3 5 puts them in order.
+        Example with a head of 6: stored rows 0 1 2 3 4 5 are the rotated pairs (0, 3), (1, 4), (2, 5), so the result is
+        0 2 4 1 3 5.
         """
         key = _ROTATED.get(name.split(".")[-2]) if "." in name else None
         if key is None or self.header.get("general.architecture") != "llama":
@@ -149,14 +150,14 @@ class GgufCheckpoint:
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:
-    """The parts that follow the first, if the file is one of several."""
+    """Open the parts after the first; empty if the file is not split."""
     count, number = first.get("split.count"), first.get("split.no")
     if not isinstance(count, int) or count < 2:
         return []
     name = _PART.fullmatch(first.path.name)
     if name is None or int(name[3]) != count:
         wanted = f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
-        first.refuse(f"expected {wanted}, found {first.path.name}", "give the parts the names that they had")
+        first.refuse(f"expected {wanted}, found {first.path.name}", "rename the parts to their original names")
     names = [f"{name[1]}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
     if number != 0 or int(name[2]) != 1:
         first.refuse(f"expected the first of {count} files, found another one", f"give {names[0]}")

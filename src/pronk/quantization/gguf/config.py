@@ -1,7 +1,7 @@
-"""What the metadata of a GGUF file says its model is, as the :class:`~pronk.architecture.config.ModelConfig` of it.
+"""Model configuration from the metadata of a GGUF file.
 
-Keys that are known to change the computation are honoured or refused by name; others are passed over. Mistral is
-a ``llama`` to llama.cpp.
+Keys that change the computation are applied or refused by name; other keys are ignored. GGUF files of Mistral have the
+architecture ``llama``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _MAX_LAYERS = 10_000
 _HUGE = 1e15
 _ROPE_FREQUENCIES = "rope_freqs.weight"
-# What relatives of these architectures ask for, and other numbers than those that leave the arithmetic as it is.
+# Keys of related architectures that change the computation, with the values that leave it unchanged.
 _REFUSED: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -65,13 +65,13 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
-    """The shape of the model in a file.
+    """Return the configuration of the model in a file.
 
-    A model of blocks is computed in bfloat16, unless another type is asked for: blocks have no type of their own.
+    The dtype of a block-quantized model is bfloat16, as blocks do not define one.
 
     Raises:
-        ConfigError: an architecture that is not supported, or values that are missing, contradictory or not supported.
-        TokenizerError: see :class:`~pronk.quantization.gguf.vocabulary.Vocabulary`.
+        ConfigError: the architecture is not supported, or a value is missing, contradictory or not supported.
+        TokenizerError: the token texts, kinds or ids are inconsistent.
     """
     architecture = checkpoint.header.get("general.architecture")
     if architecture not in _ARCHITECTURES:
@@ -108,7 +108,7 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
 
 
 class _Keys:
-    """Typed access to the values of one architecture, with one-line errors."""
+    """Typed access to the metadata of one architecture, with one-line errors."""
 
     def __init__(self, checkpoint: GgufCheckpoint, architecture: str) -> None:
         self.checkpoint, self.architecture = checkpoint, architecture
@@ -117,7 +117,7 @@ class _Keys:
         return f"{self.checkpoint.folder}: {self.architecture}.{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value; of one for each layer the only one that there is."""
+        """Return a value; a list with a value per layer must hold equal values."""
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             if len(set(value)) != 1:
@@ -147,9 +147,9 @@ class _Keys:
 
 
 def _decimal(value: float) -> float:
-    """The number that was meant by a float32: 1e-05 for 9.999999747378752e-06."""
-    meant = float(f"{value:.7g}")
-    return meant if struct.pack("<f", meant) == struct.pack("<f", value) else value
+    """Round to 7 digits if that keeps the float32 value: 1e-05 for 9.999999747378752e-06."""
+    decimal = float(f"{value:.7g}")
+    return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value
 
 
 def _head_dim(keys: _Keys) -> int:
@@ -162,10 +162,10 @@ def _head_dim(keys: _Keys) -> int:
         raise ConfigError(msg)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, size) != size:
-            msg = f"{keys.where(key)}: expected the {size} of a head's key, found {keys.get(key)}: not supported"
+            msg = f"{keys.where(key)}: expected {size}, the key_length, found {keys.get(key)}: not supported"
             raise ConfigError(msg)
     if size % 2:
-        msg = f"{keys.where('attention.key_length')}: expected an even size of a head, to be rotated, found {size}"
+        msg = f"{keys.where('attention.key_length')}: expected an even size for RoPE, found {size}"
         raise ConfigError(msg)
     return size
 
@@ -180,7 +180,7 @@ def _kv_heads(keys: _Keys) -> int:
 
 
 def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int, context: int) -> RopeConfig:
-    """The rotation: divisors of its frequencies, which is how Llama 3's are stored, or a scaling by name."""
+    """Return the RoPE settings: frequency divisors (as stored for Llama 3) or a scaling by name."""
     plain = RopeConfig(head_dim, keys.number("rope.freq_base", 10000.0, low=1))
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     kind = keys.get("rope.scaling.type", "linear")
@@ -223,7 +223,7 @@ def _divisors(checkpoint: GgufCheckpoint, head_dim: int) -> tuple[float, ...]:
 
 
 def _vocab_size(checkpoint: GgufCheckpoint) -> int:
-    """Rows of the embedding: files need not say it, and a tokenizer may have fewer."""
+    """Return the rows of the embedding; the metadata may lack the size, and the tokenizer may be smaller."""
     if "token_embd.weight" not in checkpoint or len(checkpoint.shape("token_embd.weight")) != 2:
         msg = f"{checkpoint.folder}: expected a matrix token_embd.weight, found none; is it a language model?"
         raise ConfigError(msg)
@@ -231,7 +231,7 @@ def _vocab_size(checkpoint: GgufCheckpoint) -> int:
 
 
 def _dtype(checkpoint: GgufCheckpoint) -> str:
-    """That of most bytes of the matrices, if they are numbers."""
+    """Return the dtype of most bytes of the matrices; bfloat16 if any matrix is block-quantized."""
     sizes: Counter[str] = Counter()
     for name in checkpoint:
         if len(checkpoint.shape(name)) > 1:

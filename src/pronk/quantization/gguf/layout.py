@@ -1,6 +1,6 @@
-"""The types of a GGUF file, by number: of metadata values, and of tensors with the blocks they are stored in.
+"""Numbers of the types in a GGUF file, for metadata values and for tensors.
 
-From ``gguf/constants.py`` of llama.cpp. A tensor's rows are runs of blocks: so many values in so many bytes.
+Source: ``gguf/constants.py`` of llama.cpp. A row of a tensor is a sequence of blocks.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 __all__ = ["ARRAY", "BOOL", "SCALARS", "STRING", "TENSOR_TYPES", "TensorType"]
 
-# Numbers, as `struct` calls them.
+# Format characters of `struct` by type number.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 BOOL, STRING, ARRAY = 7, 8, 9
 
 
 class TensorType(NamedTuple):
-    """How a tensor is stored: ``values`` numbers of a row in a block of ``size`` bytes."""
+    """Storage type of a tensor: ``values`` numbers of a row per block of ``size`` bytes."""
 
     name: str
     values: int

@@ -1,15 +1,15 @@
-"""One GGUF file, mapped: its metadata and where its tensors are.
+"""Reader of a memory-mapped GGUF file: its metadata and the places of its tensors.
 
 ::
 
     "GGUF"  version  tensors  pairs     4 + 4 + 8 + 8 bytes, little-endian
-    key  type  value                    for each pair; a text is its length and its bytes
-    name  dimensions  type  offset      for each tensor; the shortest stride comes first
+    key  type  value                    for each pair; a string is its length and its bytes
+    name  dimensions  type  offset      for each tensor; the dimension of stride 1 comes first
     padding
     tensors                             each at a multiple of general.alignment
 
-The file is not believed: a count or a length is compared with the bytes that are left before anything is made of it,
-and arrays are only passed over until somebody asks for them. Source: ``docs/gguf.md`` of ggml, versions 2 and 3.
+The file is not trusted: each count or length is compared with the remaining bytes before memory is allocated. Arrays
+are skipped and decoded on access. Source: ``docs/gguf.md`` of ggml, versions 2 and 3.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from pronk.quantization.gguf.layout import ARRAY, BOOL, SCALARS, STRING, TENSOR_
 __all__ = ["GgufFile", "TensorInfo"]
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-# The fewest bytes of a pair, and of a tensor's description: empty names, the shortest value, one dimension.
+# Minimum bytes of a pair and of a tensor description: empty name, shortest value, one dimension.
 _PAIR, _TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 _LONGEST_NAME, _MOST_DIMENSIONS, _MOST_ALIGNMENT = 65_535, 4, 1 << 20
 _LENGTH = struct.Struct("<Q")
-_UNIT = 8  # what every alignment is a multiple of
+_UNIT = 8  # every alignment is a multiple of it
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor is: ``start`` and ``size`` in bytes within the file; ``shape`` as torch has it, rows first."""
+    """Place of a tensor: ``start`` and ``size`` in bytes; ``shape`` in the order of torch, outputs first."""
 
     name: str
     type: TensorType
@@ -47,7 +47,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class _Array:
-    """An array that was passed over: ``count`` values of a type from ``start`` on."""
+    """Skipped array: ``count`` values of a type from byte ``start`` on."""
 
     type: int
     count: int
@@ -55,15 +55,15 @@ class _Array:
 
 
 class GgufFile:
-    """The header of one file, read and checked.
+    """Validated header of one file.
 
     Attributes:
-        path: the file.
-        buffer: all of it, mapped; writing to it changes the memory, never the file.
-        tensors: by name, in the order of the file.
+        path: path of the file.
+        buffer: copy-on-write mapping of the whole file.
+        tensors: places of the tensors by name, in the order of the file.
 
     Raises:
-        CheckpointError: no GGUF file, another version or byte order, or a truncated or damaged one.
+        CheckpointError: the file is not GGUF, truncated or damaged, or has another version or byte order.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,10 +81,10 @@ class GgufFile:
         return iter(self._pairs)
 
     def get(self, key: str) -> Any:
-        """A value of the metadata: an int, float, bool or str, or a list of one of them; ``None`` if there is none.
+        """Return a metadata value: int, float, bool or str, or a list of one of them; ``None`` if missing.
 
         Raises:
-            CheckpointError: a text that is not UTF-8.
+            CheckpointError: a string is not UTF-8.
         """
         value = self._pairs.get(key)
         if isinstance(value, bytes):
@@ -92,7 +92,7 @@ class GgufFile:
         return self._values(value, key) if isinstance(value, _Array) else value
 
     def refuse(self, problem: str, remedy: str = "download it again") -> NoReturn:
-        """Raise a :class:`CheckpointError` about this file."""
+        """Raise :class:`CheckpointError` for this file."""
         msg = f"{self.path}: {problem}; {remedy}"
         raise CheckpointError(msg)
 
@@ -129,7 +129,7 @@ class GgufFile:
         return self._size - self._at
 
     def _skip(self, size: int) -> int:
-        """Pass over ``size`` bytes; where they begin."""
+        """Skip ``size`` bytes and return the position of the first one."""
         start = self._at
         if size > self._left:
             self.refuse(f"expected {size} bytes at {start}, found {self._left}: the file is truncated or damaged")
@@ -170,7 +170,7 @@ class GgufFile:
         return pairs
 
     def _value(self, key: str, kind: int) -> Any:
-        """A number, a flag, the bytes of a text, or an array that is not read yet."""
+        """Read a number, a flag, the bytes of a string, or the place of an array."""
         if kind == STRING:
             return self._take(self._number("Q"))
         if kind == ARRAY:
@@ -192,7 +192,7 @@ class GgufFile:
         if count * 8 > self._left:
             self.refuse(f"{key:.80}: expected as many texts as {self._left} bytes can hold, found {count} announced")
         start = at = self._at
-        for _ in range(count):  # hundreds of thousands of them, so without calls of our own
+        for _ in range(count):  # hundreds of thousands of strings: no method calls per string
             if at + 8 > self._size:
                 at = self._size + 1
                 break
@@ -201,7 +201,7 @@ class GgufFile:
         return _Array(kind, count, start)
 
     def _values(self, array: _Array, key: str) -> list[Any]:
-        """The values of an array whose place was checked."""
+        """Decode an array, whose bounds were checked when it was skipped."""
         if array.type != STRING:
             values = struct.unpack_from(f"<{array.count}{SCALARS[array.type]}", self.buffer, array.start)
             return [value != 0 for value in values] if array.type == BOOL else list(values)
@@ -227,7 +227,7 @@ class GgufFile:
         return self._place(infos, base)
 
     def _read_info(self, alignment: int) -> TensorInfo:
-        """A tensor's description; ``start`` counts from the first tensor still."""
+        """Read a tensor description; its ``start`` is relative to the first tensor."""
         name = self._name("a tensor")
         num_dimensions = self._number("I")
         if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
@@ -250,14 +250,14 @@ class GgufFile:
         return TensorInfo(name, type_, shape, start, size)
 
     def _place(self, infos: dict[str, TensorInfo], base: int) -> dict[str, TensorInfo]:
-        """The tensors at their places in the file, none beyond its end, none on another."""
+        """Make the starts absolute; raise if a tensor overlaps another one or ends beyond the file."""
         placed = {
             name: TensorInfo(name, info.type, info.shape, base + info.start, info.size) for name, info in infos.items()
         }
         end = 0
         for info in sorted(placed.values(), key=lambda info: info.start):
             if info.start < end:
-                self.refuse(f"tensor {info.name:.80}: expected a place of its own, found it on top of another one")
+                self.refuse(f"tensor {info.name:.80}: expected bytes of its own, found bytes of another tensor")
             end = info.start + info.size
             if end > self._size:
                 found = f"its {info.size} bytes at {info.start} of {self._size}: the file is truncated or damaged"

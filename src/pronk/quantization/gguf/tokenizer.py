@@ -1,11 +1,11 @@
-"""The tokenizer of a GGUF file, as the ``tokenizers`` library runs the original one.
+"""Rebuild the tokenizer of a GGUF file for the ``tokenizers`` library.
 
-Two kinds of the file's ``tokenizer.ggml.model`` can be rebuilt: ``gpt2``, a byte-level BPE whose way to split a text is
-only named (``tokenizer.ggml.pre``), and ``llama``, a SentencePiece BPE whose merges follow from the tokens' scores. A
-name that is not known is refused: another way to split gives other tokens, and a worse text without a word about it.
+Two values of ``tokenizer.ggml.model`` are supported: ``gpt2``, a byte-level BPE whose pre-tokenizer is given by name
+(``tokenizer.ggml.pre``), and ``llama``, a SentencePiece BPE whose merges follow from the scores of the tokens. Unknown
+pre-tokenizers are refused, because another split silently gives other tokens and worse text.
 
-Sources: ``llama-vocab.cpp`` of llama.cpp for the names and for settings that files leave out; the ``tokenizer.json`` of
-the models themselves for what llama.cpp leaves out (the normal form NFC of Qwen).
+Sources: ``llama-vocab.cpp`` of llama.cpp for the names and for defaults; the ``tokenizer.json`` of the models for
+settings that llama.cpp leaves out (Unicode normalization NFC of Qwen).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-_SPACE = "\u2581"  # what SentencePiece writes for a space
+_SPACE = "\u2581"  # SentencePiece's character for a space
 
 
 @dataclass(frozen=True)
 class _Split:
-    """How a text is split before the merges.
+    """Pre-tokenizer: split of a text before the merges.
 
     Attributes:
-        patterns: one after the other, each on what is left of the one before; what they match are pieces.
-        whole: whether a piece that is a token is one, whatever the merges say.
-        bos: whether a text begins with the token for that where the file does not say.
-        nfc: whether characters are composed first.
+        patterns: regular expressions, applied in order to the pieces so far; each match becomes a piece.
+        whole: whether a piece that is a token skips the merges (``ignore_merges``).
+        bos: whether a text begins with the BOS token if the file does not specify it.
+        nfc: whether the text is normalized to NFC first.
     """
 
     patterns: tuple[str, ...]
@@ -52,7 +52,7 @@ class _Split:
 _LLAMA3 = _Split((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), whole=True, bos=True)
 _DIGITS = _Split((r"\p{N}", _GPT2))
 _SPLITS = {
-    # What llama.cpp does with models of which nothing is known.
+    # llama.cpp's fallback for unknown models.
     "default": _Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _Split((_GPT2,)),
     "llama-bpe": _LLAMA3,
@@ -67,11 +67,11 @@ _SPLITS = {
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """What :class:`pronk.tokenization.tokenizer.Tokenizer` is made of.
+    """Parts of a :class:`pronk.tokenization.tokenizer.Tokenizer`.
 
     Attributes:
-        backend: the tokenizer proper.
-        special_tokens: ``bos_token``, ``eos_token`` and the like, by the names that templates use.
+        backend: tokenizer of the ``tokenizers`` library.
+        special_tokens: texts of the special tokens by their names in chat templates, such as ``bos_token``.
         chat_template: Jinja source, or ``None``.
     """
 
@@ -81,10 +81,10 @@ class TokenizerParts:
 
 
 def read_tokenizer(file: GgufFile) -> TokenizerParts:
-    """The tokenizer of a file.
+    """Rebuild the tokenizer of a file.
 
     Raises:
-        TokenizerError: none, one of another kind, or a damaged one.
+        TokenizerError: the file has no tokenizer, an unsupported one, or a damaged one.
     """
     model = file.get("tokenizer.ggml.model")
     if model not in _MODELS:
@@ -106,7 +106,7 @@ def read_tokenizer(file: GgufFile) -> TokenizerParts:
         raise
     except Exception as error:  # tokenizers raises bare Exception
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        msg = f"{file.path}: expected tokens and merges that go together, found others ({reason}); download it again"
+        msg = f"{file.path}: expected merges of known tokens, found others ({reason}); download it again"
         raise TokenizerError(msg) from error
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     special = {f"{short}_token": vocabulary.text(name) for name, short in names.items()}
@@ -114,13 +114,13 @@ def read_tokenizer(file: GgufFile) -> TokenizerParts:
 
 
 def _bytes(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """A byte-level BPE."""
+    """Build a byte-level BPE."""
     pre = file.get("tokenizer.ggml.pre")
     split = _SPLITS.get(pre) if isinstance(pre, str) else None
     if split is None:
         msg = (
-            f"{file.path}: expected tokenizer.ggml.pre to be one of {', '.join(_SPLITS)}, found {pre!r:.40}; how texts "
-            "are split cannot be told: take the model's original folder, or a file of a current llama.cpp"
+            f"{file.path}: expected tokenizer.ggml.pre to be one of {', '.join(_SPLITS)}, found {pre!r:.40}; the "
+            "pre-tokenizer is unknown: take the model's original folder, or a file of a current llama.cpp"
         )
         raise TokenizerError(msg)
     merges = [_pair(merge) for merge in texts(file, "merges")]
@@ -136,7 +136,7 @@ def _bytes(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _pieces(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """A SentencePiece BPE; what follows a special token begins with a space, too, as in llama.cpp."""
+    """Build a SentencePiece BPE; as in llama.cpp, text after a special token also gets a space prefix."""
     vocab = vocabulary.vocab
     merges = _merges(vocab, scores(file, len(vocabulary.tokens)))
     unknown = vocabulary.text("unknown")
@@ -156,16 +156,15 @@ _MODELS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {"g
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """The two tokens of a merge; the first may begin with a space."""
+    """Split a merge into its two tokens; the first may begin with a space."""
     first, _, second = merge[1:].partition(" ")
     return merge[:1] + first, second
 
 
 def _merges(vocab: dict[str, int], score: Sequence[float]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece makes: every cut of a token into two tokens, the best token first.
+    """Return SentencePiece's merges: every split of a token into two tokens, by descending score.
 
-    Cuts of equally good tokens are in the order of transformers' ``generate_merges``, which made the ``tokenizer.json``
-    of such models.
+    Equal scores are ordered as in transformers' ``generate_merges``, which wrote the ``tokenizer.json`` of such models.
     """
     found = []
     for token, i in vocab.items():
@@ -177,7 +176,7 @@ def _merges(vocab: dict[str, int], score: Sequence[float]) -> list[tuple[str, st
 
 
 def _surround(backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabulary, *, bos: bool) -> None:
-    """Let texts begin and end with the tokens that the file wants there."""
+    """Add the BOS and EOS tokens that the file requires around a text."""
     around = {"bos": flag(file, "add_bos_token", default=bos), "eos": flag(file, "add_eos_token", default=False)}
     text = {name: vocabulary.text(name) for name, wanted in around.items() if wanted}
     missing = [name for name, token in text.items() if token is None]
@@ -191,7 +190,7 @@ def _surround(backend: tokenizers.Tokenizer, file: GgufFile, vocabulary: Vocabul
 
 
 def _added(vocabulary: Vocabulary) -> list[AddedToken]:
-    """The tokens that are found in a text before it is split; those for control read as nothing."""
+    """Return the tokens that are matched before the split; control tokens are skipped in decoding."""
     special = {TokenKind.CONTROL: True, TokenKind.UNKNOWN: True, TokenKind.USER_DEFINED: False}
     return [
         AddedToken(token, special=special[TokenKind(kind)], normalized=False)

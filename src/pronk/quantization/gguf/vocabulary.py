@@ -1,4 +1,4 @@
-"""What a GGUF file says of its tokens: their texts and kinds, and which ones begin and end a text."""
+"""Vocabulary of a GGUF file: texts and kinds of the tokens, and ids of the special tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["TokenKind", "Vocabulary", "flag", "scores", "texts"]
 
 _PREFIX = "tokenizer.ggml."
 _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
-_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # where the file does not say
-# Far more than any token has; a text's pieces are looked for at every cut of a token.
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # defaults of llama.cpp
+# Maximum characters of a token, to bound the work per token: SentencePiece merges try every split of it.
 _LONGEST = 1024
-# Control tokens that end a text though the file names another one: an answer of a chat, most of the time. From
-# `llama-vocab.cpp`, without those of architectures that are not read here.
+# Control tokens that end a text (usually a chat turn) besides the EOS token of the file. From `llama-vocab.cpp`,
+# without those of unsupported architectures.
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> [EOT] [EOS] "
     "<|end_of_text|> <\uff5cend\u2581of\u2581sentence\uff5c>".split()
@@ -28,7 +28,7 @@ _ENDS = frozenset(
 
 
 class TokenKind(IntEnum):
-    """What a token is for."""
+    """Kind of a token, as in ``tokenizer.ggml.token_type``."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -40,12 +40,12 @@ class TokenKind(IntEnum):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a file, by id.
+    """Tokens of a file, by id.
 
     Attributes:
-        tokens: their texts, as the model's kind of tokenizer writes them; ``None`` for what only pads the vocabulary.
-        kinds: what they are for.
-        ids: of the tokens with a name: ``bos``, ``eos``, ``eot``, ``eom``, ``unknown``, ``padding``.
+        tokens: texts in the notation of the tokenizer; ``None`` for padding of the vocabulary.
+        kinds: values of :class:`TokenKind`.
+        ids: ids of the special tokens: ``bos``, ``eos``, ``eot``, ``eom``, ``unknown``, ``padding``.
     """
 
     tokens: Sequence[str | None]
@@ -54,14 +54,14 @@ class Vocabulary:
 
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
-        """The tokens of a file; none where it has no tokenizer.
+        """Read the tokens of a file; empty without a tokenizer.
 
         Raises:
-            TokenizerError: texts, kinds or ids that do not go together.
+            TokenizerError: texts, kinds or ids are inconsistent.
         """
         texts = _array(file, "tokens", str)
         kinds = _array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
-        tokens = [None if _pads(*each) else each[1] for each in zip(range(len(texts)), texts, kinds, strict=True)]
+        tokens = [None if _is_padding(*each) else each[1] for each in zip(range(len(texts)), texts, kinds, strict=True)]
         _check(file, [token for token in tokens if token is not None])
         ids = {}
         default = _SENTENCEPIECE_IDS if file.get(f"{_PREFIX}model") == "llama" else {}
@@ -75,45 +75,37 @@ class Vocabulary:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a text: those that the file names, then those known by their texts."""
+        """Token ids that end a text: those in the metadata, then those with a known text."""
         named = [self.ids[name] for name in ("eos", "eot", "eom") if name in self.ids]
         known = [i for i, token in enumerate(self.tokens) if token in _ENDS and self.kinds[i] == TokenKind.CONTROL]
         return tuple(dict.fromkeys(named + known))
 
     @property
     def vocab(self) -> dict[str, int]:
-        """Texts to ids."""
+        """Ids by text."""
         return {token: i for i, token in enumerate(self.tokens) if token is not None}
 
     def text(self, name: str) -> str | None:
-        """The text of a token with a name."""
+        """Return the text of a special token; ``None`` if the file does not define it."""
         return self.tokens[self.ids[name]] if name in self.ids else None
 
 
 def flag(file: GgufFile, name: str, *, default: bool) -> bool:
-    """A setting of the tokenizer.
-
-    Raises:
-        TokenizerError: it is neither true nor false.
-    """
+    """Return a flag of the tokenizer; :class:`TokenizerError` if its value is not a boolean."""
     value = file.get(_PREFIX + name)
     return default if value is None else check_flag(f"{file.path}: {_PREFIX}{name}", value, error=TokenizerError)
 
 
 def texts(file: GgufFile, name: str) -> list[str]:
-    """An array of texts; empty if there is none.
-
-    Raises:
-        TokenizerError: something else.
-    """
+    """Return an array of strings, empty if missing; :class:`TokenizerError` for another type."""
     return _array(file, name, str)
 
 
 def scores(file: GgufFile, count: int) -> list[float]:
-    """A score for each of ``count`` tokens; the higher, the sooner a token is put together.
+    """Return the scores of ``count`` tokens; merges into tokens of higher score come first.
 
     Raises:
-        TokenizerError: something else, or another number of them.
+        TokenizerError: the scores are missing, of another number, or not finite.
     """
     found = _array(file, "scores", float, count)
     if len(found) != count or not all(map(math.isfinite, found)):
@@ -127,7 +119,7 @@ def _array(file: GgufFile, name: str, kind: type, count: int | None = None) -> l
     if found is None:
         return []
     if not isinstance(found, list) or (found and type(found[0]) is not kind):
-        msg = f"{file.path}: {_PREFIX}{name}: expected an array of {kind.__name__}, found something else"
+        msg = f"{file.path}: {_PREFIX}{name}: expected an array of {kind.__name__}, found another type"
         raise TokenizerError(msg)
     if count is not None and len(found) != count:
         msg = f"{file.path}: {_PREFIX}{name}: expected one for each of {count} tokens, found {len(found)}"
@@ -135,8 +127,8 @@ def _array(file: GgufFile, name: str, kind: type, count: int | None = None) -> l
     return found
 
 
-def _pads(token_id: int, text: str, kind: int) -> bool:
-    """Whether a token was made up by the converter, for an id of the model that has none."""
+def _is_padding(token_id: int, text: str, kind: int) -> bool:
+    """Whether a token is padding that the converter added for an unused id of the model."""
     return not text or (text == f"[PAD{token_id}]" and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
 
 

@@ -1,1 +1,1 @@
-"""Making quantized checkpoints: rounding, calibration, and the folder that other engines read."""
+"""Quantization of checkpoints: rounding, calibration, and the compressed-tensors folder."""

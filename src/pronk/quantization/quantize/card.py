@@ -1,4 +1,4 @@
-"""The model card of a quantized checkpoint: what it was made of, how, and what that costs."""
+"""Model card of a quantized checkpoint: its source, method, and perplexity before and after."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "quantized_card"]
 
-# By their names, in words.
+# Descriptions of the methods for the card.
 METHODS = {
-    "nearest": "each weight to the nearest code, groups clipped where that errs least",
-    "scaled": "inputs scaled by powers of their size before rounding, folded into what makes them (after AWQ)",
-    "gptq": "column by column, later ones making up for the errors of earlier ones (GPTQ)",
+    "nearest": "each weight rounded to the nearest code, with the clipping of each group that has the smallest error",
+    "scaled": "inputs scaled by a power of their RMS before rounding, folded into the preceding operation (AWQ)",
+    "gptq": "columns rounded in order, later columns compensating the errors of earlier ones (GPTQ)",
 }
 
 
 def quantized_card(made: QuantizedCheckpoint, name: str, source: str, command: str, text: str) -> str:
-    """The text of ``README.md``.
+    """Return the text of ``README.md``.
 
     Args:
-        made: what was written.
-        name: of the model.
-        source: what it was made of.
-        command: the one that made it.
-        text: what perplexity was measured on.
+        made: quantized checkpoint.
+        name: name of the model.
+        source: name of the model that was quantized.
+        command: command line that wrote the checkpoint.
+        text: description of the text that perplexity was measured on.
     """
     return render(
         "quantized",

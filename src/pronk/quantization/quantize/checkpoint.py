@@ -1,8 +1,7 @@
-"""Write a checkpoint with weights of 8 or 4 bits, in the format of compressed-tensors.
+"""Write a checkpoint with 8-bit or 4-bit weights in the format of compressed-tensors.
 
-The matrices of the layers are quantized; embedding, head, gains and biases stay as they are. Every method that the
-texts allow is tried, and the one that predicts the text for measuring best is kept. No more than a layer is in memory,
-besides the states of the texts.
+The matrices of the layers are quantized; embedding, head, norms and biases are copied. Every method that the texts
+allow is tried, and the one with the lowest perplexity is kept. Memory holds one layer and the texts' hidden states.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from pronk.quantization.quantize.source import SourceCheckpoint
 
 __all__ = ["QuantizedCheckpoint", "Status", "quantize"]
 
-# Told what is being done, how much of it is done, and how much there is.
+# Arguments: label, units done, units in all.
 Status = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class QuantizedCheckpoint:
-    """What was written.
+    """Summary of a written checkpoint.
 
     Attributes:
-        rule: how its matrices are quantized.
-        method: the one that was kept.
-        tried: perplexities, by method.
-        before: perplexity of the model as it was.
-        tokens: how many were predicted for these.
-        num_bytes: size of its weights.
-        source_bytes: size of the weights before.
+        rule: quantization of its matrices.
+        method: name of the method that was kept.
+        tried: perplexity by method.
+        before: perplexity of the source.
+        tokens: number of predicted tokens behind each perplexity.
+        num_bytes: size of its weights in bytes.
+        source_bytes: size of the source's weights in bytes.
     """
 
     rule: RoundingRule
@@ -59,7 +58,7 @@ class QuantizedCheckpoint:
 
     @property
     def after(self) -> float:
-        """Perplexity of what was written, in the same arithmetic."""
+        """Perplexity of the written checkpoint, computed in float32 like ``before``."""
         return self.tried[self.method]
 
 
@@ -76,24 +75,24 @@ def quantize(
     status: Status = lambda *_: None,
     shard_bytes: int = 10**9,
 ) -> QuantizedCheckpoint:
-    """Write the checkpoint ``out``; it appears under this name when it is complete.
+    """Write the checkpoint ``out``, which appears under this name when it is complete.
 
     Args:
-        folder: of a checkpoint with plain weights.
-        out: a folder that does not exist or is empty.
-        bits: of a weight, 8 or 4.
-        group: inputs that share a scale; see :func:`~pronk.quantization.quantize.rounding.choose_group`.
-        read: gives the texts to measure with, and to calibrate with, once all else has been checked.
-        name: what to call the source; the name of its folder by default.
-        command: shown in the model card.
-        text: what the texts are, for the card.
-        status: told what is being done.
-        shard_bytes: a file with more than one tensor is no larger than this.
+        folder: folder of a checkpoint with unquantized weights.
+        out: new or empty folder.
+        bits: bits per weight, 8 or 4.
+        group: inputs per scale, as in :func:`~pronk.quantization.quantize.rounding.choose_group`.
+        read: returns the evaluation and calibration texts; called after the other checks.
+        name: name of the source in the card; the name of its folder by default.
+        command: command line for the card.
+        text: description of the evaluation text for the card.
+        status: receives label, units done and units in all.
+        shard_bytes: maximum size of a file with more than one tensor.
 
     Raises:
-        OptionError: bits, a group or a folder that cannot be had, too little disk space, no kernels; or as of
-            ``read``.
-        CheckpointError: the source cannot be read, is quantized already or of another family, holds numbers that are
+        OptionError: bits, group or folder are invalid, disk space is too small, the kernels are missing, or ``read``
+            raises it.
+        CheckpointError: the source cannot be read, is quantized already, has an unsupported family or numbers that are
             not finite, or ``out`` cannot be written.
     """
     source = SourceCheckpoint(folder)
@@ -103,7 +102,7 @@ def quantize(
     num_bytes = sum(entry.size for entry in entries)
     check_target(out, num_bytes)
     texts = read()
-    # Until the best one is known, the layers of every method are there.
+    # The layers of every method stay on disk until the best method is known.
     check_target(out, num_bytes * (1 + len(texts.methods)))
     with writing(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
         before, tried = _try_all(source, rule, texts, partial, status)
@@ -132,26 +131,26 @@ def _kernels() -> Kernels:
     try:
         return load_kernels()
     except KernelsError as error:
-        msg = f"expected pronk's kernels, which round weights, found none: {error}; install pronk with a C++ compiler"
+        msg = f"expected pronk's kernels for rounding weights, found none: {error}; install pronk with a C++ compiler"
         raise OptionError(msg) from error
 
 
 def _try_all(
     source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
 ) -> tuple[float, dict[str, float]]:
-    """Perplexity before, and by each method, whose layers are in a folder of its name."""
+    """Return the perplexity before and by method; each method writes its layers to a folder of its name."""
     total = source.config.num_layers * (1 + len(texts.methods))
     done = 0
 
     def tick(what: str) -> Callable[[], None]:
         status(what, done, total)
 
-        def more() -> None:
+        def advance() -> None:
             nonlocal done
             done += 1
             status(what, done, total)
 
-        return more
+        return advance
 
     before = measure(source, texts, tick("measuring"))
     tried = {}
@@ -162,17 +161,19 @@ def _try_all(
 
 
 def _best(tried: Mapping[str, float], folder: Path) -> str:
-    """The method with the lowest perplexity of those that have one."""
+    """Return the method with the lowest finite perplexity."""
     finite = {method: perplexity for method, perplexity in tried.items() if math.isfinite(perplexity)}
     if not finite:
         found = ", ".join(f"{perplexity} by {method}" for method, perplexity in tried.items())
-        msg = f"{folder}: expected a finite perplexity, once quantized, found {found}; use more bits or smaller groups"
+        msg = (
+            f"{folder}: expected a finite perplexity after quantization, found {found}; use more bits or smaller groups"
+        )
         raise CheckpointError(msg)
     return min(finite, key=lambda method: finite[method])
 
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
-    """The tensors of the checkpoint, in the order of the layers."""
+    """Yield the tensors of the checkpoint, in the order of the layers."""
     for piece in source.beside():
         yield ShardEntry(piece, source.file_name(piece.name), source.inventory.tensor(piece).dtype)
     for index in range(source.config.num_layers):
@@ -187,7 +188,7 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
 
 
 class _Builder:
-    """Finds the tensors of the checkpoint: those of layers in the files of a method, the others in the source."""
+    """Lookup of tensors: those of layers in the files of a method, the others in the source."""
 
     def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
         self.source = source

@@ -1,11 +1,11 @@
-"""GPTQ (Frantar et al. 2023, algorithm 1): columns are rounded in order, and those to come make up for each error.
+"""GPTQ (Frantar et al. 2023, algorithm 1): round columns in order; later ones compensate the errors.
 
-With ``W`` ``[outputs, inputs]``, the layer's inputs ``X`` and ``H = X Xᵀ``, the error of the outputs is
-``tr((W - Q) H (W - Q)ᵀ)``. Once column ``j`` is rounded to ``q_j``, the best that the later columns ``F`` can do is::
+With ``W`` ``[outputs, inputs]``, the layer's inputs ``X`` and ``H = X Xᵀ``, the squared error of the outputs is
+``tr((W - Q) H (W - Q)ᵀ)``. After column ``j`` is rounded to ``q_j``, the optimal update of the later columns ``F`` is::
 
     W_F -= (w_j - q_j) / U_jj · U_jF        H⁻¹ = Uᵀ U, U upper triangular
 
-Rows do not meet, so matrices with the same inputs are done on top of each other. Columns stay in their order.
+Rows are independent, so matrices with the same inputs are stacked. Columns stay in their order.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from pronk.quantization.quantize.rounding import RoundingRule
 
 __all__ = ["gptq", "output_error"]
 
-# Added to the diagonal of H, as a part of its mean (section 3.3 of the paper).
+# Fraction of the mean diagonal of H that is added to its diagonal (section 3.3 of the paper).
 _DAMPING = 0.01
-# How often ten times as much is tried.
+# Attempts at the factorization; each has ten times the damping of the one before.
 _TRIES = 8
-# Columns whose errors reach the columns behind them in one product.
+# Columns per block; the errors of a block update the columns after it in one matrix product.
 _BLOCK = 128
 
 
 def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix:
-    """Round ``weight`` so that the outputs err least.
+    """Round ``weight`` with a small error of the outputs.
 
-    A group's scale is chosen when its first column is rounded, for the weights as they are by then.
+    The scale of a group is chosen before its first column is rounded, from the updated weights.
 
     Args:
-        weight: ``[outputs, inputs]`` float32.
-        hessian: ``H`` ``[inputs, inputs]``, up to a factor.
-        rule: how it is quantized.
+        weight: float32 ``[outputs, inputs]``.
+        hessian: ``H`` ``[inputs, inputs]``, up to a constant factor.
+        rule: quantization of the matrix.
 
     Raises:
-        ValueError: numbers that are not finite, or a matrix that is no ``H``; the message is one line.
+        ValueError: a number is not finite, or ``hessian`` is far from positive definite; the message is one line.
     """
     inputs = weight.shape[1]
     group = rule.group or inputs
     block = _block(group)
-    left = weight.t().clone(memory_format=torch.contiguous_format)  # [inputs, outputs]: columns are in one piece
+    left = weight.t().clone(memory_format=torch.contiguous_format)  # [inputs, outputs]: each column of W is contiguous
     factor = _factor(hessian)
     codes, scales = torch.empty_like(left), torch.empty(inputs // group, len(weight))
     for start in range(0, inputs, block):
@@ -64,7 +64,7 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
 
 
 def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
-    """``tr((W - Q) H (W - Q)ᵀ)``: squared error of the outputs, summed."""
+    """Return ``tr((W - Q) H (W - Q)ᵀ)``, the summed squared error of the outputs."""
     wrong = weight - quantized
     return float((wrong @ hessian).mul_(wrong).sum(dtype=torch.float64))
 
@@ -74,14 +74,14 @@ def _scale(columns: Tensor, rule: RoundingRule) -> Tensor:
 
 
 def _block(group: int) -> int:
-    """Columns of a block: whole groups, or a part that fits into one."""
+    """Return the columns per block: whole groups, or a divisor of a larger group."""
     if group <= _BLOCK:
         return _BLOCK // group * group
     return next(size for size in range(_BLOCK, 0, -1) if group % size == 0)
 
 
 def _factor(hessian: Tensor) -> Tensor:
-    """``U`` with ``H⁻¹ = Uᵀ U``, float32. An input that is always 0 is rounded by itself."""
+    """Return ``U`` with ``H⁻¹ = Uᵀ U``, float32; inputs that are always 0 become independent."""
     if not bool(hessian.isfinite().all()):
         msg = "expected finite products of the inputs, found others; quantize without a text to calibrate with"
         raise ValueError(msg)
@@ -96,6 +96,6 @@ def _factor(hessian: Tensor) -> Tensor:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
                 return upper.float()
-        damping *= 10  # so few tokens, or so alike, that rounding made H indefinite
+        damping *= 10  # few or similar tokens: float32 rounding made H indefinite
     msg = "expected products of the inputs with each other, found a matrix that is far from positive definite"
     raise ValueError(msg)

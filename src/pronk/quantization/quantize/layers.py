@@ -1,4 +1,4 @@
-"""Text on its way through a model, a layer at a time: what its matrices see, and how well the model predicts."""
+"""Layer-by-layer evaluation of a model on text: inputs of its matrices, and perplexity."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["LINEARS", "LayerStream", "hessians"]
 # The linear modules of a layer.
 LINEARS = ("qkv", "out", "up", "down")
 
-# Rows that go through a layer together.
+# Tokens per forward pass of a layer, which bounds the memory.
 _ROWS = 4096
 
 
 class LayerStream:
-    """Sequences of equal length, and their states between two layers.
+    """Sequences of equal length with their hidden states between two layers.
 
     Args:
-        frame: the model around its layers.
-        tokens: ids ``[sequences, length]``.
+        frame: model without its layers (embedding, norm and head).
+        tokens: token ids ``[sequences, length]``.
 
     Attributes:
-        rows: states ``[sequences * length, hidden]``, float32.
+        rows: hidden states ``[sequences * length, hidden]``, float32.
     """
 
     def __init__(self, frame: Decoder, tokens: Tensor) -> None:
@@ -42,7 +42,7 @@ class LayerStream:
         self.rows = frame.embed(tokens.reshape(-1), positions, torch.float32)
 
     def through(self, layer: Layer, index: int, *, keep: bool = True) -> None:
-        """Compute layer number ``index``; its output takes the place of the states if it is to be kept."""
+        """Run layer ``index``; its output replaces the hidden states if ``keep``."""
         step = max(1, _ROWS // self.length) * self.length
         for rows in self.rows.split(step):
             count = len(rows) // self.length
@@ -53,7 +53,7 @@ class LayerStream:
                 rows.copy_(out)
 
     def perplexity(self) -> float:
-        """Of each token but the first of a sequence, behind the last layer; not finite if some numbers are not."""
+        """Return the perplexity per predicted token; call after the last layer. May be infinite or NaN."""
         rows = self.rows.unflatten(0, (-1, self.length))[:, :-1].flatten(0, 1)
         head = self.frame.head
         assert isinstance(head, PlainLinear)
@@ -64,7 +64,7 @@ class LayerStream:
 
 @contextmanager
 def hessians(layer: Layer) -> Iterator[Mapping[str, Tensor]]:
-    """``X Xᵀ`` of the inputs of each linear module, by its name, of what goes through the layer within the block."""
+    """Accumulate ``X Xᵀ`` of the inputs of each linear module, by name, while the block runs the layer."""
     found: dict[str, Tensor] = {}
 
     def watch(name: str) -> RemovableHandle:

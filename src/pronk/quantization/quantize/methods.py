@@ -1,7 +1,7 @@
-"""The ways to choose codes, and the one that predicts held-out text best.
+"""Quantization methods, run layer by layer, and the perplexity of each.
 
-Layers are quantized from the first to the last. The inputs of a layer are those that the quantized layers below give,
-so that it makes up for some of their errors.
+Layers are quantized from the first to the last. The inputs of a layer are the outputs of the quantized layers before,
+so that a calibrated method compensates part of their errors.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pronk.quantization.quantize.source import SourceCheckpoint
 __all__ = ["CALIBRATED", "NEAREST", "CalibrationTexts", "layer_file", "measure", "run"]
 
 NEAREST = "nearest"
-# Those that look at the inputs of the matrices.
+# Methods that need calibration text.
 CALIBRATED = ("scaled", "gptq")
 
-# Told that one more layer is done.
+# Called after each layer.
 Tick = Callable[[], None]
 
 
@@ -40,8 +40,8 @@ class CalibrationTexts:
     """Token ids ``[sequences, length]``.
 
     Attributes:
-        evaluation: what perplexity is measured on.
-        calibration: what else the matrices see, if anything.
+        evaluation: text that perplexity is measured on.
+        calibration: text whose activations guide the rounding; ``None`` allows only the method ``nearest``.
     """
 
     evaluation: Tensor
@@ -49,16 +49,16 @@ class CalibrationTexts:
 
     @property
     def methods(self) -> Sequence[str]:
-        """The methods that can be tried."""
+        """Names of the methods to try."""
         return (NEAREST,) if self.calibration is None else (NEAREST, *CALIBRATED)
 
 
 @torch.no_grad()
 def measure(source: SourceCheckpoint, texts: CalibrationTexts, tick: Tick) -> float:
-    """Perplexity of the model as it is, computed in float32.
+    """Return the perplexity of the unquantized model, computed in float32.
 
     Raises:
-        CheckpointError: it is not finite, or some states on the way are not.
+        CheckpointError: the perplexity or a hidden state is not finite.
     """
     stream = LayerStream(source.frame(), texts.evaluation)
     _check_finite(stream.rows, f"{source.folder}: embedding")
@@ -75,19 +75,18 @@ def measure(source: SourceCheckpoint, texts: CalibrationTexts, tick: Tick) -> fl
 def run(
     source: SourceCheckpoint, method: str, rule: RoundingRule, texts: CalibrationTexts, folder: Path, tick: Tick
 ) -> float:
-    """Quantize every layer, write its tensors to its :func:`layer_file`, and measure.
+    """Quantize every layer, write its tensors to its :func:`layer_file`, and measure the perplexity.
 
     Args:
-        source: what is quantized.
-        method: ``"nearest"``, ``"scaled"`` or ``"gptq"``; all but the first need a text to calibrate with.
-        rule: how matrices are quantized.
-        texts: to calibrate with, and to measure with.
-        folder: where the files go.
-        tick: told of each layer.
+        source: checkpoint to quantize.
+        method: ``"nearest"``, ``"scaled"`` or ``"gptq"``; the last two need calibration text.
+        rule: quantization of the matrices.
+        texts: evaluation and calibration texts.
+        folder: folder for the files.
+        tick: called after each layer.
 
     Returns:
-        Perplexity, with weights as they are written and everything else in float32; not finite if something
-        overflows with them.
+        Perplexity with the written weights and float32 activations; not finite if the activations overflow.
     """
     frame = source.frame()
     evaluation = LayerStream(frame, texts.evaluation)
@@ -111,7 +110,7 @@ def run(
 
 
 def layer_file(folder: Path, index: int) -> Path:
-    """Where the tensors of a layer are until the checkpoint is put together."""
+    """Return the path of a layer's tensors until the checkpoint is assembled."""
     return folder / f"layer-{index}.safetensors"
 
 
@@ -124,7 +123,7 @@ def _check_finite(states: Tensor, where: str) -> None:
 def _quantize(
     layer: Layer, method: str, rule: RoundingRule, seen: Mapping[str, Tensor], where: str
 ) -> dict[str, QuantizedMatrix]:
-    """The matrices of a layer, which computes with them from now on."""
+    """Quantize the matrices of a layer and replace its weights by the dequantized ones."""
     made: dict[str, QuantizedMatrix] = {}
     try:
         if method == "scaled":
@@ -135,7 +134,7 @@ def _quantize(
             weight = linear.weight.data
             made[name] = gptq(weight, seen[name], rule) if method == "gptq" else rule.nearest(weight)
             linear.weight.data = made[name].dequantize()
-    except ValueError as error:  # numbers that are none
+    except ValueError as error:  # a number is not finite
         msg = f"{where}: {error}"
         raise CheckpointError(msg) from error
     return made

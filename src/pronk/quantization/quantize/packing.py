@@ -1,7 +1,7 @@
-"""Codes in the layout of compressed-tensors' ``pack-quantized``, and what its ``config.json`` says of them.
+"""Layout ``pack-quantized`` of compressed-tensors, and its ``quantization_config``.
 
-Words of 32 bits hold the codes of a row one after the other, the first in the lowest bits, counted from 0; the scale of
-a group is ``weight_scale``, and a weight is ``scale * (code - 2 ** (bits - 1))``.
+32-bit words hold the unsigned codes of a row in order, the first one in the lowest bits. ``weight_scale`` holds the
+scales of the groups. A weight is ``scale * (code - 2 ** (bits - 1))``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
 
 __all__ = ["layout", "packed", "quantization_config"]
 
-# Of compressed-tensors: the one that folders were read with.
+# Version of compressed-tensors that reads the written folders in the tests.
 _VERSION = "0.20.0"
 
 
 def packed(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of a matrix, by their names behind ``prefix``; ``dtype`` holds its scales exactly."""
+    """Return the tensors of a matrix by name; ``dtype`` must represent its scales exactly."""
     integers = weight.codes
     if weight.bits == 4:
         integers = pad(integers, (0, integers.shape[1] % 2))
@@ -36,7 +36,7 @@ def packed(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str
 
 
 def layout(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and types of the same."""
+    """Return shapes and dtypes of the tensors that :func:`packed` returns."""
     outputs, inputs = shape
     groups = inputs // (rule.group or inputs)
     return {
@@ -47,7 +47,7 @@ def layout(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str,
 
 
 def quantization_config(rule: RoundingRule, head: str) -> dict[str, Any]:
-    """What ``config.json`` says; ``head`` is the module that stays as it is."""
+    """Return the ``quantization_config``; ``head`` is the name of the unquantized LM head."""
     whole = rule.group == WHOLE_ROW
     weights: dict[str, Any] = {
         "num_bits": rule.bits,

@@ -1,6 +1,7 @@
-"""Codes for scales as the file will hold them: what is written is what was measured.
+"""Rounding of weights to codes, without minima.
 
-A scale is stored in the model's dtype. It is rounded to that first, and the codes are chosen for the rounded one.
+A scale is stored in the model's dtype. It is rounded to this dtype before the codes are chosen, so the written weights
+are those that were measured.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["WHOLE_ROW", "RoundingRule", "choose_group", "inputs_of"]
 
-# In place of the size of a group: all inputs of a matrix share a scale.
+# Group size that stands for one scale per row.
 WHOLE_ROW = 0
 
-# More inputs than a matrix has.
+# Group size for the kernels that exceeds the inputs of every matrix.
 _ALL = 1 << 20
 
 
 @dataclass(frozen=True)
 class RoundingRule:
-    """How every matrix of a model is quantized, without minima.
+    """Symmetric quantization of all matrices of a model.
 
     Attributes:
-        kernels: who search for scales.
-        bits: of a code.
-        group: inputs that share a scale, a multiple of 8 that divides those of every matrix; or :data:`WHOLE_ROW`.
-        dtype: of the scales in the file.
+        kernels: kernels that search for scales.
+        bits: bits per code.
+        group: inputs per scale, a multiple of 8 that divides the inputs of every matrix; or :data:`WHOLE_ROW`.
+        dtype: dtype of the scales in the file.
     """
 
     kernels: Kernels
@@ -45,25 +46,25 @@ class RoundingRule:
 
     @property
     def zero(self) -> int:
-        """What codes are counted from."""
+        """Offset of the stored unsigned codes, ``2**(bits - 1)``."""
         return 1 << (self.bits - 1)
 
     def scales(self, weight: Tensor) -> Tensor:
-        """The scale of every group of ``weight`` ``[outputs, inputs]`` whose clipping errs least, as stored."""
+        """Return the scale per group of ``[outputs, inputs]`` with the smallest clipping error, as stored."""
         return self._stored(round_weights(self.kernels, weight, self.bits, self.group or _ALL).scale)
 
     def nearest(self, weight: Tensor) -> QuantizedMatrix:
-        """Every weight of ``[outputs, inputs]`` by the code that is nearest to it."""
+        """Quantize ``[outputs, inputs]`` to the nearest codes."""
         return self.coded(weight, self.scales(weight))
 
     def coded(self, weight: Tensor, scale: Tensor) -> QuantizedMatrix:
-        """The same for given scales, float32 ``[outputs, groups]``."""
+        """Quantize to the nearest codes for given scales, float32 ``[outputs, groups]``."""
         group = self.group or weight.shape[1]
         codes = self.codes(weight, scale.repeat_interleave(group, dim=1))
         return QuantizedMatrix(codes.add_(self.zero).to(torch.uint8), scale, None, self.bits, group)
 
     def codes(self, weight: Tensor, scale: Tensor) -> Tensor:
-        """The nearest codes, counted from 0 and as floats; one scale for each weight. A scale of 0 has the code 0."""
+        """Return the nearest signed codes as floats, with one scale per weight; a scale of 0 gives code 0."""
         times = torch.where(scale == 0, 0.0, 1 / scale)
         return (weight * times).round_().clamp_(-self.zero, self.zero - 1)
 
@@ -73,10 +74,10 @@ class RoundingRule:
 
 
 def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bits, int]:
-    """Bits and group, checked; a group of ``None`` is the usual one, or the largest power of two below it that fits.
+    """Validate bits and group; ``None`` is the default group or a smaller power of 2 that fits.
 
     Raises:
-        OptionError: other bits than 8 and 4, or a group that does not divide the inputs of every matrix.
+        OptionError: bits are not 8 or 4, or the group does not divide the inputs of every matrix.
     """
     if bits not in DEFAULT_GROUPS:
         msg = f"bits: expected 4 or 8, found {bits}"
@@ -100,5 +101,5 @@ def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bit
 
 
 def inputs_of(config: ModelConfig) -> list[int]:
-    """How many inputs the matrices of a layer have, each number once."""
+    """Return the distinct numbers of inputs of the matrices of a layer, ascending."""
     return sorted({config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size})

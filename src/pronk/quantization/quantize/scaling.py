@@ -1,8 +1,8 @@
-"""Scaling inputs before rounding, as AWQ does (Lin et al. 2024, section 3.2).
+"""Scaling of inputs before rounding, as in AWQ (Lin et al. 2024, section 3.2).
 
-``W x = (W diag(s)) (x / s)``: inputs that are large get weights that are large within their groups, and so are rounded
-less. Dividing by ``s`` costs nothing where what makes the input can do it: the gain of a norm, or the rows of the
-matrix before. The best ``s`` is searched among powers of the inputs' size, by the error of the outputs::
+``W x = (W diag(s)) (x / s)``: weights of large inputs become large within their groups, so their relative rounding
+error is smaller. The division by ``s`` is folded into the preceding operation at no cost: the gain of a norm, or the
+rows of the preceding matrix. The best ``s`` is searched among powers of the inputs' RMS, by the error of the outputs::
 
     s = rms(x) ** α        α of 0 changes nothing
 """
@@ -23,17 +23,17 @@ from pronk.quantization.quantize.rounding import RoundingRule
 __all__ = ["scale_layer"]
 
 _POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-# Of the root mean square of an input in that of the largest: what is smaller is as good as never there.
+# Lower bound of an input's RMS relative to the largest one; avoids extreme scales for unused inputs.
 _LEAST = 1e-4
 
 
 def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: RoundingRule) -> None:
-    """Scale the inputs of a layer's matrices in place; it computes what it did, up to roundings of float32.
+    """Scale the inputs of a layer's matrices in place, keeping its function up to float32 rounding.
 
     Args:
-        layer: with plain weights in float32.
+        layer: layer with unquantized float32 weights.
         hessians: ``X Xᵀ`` of the inputs of ``qkv``, ``up`` and ``down``.
-        rule: how the matrices will be quantized; what is divided is rounded to its dtype, too.
+        rule: quantization of the matrices; divided gains and biases are rounded to its dtype.
     """
     for name, norm in (("qkv", layer.attention_norm), ("up", layer.mlp_norm)):
         linear = _linear(layer, name)
@@ -53,9 +53,9 @@ def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: RoundingRule
 
 
 def _divide(values: Tensor, scale: Tensor, rule: RoundingRule) -> tuple[Tensor, Tensor]:
-    """Values divided by scales, as the file will hold them, and what each is divided by in the end, it being rounded.
+    """Divide and round to the stored dtype; return the results and the effective divisors after rounding.
 
-    One that would become 0 or infinite stays: nothing could make up for that.
+    A value that would become 0 or infinite is kept with divisor 1, as no weight could compensate it.
     """
     divided = (values / scale).to(rule.dtype).float()
     fits = (divided != 0) & divided.isfinite()
@@ -69,7 +69,7 @@ def _linear(layer: Layer, name: str) -> PlainLinear:
 
 
 def _search(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
-    """The best scale of each input, float32 ``[inputs]``."""
+    """Search the best scale of each input, float32 ``[inputs]``."""
     size = hessian.diagonal().clamp_min(0).sqrt()
     size = size.clamp_min(_LEAST * float(size.max()) + 1e-30)
     best = torch.ones_like(size)

@@ -1,4 +1,4 @@
-"""The checkpoint that is quantized, a layer at a time: no more of it is in memory."""
+"""Source checkpoint of a quantization, loaded one layer at a time to bound the memory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _INSTEAD = "give the checkpoint with float32, float16 or bfloat16 weights that i
 
 
 class SourceCheckpoint:
-    """A plain checkpoint.
+    """Unquantized checkpoint.
 
     Attributes:
-        folder: where it is.
-        document: its ``config.json``.
-        config: what that says.
-        dtype: of the model.
+        folder: folder of the checkpoint.
+        document: content of its ``config.json``.
+        config: model configuration parsed from it.
+        dtype: dtype of the model.
 
     Raises:
-        CheckpointError: it cannot be read, is quantized already, or is of a family whose matrices are no linear
-            modules for the engines that read the result.
+        CheckpointError: the checkpoint cannot be read, is quantized already, or is of a family (GPT-2) that
+            compressed-tensors does not support.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,23 +62,23 @@ class SourceCheckpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Of its weights."""
+        """Size of the weights in bytes."""
         return sum(self.inventory.nbytes(part) for part in self.parts)
 
     def file_name(self, name: str) -> str:
-        """What other engines call a tensor."""
+        """Return the name of a tensor in the written checkpoint, with the prefix that other engines expect."""
         return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
 
     def beside(self) -> list[CheckpointTensor]:
-        """The tensors that belong to no layer."""
+        """Return the tensors outside the layers."""
         return [piece for part in self.parts if not part.target.startswith("layers.") for piece in part.pieces]
 
     def of_layer(self, index: int) -> list[DecoderPart]:
-        """What a layer consists of."""
+        """Return the parts of a layer."""
         return [part for part in self.parts if part.target.startswith(f"layers.{index}.")]
 
     def frame(self) -> Decoder:
-        """The model without its layers: what comes before and behind them, in float32."""
+        """Return the model without its layers (embedding, final norm, head), in float32."""
         with torch.device("meta"):
             decoder = Decoder(self.config)
         decoder.layers = nn.ModuleList()
@@ -91,7 +91,7 @@ class SourceCheckpoint:
         return decoder.requires_grad_(False).eval()
 
     def layer(self, index: int) -> Layer:
-        """A layer with plain weights in float32."""
+        """Load a layer with unquantized float32 weights."""
         layer = Layer(self.config, empty_linear)
         for part in self.of_layer(index):
             self._fill(layer.get_submodule(part.target.rpartition(".")[2]), part)
@@ -101,12 +101,12 @@ class SourceCheckpoint:
     def tensors(
         self, index: int, layer: Layer, matrices: Mapping[str, QuantizedMatrix]
     ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
-        """The tensors of a layer by their names, matrices as codes; the others have the types that they had.
+        """Yield the tensors of a layer: quantized matrices, and other tensors in their original dtypes.
 
         Args:
-            index: of the layer.
-            layer: its gains and biases.
-            matrices: by the names of its linear modules, several of the checkpoint's on top of each other.
+            index: number of the layer.
+            layer: source of the norms and biases.
+            matrices: quantized matrices by linear module, each possibly a stack of several checkpoint matrices.
         """
         for part in self.of_layer(index):
             name = part.target.rpartition(".")[2]

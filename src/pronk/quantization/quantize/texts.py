@@ -1,7 +1,7 @@
-"""Texts for calibration and perplexity: token ids in sequences of one length.
+"""Texts for calibration and perplexity: token ids in sequences of equal length.
 
-Without a text of the user's, perplexity is measured on ``evaluation.jsonl`` of this package: solved problems in Python
-and sums in words.
+Without ``--calibrate``, perplexity is measured on ``evaluation.jsonl`` of this package: solved Python problems and
+arithmetic in words.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pronk.train.sources import SourceSpec, read_source, spec_of
 
 __all__ = ["LENGTH", "read_texts"]
 
-# Tokens of a sequence, at most the model's context.
+# Tokens per sequence; less if the model's context is shorter.
 LENGTH = 512
-# Most tokens to measure with, and fewest tokens of a text.
+# Maximum tokens of the evaluation text, and minimum tokens of a text.
 _EVALUATION, _LEAST = 8192, 128
-# Characters of a piece. Pieces are shuffled, so that calibration sees all parts of a long text.
+# Characters per piece. Pieces are shuffled so that calibration covers all parts of a long text.
 _PIECE = 4096
 
 
@@ -39,9 +39,8 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
     Args:
         folder: folder of the model.
         text: file or folder to calibrate with, in the formats of ``pronk train``. One document in 100, or the end of
-            the longest one, is held out for the perplexity. ``None`` measures on the package's text and does not
-            calibrate.
-        tokens: most tokens to calibrate with.
+            the longest one, is held out for the perplexity. ``None`` measures on the package's text, uncalibrated.
+        tokens: maximum number of tokens to calibrate with.
 
     Raises:
         OptionError: the text is missing, unreadable or too short.
