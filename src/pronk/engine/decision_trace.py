@@ -1,4 +1,4 @@
-"""What was decided for a request, step by step, for whoever asks why; kept of requests that have a journal."""
+"""Record of the speculation decisions of a request, step by step; see :mod:`pronk.explain`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["Decision", "DecisionTrace"]
 
 @dataclass(frozen=True)
 class Decision:
-    """One step that chose tokens.
+    """Speculation decisions and results of one decoding step.
 
     Attributes:
-        source_reports: who was asked for guesses, in turn.
-        offered: what they offered, as one tree.
-        kept: what of it was computed.
-        path: nodes of that which were accepted.
-        tokens: that became certain.
-        plain: seconds that a step without guesses is believed to take, a request's share; ``None`` while nobody knows.
-        expected: seconds that a step with what was kept is believed to take, but for asking; the same.
-        asking: seconds that guessers took.
-        seconds: that the pass took, and what is done with it, for all its requests.
-        credit: plain steps that guessing has gained the request, and may be lost again.
-        shared_budget: plain steps that all requests of the guesser may lose together.
+        source_reports: reports of the drafters that proposed, in order.
+        offered: proposed tree.
+        kept: verified tree, a part of ``offered``.
+        path: accepted nodes of ``kept``.
+        tokens: committed token ids.
+        plain: estimated seconds of a step without draft tokens, per request; ``None`` without measured costs.
+        expected: estimated seconds of the step with ``kept``, per request and without drafting; ``None`` likewise.
+        asking: measured seconds of drafting.
+        seconds: measured seconds of the step without drafting, for all requests together.
+        credit: time gained by speculation that the request may spend, in plain steps.
+        shared_budget: time that all requests of the proposer may lose together, in plain steps.
     """
 
     source_reports: tuple[SourceReport, ...]
@@ -46,42 +46,38 @@ class Decision:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Guesses offered, kept, and right."""
+        """Number of draft tokens proposed, verified and accepted."""
         offered, kept = (sum(tree.acceptable) - 1 for tree in (self.offered, self.kept))
         return offered, kept, len(self.path)
 
     @property
     def gain(self) -> float:
-        """Tokens that were to be expected of what was kept, the bonus token included."""
+        """Expected number of committed tokens, the bonus token included."""
         gain = self.kept.gain
         return 1.0 + (0.0 if gain is None else sum(gain[1:]))
 
     @property
     def value(self) -> float | None:
-        """Tokens to be expected in the time of a plain step; 1 is plain decoding."""
+        """Expected number of tokens in the time of a plain step; 1 is plain decoding."""
         return None if self.plain is None or not self.expected else self.gain * self.plain / self.expected
 
 
 @dataclass
 class DecisionTrace:
-    """The steps of one request.
-
-    Attributes:
-        steps: so far.
-    """
+    """Recorded decisions of one request, one per decoding step."""
 
     steps: list[Decision] = field(default_factory=list)
-    _consulted: tuple[SourceReport, ...] = ()
+    _source_reports: tuple[SourceReport, ...] = ()
     _offered: TokenTree | None = None
-    _asking: float = 0.0
+    _draft_seconds: float = 0.0
 
     def offer(self, source_reports: Sequence[SourceReport], tree: TokenTree) -> None:
-        """Guessers have been asked, and have offered a tree."""
-        self._consulted, self._offered = tuple(source_reports), tree
+        """Record a proposed tree and the reports of the drafters."""
+        self._source_reports, self._offered = tuple(source_reports), tree
 
     def took(self, seconds: float) -> None:
-        """Guessers have been at work."""
-        self._asking += seconds
+        """Add drafting time."""
+        self._draft_seconds += seconds
 
     def settle(
         self,
@@ -91,29 +87,29 @@ class DecisionTrace:
         seconds: float,
         request_budget: RequestBudget | None,
     ) -> None:
-        """The step is through.
+        """Complete the record of a step.
 
         Args:
-            outcome: what the target said.
-            costs: that were believed in, where they matter.
-            requests: that shared the pass.
-            seconds: that it took.
-            request_budget: of the request.
+            outcome: verified tree and committed tokens.
+            costs: measured cost of forward passes, if the policy uses it.
+            requests: number of requests in the step.
+            seconds: duration of the step without drafting.
+            request_budget: speculation budget of the request, if it has one.
         """
         kept = outcome.tree
         self.steps.append(
             Decision(
-                self._consulted,
+                self._source_reports,
                 self._offered or kept,
                 kept,
                 outcome.path,
                 outcome.committed,
                 None if costs is None else costs.at(requests) / requests,
                 None if costs is None else costs.at(requests * len(kept)) / requests,
-                self._asking,
+                self._draft_seconds,
                 seconds,
                 None if request_budget is None else request_budget.credit,
                 None if request_budget is None else request_budget.shared_budget.left,
             )
         )
-        self._consulted, self._offered, self._asking = (), None, 0.0
+        self._source_reports, self._offered, self._draft_seconds = (), None, 0.0

@@ -1,4 +1,4 @@
-"""The last part of a step: verified drafts become tokens of the text, KV rows, statistics and reports to drafters."""
+"""Commit of a step: append verified tokens, commit KV rows, update statistics, build drafter outcomes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _GUIDE = "guide"  # the source of tokens that a guide forces without a forward p
 
 
 class OutputProcessor:
-    """Turns verified drafts into tokens of the text, committed KV rows, and the report to the drafter."""
+    """Commits verified drafts to the text and the KV cache."""
 
     def __init__(self, cache: PagedCache, clock: Callable[[], float]) -> None:
         self.cache, self.clock = cache, clock
         self.window = cache.config.window
 
     def commit(self, verified: Verified) -> Outcome[Any] | None:
-        """Commit the tokens that the target chose for one request, and their keys and values.
+        """Commit the verified tokens of one request and their KV rows.
 
         Returns:
-            The report to the request's drafter; ``None`` while the prompt is being read.
+            Outcome for the request's drafter; ``None`` during prefill.
         """
         step, path = verified.step, verified.path
         request, scheduled = step.request, step.scheduled
@@ -42,8 +42,8 @@ class OutputProcessor:
         position = request.block_table.length + step.above
         committed = self._commit_tokens(verified, path)
         forced = self._append_forced(request)
-        # A request with draft tokens has one pending token, so its draft is the whole tree of the pass. The last
-        # token of the text never has a KV row, even if the text ends within the path.
+        # A request with draft tokens has one pending token, so node numbers are row offsets. The last token of the text
+        # has no KV row, even if the text ends within the path.
         self._commit_rows(request, [0, *path.path][: len(committed)] if path.path else range(scheduled.count))
         committed += forced
         self._record(step, path, len(committed))
@@ -60,7 +60,7 @@ class OutputProcessor:
         )
 
     def _commit_tokens(self, verified: Verified, found: VerifiedPath) -> tuple[int, ...]:
-        """Append the tokens that the target chose, up to the end of the text; return the appended ones."""
+        """Append the sampled tokens up to the end of the text; return the appended ones."""
         step, logits = verified.step, verified.logits
         request = step.request
         reports: list[dict[int, float]] | None = None
@@ -79,7 +79,7 @@ class OutputProcessor:
         return found.tokens[: len(request.tokens) - before]
 
     def _append_forced(self, request: Request) -> tuple[int, ...]:
-        """Append the tokens that the guide forces, under ``guide_mode="jump"``; return them."""
+        """Append and return the tokens that the guide forces under ``guide_mode="jump"``."""
         guide, before = request.sampler.guide, len(request.tokens)
         if guide is None or request.params.guide_mode != "jump" or request.ended:
             return ()
@@ -104,7 +104,7 @@ class OutputProcessor:
             self.cache.release_before(request.block_table, request.block_table.length - self.window + 1)
 
     def _report_prompt(self, request: Request, logits: Tensor) -> None:
-        """Report log-probabilities of the prompt tokens that follow the prompt rows of this pass."""
+        """Append ``prompt_logprobs`` of the prompt tokens predicted by the prompt rows of this step."""
         top = request.params.prompt_logprobs
         if top is None or not request.reports_prompt:
             return

@@ -1,4 +1,4 @@
-"""From what a user asks to requests that the engine can run."""
+"""Creation of requests from prompts and sampling options."""
 
 from __future__ import annotations
 
@@ -24,27 +24,25 @@ __all__ = ["RequestFactory", "end_ids"]
 
 
 class RequestFactory:
-    """Checks prompts and options against one model, and makes requests of them.
-
-    The facade, the benchmark and whoever serves the model ask it alike.
+    """Checks prompts and options against one model and creates requests.
 
     Attributes:
-        config: the model's shape.
-        tokenizer: its tokenizer.
-        kernels: what makes its choices, or ``None``.
-        grammars: what compiles guides for it.
+        config: shape of the model.
+        tokenizer: tokenizer of the model.
+        kernels: sampling kernels; ``None`` samples with torch.
+        grammars: compiler of guides.
     """
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer, kernels: Kernels | None) -> None:
         self.config, self.tokenizer, self.kernels = config, tokenizer, kernels
         self.grammars = Grammars(tokenizer, config.vocab_size, config.eos_ids)
-        self._forcing: WeakValueDictionary[int, GrammarProposer] = WeakValueDictionary()
+        self._grammar_proposers: WeakValueDictionary[int, GrammarProposer] = WeakValueDictionary()
 
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """The token ids of a prompt.
+        """Return the token ids of a prompt.
 
         Raises:
-            PromptError: it is empty, has ids outside the vocabulary, or (``ContextError``) is too long.
+            PromptError: the prompt is empty, has ids outside the vocabulary, or is too long (``ContextError``).
         """
         vocab, context = self.config.vocab_size, self.config.context
         if not isinstance(prompt, (str, list, tuple)):
@@ -52,14 +50,14 @@ class RequestFactory:
             raise PromptError(msg)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
-            msg = "the prompt is empty; expected at least one token"
+            msg = "prompt: expected at least one token, found none; give a text or token ids"
             raise PromptError(msg)
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-                msg = f"the prompt has token id {token!r}; expected integers in 0..{vocab - 1}"
+                msg = f"prompt: expected token ids in 0..{vocab - 1}, found {token!r}"
                 raise PromptError(msg)
         if len(ids) >= context:
-            msg = f"the prompt has {len(ids)} tokens; the model's context is {context}, so at most {context - 1} fit"
+            msg = f"prompt: expected at most {context - 1} tokens (context {context}), found {len(ids)}; shorten the prompt"
             raise ContextError(msg)
         return ids
 
@@ -71,12 +69,12 @@ class RequestFactory:
         *,
         processors: Callable[[], Sequence[LogitsProcessor]] = tuple,
     ) -> list[Request]:
-        """The ``params.n`` samples of one prompt; the later ones start from the first one's cache.
+        """Create the ``params.n`` samples of one prompt; later samples fork the KV blocks of the first.
 
-        ``processors`` makes those of one sample (see :meth:`request`), as each follows its own text.
+        ``processors`` is called once per sample, as logits processors have per-text state (see :meth:`request`).
 
         Raises:
-            OptionError: an option that does not fit the model or the prompt.
+            OptionError: an option does not fit the model or the prompt.
         """
         seed = fresh_seed() if params.seed is None else params.seed
         first = self.request(prompt, params, proposer, seed=seed, processors=processors())
@@ -89,20 +87,21 @@ class RequestFactory:
         return [first, *rest]
 
     def spelled(self, prompt: str | list[int], ids: Sequence[int], texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each of some texts behind a prompt, whose own are ``ids``.
+        """Return the token ids of each text as a continuation of the prompt, whose token ids are ``ids``.
 
-        As the tokenizer writes it there, or, where its first characters would join the prompt's last token, by itself.
+        A text is encoded together with the prompt, or alone if its first characters would merge with the prompt's last
+        token.
 
         Raises:
-            OptionError: there are no tokens for one.
+            OptionError: the tokenizer has no tokens for a text.
         """
         spelled: list[list[int]] = []
         for text in texts:
             whole = self.tokenizer.encode(prompt + text) if isinstance(prompt, str) else []
-            joined = whole[: len(ids)] != list(ids) or len(whole) == len(ids)
-            spelled.append(self.tokenizer.encode(text, add_special_tokens=False) if joined else whole[len(ids) :])
+            merged = whole[: len(ids)] != list(ids) or len(whole) == len(ids)
+            spelled.append(self.tokenizer.encode(text, add_special_tokens=False) if merged else whole[len(ids) :])
             if not spelled[-1]:
-                msg = f"options: expected texts that the tokenizer has tokens for, found {text!r:.60}"
+                msg = f"options: expected texts of at least one token, found {text!r:.60}; change the text"
                 raise OptionError(msg)
         return spelled
 
@@ -118,21 +117,21 @@ class RequestFactory:
         sampler: type[Sampler] = Sampler,
         processors: Sequence[LogitsProcessor] = (),
     ) -> Request:
-        """One request.
+        """Create one request.
 
         Args:
-            prompt: at least one token id (see :meth:`ids`).
-            params: the options; ``max_tokens`` counts ``output`` as well.
-            proposer: who guesses.
-            seed: of its choices.
-            output: tokens after the prompt that are certain already.
-            parent: a request of the same prompt, whose cache this one may start from while it runs.
-            sampler: who chooses.
-            processors: what changes the logits after the options have; of this request alone, and told of the tokens
-                after ``prompt`` and ``output``.
+            prompt: token ids, at least one (see :meth:`ids`).
+            params: sampling options; ``max_tokens`` includes ``output``.
+            proposer: proposer of draft tokens.
+            seed: seed of the sampler.
+            output: already generated token ids.
+            parent: running request with the same prompt, whose KV blocks the new request may fork.
+            sampler: class of the sampler.
+            processors: logits processors of this request, applied after those of the options; each receives the
+                tokens after ``prompt`` and ``output``.
 
         Raises:
-            OptionError: an option that does not fit the model or the prompt.
+            OptionError: an option does not fit the model or the prompt.
         """
         self._check(prompt, params)
         stop_token_ids, tokens = end_ids(params, self.config.eos_ids), [*prompt, *output]
@@ -157,19 +156,19 @@ class RequestFactory:
         return request
 
     def _with_forced(self, proposer: Proposer[Any]) -> Proposer[Any]:
-        """The guesser, and what guides force before it: one for each, so that requests are asked for together."""
+        """Wrap a proposer to propose forced tokens first; one wrapper per proposer, so that requests are batched."""
         if isinstance(proposer, GrammarProposer):
             return proposer
-        found = self._forcing.get(id(proposer))  # which it holds, so that its id is no other's
+        found = self._grammar_proposers.get(id(proposer))  # the wrapper keeps the proposer alive, so ids are unique
         if found is None:
-            found = self._forcing[id(proposer)] = GrammarProposer(proposer)
+            found = self._grammar_proposers[id(proposer)] = GrammarProposer(proposer)
         return found
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         encode = self.tokenizer.encode
         words = [encode(lead + word, add_special_tokens=False) for word in params.bad_words for lead in ("", " ")]
         if not all(words):
-            msg = f"bad_words: expected texts that the tokenizer has tokens for, found {list(params.bad_words)!r}"
+            msg = f"bad_words: expected texts of at least one token, found {list(params.bad_words)!r}; change the text"
             raise OptionError(msg)
         return words
 
@@ -177,8 +176,8 @@ class RequestFactory:
         vocab, context = self.config.vocab_size, self.config.context
         if len(prompt) + params.max_tokens > context:
             msg = (
-                f"max_tokens: {params.max_tokens} after a prompt of {len(prompt)} tokens exceed the model's context of "
-                f"{context}; expected at most {context - len(prompt)}"
+                f"max_tokens: expected at most {context - len(prompt)} after a prompt of {len(prompt)} tokens "
+                f"(context {context}), found {params.max_tokens}; lower max_tokens or shorten the prompt"
             )
             raise OptionError(msg)
         for name in ("logit_bias", "stop_token_ids", "logprob_token_ids"):
@@ -189,5 +188,5 @@ class RequestFactory:
 
 
 def end_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """The token ids that end a request."""
+    """Return the token ids that end a request: its stop tokens and, unless ignored, EOS."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))

@@ -1,7 +1,6 @@
 """One request's part of a step: its rows in the forward pass, and the verification of its draft.
 
-Rows of a step are numbered as the nodes of the draft: node 0 is the last certain token. In a pass that reads a prompt,
-rows of earlier prompt tokens come before node 0.
+Draft node 0 is the last token of the text. During prefill, rows of earlier prompt tokens precede node 0.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class RequestStep(NamedTuple):
     """One request's rows in the forward pass of a step.
 
     Attributes:
-        scheduled: the request, and how many of its pending tokens take part.
-        draft: the draft tokens below the last pending token; the root alone in a step without a proposal.
-        job: the rows of the forward pass: the pending tokens, then the draft tokens.
+        scheduled: request and number of pending tokens to compute.
+        draft: draft tokens below the last pending token; only the root in a step without a proposal.
+        job: rows of the forward pass: the pending tokens, then the draft tokens.
     """
 
     scheduled: ScheduledRequest
@@ -39,12 +38,12 @@ class RequestStep(NamedTuple):
 
     @property
     def request(self) -> Request:
-        """The request that the rows belong to."""
+        """Request that the rows belong to."""
         return self.scheduled.request
 
     @property
     def above(self) -> int:
-        """Rows of the forward pass before the draft's root."""
+        """Number of rows before the draft's root."""
         return len(self.job.segment.tree) - len(self.draft)
 
     def source(self, node: int) -> str:
@@ -55,14 +54,14 @@ class RequestStep(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """The target's verdict on one request's draft.
+    """Result of verifying one request's draft.
 
     Attributes:
-        step: the rows that were verified.
-        prompt_logits: ``[rows, vocab]`` of the prompt rows before the draft's root.
-        logits: ``[nodes, vocab]`` of the draft's nodes.
+        step: verified rows.
+        prompt_logits: logits ``[rows, vocab]`` of the prompt rows before the draft's root.
+        logits: logits ``[nodes, vocab]`` of the draft.
         result: the request's part of the forward pass.
-        path: the accepted nodes and the tokens that the target chose; ``None`` while the prompt is being read.
+        path: accepted nodes and sampled tokens; ``None`` during prefill.
     """
 
     step: RequestStep
@@ -91,26 +90,26 @@ def plan_step(scheduled: ScheduledRequest, draft: TokenTree | None, runner: Mode
 
 
 def verify(step: RequestStep, result: JobResult) -> Verified:
-    """Walk one request's draft along the target's choices.
+    """Verify one request's draft against the logits of the target.
 
-    The sampler stands behind the chosen tokens afterwards; :meth:`~pronk.engine.output_processor.OutputProcessor.commit`
-    makes them certain.
+    The sampler advances past the sampled tokens;
+    :meth:`~pronk.engine.output_processor.OutputProcessor.commit` appends them to the text.
 
     Raises:
-        NotFiniteError: logits that a choice depends on are infinite or NaN.
+        NotFiniteError: logits needed for sampling are infinite or NaN.
         OptionError: the request's options ban every token.
     """
     request, logits = step.request, result.logits
     before = len(logits) - (len(step.draft) if step.scheduled.decodes else 0)
     prompt_logits, logits = logits[:before], logits[before:] if before else logits
     _check(prompt_logits)
-    # Under the coupled rule only the logits on the accepted path matter, and the walk checks those: a rejected draft
-    # token may overflow where the text does not. The other rules look at every draft token.
+    # The coupled rule depends only on logits of the accepted path, which verify_tree checks: a rejected draft token may
+    # overflow. The rejection rules depend on the logits of every draft token.
     if request.params.rejects:
         _check(logits[:])
     if not step.scheduled.decodes:
         return Verified(step, prompt_logits, logits, result, None)
-    request.sampler.recover()  # an interrupted step may have left it ahead of the text
+    request.sampler.recover()  # an interrupted step may have advanced the sampler beyond the text
     path = verify_tree(step.draft, acceptance_rule(request.sampler, step.draft, logits, result.chosen))
     return Verified(step, prompt_logits, logits, result, path)
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of whole alternatives after a prompt: one token tree of all of them, computed by direct passes.
+"""Log-probabilities of alternative texts after a prompt, computed as one token tree.
 
 ::
 
@@ -6,9 +6,9 @@
                no        =       no ── way
                no way
 
-The tree hangs below the prompt's last token. The logits of a row do not depend on the rows beside it, so the sums are
-bit-equal to those of each alternative alone. The last token of an alternative needs no row. Alternatives whose tree
-would have more rows than a tree may have are split among several passes.
+The root of the tree is the prompt's last token. The logits of a row do not depend on sibling rows, so the sums are
+bit-equal to those of each alternative alone. The last token of an alternative needs no row. If the tree exceeds the
+row limit, the alternatives are split among several forward passes.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence
     """Return the sum of the log-probabilities of each alternative's tokens after a prompt.
 
     Args:
-        engine: computes the passes.
+        engine: engine of the model.
         prompt: token ids, at least two.
-        alternatives: token ids, at least one in each.
+        alternatives: token ids of each alternative, at least one.
 
     Raises:
-        PromptError: the prompt has a single token, or an alternative is too long for a tree or for the model.
-        CacheFullError: the KV cache has no room for the prompt and the alternatives.
-        PronkError: logits are not finite.
+        PromptError: the prompt has a single token, or an alternative exceeds the limit of a tree or of the context.
+        CacheFullError: the prompt and the alternatives do not fit into the KV cache.
+        PronkError: logits are infinite or NaN.
     """
     most, longest = engine.scheduler.max_tree - 1, max(map(len, alternatives))
     if len(prompt) < 2:
-        msg = "choose: expected a prompt of at least two tokens, found one; put something before it"
+        msg = "choose: expected a prompt of at least two tokens, found one; lengthen the prompt"
         raise PromptError(msg)
     if longest - 1 > most:
-        msg = f"choose: expected alternatives of at most {most + 1} tokens, found one of {longest}; make it shorter"
+        msg = f"choose: expected options of at most {most + 1} tokens, found one of {longest}; shorten the option"
         raise PromptError(msg)
     if len(prompt) + longest > engine.runner.decoder.config.context:
-        msg = f"choose: expected room for {longest} tokens behind the prompt of {len(prompt)}, found less"
+        context = engine.runner.decoder.config.context
+        msg = f"choose: expected prompt and option of at most {context} tokens, found {len(prompt) + longest}; shorten them"
         raise PromptError(msg)
     distinct = sorted({tuple(each) for each in alternatives})
     parts = _parts(distinct, most)
@@ -92,7 +93,7 @@ def _sum(alternative: Tokens, tree: TokenTree, logits: Tensor) -> float:
     for place, token in enumerate(alternative):
         row = logits[node].float()
         if not is_finite(row):
-            msg = "choose: expected finite logits, found others"
+            msg = "choose: expected finite logits, found infinity or NaN; check the weights of the model"
             raise PronkError(msg) from NotFiniteError()
         total += float(row.log_softmax(0)[token])
         if place + 1 < len(alternative):

@@ -1,4 +1,4 @@
-"""What a request cost and what guessing gained it."""
+"""Statistics of a request: counts, times, and acceptance of draft tokens."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from pronk.errors import PronkError
 
 __all__ = ["GainStats", "SourceStats", "Stats", "StepStats"]
 
-_TENTHS = 10
+_NUM_BINS = 10  # of gain_stats
 
 
 class StepStats(NamedTuple):
-    """One pass of the target that chose tokens for a request, and the request's clocks when it was through.
+    """Counts of one decoding step of a request, and cumulative times at its end.
 
-    The clocks run from the request's start, so that the difference of two neighbours is what a step took. The first
-    step has the whole prompt before it.
+    The difference of two consecutive clocks is the duration of a step. The first step includes the prefill.
 
     Attributes:
-        rows: the request's rows in the pass.
-        drafted: acceptable guesses among them.
-        depth: how deep those went.
-        accepted: guesses that the target confirmed.
-        tokens: tokens that became certain.
-        draft_clock: seconds in the drafter so far, of the batches this request was in.
-        target_clock: seconds in the target's passes so far, of the batches this request was in.
+        rows: number of rows in the forward pass.
+        drafted: number of verified draft tokens.
+        depth: depth of the verified tree.
+        accepted: number of accepted draft tokens.
+        tokens: number of committed tokens.
+        draft_clock: seconds of drafting so far, for whole batches that included the request.
+        target_clock: seconds of forward passes so far, for whole batches that included the request.
         clock: seconds since the request's start.
     """
 
@@ -42,14 +41,14 @@ class StepStats(NamedTuple):
 
 
 class SourceStats(NamedTuple):
-    """One drafter's guesses: how many were computed, and how many were accepted."""
+    """Numbers of verified and of accepted draft tokens of one drafter."""
 
     drafted: int
     accepted: int
 
 
 class GainStats(NamedTuple):
-    """Guesses of which about the same was said: how many, the sum of what was said, and how many were right."""
+    """One bin of draft tokens by predicted acceptance: count, sum of predictions, number accepted."""
 
     draft_tokens: int
     said: float
@@ -61,22 +60,20 @@ class Stats:
     """Counts and seconds of one request.
 
     Attributes:
-        prompt_tokens: tokens of the prompt.
-        generated_tokens: tokens of the output.
-        preemptions: how often it had to give its blocks away, and to be read again.
-        cached_tokens: tokens that it found in the cache, each time that it started.
-        compile_seconds: what compiling its guide took whoever asked for it first.
-        jumped: tokens that its guide forced, and that the model was not asked for.
-        moved: rows of accepted guesses that did not lie where the text goes, and were moved there.
-        draft_seconds: time in the drafter, of the batches this request was in.
-        target_seconds: time in the target's forward pass, of the batches this request was in.
-        total_seconds: from the request's start to its end.
-        steps: the passes of the target that chose tokens; the last pass over the prompt is the first of them, so
-            that plain decoding has exactly one token per step.
-        sources: drafter's name to what became of its guesses.
-        gain_stats: how likely guesses were said to be right, given that their parent was, and how often they were: by the
-            tenth of what was said, guesses, the sum of what was said, and those that were right.
-        draft_error: what the drafter raised, if the request had to go on without it.
+        prompt_tokens: number of prompt tokens.
+        generated_tokens: number of output tokens.
+        preemptions: number of preemptions.
+        cached_tokens: number of tokens taken from the prefix cache, summed over all starts.
+        compile_seconds: time of the first compilation of the request's guide.
+        jumped: number of tokens that the guide forced without a forward pass.
+        moved: number of KV rows moved because the accepted path was not the main chain of the tree.
+        draft_seconds: time in the drafter, for whole batches that included the request.
+        target_seconds: time in forward passes of the target, for whole batches that included the request.
+        total_seconds: time from start to end.
+        steps: decoding steps; the first is the last chunk of the prefill, so plain decoding has one token per step.
+        sources: drafter name to acceptance counts.
+        gain_stats: predicted and actual acceptance given an accepted parent, in ten bins of the prediction.
+        draft_error: exception of the drafter, if the request continued without it.
     """
 
     prompt_tokens: int = 0
@@ -91,56 +88,52 @@ class Stats:
     total_seconds: float = 0.0
     steps: list[StepStats] = field(default_factory=list, repr=False)
     sources: dict[str, SourceStats] = field(default_factory=dict)
-    gain_stats: list[GainStats] = field(default_factory=lambda: [GainStats(0, 0.0, 0)] * _TENTHS, repr=False)
+    gain_stats: list[GainStats] = field(default_factory=lambda: [GainStats(0, 0.0, 0)] * _NUM_BINS, repr=False)
     draft_error: str | None = None
 
     def count_sources(self, draft_tokens: Iterable[tuple[str, bool]]) -> None:
-        """Whose guesses a verified tree had, and whether each was accepted."""
+        """Count verified draft tokens as ``(drafter name, accepted)`` pairs."""
         for name, accepted in draft_tokens:
             drafted, taken = self.sources.get(name, SourceStats(0, 0))
             self.sources[name] = SourceStats(drafted + 1, taken + accepted)
 
     def count_gains(self, draft_tokens: Iterable[tuple[float, bool]]) -> None:
-        """How likely each guess was said to be, and whether it was right."""
-        for said, right in draft_tokens:
-            tenth = min(int(_TENTHS * said), _TENTHS - 1)
-            count, sum_said, sum_right = self.gain_stats[tenth]
-            self.gain_stats[tenth] = GainStats(count + 1, sum_said + said, sum_right + right)
+        """Count draft tokens as ``(predicted acceptance, accepted)`` pairs."""
+        for predicted, accepted in draft_tokens:
+            index = min(int(_NUM_BINS * predicted), _NUM_BINS - 1)
+            count, sum_predicted, sum_accepted = self.gain_stats[index]
+            self.gain_stats[index] = GainStats(count + 1, sum_predicted + predicted, sum_accepted + accepted)
 
     def check_proposer(self) -> None:
-        """For whoever measures guesses: those of a request that went on without them say nothing of the drafter.
-
-        Raises:
-            PronkError: it has raised.
-        """
+        """Raise ``PronkError`` if the drafter failed, so that its statistics are not benchmarked."""
         if self.draft_error is not None:
             found = " ".join(self.draft_error.split())
-            msg = f"drafter: expected guesses to the end, found that it raised ({found}); nothing was measured"
+            msg = f"drafter: expected no exception, found {found}; nothing was measured, fix the drafter"
             raise PronkError(msg)
 
     @property
     def target_steps(self) -> int:
-        """Passes of the target that chose tokens."""
+        """Number of decoding steps."""
         return len(self.steps)
 
     @property
     def drafted(self) -> int:
-        """Acceptable guesses that were computed."""
+        """Number of verified draft tokens."""
         return sum(step.drafted for step in self.steps)
 
     @property
     def accepted(self) -> int:
-        """Guesses that the target confirmed."""
+        """Number of accepted draft tokens."""
         return sum(step.accepted for step in self.steps)
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token; 0 if there is none yet."""
+        """Time to first token in seconds; 0 before the first token."""
         return self.steps[0].clock if self.steps else 0.0
 
     @property
     def acceptance(self) -> list[float]:
-        """Share of the steps with a guess at position ``i`` (0 = next to the root) whose guess there was accepted."""
+        """Acceptance rate per draft position, among the steps that drafted that far."""
         offered, taken = Counter[int](), Counter[int]()
         for step in self.steps:
             offered.update(range(step.depth))
@@ -149,16 +142,16 @@ class Stats:
 
     @property
     def step_compression(self) -> float:
-        """S: generated tokens per pass of the target; 1 for plain decoding."""
+        """S: generated tokens per forward pass of the target (mean accepted length); 1 for plain decoding."""
         return self.generated_tokens / self.target_steps if self.steps else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens over the whole time, prompt included."""
+        """Generated tokens per second of total time, prefill included."""
         return self.generated_tokens / self.total_seconds if self.total_seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the statistics as JSON values."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,

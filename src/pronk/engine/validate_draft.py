@@ -1,4 +1,4 @@
-"""What a guesser proposes, held to what a tree has to be."""
+"""Validation of the trees that drafters propose."""
 
 from __future__ import annotations
 
@@ -16,64 +16,63 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["validate_draft"]
 
-# How far the sum of a distribution may be from 1.
-_SLACK = 1e-3
+_TOLERANCE = 1e-3  # of the sum of a distribution, which float32 rounds
 
 
 def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int) -> TokenTree:
-    """The proposal within the limits, less guesses that the target has no token for, or that its guide forbids.
+    """Return a proposed tree, cut to the limits, the target's vocabulary and the request's guide.
 
     Args:
-        name: the drafter's, for errors.
-        context: that it was asked with.
-        tree: what it gave.
-        vocab_size: of the target.
+        name: drafter name for error messages.
+        context: context of the proposal.
+        tree: proposed tree.
+        vocab_size: vocabulary size of the target.
 
     Raises:
-        OptionError, TypeError, ValueError: it is no tree for this request.
+        OptionError, TypeError, ValueError: the tree is invalid, or its root is not the last token.
     """
     if tree.num_draft_tokens:
-        tree = _plain(tree)
+        tree = _to_python_types(tree)
     if tree.tokens[0] != context.tokens[-1]:
-        msg = f"drafter {name}: expected a tree below token {context.tokens[-1]}, found {tree.tokens[0]}"
+        msg = f"drafter {name}: expected a tree with root token {context.tokens[-1]}, found {tree.tokens[0]}"
         raise OptionError(msg)
     if not tree.num_draft_tokens:
         return tree
     if any(q is not None and len(q) != vocab_size for q in tree.probs or ()):
-        # Drawn from other tokens than the target's, some of which are left out: what is left has another law. And
-        # it must not depend on the draw how a guess is tried, so all are point masses, which any guess may be.
+        # The drafter has a different vocabulary, so cutting draft tokens below would change their distribution. The
+        # choice of rule must not depend on the drawn tokens either, so treat all as point masses.
         tree = replace(tree, probs=None)
     if not all(q is None or _is_distribution(q) for q in tree.probs or ()):
-        msg = f"drafter {name}: expected distributions [vocab] of a float type in probs, found others"
+        msg = f"drafter {name}: expected float tensors [vocab] that sum to 1 in probs, found others; normalize them"
         raise OptionError(msg)
     if min(tree.tokens) < 0 or max(tree.tokens) >= vocab_size:
         tree = tree.keep(node for node, token in enumerate(tree.tokens) if 0 <= token < vocab_size)
     guide = context.sampler.guide
-    # A guess that its own token could cost its place has another law than its ``probs``.
+    # Pruning by token value changes the distribution of a drawn token, so it must not touch trees with ``probs``.
     if guide is not None and not (context.params.rejects and tree.probs is not None):
         tree = prune(tree, guide)
     return tree.limit(context.max_depth, context.max_nodes)
 
 
-def _plain(tree: TokenTree) -> TokenTree:
-    """The tree in Python's own numbers: those of other libraries would get into reports, and fail there.
+def _to_python_types(tree: TokenTree) -> TokenTree:
+    """Convert numbers of other libraries, which are not JSON values, to Python's own.
 
     Raises:
-        TypeError, ValueError: tokens or parents are not whole, or gains not finite, or origins no pairs of name and
-            number.
+        TypeError, ValueError: tokens or parents are not integers, gains are not finite, or an origin is not a pair of
+            name and integer.
     """
     gain, origin, verify = tree.gain, tree.origin, tree.verify
     if gain is not None and not math.isfinite(sum(gain)):
-        msg = f"expected finite gains, found {gain}"
+        msg = f"expected finite numbers in gain, found {gain}; check the drafter"
         raise ValueError(msg)
-    is_plain = (
+    unchanged = (
         type(tree.tokens) is type(tree.parents) is tuple
         and set(map(type, (*tree.tokens, *tree.parents))) == {int}
         and (gain is None or set(map(type, gain)) == {float})
         and (verify is None or set(map(type, verify)) == {bool})
         and (origin is None or {(type(name), type(way)) for name, way in origin} == {(str, int)})
     )
-    if is_plain:
+    if unchanged:
         return tree
     return TokenTree(
         tuple(int(index(token)) for token in tree.tokens),
@@ -86,4 +85,4 @@ def _plain(tree: TokenTree) -> TokenTree:
 
 
 def _is_distribution(q: Tensor) -> bool:
-    return q.ndim == 1 and q.is_floating_point() and bool(q.min() >= 0.0) and abs(float(q.sum()) - 1.0) < _SLACK
+    return q.ndim == 1 and q.is_floating_point() and bool(q.min() >= 0.0) and abs(float(q.sum()) - 1.0) < _TOLERANCE
