@@ -1,4 +1,4 @@
-"""How many samples are served at a time."""
+"""Limit on the number of concurrent samples."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["AdmissionQueue"]
 
 
 class AdmissionQueue:
-    """Lets so many samples in; event loops of several threads may share it.
+    """Thread-safe counter of admitted samples.
 
     Attributes:
-        most: at a time.
-        taken: samples that are in.
+        most: maximum number of admitted samples.
+        taken: number of admitted samples.
     """
 
     def __init__(self, most: int) -> None:
@@ -25,11 +25,11 @@ class AdmissionQueue:
 
     @contextmanager
     def hold(self, count: int) -> Generator[None]:
-        """Let ``count`` samples in, before anything is done for them, so that a crowd costs nothing.
+        """Admit ``count`` samples for the duration of the block.
 
         Raises:
-            OptionError: there is never room for so many.
-            OverloadedError: there is none at present.
+            OptionError: ``count`` exceeds the limit.
+            OverloadedError: too many samples are admitted at present.
         """
         if count > self.most:
             msg = f"n: expected at most {self.most} samples at a time, found {count}; ask for fewer"

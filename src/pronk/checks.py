@@ -1,7 +1,7 @@
-"""Checks of values that users give: a value that is right comes back, any other is an error of one line.
+"""Checks of option values: each function returns a valid value and raises an error for any other.
 
-The line is ``NAME: expected WHAT, found VALUE``. The name is the whole one, as the user writes it: ``max_tokens``,
-``suffix: max_match`` for an option of a drafter, ``num-tokens`` for one of the command line.
+The message is ``NAME: expected …, found …``, with the name as the user writes it: ``max_tokens``, ``suffix: max_match``
+for an option of a drafter, ``num-tokens`` for one of the command line.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ __all__ = ["check_choice", "check_flag", "check_integer", "check_number", "check
 def check_integer(
     name: str, value: object, low: int, high: int | None = None, *, error: type[PronkError] = OptionError
 ) -> int:
-    """An integer in ``low..high``, or of at least ``low``; true and false are none.
-
-    Raises:
-        PronkError: the value is another; an ``error`` of this kind.
-    """
+    """Return an integer in ``low..high``, or of at least ``low``; raise ``error`` for others and for booleans."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         wanted = f"of at least {low}" if high is None else f"in {low}..{high}"
         msg = f"{name}: expected an integer {wanted}, found {value!r}"
@@ -39,16 +35,12 @@ def check_number(
     above: bool = False,
     error: type[PronkError] = OptionError,
 ) -> float:
-    """A finite number in ``low..high``, which is not ``low`` itself if it is to be ``above`` that.
-
-    Raises:
-        PronkError: the value is another; an ``error`` of this kind.
-    """
-    most = sys.float_info.max  # an integer may have more digits than a float has
+    """Return a finite number in ``low..high``, or in ``(low, high]`` if ``above``; raise ``error`` for others."""
+    most = sys.float_info.max  # larger integers cannot be converted to float
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not max(low, -most) <= value <= min(high, most)  # the form that nan fails, too
+        or not max(low, -most) <= value <= min(high, most)  # false for NaN
         or (above and value == low)
     ):
         msg = f"{name}: expected {_interval(low, high, above=above)}, found {value!r}"
@@ -63,11 +55,7 @@ def _interval(low: float, high: float, *, above: bool) -> str:
 
 
 def check_flag(name: str, value: object, *, error: type[PronkError] = OptionError) -> bool:
-    """True or false, and no number that stands for it.
-
-    Raises:
-        PronkError: the value is another; an ``error`` of this kind.
-    """
+    """Return a boolean; raise ``error`` for others, 0 and 1 included."""
     if not isinstance(value, bool):
         msg = f"{name}: expected true or false, found {value!r}"
         raise error(msg)
@@ -75,11 +63,7 @@ def check_flag(name: str, value: object, *, error: type[PronkError] = OptionErro
 
 
 def check_choice(name: str, value: object, choices: Sequence[str], *, error: type[PronkError] = OptionError) -> str:
-    """One of ``choices``.
-
-    Raises:
-        PronkError: the value is another; an ``error`` of this kind.
-    """
+    """Return one of ``choices``; raise ``error`` for other values."""
     if not isinstance(value, str) or value not in choices:
         msg = f"{name}: expected one of {', '.join(choices)}, found {value!r}"
         raise error(msg)
@@ -87,11 +71,7 @@ def check_choice(name: str, value: object, choices: Sequence[str], *, error: typ
 
 
 def check_path(name: str, value: object) -> str | None:
-    """A path as text, or ``None`` for no file.
-
-    Raises:
-        OptionError: the value is another.
-    """
+    """Return a path as text, or ``None`` for no file; raise ``OptionError`` for others."""
     if value is not None and not (isinstance(value, str) and value):
         msg = f"{name}: expected a path, found {value!r}"
         raise OptionError(msg)

@@ -1,21 +1,22 @@
-"""Everything pronk raises on purpose.
+"""Exceptions of pronk.
 
 ::
 
     PronkError
-    ├── CheckpointError      a folder, of a model or a datastore, that cannot be loaded or written
-    │   ├── ConfigError      config.json is missing, contradictory or not supported
-    │   └── TokenizerError   tokenizer files are missing or do not match the model
-    ├── OptionError          an option out of its range, or one that a method cannot honour (also a ValueError)
-    │   └── GuideError       a guide that is damaged, that no text fits, or that takes too much work to follow
-    ├── PromptError          a prompt that cannot be decoded: empty, too long, ids outside the vocabulary
-    ├── CacheFullError       the KV cache has no free blocks left
-    ├── DeadlineError        a request was not done in time (also a TimeoutError)
-    ├── OverloadedError      more requests than are let in; later there may be room
-    ├── ResumeError          a text whose replica has ended, and with which no other one can go on
-    └── ClosedError          the model is being closed, or has been
+    ├── CheckpointError
+    │   ├── ConfigError
+    │   └── TokenizerError
+    ├── OptionError          also a ValueError
+    │   └── GuideError
+    ├── PromptError          also a ValueError
+    │   └── ContextError
+    ├── CacheFullError
+    ├── DeadlineError        also a TimeoutError
+    ├── OverloadedError
+    ├── ResumeError
+    └── ClosedError
 
-Each message is one line: what was expected, what was found, what to do.
+Each message is one line: ``expected …, found …; do …``.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class PronkError(Exception):
 
 
 class CheckpointError(PronkError):
-    """A folder, of a model or a datastore, that cannot be loaded or written."""
+    """A model, drafter or datastore cannot be loaded or written."""
 
 
 class ConfigError(CheckpointError):
-    """``config.json`` is missing, contradictory or asks for something that is not supported."""
+    """``config.json`` is missing, contradictory or unsupported."""
 
 
 class TokenizerError(CheckpointError):
@@ -53,36 +54,36 @@ class TokenizerError(CheckpointError):
 
 
 class OptionError(PronkError, ValueError):
-    """An option out of its range, or one that a method cannot honour."""
+    """An option is out of range or unsupported."""
 
 
 class GuideError(OptionError):
-    """A guide that is damaged, that no text fits, or that takes too much work to follow."""
+    """A guide is malformed, matches no text, or takes too much time to compile or follow."""
 
 
 class PromptError(PronkError, ValueError):
-    """A prompt that cannot be decoded: empty, too long, or with ids outside the vocabulary."""
+    """A prompt is empty, too long, or has token ids outside the vocabulary."""
 
 
 class ContextError(PromptError):
-    """A prompt that is longer than the model's context."""
+    """A prompt is longer than the model's context."""
 
 
 class CacheFullError(PronkError):
-    """The KV cache has no free blocks left."""
+    """A request does not fit into the KV cache."""
 
 
 class DeadlineError(PronkError, TimeoutError):
-    """A request was not done in time."""
+    """A request missed its deadline."""
 
 
 class OverloadedError(PronkError):
-    """More requests than are let in; later there may be room."""
+    """The limit of concurrent requests is reached; retry later."""
 
 
 class ResumeError(PronkError):
-    """A text whose replica has ended, and with which no other one can go on."""
+    """A replica ended and no other replica can continue its text."""
 
 
 class ClosedError(PronkError):
-    """The model is being closed, or has been: nothing is let in any more."""
+    """The model is closing or closed and accepts no requests."""

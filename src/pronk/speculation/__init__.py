@@ -1,1 +1,1 @@
-"""Speculation: the token tree, the contract of a drafter, and the policy of how much to draft."""
+"""Speculation: token trees, the interface of drafters, and the draft-length policy."""

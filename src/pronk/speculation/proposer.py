@@ -1,10 +1,10 @@
-"""The contract between the engine and whoever guesses tokens.
+"""The interface of drafters.
 
-A :class:`Drafter` is options; once it meets a model it gives a :class:`Proposer`, which has two verbs. ``propose`` turns
-what is known of some requests into one tree each; ``observe`` tells it what the target said of one. It may keep a state
-per request, which must depend on the committed tokens and, if it learns from its guesses, on what the target said of
-its trees: a request that goes the same way has the same state, and proposing leaves no trace. Nothing a guesser does
-changes the text, only how many passes it takes; if it raises, the request goes on without guesses.
+A :class:`Drafter` holds options. Bound to a target model it yields a :class:`Proposer`, which proposes one token tree
+per request (``propose``) and receives the verification result of each step (``observe``). A proposer may keep state per
+request. The state must be a function of the committed tokens and the outcomes, so that equal histories give equal
+states; ``propose`` must not change it. A proposer affects the number of forward passes and never the text. If a
+proposer raises an exception, the request continues without draft tokens.
 """
 
 from __future__ import annotations
@@ -29,21 +29,32 @@ __all__ = ["Capabilities", "DraftContext", "Drafter", "Outcome", "Proposer", "So
 
 State = TypeVar("State")
 
+# Former attribute names of proposers. The engine ignores them, so a proposer that defines one is refused.
+_RENAMED = {
+    "needs": "capabilities",
+    "listens": "capabilities.observes_all_steps",
+    "chooses": "capabilities.self_budgeting",
+    "insists": "capabilities.bypass_budget",
+    "payer": "budget_owner",
+    "skips": "should_skip",
+    "give_way": "on_preempt",
+}
+
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Optional behaviour of a proposer, declared once so that the engine need not ask.
+    """Optional behaviour of a proposer.
 
     Attributes:
-        hidden: numbers of the layers whose output it reads at every node: 1 is the first layer's, before the final norm.
-        logits: whether it reads the logits of every node, those that may not be accepted included.
-        costs: whether it reads the measured cost of forward passes.
-        proposes: whether it ever proposes; if not, it is never asked, and no KV slots are reserved for it.
-        observes_all_steps: whether it must see the outcome of steps in which it was not asked. If not, it reads the
-            tokens that it missed from the next context.
-        self_budgeting: whether it limits by itself what a proposal costs. If not, it is asked only where its usual cost
-            may be lost.
-        bypass_budget: whether its draft tokens are verified whatever they cost.
+        hidden: layers whose output is read at every node, from 1 (the first layer); before the final norm.
+        logits: whether the logits of every node are read, including nodes that cannot be accepted.
+        costs: whether the measured cost of forward passes is read.
+        proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft tokens.
+        observes_all_steps: whether the outcomes of steps without a proposal are needed; if False, the proposer reads the
+            missed tokens from the next context.
+        self_budgeting: whether the proposer limits its own cost by ``DraftContext.allowance``; if False, the engine
+            calls it only if the request's budget covers its usual cost.
+        bypass_budget: whether draft tokens are verified regardless of cost.
     """
 
     hidden: tuple[int, ...] = ()
@@ -57,25 +68,25 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class DraftContext(Generic[State]):
-    """One request, as a drafter sees it before a step.
+    """Input of :meth:`Proposer.propose` for one request.
 
     Attributes:
-        state: what :meth:`Proposer.start` returned for the request.
-        tokens: the text so far, not to be changed; the last token is the root of the tree to propose. Behind what
-            ``block_table`` has there is one token more, unless a composite asks what follows its own guesses.
-        max_depth: a guess deeper than this is of no use.
-        max_nodes: no more guesses than this.
-        params: the request's options.
-        sampler: who chooses the request's tokens, told of all ``tokens``: for drafters that choose from a distribution
-            of their own as the target would. Whoever tells it of more takes that back.
-        block_table: where the target's keys and values of the first ``block_table.length`` tokens are.
-        costs: what a pass costs by its rows, if the drafter needs it and it is known.
-        thrifty: whether guesses that do not pay for their time are to be left out.
-        salt: only requests with the same one share what a cache has of their texts.
-        draws: whether guesses are drawn where the rule of acceptance asks for it. Nothing is drawn for a proposal that
-            the target will not see, as the numbers are for the one that it does.
-        tries: whether somebody has decided that it is time to guess, though it may not have paid of late.
-        allowance: seconds that the proposal may take, for those who choose (:attr:`Proposer.self_budgeting`).
+        state: return value of :meth:`Proposer.start`.
+        tokens: read-only text so far; its last token is the root of the tree to propose. ``block_table`` holds all
+            tokens but the last. In a proposer wrapped by another one, draft tokens of the wrapper may follow.
+        max_depth: maximum depth of a draft token.
+        max_nodes: maximum number of draft tokens.
+        params: sampling options of the request.
+        sampler: the request's sampler at the end of ``tokens``, for drafters that sample from their own distribution
+            as the target would. A caller that advances the sampler must roll it back.
+        block_table: target's KV blocks of the first ``block_table.length`` tokens.
+        costs: cost of a forward pass by number of rows, if requested and measured.
+        thrifty: whether to leave out draft tokens that cost more time than they save.
+        salt: key of prefix caches; only requests with equal salts share cached blocks.
+        draws: whether to draw draft tokens at random under a rejection rule. False for intermediate proposals that
+            the target never verifies, as the random numbers belong to the final proposal.
+        tries: whether the caller has already decided to draft, even if drafting was recently unprofitable.
+        allowance: time limit of the proposal in seconds, for :attr:`Capabilities.self_budgeting` proposers.
     """
 
     state: State
@@ -94,31 +105,29 @@ class DraftContext(Generic[State]):
 
     @property
     def root(self) -> int:
-        """Position of the last certain token, which tells the steps apart; with guesses behind it, too."""
+        """Position of the last committed token, also if draft tokens follow it in ``tokens``."""
         return self.block_table.length
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[State]):
-    """What the target said of one tree.
+    """Verification result of one request's tree.
 
-    Under the rejection rule what is said depends on the request's random numbers and on the guesses; a guess may not
-    depend on those numbers in turn, so nothing of such a request may reach the guesses of another (``params.rejects``).
+    Under a rejection rule (``params.rejects``) the result depends on the request's random numbers. Draft tokens must not
+    depend on these numbers, so a proposer must not use such an outcome for proposals to other requests.
 
     Attributes:
         state: the request's state.
-        tree: the tree as it was verified (the proposal, cut to the limits).
-        path: its accepted nodes, from the first below the root on.
-        committed: the tokens that this step added to the text: those of ``path`` and the bonus token, up to its end,
-            and what was forced after them without asking (``guide_mode="jump"``).
-        position: of the tree's root in the text, from 0.
-        params: the request's options.
-        logits: ``[nodes, vocab]`` of the tree if the drafter needs them, but for steps that it is not asked in, because
-            guessing does not pay at the moment: ``None`` then.
-        hidden: layer number to ``[nodes, hidden]`` for the layers that the drafter needs; empty where logits are left
-            out.
-        offered: what the drafter itself proposed, if others decided which of it was verified.
-        behind: tokens of ``committed`` before its root.
+        tree: verified tree (the proposal, cut to the limits).
+        path: accepted nodes in order, without the root.
+        committed: tokens added to the text: those of ``path``, the bonus token, and the tokens forced by the guide
+            (``guide_mode="jump"``); cut at the end of the text.
+        position: position of the tree's root in the text, from 0.
+        params: sampling options of the request.
+        logits: ``[nodes, vocab]`` if requested; ``None`` in steps in which the policy suspends the drafter.
+        hidden: layer number to ``[nodes, hidden]`` for the requested layers; empty in suspended steps.
+        offered: the drafter's own proposal, if a composite drafter verified a different tree.
+        behind: number of tokens of ``committed`` before the root of ``offered``.
     """
 
     state: State
@@ -134,10 +143,9 @@ class Outcome(Generic[State]):
 
     @property
     def judged(self) -> tuple[TokenTree, tuple[int, ...]]:
-        """The tree to learn from how often guesses are right, and its nodes that were.
+        """Tree and correct nodes for acceptance statistics, including proposed nodes that were not verified.
 
-        Nodes that were offered and not verified are judged, too: the text says what was right. Those behind what it
-        has so far are left out, as nobody knows.
+        The committed text shows which proposed nodes are correct. Nodes beyond the committed text are left out.
         """
         tree = self.offered
         if tree is None:
@@ -153,21 +161,20 @@ class Outcome(Generic[State]):
 
     @property
     def muted(self) -> Outcome[State]:
-        """The same without what takes time to learn from."""
+        """Copy without logits and hidden states, for steps in which the policy suspends the drafter."""
         return replace(self, logits=None, hidden={})
 
 
 class SourceReport(NamedTuple):
-    """A source of guesses that was asked in a step, for who wants to know why.
+    """Report of one drafter's proposal, for :mod:`pronk.explain`.
 
     Attributes:
-        source: its name.
-        why: ``"pays"``: it was expected to; ``"explores"``: to learn whether it would; ``"all"``: nobody chose.
-        seconds: that it took.
-        tree: what it offered.
-        before: tokens to be expected of the best of what was offered before, and seconds of that pass; ``None`` where
-            costs are not known.
-        after: the same with what it offered.
+        source: drafter name.
+        why: ``"pays"`` (expected gain), ``"explores"`` (to measure acceptance), or ``"all"`` (no selection).
+        seconds: duration of the proposal.
+        tree: proposed tree.
+        before: expected tokens and forward-pass seconds without this proposal; ``None`` without measured costs.
+        after: expected tokens and forward-pass seconds with this proposal.
     """
 
     source: str
@@ -179,36 +186,36 @@ class SourceReport(NamedTuple):
 
 
 class Drafter(ABC):
-    """A way to guess, and its options: a value, that any number of models may be given.
+    """Options of a drafting method.
 
-    A subclass is one file and one line in the registry (:mod:`pronk.drafters.registry`). Two that are equal are the
-    same to a model, so it has to be hashable, as a frozen dataclass is.
+    A new method is one file and one line in the registry (:mod:`pronk.drafters.registry`). Equal options share one
+    proposer per model, so a drafter must be hashable, like a frozen dataclass.
 
     Attributes:
-        name: what the registry, the command line and messages call it.
+        name: name in the registry, on the command line and in messages.
     """
 
     name: str = "drafter"
 
     @abstractmethod
     def bind(self, target: Target) -> Proposer[Any]:
-        """What guesses for the target by these options.
+        """Create a proposer for a target model.
 
         Raises:
-            OptionError: the two do not fit.
-            CheckpointError: its own model cannot be loaded.
+            OptionError: the options do not fit the target.
+            CheckpointError: the draft model cannot be loaded.
         """
 
 
 class Proposer(Drafter, Generic[State]):
-    """A drafter at work beside its target.
+    """A drafter bound to a target model.
 
-    One that has neither a model nor a memory is its own: it subclasses this, and is done.
+    A drafter without a model and without memory across requests subclasses ``Proposer`` directly.
 
     Attributes:
-        capabilities: its optional behaviour; a subclass sets it on the class or on the object.
-        target: the model that it was bound to; ``None`` if it goes with any.
-        models: what it holds of :meth:`~pronk.speculation.target.Target.share`, its parts' included.
+        capabilities: optional behaviour; set on the class or on the object.
+        target: bound model; ``None`` if the proposer works with any model.
+        models: models from :meth:`~pronk.speculation.target.Target.share`, including those of wrapped proposers.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -217,67 +224,70 @@ class Proposer(Drafter, Generic[State]):
 
     @property
     def budget_owner(self) -> Proposer[Any]:
-        """Whose requests draw on one fund of time (``pronk.speculation.request_budget``): its own, but where it serves another."""
+        """Proposer whose shared budget pays for proposals; a wrapper returns the wrapped proposer."""
         return self
 
     def bind(self, target: Target) -> Self:
-        """Itself.
+        """Return the proposer itself.
 
         Raises:
-            OptionError: it was bound to another model.
+            OptionError: the proposer is bound to another model.
         """
         if self.target is not None and self.target is not target:
-            msg = f"{self.name}: expected the model that it was bound to, found another; bind its options to that one"
+            msg = f"drafter {self.name}: expected its own model, found another; bind the options to the other model"
             raise OptionError(msg)
         return self
 
     @abstractmethod
     def start(self, prompt: Sequence[int]) -> State:
-        """The state of a request: ``prompt`` is its prompt, and its output so far, if it goes on with a text."""
+        """Return the state of a new request; ``prompt`` includes the output of a resumed request."""
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext[State]]) -> list[TokenTree]:
-        """One tree per context, rooted at its last token.
+        """Return one tree per context, rooted at its last token.
 
-        One that raises costs its requests the guesses. Where guesses are drawn at random, whether it raises must not
-        depend on what was drawn: a guess that its own token can take back has another law than its ``probs``.
+        After an exception the requests continue without draft tokens. An exception must not depend on randomly drawn
+        tokens: discarding a draft token by its value changes its distribution from its ``probs``.
         """
 
     @abstractmethod
     def observe(self, outcome: Outcome[State]) -> None:
-        """Learn from a step; every context of the last ``propose`` has one outcome, unless its request has failed.
+        """Receive the outcome of a step, one per context of the last ``propose`` except for failed requests.
 
-        Of steps that it was not asked in a guesser hears if it :attr:`observes_all_steps`.
+        With :attr:`Capabilities.observes_all_steps` it is also called for steps without a proposal.
         """
 
-    def should_skip(self, state: State, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - most never rest
-        """Whether it need not be asked in this step, behind this text; it is said once for each step."""
+    def should_skip(self, state: State, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - for overrides
+        """Return whether to skip the proposal in this step; called once per step."""
         return False
 
-    def source_reports(self, state: State) -> Sequence[SourceReport]:  # noqa: ARG002 - who asks others knows it by the state
-        """Who of its sources was asked for the last proposal; nobody, where it is one source itself."""
+    def source_reports(self, state: State) -> Sequence[SourceReport]:  # noqa: ARG002 - for overrides
+        """Return reports of the wrapped drafters that took part in the last proposal; empty for a single drafter."""
         return ()
 
     def on_preempt(self, state: State) -> None:
-        """The request has given its places away, and will be read again: so do those that its state holds.
+        """Release the KV blocks that the state holds in the proposer's own caches; the request was preempted.
 
-        Places in caches of the guesser's own, that is. It may be asked again, or stopped; what it says then is what it
-        would have said, once its caches have caught up with the text.
+        The request may resume or stop. After resuming, proposals must be the same as without the preemption.
         """
 
     def stop(self, state: State) -> None:
-        """The request has ended; give back what its state holds."""
+        """Release the resources of a request that has ended."""
 
 
 def bind_proposer(drafter: Drafter, target: Target) -> Proposer[Any]:
-    """What a drafter's ``bind`` gives, whoever wrote it.
+    """Bind a drafter to a target and check the result of its ``bind``.
 
     Raises:
-        OptionError: it is no guesser; others are those of ``bind``.
+        OptionError: ``bind`` raises it, returns no :class:`Proposer`, or returns one with an old attribute name.
     """
     found: object = drafter.bind(target)
+    name = getattr(drafter, "name", type(drafter).__name__)
     if not isinstance(found, Proposer):
-        name = getattr(drafter, "name", type(drafter).__name__)
-        msg = f"drafter {name}: expected a Guesser of its bind, found {type(found).__name__}; return one there"
+        msg = f"drafter {name}: expected bind() to return a Proposer, found {type(found).__name__}; return one there"
         raise OptionError(msg)
+    for old, new in _RENAMED.items():
+        if hasattr(found, old):
+            msg = f"drafter {name}: expected no attribute {old}, found one; rename it to {new}"
+            raise OptionError(msg)
     return found

@@ -1,4 +1,4 @@
-"""What a drafter may ask of the model that it guesses for."""
+"""The target model as seen by drafters."""
 
 from __future__ import annotations
 
@@ -29,23 +29,21 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True)
 class Target:
-    """The model that a drafter guesses for; given once, when both are brought together.
-
-    A drafter that reads outputs of layers for the whole text asks for them to be kept (:meth:`keep_hidden`).
+    """Target model, its resources, and the draft models loaded for it; passed to :meth:`Drafter.bind`.
 
     Attributes:
-        decoder: the model.
-        cache: its keys and values.
-        tokenizer: its tokenizer, or ``None`` where nobody knows what the ids mean.
-        budget: the memory for keys and values, which draft models share, or ``None`` where nobody counts it.
-        folder: its checkpoint, or ``None``.
-        lock: held while its cache is changed, which is in use while requests are decoded.
-        drafts: the draft models and trained drafters at work beside it, by folder and kind; see :meth:`share`.
-        written: where each of these is from, and when that was written.
-        times: what its passes have taken.
-        acceptance_stats: how often guesses were right, where requests may know of others'.
-        runner: makes its passes, for drafters that run its first layers; ``None`` is one of their own.
-        clock: gives seconds.
+        decoder: target model.
+        cache: KV cache of the target.
+        tokenizer: tokenizer of the target, if known.
+        budget: memory budget of all KV caches; ``None`` is unlimited.
+        folder: checkpoint of the target, if known.
+        lock: engine lock, to hold while changing the layout of ``cache``.
+        drafts: loaded draft models and trained drafters by folder and kind; see :meth:`share`.
+        written: folder and modification time (ns) of each of ``drafts``.
+        times: measured durations of forward passes.
+        acceptance_stats: acceptance rates shared by all requests, if enabled.
+        runner: forward-pass runner, for drafters that run the target's first layers.
+        clock: time in seconds.
     """
 
     decoder: Decoder
@@ -60,7 +58,6 @@ class Target:
     written: WeakKeyDictionary[Any, tuple[Path, int]] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
     )
-
     times: CostModel = field(default_factory=CostModel, repr=False, compare=False)
     acceptance_stats: AcceptanceStats | None = field(default=None, repr=False, compare=False)
     runner: ModelRunner | None = field(default=None, repr=False, compare=False)
@@ -68,24 +65,24 @@ class Target:
 
     @property
     def vocabulary(self) -> str | None:
-        """Fingerprint of the tokenizer, by which files of token ids are told apart, or ``None``."""
+        """Fingerprint of the tokenizer, which identifies files of token ids; ``None`` if unknown."""
         return None if self.tokenizer is None else self.tokenizer.fingerprint
 
     @property
     def split(self) -> bool:
-        """Whether the cache here has some of its heads alone, and other processes the rest."""
+        """Whether the attention heads are split among several processes (tensor parallelism)."""
         return self.cache.config.num_kv_heads != self.decoder.config.num_kv_heads
 
     @cached_property
     def fingerprint(self) -> Fingerprint | None:
-        """What tells the model from others, or ``None`` where nobody knows its files."""
+        """Fingerprint of the checkpoint; ``None`` without ``folder``."""
         return None if self.folder is None else Fingerprint.of(self.folder)
 
     def may_be(self, model: Fingerprint) -> bool:
-        """Whether this may be ``model``, which a drafter was trained on.
+        """Return whether the target can be ``model``, on which a drafter was trained.
 
-        Quantizing a model changes all that its weights could be told by, and a drafter that knows the plain one still
-        guesses well: there the architecture decides.
+        Quantization changes the weights, but a drafter of the original model still works. A quantized target is
+        therefore compared by architecture only.
         """
         own = self.fingerprint
         if own is None or own == model:
@@ -95,10 +92,10 @@ class Target:
         return quantized and own.architecture == model.architecture
 
     def share(self, folder: Path, *kind: str, make: Callable[[], Model]) -> Model:
-        """What is at work beside the target from this folder: made once, for all drafters that name it.
+        """Return the draft model of a folder, loaded once and shared by all drafters that use it.
 
-        ``kind`` tells apart what can be made of one folder. A folder that was written again is another one. Nothing is
-        held here: it is gone when all of them are (see :class:`~pronk.drafters.proposer_cache.ProposerCache`).
+        ``kind`` distinguishes objects made from one folder. A rewritten folder is loaded again. Only weak references are
+        kept; :class:`~pronk.drafters.proposer_cache.ProposerCache` keeps proposers and their models alive.
         """
         stamp = _stamp(folder)
         key = (f"{folder}@{stamp}", *kind)
@@ -109,17 +106,15 @@ class Target:
         return found
 
     def current(self, model: object) -> bool:
-        """Whether :meth:`share` would give this again; where its folder is gone, there is nothing newer."""
+        """Return whether a shared model is up to date: its folder is unchanged or deleted."""
         folder, stamp = self.written.get(model, (None, 0))
         return folder is None or _stamp(folder) in {0, stamp}
 
     def keep_hidden(self, layer: int, owner: object) -> None:
-        """Let ``cache`` keep the output of layer number ``layer`` (1 is the first) for every token from now on.
-
-        It may be forgotten when ``owner``, who reads it, is gone.
+        """Store the output of a layer (1 is the first) for every cached token, while ``owner`` is alive.
 
         Raises:
-            OptionError: there is no memory for it, or requests are being decoded that would have to give some up.
+            OptionError: memory is short, or running requests use the memory that must be freed.
         """
         with self.lock:
             if self.budget is None:
@@ -129,6 +124,6 @@ class Target:
 
 
 def _stamp(folder: Path) -> int:
-    """When weights were last written there, in a folder or in one file; 0 if there are none."""
+    """Return the modification time (ns) of the newest weights in a folder or file; 0 without any."""
     files = [folder] if folder.is_file() else folder.glob("*.safetensors")
     return max((file.stat().st_mtime_ns for file in files), default=0)

@@ -1,13 +1,12 @@
-"""The token tree: one request's guesses for one pass.
+"""The token tree: one request's draft tokens for one forward pass.
 
-A step of decoding is one forward pass over a tree. The root is the last token that is certain; guesses hang
-below it. One rule relates the nodes, for every method: *a node sees the committed tokens, its ancestors and
-itself, and its position is the root's position plus its depth.* For the tree ::
+The root is the last committed token; the other nodes are draft tokens. Each node attends to the committed tokens, its
+ancestors and itself. Its position is the root's position plus its depth. For the tree ::
 
     0 ─ 1 ─ 2          tokens   [the, cat, sat, dog, ran]
     └── 3 ─ 4          parents  [ -1,   0,   1,   0,   3]
 
-the nodes have depths 0 1 2 1 2 and see (rows see columns) ::
+the nodes have depths 0 1 2 1 2, and the attention mask (rows attend to columns) is ::
 
           0 1 2 3 4
         0 x
@@ -29,39 +28,37 @@ from torch import Tensor
 
 __all__ = ["DraftSample", "Origin", "TokenTree"]
 
-# A drafter's name, and a number that means something to that drafter alone.
+# Drafter name, and a number with a drafter-specific meaning.
 Origin = tuple[str, int]
 
-# A token and the distribution that it was drawn from; ``None`` is the point mass on it.
+# Token id and the distribution that the token was drawn from; ``None`` is a point mass.
 DraftSample = tuple[int, Tensor | None]
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Guesses for one pass, in an order in which parents come before their children.
+    """Draft tokens of one request for one forward pass, parents before children.
 
-    The nodes that follow each other from the root on, each the child of the one before, are the *main chain*; put the
-    likeliest path there. Its keys and values lie in consecutive cache slots, as if its tokens had been decoded one at a
-    time, so that they need not be moved if they are accepted.
+    The *main chain* is the longest run of nodes ``0, 1, 2, …`` in which each node is the child of the previous one; put
+    the most likely path there. Its KV rows are already consecutive, so accepting them moves no rows.
 
     Attributes:
-        tokens: token ids; node 0 is the last certain token.
+        tokens: token ids; node 0 is the last committed token.
         parents: ``parents[0] == -1`` and ``0 <= parents[i] < i`` for every other node.
-        verify: may the node be accepted? ``None`` means every one. A node that may not (lookahead's window) is
-            still computed, and its children may not be accepted either.
-        probs: per node the distribution that its token was drawn from, given its path and its earlier siblings, and
-            whatever else is in the tree before it: ``[vocab]`` of the target, float64. (Of siblings drawn without
-            replacement, a later one's has the earlier ones removed and is normalized again.) ``None`` for a node that
-            was not drawn at random, or for all. What was drawn may decide what is drawn next, but not what is kept: a
-            node that its own token could have cost its place has another law than this.
-        gain: the drafter's estimate of the probability that the walk reaches each node, never larger than its parent's,
-            or ``None``.
-        origin: per node, who guessed it and by which of its ways: what acceptance is counted by. Or ``None``.
-        acceptable: which nodes the walk can reach: those that may be accepted, and all above them as well.
+        verify: for each node, whether it may be accepted; ``None`` means all. Other nodes, such as lookahead's window,
+            are computed but never accepted, nor are their descendants.
+        probs: for each node, the distribution ``[vocab]`` (float64, target's vocabulary) that its token was drawn from,
+            given all earlier nodes. For siblings drawn without replacement, the earlier ones are removed and the rest
+            is renormalized. ``None`` for a node that was not drawn at random, or for the whole tree. Drawn tokens may
+            affect later draws, but must not affect which nodes are kept: selection by token value changes the
+            distribution.
+        gain: for each node, the estimated probability of acceptance, at most that of its parent; or ``None``.
+        origin: for each node, the drafter that proposed it, the key of acceptance statistics; or ``None``.
+        acceptable: for each node, whether ``verify`` holds for it and for all its ancestors.
 
     Raises:
-        ValueError: if the parents are not a tree in this order, lengths differ, or two acceptable siblings carry
-            the same token.
+        ValueError: the parents are not a tree in this order, lengths differ, or two acceptable siblings carry the same
+            token.
     """
 
     tokens: tuple[int, ...]
@@ -76,7 +73,7 @@ class TokenTree:
     def __post_init__(self) -> None:
         size = len(self.tokens)
         if size == 0 or len(self.parents) != size or self.parents[0] != -1:
-            msg = f"expected as many parents as tokens, the first -1; found {size} tokens, parents {self.parents}"
+            msg = f"expected one parent per token, the first -1; found {size} tokens, parents {self.parents}"
             raise ValueError(msg)
         for name, values in (
             ("verify", self.verify),
@@ -92,13 +89,13 @@ class TokenTree:
         for node in range(1, size):
             parent = self.parents[node]
             if not 0 <= parent < node:
-                msg = f"node {node} has parent {parent}; expected a node before it"
+                msg = f"expected parents before their children, found node {node} with parent {parent}; reorder the nodes"
                 raise ValueError(msg)
             acceptable[node] = acceptable[parent] and (self.verify is None or self.verify[node])
             if not acceptable[node]:
                 continue
             if self.tokens[node] in children[parent]:
-                msg = f"node {parent} has two children with token {self.tokens[node]}; expected them merged"
+                msg = f"expected distinct children, found token {self.tokens[node]} twice below node {parent}; merge the nodes"
                 raise ValueError(msg)
             children[parent][self.tokens[node]] = node
         object.__setattr__(self, "_children", tuple(children))
@@ -111,7 +108,7 @@ class TokenTree:
         gain: Iterable[float] | None = None,
         probs: Iterable[Tensor | None] | None = None,
     ) -> TokenTree:
-        """The tokens one below the other; the first is the root."""
+        """Return a tree without branches; the first token is the root."""
         ids = tuple(tokens)
         return cls(
             ids,
@@ -125,23 +122,23 @@ class TokenTree:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Nodes below the root."""
+        """Number of nodes below the root."""
         return len(self.tokens) - 1
 
     def child(self, node: int, token: int) -> int | None:
-        """The acceptable child of ``node`` that carries ``token``."""
+        """Return the acceptable child of ``node`` with ``token``, or ``None``."""
         return self._children[node].get(token)
 
     def guess(self, node: int) -> DraftSample:
-        """The token of ``node`` and what it was drawn from."""
+        """Return the token of ``node`` and the distribution that it was drawn from."""
         return self.tokens[node], None if self.probs is None else self.probs[node]
 
     def draft_tokens(self, node: int) -> tuple[DraftSample, ...]:
-        """The acceptable children of ``node``, in the order of the nodes."""
+        """Return the acceptable children of ``node`` in node order."""
         return tuple(self.guess(child) for child in self._children[node].values())
 
     def first_chain(self, node: int) -> tuple[int, ...]:
-        """The nodes below ``node``, each the first acceptable child of the one before."""
+        """Return the path below ``node`` along first acceptable children."""
         chain: list[int] = []
         while self._children[node]:
             node = next(iter(self._children[node].values()))
@@ -150,7 +147,7 @@ class TokenTree:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Edges between each node and the root."""
+        """Depth of each node; the root has depth 0."""
         depths = [0] * len(self)
         for node in range(1, len(self)):
             depths[node] = depths[self.parents[node]] + 1
@@ -158,7 +155,7 @@ class TokenTree:
 
     @cached_property
     def main_chain(self) -> int:
-        """How many nodes from the root on are each the child of the node before."""
+        """Number of nodes of the main chain, the root included."""
         for node, parent in enumerate(self.parents):
             if parent != node - 1:
                 return node
@@ -166,7 +163,7 @@ class TokenTree:
 
     @cached_property
     def visible(self) -> NDArray[np.bool_]:
-        """``[nodes, nodes]``: row ``i`` sees column ``j`` if ``j`` is ``i`` or an ancestor of ``i``."""
+        """Attention mask ``[nodes, nodes]``: True if column ``j`` is row ``i`` or an ancestor of it."""
         size, main = len(self), self.main_chain
         seen = np.zeros((size, size), dtype=np.bool_)
         seen[:main, :main] = np.tri(main, dtype=np.bool_)
@@ -176,7 +173,7 @@ class TokenTree:
         return seen
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root, left out, down to ``node``."""
+        """Return the nodes from below the root down to ``node``."""
         path: list[int] = []
         while node > 0:
             path.append(node)
@@ -184,7 +181,7 @@ class TokenTree:
         return tuple(reversed(path))
 
     def hang_below(self, chain: Sequence[int]) -> TokenTree:
-        """This tree with ``chain`` above it: its root becomes the child of the last token of ``chain``."""
+        """Return this tree with its root as a child of the last token of ``chain``."""
         above = len(chain)
         if not above:
             return self
@@ -197,9 +194,9 @@ class TokenTree:
         )
 
     def beside(self, other: TokenTree) -> TokenTree:
-        """This tree with those nodes of another below its root that may not be accepted, and hang there by each other.
+        """Return this tree with the unacceptable nodes of another one added below the root.
 
-        Neither has ``probs``.
+        Unacceptable nodes below an acceptable draft token are left out. Neither tree may have ``probs``.
         """
         place = {0: 0}
         for node, parent in enumerate(other.parents):
@@ -216,7 +213,7 @@ class TokenTree:
         )
 
     def keep(self, nodes: Iterable[int]) -> TokenTree:
-        """The tree of ``nodes`` alone, in their old order; a node whose parent is not kept is left out as well."""
+        """Return the tree of ``nodes`` in the same order, without nodes whose parent is not kept."""
         wanted = set(nodes) | {0}
         new: dict[int, int] = {-1: -1}
         for node, parent in enumerate(self.parents):
@@ -233,7 +230,7 @@ class TokenTree:
         )
 
     def limit(self, max_depth: int, max_nodes: int) -> TokenTree:
-        """At most ``max_nodes`` guesses, the first ones, and none deeper than ``max_depth``."""
+        """Return the first ``max_nodes`` draft tokens of depth at most ``max_depth``."""
         if self.num_draft_tokens <= max_nodes and max(self.depths) <= max_depth:
             return self
         fitting = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
