@@ -1,9 +1,10 @@
-"""Decode language models in leaps: many tokens per pass, and exactly the tokens that one at a time would give."""
+"""Lossless speculative decoding: several tokens per forward pass, the same tokens as plain decoding."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from pronk.drafters.registry import class_names
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded at first use, so that `pronk --help` does not wait for torch.
+# Module to public names; imported at first use, so that `pronk --help` does not import torch.
 _HOMES = {
     "pronk.drafters": ("Drafter", "Proposer"),
     "pronk.errors": (
@@ -61,6 +62,9 @@ __all__ = [*(name for names in _HOMES.values() for name in names), *class_names(
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Guesser":
+        warn("pronk.Guesser is deprecated; use pronk.Proposer", DeprecationWarning, stacklevel=2)
+        name = "Proposer"
     found = next((module for module, names in _HOMES.items() if name in names), class_names().get(name))
     if found is None:
         msg = f"module 'pronk' has no attribute {name!r}"

@@ -1,4 +1,4 @@
-"""A model for asyncio: it computes in a thread of its own, and coroutines wait for its tokens.
+"""The asyncio API: an engine thread decodes, and coroutines await its tokens.
 
 ::
 
@@ -6,8 +6,7 @@
         async for piece in llm.stream("def fibonacci(n):"):
             print(piece.text, end="")
 
-One thread steps the engine; requests come and leave between two steps, so nobody waits for a step to be let in. Other
-threads may use the same :class:`~pronk.llm.LLM` meanwhile: they step the same engine.
+Requests join and leave the batch between steps. Other threads may use the same :class:`~pronk.llm.LLM` concurrently.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ __all__ = ["AsyncLLM", "EngineLoad"]
 
 
 class EngineLoad(NamedTuple):
-    """What a model is busy with.
+    """Current load of an engine.
 
     Attributes:
-        running: requests in the passes.
-        waiting: requests that wait for room.
-        kv_used: of the blocks of the cache, the part that is taken, 0..1.
-        kv_idle: blocks that hold what nobody uses at present.
-        resumed: times that a request was asked again elsewhere, as its replica had died, so far.
+        running: number of running requests.
+        waiting: number of queued requests.
+        kv_used: fraction of the KV blocks in use, 0..1.
+        kv_idle: number of KV blocks held only by the prefix cache.
+        resumed: number of requests resumed on another replica so far.
     """
 
     running: int = 0
@@ -51,33 +50,29 @@ class EngineLoad(NamedTuple):
 
 
 class AsyncLLM:
-    """An :class:`~pronk.llm.LLM` whose texts are awaited.
-
-    Attributes:
-        llm: the model.
-    """
+    """Asynchronous interface of an :class:`~pronk.llm.LLM`."""
 
     def __init__(self, llm: LLM, *, max_requests: int = 1024) -> None:
-        """``max_requests`` are served at a time, those that wait included."""
+        """Start the engine thread; ``max_requests`` limits the samples in progress, queued ones included."""
         self.llm = llm
-        self._room = AdmissionQueue(max_requests)
+        self._admission = AdmissionQueue(max_requests)
         self._thread = EngineThread(llm.engine)
-        # Forgotten without being closed, it must not keep a thread and a model.
+        # The thread must not keep the model alive after an AsyncLLM is dropped without close().
         weakref.finalize(self, self._thread.stop)
 
     @property
     def alive(self) -> bool:
-        """Whether requests are still served."""
+        """Whether the engine thread accepts requests."""
         return self._thread.thread.is_alive() and self.llm.engine.runner.usable
 
     @property
     def num_requests(self) -> int:
-        """Requests that are here, those whose prompt is still being read included."""
-        return self._room.taken
+        """Number of samples in progress, including those being tokenized."""
+        return self._admission.taken
 
     @property
     def load(self) -> EngineLoad:
-        """What it is busy with."""
+        """Current load of the engine."""
         engine = self.llm.engine
         scheduler, blocks = engine.scheduler, engine.cache.allocator
         used = 1.0 - blocks.num_free / max(1, blocks.num_blocks)
@@ -94,22 +89,22 @@ class AsyncLLM:
         salt: bytes = b"",
         tenant: str = "",
     ) -> AsyncGenerator[Piece]:
-        """Continue one prompt, token by token; leaving the loop over it, or being cancelled, ends the request.
+        """Continue one prompt and yield its tokens; closing the iterator or cancellation aborts the request.
 
         Args:
-            prompt: a text or token ids.
-            params: options.
-            drafter: who guesses, if not the one given at loading.
-            priority: those of higher priority go first.
-            deadline: seconds after which it ends with an error, its time in the queue included; ``None`` is never.
-            salt: texts of the same salt alone share what the cache has of them.
-            tenant: on whose behalf; among requests of equal priority those of different tenants start by turns.
+            prompt: text or token ids.
+            params: sampling options.
+            drafter: drafter of this call instead of the default.
+            priority: scheduling priority; higher values are scheduled first.
+            deadline: time limit in seconds, queueing included; ``None`` is none.
+            salt: key of the prefix cache; only texts with equal salts share cached blocks.
+            tenant: client name for fair scheduling among requests of equal priority.
 
         Raises:
-            OptionError: an option out of its range.
-            OverloadedError: there are ``max_requests`` already.
-            ClosedError: the model is being closed, or has been.
-            DeadlineError: it was not done in time.
+            OptionError: an option is out of range.
+            OverloadedError: ``max_requests`` samples are in progress.
+            ClosedError: the model is closing or closed.
+            DeadlineError: the deadline has passed.
             PronkError: see :meth:`~pronk.llm.LLM.generate`.
         """
         steps = self.steps(
@@ -154,27 +149,27 @@ class AsyncLLM:
         tenant: str = "",
         given: Mapping[int, Sequence[Piece]] | None = None,
     ) -> AsyncGenerator[list[Piece]]:
-        """Continue prompts side by side, and give out the pieces of each step.
+        """Continue several prompts and yield the pieces of each step.
 
-        They come and go together: an error of one ends all of them. Sample ``s`` of prompt ``p`` has the index
-        ``p * n + s``. Arguments and errors are those of :meth:`stream`.
+        An error of one prompt ends all of them. Sample ``s`` of prompt ``p`` has the index ``p * n + s``. Arguments and
+        errors are those of :meth:`stream`.
 
-        Of samples that were ``given`` out before, by their indices, here or by the same model elsewhere, only what
-        follows is; with the same seed that is what would have followed there. A sample that has ended stays out.
+        ``given`` maps indices to the pieces that another replica of the model has already delivered. Decoding resumes
+        after these pieces, with the same result for the same seed. Finished samples are skipped.
         """
         params = params or SamplingParams()
         check_integer("priority", priority, -(2**31), 2**31)
         if deadline is not None:
             check_number("deadline", deadline, 0.0, 1e9)
         if not isinstance(salt, bytes):
-            msg = f"salt: expected bytes, found {salt!r}"
+            msg = f"salt: expected bytes, found {salt!r}; encode the text"
             raise OptionError(msg)
         if given and params.prompt_logprobs is not None:
-            msg = "prompt_logprobs: expected None where some of a text is given, as the prompt is not reported again"
+            msg = "prompt_logprobs: expected None in a resumed request, found a number; omit the option"
             raise OptionError(msg)
         ends_at = None if deadline is None else perf_counter() + deadline
-        with self._room.hold(len(prompts) * params.n):
-            requests = await self._read(prompts, params, drafter, deadline, given or {})
+        with self._admission.hold(len(prompts) * params.n):
+            requests = await self._prepare(prompts, params, drafter, deadline, given or {})
             for request in requests.values():
                 request.priority, request.deadline = priority, ends_at
                 request.salt, request.tenant = salt, tenant
@@ -189,11 +184,11 @@ class AsyncLLM:
                 self._thread.leave(job)
 
     def stop(self) -> None:
-        """End what still runs, with an error, after the step that is being made. Nothing is let in any more."""
+        """Fail all requests after the current step and refuse new ones."""
         self._thread.stop()
 
     async def close(self) -> None:
-        """The same, and wait for the thread."""
+        """Stop and wait for the engine thread to end."""
         self.stop()
         await asyncio.to_thread(self._thread.thread.join)
 
@@ -203,7 +198,7 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _read(
+    async def _prepare(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams,
@@ -211,7 +206,7 @@ class AsyncLLM:
         deadline: float | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
-        """In a thread: a long prompt, or a draft model to be loaded, would keep the loop's other tasks waiting."""
+        """Create the requests in a worker thread: long prompts and loading draft models block for long."""
         try:
             async with asyncio.timeout(deadline) as limit:
                 if params.guide is not None:
@@ -230,7 +225,6 @@ class AsyncLLM:
         drafter: str | Drafter | None,
         given: Mapping[int, Sequence[Piece]],
     ) -> dict[int, Request]:
-        """By their indices."""
         request_factory, proposer = self.llm.request_factory, self.llm.get_proposer(drafter)
         samples = (request_factory.samples(request_factory.ids(prompt), params, proposer) for prompt in prompts)
         requests = dict(enumerate(request for group in samples for request in group))

@@ -1,4 +1,4 @@
-"""The thread that steps an engine for whoever waits in event loops."""
+"""The thread that steps an engine for coroutines of any event loop."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PendingRequests:
-    """Requests that come and go together, and who waits for them.
+    """Requests of one caller, which end together.
 
     Attributes:
-        requests: the samples of its prompts, by their indices.
-        loop: the event loop of whoever waits.
-        news: pieces of each step; an error; ``None`` at the end.
+        requests: sample index to request.
+        loop: event loop of the caller.
+        news: queue of the pieces of each step, ended by an exception or ``None``.
     """
 
     requests: Mapping[int, Request]
@@ -34,13 +34,13 @@ class PendingRequests:
     news: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
 
     def tell(self, news: list[Piece] | BaseException | None) -> None:
-        """From any thread; a loop that is closed has nobody who waits."""
-        with suppress(RuntimeError):
+        """Put an item on the queue from any thread."""
+        with suppress(RuntimeError):  # the event loop is closed
             self.loop.call_soon_threadsafe(self.news.put_nowait, news)
 
 
 class EngineThread:
-    """The thread that steps the engine; it knows nothing of the :class:`AsyncLLM` that it works for."""
+    """Steps the engine while there are requests; holds no reference to :class:`AsyncLLM`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -52,51 +52,50 @@ class EngineThread:
         self.thread.start()
 
     def add(self, job: PendingRequests) -> None:
-        """Let a job in, before the next step.
+        """Add a job before the next step.
 
         Raises:
-            ClosedError: the thread is ending, or has ended.
+            ClosedError: the thread is stopping or stopped.
         """
         with self._wake:
             if self._closing:
-                msg = "expected a model that is open, found one that is being closed"
+                msg = "expected an open model, found one that is closing; load the model again"
                 raise ClosedError(msg)
             self._inbox.append(lambda: self._add(job))
             self._wake.notify()
 
     def leave(self, job: PendingRequests) -> None:
-        """Let a job go, before the next step; harmless if it has left."""
+        """Remove a job before the next step; without effect on a removed job."""
         with self._wake:
             self._inbox.append(lambda: self._leave(job))
             self._wake.notify()
 
     def stop(self) -> None:
-        """End with the step that runs."""
+        """End the thread after the current step."""
         with self._wake:
             self._closing = True
             self._wake.notify()
 
     def _serve(self) -> None:
-        """What the thread does until it is stopped."""
-        cause: BaseException = ClosedError("expected a model that is open, found one that was closed meanwhile")
+        cause: BaseException = ClosedError("expected an open model, found one that was closed; load the model again")
         try:
             while self._act():
                 if self._jobs:
                     self._step()
-        except BaseException as error:  # noqa: BLE001 - whoever waits hears of it; its message may quote a text
+        except BaseException as error:  # noqa: BLE001 - passed to all callers; its message may quote a text
             _log.critical("the engine's thread has ended with %s", type(error).__name__)
             cause = error
         finally:
             with self._wake:
                 self._closing = True
                 actions, self._inbox = self._inbox, []
-            for action in actions:  # so that whoever came last hears of it, too
+            for action in actions:  # add late jobs, so that they receive the error
                 action()
             for job in [*self._jobs]:
                 self._leave(job, cause)
 
     def _act(self) -> bool:
-        """Do what has been asked for since the last step, or wait for it. Returns whether to go on."""
+        """Run the queued actions, or wait for some; return False to stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._inbox or self._jobs or self._closing)
             actions, self._inbox = self._inbox, []
@@ -108,14 +107,14 @@ class EngineThread:
     def _step(self) -> None:
         try:
             self.engine.step()
-        except Exception as error:  # noqa: BLE001 - of all requests; the thread goes on for those that come
+        except Exception as error:  # noqa: BLE001 - fails all requests; the thread serves later ones
             for job in [*self._jobs]:
                 self._leave(job, error)
             return
         for job in [*self._jobs]:
             try:
-                self._tell(job)
-            except Exception as error:  # noqa: BLE001 - of this job alone, whatever it is
+                self._deliver(job)
+            except Exception as error:  # noqa: BLE001 - fails this job only
                 self._leave(job, error)
 
     def _add(self, job: PendingRequests) -> None:
@@ -123,11 +122,11 @@ class EngineThread:
         try:
             for request in job.requests.values():
                 self.engine.add(request)
-        except Exception as error:  # noqa: BLE001 - of this job alone, whatever it is
+        except Exception as error:  # noqa: BLE001 - fails this job only
             self._leave(job, error)
 
-    def _tell(self, job: PendingRequests) -> None:
-        """What steps have brought, and the end of it all; another thread may have made some of them."""
+    def _deliver(self, job: PendingRequests) -> None:
+        """Send the new tokens, also those of steps run by other threads, and the end of the job."""
         pieces, requests = list[Piece](), job.requests
         with self.engine.lock:
             error = next((request.error for request in requests.values() if request.error is not None), None)
@@ -145,7 +144,7 @@ class EngineThread:
                 job.tell(None)
 
     def _leave(self, job: PendingRequests, error: BaseException | None = None) -> None:
-        """The job is over, one way or another; harmless if it has left."""
+        """Abort the requests of a job and remove the job; without effect on a removed job."""
         for request in job.requests.values():
             self.engine.abort(request)
         if job in self._jobs:

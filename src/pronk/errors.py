@@ -70,7 +70,7 @@ class ContextError(PromptError):
 
 
 class CacheFullError(PronkError):
-    """A request does not fit into the KV cache."""
+    """The KV cache has too few blocks for a request."""
 
 
 class DeadlineError(PronkError, TimeoutError):

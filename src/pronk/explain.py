@@ -1,4 +1,4 @@
-"""Why a text took the steps that it took: who was asked for guesses, what was kept of them, and what came of it."""
+"""Explanation of a text's decoding steps: which drafters proposed, what was verified and what was accepted."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Explanation", "SourceShare", "explain"]
 
 @dataclass(frozen=True)
 class SourceShare:
-    """What one source of guesses did for a text.
+    """Contribution of one drafter to a text.
 
     Attributes:
-        source: its name.
-        asked: steps that it was asked in; 0 where nobody chose among sources.
-        explored: of these, those that were to learn whether it pays.
-        seconds: that asking took, and not what it takes to hear what became of its guesses.
-        drafted: guesses of its that were computed.
-        accepted: of those.
+        source: drafter name.
+        asked: number of steps with a proposal; 0 if the drafter is not part of a selection.
+        explored: number of those steps that measured acceptance instead of expecting a gain.
+        seconds: time of the proposals, without that of ``observe``.
+        drafted: number of verified draft tokens.
+        accepted: number of accepted draft tokens.
     """
 
     source: str
@@ -40,12 +40,12 @@ class SourceShare:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A text, and the steps that it took.
+    """A completion and its decoding steps.
 
     Attributes:
-        completion: the text.
-        steps: the first one has the whole prompt before it, and no guesses.
-        shares: of the sources.
+        completion: generated text.
+        steps: decoding steps; the first ends the prefill and has no draft tokens.
+        shares: contributions of the drafters.
     """
 
     completion: Completion
@@ -54,24 +54,24 @@ class Explanation:
 
     @property
     def plain(self) -> float | None:
-        """Seconds that a step without guesses is believed to take; ``None`` where nothing was measured."""
+        """Median estimate of the seconds of a step without draft tokens; ``None`` without measured costs."""
         known = [step.plain for step in self.steps if step.plain is not None]
         return median(known) if known else None
 
     @property
     def speed(self) -> float | None:
-        """How many times as fast as plain decoding the text came after its first token, by what passes cost here."""
+        """Speed-up over plain decoding after the first token, by the measured cost of forward passes."""
         steps, plain = self.steps[1:], self.plain
         seconds = sum(step.seconds + step.asking for step in steps)
         return None if plain is None or not steps else plain * sum(len(step.tokens) for step in steps) / seconds
 
     @property
     def summary(self) -> str:
-        """A paragraph."""
+        """One paragraph of text."""
         steps, tokens = len(self.steps), len(self.completion.token_ids)
-        said = [f"{_count(tokens, 'token')} in {_count(steps, 'step')}: {tokens / max(1, steps):.2f} tokens a step."]
+        said = [f"{_count(tokens, 'token')} in {_count(steps, 'step')}: {tokens / max(1, steps):.2f} tokens per step."]
         if self.speed is not None:
-            said.append(f"By what passes cost here that is {self.speed:.2f} times as fast as one a step would be.")
+            said.append(f"By measured forward-pass times this is {self.speed:.2f} times as fast as plain decoding.")
         said += [_share(share, steps) for share in self.shares]
         later = self.steps[1:]
         whole = sum(step.seconds + step.asking for step in later)
@@ -79,29 +79,26 @@ class Explanation:
             asking, rows = sum(step.asking for step in later), [step.expected or 0.0 for step in later]
             more = sum(max(0.0, each - (step.plain or 0.0)) for each, step in zip(rows, later, strict=True))
             said.append(
-                f"Of the time, {asking / whole:.1%} went into guessing, and {more / whole:.0%} into their rows."
+                f"Drafting took {asking / whole:.1%} of the time, and the rows of draft tokens {more / whole:.0%}."
             )
         bare = sum(not step.kept.num_draft_tokens for step in later)
-        said.append(f"{bare} of {len(later)} steps after the first were plain.")
+        said.append(f"{bare} of {len(later)} steps after the first had no draft tokens.")
         return " ".join(said)
 
 
 def explain(
     llm: LLM, prompt: str | list[int], params: SamplingParams | None = None, drafter: str | Drafter | None = None
 ) -> Explanation:
-    """Continue a prompt, and keep what was decided on the way.
-
-    The text is that of :meth:`~pronk.llm.LLM.generate`.
+    """Continue a prompt like :meth:`~pronk.llm.LLM.generate` and record the speculation decisions.
 
     Args:
-        llm: the model.
-        prompt: a text or token ids.
-        params: options, of one sample.
-        drafter: who guesses, if not the one given at loading.
+        llm: loaded model.
+        prompt: text or token ids.
+        params: sampling options with ``n=1``.
+        drafter: drafter of this call instead of the default.
 
     Raises:
-        OptionError: options that do not fit the model, or several samples. Others are those of
-            :meth:`~pronk.llm.LLM.generate`.
+        OptionError: ``n`` is above 1; other errors are those of :meth:`~pronk.llm.LLM.generate`.
     """
     if params is not None:
         check_integer("n", params.n, 1, 1)
@@ -115,9 +112,8 @@ def explain(
 
 
 def _shares(steps: Sequence[Decision]) -> list[SourceShare]:
-    """Of every source that was asked, or whose guesses were computed."""
     counts: dict[str, Counter[str]] = {}
-    owners = {"": ""}  # whose guesses have which name: a part of a source has one of its own
+    owners = {"": ""}  # origin of a draft token to the reported drafter, as parts of a composite have other names
     for step in steps:
         for each in step.source_reports:
             owners |= dict.fromkeys((name for name, _ in each.tree.origin or ()), each.source)
@@ -141,8 +137,8 @@ def _count(number: int, what: str) -> str:
 
 
 def _share(share: SourceShare, steps: int) -> str:
-    asked = f" was asked in {share.asked} of {steps} steps" if share.asked else ""
+    asked = f" proposed in {share.asked} of {steps} steps" if share.asked else ""
     tried = f" ({share.explored} to explore)" if share.explored else ""
     took = f", in {1e3 * share.seconds:.1f} ms," if share.asked else ""
     joined = " and" if share.asked else ""
-    return f"{share.source}{asked}{tried}{took}{joined} had {share.accepted} of {share.drafted} guesses accepted."
+    return f"{share.source}{asked}{tried}{took}{joined} had {share.accepted} of {share.drafted} draft tokens accepted."

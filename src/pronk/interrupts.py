@@ -1,15 +1,15 @@
-"""Work that Ctrl-C must not cut in two.
+"""Deferral of Ctrl-C during state changes.
 
-A step changes requests, caches and what drafters remember; half a change would ruin requests that nobody interrupted.
-So it is ``uninterrupted`` but for windows, in which what takes long is ``interruptible``::
+A step changes requests, caches and drafter state; stopping halfway would corrupt other requests. SIGINT is therefore
+deferred, except in windows around long computations::
 
     with uninterrupted():
         plan()
         with interruptible():
             compute()
-        settle()
+        commit()
 
-A SIGINT that comes in a window strikes there, and closes it: on the way out nothing more strikes.
+A SIGINT in a window is handled there and closes the window: later ones are deferred until the outer block ends.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ __all__ = ["interrupted", "interruptible", "uninterrupted"]
 
 
 class _Guard:
-    """A handler of SIGINT that keeps what comes while ``depth`` is above 0.
+    """A SIGINT handler that defers signals while ``depth`` is above 0.
 
     Attributes:
-        installed: whether it stands in place of ``handler``.
-        depth: stretches that must not be cut, one within the other.
-        windows: the depths around the windows that are open, one within the other.
-        caught: what came where it must not strike.
+        installed: whether the guard replaces ``handler``.
+        depth: nesting depth of uninterrupted blocks.
+        windows: saved depths of the enclosing blocks of open windows.
+        caught: deferred signals.
+        handler: previous handler of SIGINT.
     """
 
     def __init__(self) -> None:
@@ -46,18 +47,18 @@ class _Guard:
 
     @property
     def masks(self) -> bool:
-        """Whether it is installed, and this is the thread that Python delivers signals to."""
+        """Whether the guard is installed and this is the main thread, which receives signals."""
         return self.installed and threading.get_ident() == threading.main_thread().ident
 
     @property
     def stands(self) -> bool:
-        """Whether SIGINT goes to it."""
+        """Whether the guard is the current SIGINT handler."""
         return signal.getsignal(signal.SIGINT) is self
 
     def strike(self) -> None:
-        """What has been kept goes to the handler that was there before, if nothing is being guarded.
+        """Pass a deferred signal to the previous handler unless signals are deferred.
 
-        What the handler raises leaves the window closed.
+        If the handler raises, the window stays closed.
         """
         if self.caught and not self.depth:
             first = self.caught[0]
@@ -71,18 +72,15 @@ _guard = _Guard()
 
 
 def interrupted() -> bool:
-    """Whether a SIGINT is being kept: for long work among what must not be cut, which had better end soon."""
+    """Return whether a SIGINT is deferred, so that long uninterrupted work can end early."""
     return bool(_guard.caught)
 
 
 class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): …
-    """Keep SIGINT until the block is through, then hand it on.
-
-    Python delivers the signal to the main thread only, so elsewhere there is nothing to do.
-    """
+    """Defer SIGINT until the end of the block; no effect outside the main thread."""
 
     def __enter__(self) -> None:
-        self._mine = False
+        self._installed = False
         if not (_guard.installed and _guard.stands):
             self._install()
         self._masks = _guard.masks
@@ -91,26 +89,26 @@ class uninterrupted:  # noqa: N801 - read as a statement: with uninterrupted(): 
     def _install(self) -> None:
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and threading.get_ident() == threading.main_thread().ident:
-            # Until it is installed, and once it is not any longer, the guard keeps what comes.
-            _guard.handler, self._mine = (_guard.handler if _guard.stands else handler), True
+            # A signal between these statements is deferred, as `installed` is set last.
+            _guard.handler, self._installed = (_guard.handler if _guard.stands else handler), True
             signal.signal(signal.SIGINT, _guard)
             _guard.installed = True
 
     def __exit__(self, *_: object) -> None:
-        if not self._mine:
+        if not self._installed:
             _guard.depth -= self._masks
             if self._masks:
                 _guard.strike()
             return
         _guard.installed = False
         _guard.depth -= self._masks
-        if _guard.stands:  # or else somebody has put another one there meanwhile
+        if _guard.stands:  # the block may have installed another handler
             signal.signal(signal.SIGINT, _guard.handler)
         _guard.strike()
 
 
 class interruptible:  # noqa: N801 - as above
-    """A window among what is uninterrupted; elsewhere it changes nothing."""
+    """Allow SIGINT in a part of an uninterrupted block; no effect elsewhere."""
 
     def __enter__(self) -> None:
         self._opens = _guard.masks and _guard.depth > 0

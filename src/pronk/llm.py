@@ -1,4 +1,4 @@
-"""The facade: load a model, generate, stream, chat."""
+"""The synchronous API: load a model, generate, stream, chat, choose."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Prompt = str | list[int]
 
 
 class LLM:
-    """A language model, ready to generate.
+    """A loaded language model.
 
     ::
 
@@ -43,17 +43,17 @@ class LLM:
         llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)).text
 
     Attributes:
-        path: the model's folder or file.
-        config: its shape.
-        dtype: of its weights.
-        workers: processes that compute it.
-        tokenizer: its own.
-        engine: which decodes.
-        request_factory: which makes its requests.
-        calibration: what guesses have shown, and its ``save()``.
+        path: folder or file of the model.
+        config: shape of the model.
+        dtype: data type of the weights.
+        workers: number of processes that compute the model.
+        tokenizer: tokenizer of the model.
+        engine: decoding engine.
+        request_factory: factory of requests.
+        calibration: measured acceptance rates; ``save()`` writes them to a file.
     """
 
-    def __init__(  # noqa: PLR0913 - every one an option of its own
+    def __init__(  # noqa: PLR0913 - independent options
         self,
         model: str | Path | None = None,
         *,
@@ -77,47 +77,41 @@ class LLM:
         """Load a model.
 
         Args:
-            model: a folder in the Hugging Face layout, a GGUF file, or the id of a model on the Hub; ``None`` is
-                ``pronk-tiny``, which only a clone of the repository has.
-            drafter: who guesses: a name, a name with options, or an object (see :mod:`pronk.drafters`). The default
-                remembers no text of one request for the next.
-            device: ``"cpu"`` or an accelerator as torch names it.
-            dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the checkpoint's.
-            weights: ``"plain"`` leaves the matrices as the checkpoint has them; ``"int8"`` and ``"int4"`` round them to
-                8 or 4 bits as they are loaded (the head to 8), which changes what the model says, and makes its passes
-                faster. Guessing changes nothing, whichever it is.
-            kv_memory: size of the KV cache in bytes or as text (``"2GiB"``); by default what ``max_batch`` full
-                contexts need, and at most a quarter of the memory.
-            kv_dtype: ``"auto"`` keeps keys and values as they are computed; ``"int8"`` rounds them to 8 bits, with a
-                scale for each head of each token: half the memory or less, and another model. Guessing changes
-                nothing there either. The caches of draft models stay as they are.
-            prefix_cache: keep what the cache holds of texts that have ended, as long as there is room, for texts that
-                begin alike: a chat's next turn, prompts with the same instructions. It changes no token. Models with
-                dynamic RoPE go without: there the keys of a prompt depend on its length.
-            max_batch: most requests in one pass, 1..1024.
-            prefill_chunk: most prompt tokens in one pass, 16..8192.
-            threads: CPU threads, for the whole process; ``None`` leaves torch's choice.
-            workers: processes that compute the model together, 1..64. They are started here, share this machine's
-                cores, and end with this object, or with :meth:`close`; or they are those that ``torchrun`` has started,
-                of which all but the first compute for it and end in here.
-            parallel: what workers are for. ``"tree"``: each has the whole model, and the branches of the guesses are
-                dealt to them, where that is faster; it changes no token. ``"tensor"``: each has some of the heads and
-                of the MLP's columns, a part of the memory and of what a pass reads; whoever guesses, the tokens are
-                the same for the same number of workers, and close to those of one.
-            kernels: ``"auto"`` is the widest instruction set of this processor; a lower one's name restricts it, and
-                ``"torch"`` does without kernels of our own, and without the promise of equal bits.
-            budget: how much to guess: ``"auto"`` drops the guesses that do not pay for their rows, at the acceptance so
-                far and the cost of passes, as those that were made have shown it, and keeps an account of what guessing
-                has cost and saved each request, by which it stops where it does not pay; ``"all"`` computes all that
-                the drafter has, so that the number of passes does not depend on measured times. Under the coupled
-                rule the text never does.
-            calibration: whether requests begin with what earlier ones have shown of guesses: how often those of each
-                kind were right, and no text. A path is of a file to begin with, if it is there, and to save in.
-            progress: called with the bytes loaded so far and in all.
+            model: folder in the Hugging Face layout, GGUF file, or model id on the Hub; ``None`` is ``pronk-tiny``,
+                which is part of the repository.
+            drafter: name, name with options, or object (see :mod:`pronk.drafters`). The default keeps no text across
+                requests.
+            device: ``"cpu"`` or a torch device.
+            dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for that of the checkpoint.
+            weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize them on loading
+                (the LM head always to 8 bits). Quantization is faster and changes the output; speculation does not.
+            kv_memory: size of the KV cache in bytes or as text (``"2GiB"``). The default fits ``max_batch`` full
+                contexts, up to a quarter of the memory.
+            kv_dtype: ``"auto"`` is the compute type; ``"int8"`` quantizes keys and values with a scale per head and
+                token, which at least halves the memory and changes the output. KV caches of draft models are unaffected.
+            prefix_cache: keep KV blocks of finished texts for later prompts with the same beginning, while memory
+                suffices. Changes no token. Ignored for dynamic RoPE, where the keys depend on the prompt's length.
+            max_batch: maximum number of requests per forward pass, 1..1024.
+            prefill_chunk: maximum number of prompt tokens per forward pass, 16..8192.
+            threads: number of CPU threads of the process; ``None`` keeps torch's setting.
+            workers: number of processes that compute the model, 1..64. They share the cores of this machine and end
+                with :meth:`close` or this object. Under ``torchrun`` its processes are used; all but the first serve
+                as workers in this constructor and then exit.
+            parallel: ``"tree"`` replicates the model and distributes the branches of token trees, if faster; changes no
+                token. ``"tensor"`` splits attention heads and MLP columns; tokens depend on the number of workers, and
+                not on the drafter.
+            kernels: ``"auto"`` is the widest instruction set of the CPU, the name of another one restricts it, and
+                ``"torch"`` uses torch's kernels, without bit-exactness.
+            budget: ``"auto"`` drops draft tokens whose measured cost exceeds their expected gain, and limits the time
+                that speculation may cost each request. ``"all"`` verifies every draft token, so that the number of
+                forward passes does not depend on measured times. Under the coupled rule neither changes the text.
+            calibration: whether new requests start from the acceptance rates of earlier ones; no text is kept. A path
+                is a file to load the rates from, if it exists, and to save them in.
+            progress: callback with the bytes loaded so far and the total.
 
         Raises:
             CheckpointError: the model cannot be loaded.
-            OptionError: an option out of its range, or no model outside a clone.
+            OptionError: an option is out of range, or ``model`` is missing outside a clone of the repository.
         """
         check_integer("max_batch", max_batch, 1, 1024)
         check_integer("prefill_chunk", prefill_chunk, 16, 8192)
@@ -167,27 +161,27 @@ class LLM:
             failed.pop_all()
 
     def close(self) -> None:
-        """End its workers, if any were started here: with ``"tree"`` it goes on alone, split it does no more."""
+        """Stop the worker processes; decoding remains possible except with ``parallel="tensor"``."""
         self._team.end()
 
     @property
     def exact(self) -> bool:
-        """Whether bits are promised: the same seed gives the same text, whoever guesses and whatever the batch."""
+        """Whether a seed gives the same text for every drafter and every batch, to the bit."""
         return self.engine.exact
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the weights."""
         return self.engine.runner.device
 
     @property
     def target(self) -> Target:
-        """What a drafter binds to, for a guesser with a memory of its own: ``Suffix().bind(llm.target)``."""
+        """Target for binding a drafter explicitly: ``Suffix().bind(llm.target)`` gives it separate memory."""
         return self.engine.target
 
     @property
     def kernels(self) -> str:
-        """What computes: the name of an instruction set of pronk's kernels, or ``"torch"``."""
+        """Instruction set of pronk's kernels in use, or ``"torch"``."""
         used = self.engine.runner.decoder.kernels
         return "torch" if used is None else used.name
 
@@ -217,23 +211,21 @@ class LLM:
         drafter: str | Drafter | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Completion | list[Completion]:
-        """Continue one prompt or a list of them.
-
-        A prompt is a text or a list of token ids. All prompts of a list share the passes.
+        """Continue one prompt or a batch of prompts.
 
         Args:
-            prompts: one prompt, or a list of prompts of any lengths.
-            params: options for all prompts, or one for each.
-            drafter: who guesses, if not the one given at loading.
-            progress: called with the requests finished so far and in all.
+            prompts: a prompt (text or token ids), or a list of prompts to decode as a batch.
+            params: options for all prompts, or one per prompt.
+            drafter: drafter of this call instead of the default.
+            progress: callback with the number of finished requests and the total.
 
         Returns:
-            One :class:`Completion` for one prompt, a list for a list: an empty one for no prompts.
+            A :class:`Completion`, or a list of them for a list.
 
         Raises:
-            PromptError: a prompt that is empty, too long, or has ids outside the vocabulary.
-            OptionError: an option that does not fit the model.
-            CacheFullError: a request that the KV cache cannot hold.
+            PromptError: a prompt is empty, too long, or has ids outside the vocabulary.
+            OptionError: an option does not fit the model.
+            CacheFullError: a request does not fit into the KV cache.
         """
         single = not isinstance(prompts, (list, tuple)) or (len(prompts) > 0 and isinstance(prompts[0], (int, float)))
         batch = cast(list[Prompt], [prompts] if single else prompts)
@@ -251,9 +243,9 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Generator[Piece]:
-        """Continue one prompt, token by token; the arguments are checked at once.
+        """Continue one prompt and yield its tokens; arguments are checked immediately.
 
-        Closing the iterator, or an exception in whoever reads it, ends the request and frees its memory.
+        Closing the iterator aborts the request.
         """
         (options,) = self._options(params, 1)
         return self._pieces(
@@ -263,54 +255,53 @@ class LLM:
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Completion:
-        """Answer a conversation: ``[{"role": "user", "content": "…"}, …]``, rendered with the model's chat template.
+        """Answer a conversation, rendered with the model's chat template.
 
         Args:
-            messages: each with a ``role``, and a ``content`` that is a text or a list of parts of the type ``text``
-                (see :mod:`pronk.tokenization.chat.messages`).
-            params: options; by default those of :class:`SamplingParams`.
-            drafter: who guesses, if not the one given at loading.
+            messages: list of ``{"role": "user", "content": "…"}``; the content is text or a list of parts of type
+                ``text`` (see :mod:`pronk.tokenization.chat.messages`).
+            params: sampling options.
+            drafter: drafter of this call instead of the default.
 
         Raises:
-            PromptError: malformed messages, parts other than text, or a conversation that the template refuses, is not
-                through with in time, or makes nothing of; or see :meth:`generate`.
-            TokenizerError: the model has no chat template, or a damaged one.
+            PromptError: messages are malformed, the template refuses them, times out or renders nothing; or see
+                :meth:`generate`.
+            TokenizerError: the chat template is missing or damaged.
         """
         return self.generate(self.chat_ids(messages), params, drafter=drafter)
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
     ) -> Generator[Piece]:
-        """Answer a conversation, token by token; see :meth:`chat`."""
+        """Answer a conversation and yield the tokens; see :meth:`chat`."""
         return self.stream(self.chat_ids(messages), params, drafter=drafter)
 
     def choose(self, prompt: Prompt, options: Sequence[str]) -> Choice:
-        """How likely the model finds each of some texts after a prompt: all of them in one pass, as one tree.
+        """Return the log-probability of each option as the continuation of a prompt, from one token tree.
 
         ::
 
             llm.choose("It broke on day one. A review that is", [" good", " bad"]).best
 
-        The probability of a text is that of its tokens, one after the other: as the tokenizer writes it behind the
-        prompt, or, where its first characters would join the prompt's last token, by itself. What would come after it
-        does not count, so a text that another one begins with is at least as likely as that one.
+        An option is tokenized together with the prompt, or alone if its first characters would merge with the prompt's
+        last token. The end of the text is not scored, so a prefix of another option is at least as likely as that one.
 
         Args:
-            prompt: a text or token ids, at least two tokens.
-            options: 1..1024 texts, none of them empty, no two alike.
+            prompt: text or token ids, at least two tokens.
+            options: 1..1024 distinct, non-empty texts.
 
         Raises:
-            OptionError: texts that cannot be chosen from.
-            PromptError: see :meth:`generate`; or there is no room for the texts behind the prompt.
-            CacheFullError: the KV cache has no room for them.
+            OptionError: an option is empty, repeated or has no tokens.
+            PromptError: prompt and option exceed the context; or see :meth:`generate`.
+            CacheFullError: prompt and options do not fit into the KV cache.
         """
         texts, ids = check_texts("options", options), self.request_factory.ids(prompt)
         return Choice(texts, tuple(score(self.engine, ids, self.request_factory.spelled(prompt, ids, texts))))
 
     def chat_ids(self, messages: Messages, tools: Tools | None = None) -> list[int]:
-        """Token ids of a conversation up to the point where the model answers; see :meth:`chat` for the errors.
+        """Return the prompt token ids of a conversation; errors are those of :meth:`chat`.
 
-        ``tools`` are what the template tells the model of, as OpenAI's interface has them.
+        ``tools`` are tool definitions in OpenAI's format for the chat template.
         """
         return self.tokenizer.chat_ids(messages, tools=tools)
 
@@ -326,21 +317,20 @@ class LLM:
             msg = f"params: expected SamplingParams or a list of them, found {params!r}"
             raise OptionError(msg)
         if len(params) != count:
-            msg = f"params: expected one for all prompts or one for each of {count}, found {len(params)}"
+            msg = f"params: expected one for all prompts or one per prompt ({count}), found {len(params)}"
             raise OptionError(msg)
         return list(params)
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Proposer[Any]:
-        """The guesser of this model by a drafter's options: its own model loaded, if it has one.
+        """Return the proposer for a drafter; ``None`` is the default drafter.
 
-        :meth:`generate` and its like do this by themselves; it is for those who ask a drafter directly, or want to hear
-        early of a mistake in its options. ``None`` is the drafter given at loading, whose guesser stays for as long as
-        the model. Equal drafters have one guesser and one memory, until the folder of a model of theirs is written
-        again; of more than 64 others, or 4 with models, those asked for longest ago are forgotten.
+        Calling this before :meth:`generate` loads the draft model and reports errors early. Equal drafters share one
+        proposer until the folder of a draft model is rewritten. Apart from the default, the 64 most recently used
+        proposers are kept, and 4 of those with models.
 
         Raises:
-            OptionError: no such drafter or option, or it does not go with this model.
-            CheckpointError: its own model cannot be loaded.
+            OptionError: the drafter or an option is unknown or does not fit this model.
+            CheckpointError: the draft model cannot be loaded.
         """
         return self._proposers.own if spec is None else self._proposers.of(spec)
 

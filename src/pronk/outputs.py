@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""Results of requests."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Completion:
     """A finished generation.
 
     Attributes:
-        text: the generated text, without end-of-text tokens and stop strings.
-        token_ids: the generated tokens, the one that ended the text included.
+        text: generated text, without end-of-text tokens and stop strings.
+        token_ids: generated token ids, the one that ended the text included.
         finish_reason: ``"stop"`` (end of text, stop token or stop string) or ``"length"``.
-        stop_reason: the token id or the string that ended the text.
-        seed: the seed that gives this completion again.
-        prompt_token_ids: the prompt as the model saw it.
-        logprobs: per generated token ``{token id: log-probability}`` of the token and of the likeliest ones, before
-            the request's processors; if asked for.
-        prompt_logprobs: the same for the prompt; its first token has none.
+        stop_reason: token id or string that ended the text.
+        seed: seed that reproduces this completion.
+        prompt_token_ids: token ids of the prompt.
+        logprobs: for each generated token, token id to log-probability of the token and the most likely ones, before
+            logits processors; if requested.
+        prompt_logprobs: the same for each prompt token; ``None`` for the first.
         stats: counts and times.
         others: samples 2..n of the same prompt.
     """
@@ -43,19 +43,19 @@ class Completion:
     others: tuple[Completion, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the completion as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return values | {"stats": self.stats.to_dict(), "others": [other.to_dict() for other in self.others]}
 
     def beside(self, others: Iterable[Completion]) -> Completion:
-        """The same, with further samples of its prompt."""
+        """Return a copy with further samples of the same prompt."""
         return replace(self, others=tuple(others))
 
     @classmethod
     def of(cls, request: Request, others: tuple[Completion, ...] = ()) -> Completion:
-        """The result of a request that has ended."""
+        """Return the result of a finished request."""
         if request.finish_reason is None:
-            msg = "the request has not ended"
+            msg = "expected a finished request, found one without finish_reason"
             raise AssertionError(msg)
         params = request.params
         return cls(
@@ -66,7 +66,7 @@ class Completion:
             seed=request.seed,
             prompt_token_ids=list(request.prompt),
             logprobs=None if params.logprobs is None else list(request.logprobs),
-            # Later samples start from the first one's cache and never see the prompt's logits.
+            # Later samples fork the KV blocks of the first one and compute no prompt logits.
             prompt_logprobs=None
             if params.prompt_logprobs is None
             else list((request.parent or request).prompt_logprobs),
@@ -77,11 +77,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class Choice:
-    """How likely a model finds each of some texts.
+    """Log-probabilities of alternative texts.
 
     Attributes:
-        options: the texts.
-        logprobs: of each, the sum of the log-probabilities of its tokens, natural logarithm, at most 0.
+        options: alternative texts.
+        logprobs: for each text, the sum of the natural log-probabilities of its tokens.
     """
 
     options: tuple[str, ...]
@@ -89,18 +89,18 @@ class Choice:
 
     @property
     def probabilities(self) -> tuple[float, ...]:
-        """Of each, among these texts; their sum is 1."""
+        """Probabilities normalized over the options."""
         most = max(self.logprobs)
         shares = [exp(value - most) for value in self.logprobs]
         return tuple(share / sum(shares) for share in shares)
 
     @property
     def best(self) -> str:
-        """The likeliest, of equals the first."""
+        """Most likely option; the first of equals."""
         return self.options[self.logprobs.index(max(self.logprobs))]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the options and their probabilities as JSON values."""
         return {
             "options": list(self.options),
             "logprobs": list(self.logprobs),
@@ -114,14 +114,14 @@ class Piece:
     """One generated token of a stream.
 
     Attributes:
-        token_id: the token.
-        text: text that became final with it: may be empty (half a character, the possible start of a stop string),
-            or more than the token's own.
-        source: the name of the drafter whose accepted guess the token was; ``None`` if it was none.
-        step: number of the pass of the model that it came with, from 0.
-        index: which of the ``n`` samples it belongs to.
-        logprobs: of it and the likeliest, as :attr:`Completion.logprobs` has them.
-        completion: the finished sample, with its last token.
+        token_id: id of the token.
+        text: text that became final with this token; may be empty (part of a character, possible start of a stop
+            string) or include text of earlier tokens.
+        source: name of the drafter, if the token was an accepted draft token.
+        step: number of the decoding step, from 0.
+        index: number of the sample, below ``n``.
+        logprobs: log-probabilities as in :attr:`Completion.logprobs`.
+        completion: finished sample; set on the last token only.
     """
 
     token_id: int
@@ -134,11 +134,11 @@ class Piece:
 
     @property
     def guessed(self) -> bool:
-        """Whether the token was an accepted guess."""
+        """Whether the token was an accepted draft token."""
         return self.source is not None
 
     @classmethod
     def of(cls, token: Token, index: int, request: Request, *, last: bool) -> Piece:
-        """A request's token, with the finished sample if it is its last."""
+        """Convert a token of a request, adding the completion to the last one."""
         done = Completion.of(request) if last else None
         return cls(token.token_id, token.text, token.source, token.step, index, token.logprobs, done)

@@ -1,4 +1,4 @@
-"""For tests of what is built on pronk: a tiny model, a tokenizer that fits it, a drafter that knows what comes next.
+"""Helpers for tests of drafters: a tiny model, its tokenizer, a scripted drafter, a comparison with plain decoding.
 
 ::
 
@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import torch
 from safetensors.torch import save_file
@@ -40,7 +41,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
-    """A byte-level BPE of at most ``vocab_size`` ids: id 0 ends a text, 256 bytes, then as many merges as fit."""
+    """Return a byte-level BPE tokenizer of up to ``vocab_size`` ids: end of text (0), 256 bytes, merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,17 +56,17 @@ def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
 
 
 def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int = 64, context: int = 512) -> Path:
-    """A folder with a random Llama of 300 ids in float32, loadable by :class:`~pronk.llm.LLM` within milliseconds.
+    """Write a random Llama model (float32, 300 token ids) and return its folder.
 
-    Its weights are so large that the likeliest token has a probability of about a half, as in a trained model, and
-    that greedy texts do not loop: a comparison of texts says something.
+    The weights are scaled so that the most likely token has a probability of about 0.5, as in a trained model, and
+    greedy texts do not loop. Otherwise comparisons of texts would be meaningless.
 
     Args:
-        folder: where it goes; made if it is not there.
-        seed: of its weights.
-        layers: at least 1.
-        hidden: size of a row, a multiple of 32.
-        context: most positions.
+        folder: output folder; created if missing.
+        seed: seed of the weights.
+        layers: number of layers, at least 1.
+        hidden: hidden size, a multiple of 32.
+        context: maximum number of positions.
     """
     vocab, heads, width = 300, hidden // 16, 2 * hidden
     config = {
@@ -111,24 +112,24 @@ def tiny_checkpoint(folder: Path, *, seed: int = 0, layers: int = 2, hidden: int
 
 
 class ScriptedProposer(Proposer[tuple[int, ...]]):
-    """Knows how texts go on, and errs now and then: guesses a chain of the truth, with a wrong token beside each."""
+    """Proposes given continuations as a chain with a wrong sibling per token, and some wrong chain tokens."""
 
     name = "scripted"
 
     def __init__(self, texts: Mapping[tuple[int, ...], Sequence[int]], *, depth: int = 4, astray: int = 5) -> None:
-        """``texts`` are prompts and what follows each, as token ids; one of ``astray`` chains has a wrong token."""
+        """Create a proposer from prompts and continuations; one chain in ``astray`` has a wrong token."""
         self.texts, self.depth, self.astray = dict(texts), depth, astray
 
     def start(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The prompt, which tells the texts apart."""
+        """Return the prompt, the key of the continuation."""
         return tuple(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[tuple[int, ...]]]) -> list[TokenTree]:
-        """What follows each text, or nothing where it is unknown."""
+        """Return the next tokens of known continuations."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[tuple[int, ...]]) -> None:
-        """Nothing to learn."""
+        """Ignore the outcome."""
 
     def _tree(self, context: DraftContext[tuple[int, ...]]) -> TokenTree:
         length = len(context.tokens)
@@ -147,17 +148,17 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
 def assert_lossless(
     llm: LLM, drafter: str | Drafter, prompts: Sequence[str], *, max_tokens: int = 48, guesses: bool = True
 ) -> None:
-    """Compare the texts of a drafter with those of plain decoding: greedy, sampled and penalized, alone and in a batch.
+    """Assert that a drafter gives the texts of plain decoding: greedy, sampled, penalized, alone and in a batch.
 
     Args:
-        llm: the model.
-        drafter: who guesses.
-        prompts: texts to continue; include some that the drafter has something to say about.
-        max_tokens: of each text.
-        guesses: whether it has to have guessed at all, without which the comparison shows nothing.
+        llm: loaded model.
+        drafter: drafter to test.
+        prompts: texts to continue; include some for which the drafter proposes.
+        max_tokens: length of each continuation.
+        guesses: whether to fail if no draft token was verified, as the comparison is then meaningless.
 
     Raises:
-        AssertionError: a text differs, the drafter has raised, or it has not guessed.
+        AssertionError: a text differs, the drafter raised an exception, or no draft token was verified.
     """
     drafted = 0
     for options in _OPTIONS:
@@ -177,5 +178,13 @@ def assert_lossless(
                     raise AssertionError(msg)
                 drafted += got.stats.drafted
     if guesses and not drafted:
-        msg = "expected guesses, found none: nothing was shown; add prompts that the drafter has something to say about"
+        msg = "expected draft tokens, found none; add prompts for which the drafter proposes"
         raise AssertionError(msg)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ScriptedGuesser":
+        warn("ScriptedGuesser is deprecated; use ScriptedProposer", DeprecationWarning, stacklevel=2)
+        return ScriptedProposer
+    msg = f"module 'pronk.testing' has no attribute {name!r}"
+    raise AttributeError(msg)

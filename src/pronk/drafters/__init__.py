@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from pronk.drafters.registry import REGISTRY, class_names, make_drafter
 
@@ -65,6 +66,9 @@ __all__ = [*_CONTRACT, "REGISTRY", "make_drafter", *class_names()]  # noqa: PLE0
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Guesser":
+        warn("pronk.drafters.Guesser is deprecated; use pronk.drafters.Proposer", DeprecationWarning, stacklevel=2)
+        name = "Proposer"
     module = f"pronk.speculation.{_CONTRACT[name]}" if name in _CONTRACT else class_names().get(name)
     if module is None:
         msg = f"module 'pronk.drafters' has no attribute {name!r}"
