@@ -59,7 +59,7 @@ def test_choosing_says_who_was_asked_and_what_that_brought(llm: LLM) -> None:
                 assert step.value == pytest.approx(last[0] * 10.0 / last[1])
     (suffix,) = [share for share in found.shares if share.source == "suffix"]
     assert suffix.asked == sum(each.source == "suffix" for each in asked) > 0
-    assert "suffix was asked in" in found.summary
+    assert "suffix proposed in" in found.summary
 
 
 @pytest.mark.parametrize("drafter", ["suffix(store_tokens=0)", "merged(suffix(store_tokens=0), recycling)"])
@@ -74,7 +74,7 @@ def test_without_guesses_there_is_little_to_say(llm: LLM) -> None:
     found = explain(llm, TEXT, PARAMS, "autoregressive")
     assert not found.shares
     assert all(step.tokens == step.tokens[:1] and not step.path for step in found.steps)
-    assert "39 of 39 steps after the first were plain" in found.summary
+    assert "39 of 39 steps after the first had no draft tokens" in found.summary
 
 
 def test_a_journal_is_kept_of_nobody_else(llm: LLM) -> None:
@@ -88,7 +88,7 @@ def test_one_token_is_a_text(tmp_path: Path) -> None:
     found = explain(llm, "x", SamplingParams(max_tokens=1, ignore_eos=True))
     assert len(found.steps) == 1
     assert found.speed is None
-    assert found.summary.startswith("1 token in 1 step: 1.00 tokens a step")
+    assert found.summary.startswith("1 token in 1 step: 1.00 tokens per step")
 
 
 def test_several_samples_are_refused(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_drafters_are_lossless(llm: LLM, spec: str) -> None:
 
 
 def test_no_guesses_show_nothing(llm: LLM) -> None:
-    with pytest.raises(AssertionError, match="expected guesses, found none"):
+    with pytest.raises(AssertionError, match="expected draft tokens, found none"):
         assert_lossless(llm, "autoregressive", PROMPTS)
     assert_lossless(llm, "autoregressive", PROMPTS, guesses=False)
 

@@ -12,12 +12,7 @@ __all__ = ["AdmissionQueue"]
 
 
 class AdmissionQueue:
-    """Thread-safe counter of admitted samples.
-
-    Attributes:
-        most: maximum number of admitted samples.
-        taken: number of admitted samples.
-    """
+    """Thread-safe counter that admits at most ``most`` samples at a time."""
 
     def __init__(self, most: int) -> None:
         self.most, self.taken = most, 0

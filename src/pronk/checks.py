@@ -18,7 +18,7 @@ __all__ = ["check_choice", "check_flag", "check_integer", "check_number", "check
 def check_integer(
     name: str, value: object, low: int, high: int | None = None, *, error: type[PronkError] = OptionError
 ) -> int:
-    """Return an integer in ``low..high``, or of at least ``low``; raise ``error`` for others and for booleans."""
+    """Return an integer in ``low..high``, or of at least ``low``; raise ``error`` for others."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         wanted = f"of at least {low}" if high is None else f"in {low}..{high}"
         msg = f"{name}: expected an integer {wanted}, found {value!r}"
@@ -35,7 +35,7 @@ def check_number(
     above: bool = False,
     error: type[PronkError] = OptionError,
 ) -> float:
-    """Return a finite number in ``low..high``, or in ``(low, high]`` if ``above``; raise ``error`` for others."""
+    """Return a number in ``low..high``, or in ``(low, high]`` if ``above``; raise ``error`` for others."""
     most = sys.float_info.max  # larger integers cannot be converted to float
     if (
         isinstance(value, bool)

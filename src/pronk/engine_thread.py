@@ -52,11 +52,7 @@ class EngineThread:
         self.thread.start()
 
     def add(self, job: PendingRequests) -> None:
-        """Add a job before the next step.
-
-        Raises:
-            ClosedError: the thread is stopping or stopped.
-        """
+        """Add a job before the next step; raise ``ClosedError`` if the thread is stopping or stopped."""
         with self._wake:
             if self._closing:
                 msg = "expected an open model, found one that is closing; load the model again"

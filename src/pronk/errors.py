@@ -1,21 +1,5 @@
 """Exceptions of pronk.
 
-::
-
-    PronkError
-    ├── CheckpointError
-    │   ├── ConfigError
-    │   └── TokenizerError
-    ├── OptionError          also a ValueError
-    │   └── GuideError
-    ├── PromptError          also a ValueError
-    │   └── ContextError
-    ├── CacheFullError
-    ├── DeadlineError        also a TimeoutError
-    ├── OverloadedError
-    ├── ResumeError
-    └── ClosedError
-
 Each message is one line: ``expected …, found …; do …``.
 """
 

@@ -1,4 +1,4 @@
-"""Explanation of a text's decoding steps: which drafters proposed, what was verified and what was accepted."""
+"""Explanation of a text's decoding steps: which drafters proposed, and which tokens were accepted."""
 
 from __future__ import annotations
 
@@ -90,12 +90,6 @@ def explain(
     llm: LLM, prompt: str | list[int], params: SamplingParams | None = None, drafter: str | Drafter | None = None
 ) -> Explanation:
     """Continue a prompt like :meth:`~pronk.llm.LLM.generate` and record the speculation decisions.
-
-    Args:
-        llm: loaded model.
-        prompt: text or token ids.
-        params: sampling options with ``n=1``.
-        drafter: drafter of this call instead of the default.
 
     Raises:
         OptionError: ``n`` is above 1; other errors are those of :meth:`~pronk.llm.LLM.generate`.

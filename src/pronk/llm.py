@@ -47,9 +47,6 @@ class LLM:
         config: shape of the model.
         dtype: data type of the weights.
         workers: number of processes that compute the model.
-        tokenizer: tokenizer of the model.
-        engine: decoding engine.
-        request_factory: factory of requests.
         calibration: measured acceptance rates; ``save()`` writes them to a file.
     """
 
@@ -83,12 +80,12 @@ class LLM:
                 requests.
             device: ``"cpu"`` or a torch device.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for that of the checkpoint.
-            weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize them on loading
-                (the LM head always to 8 bits). Quantization is faster and changes the output; speculation does not.
+            weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize them when
+                loading (the LM head always to 8 bits). Quantization is faster and changes the output; speculation does not.
             kv_memory: size of the KV cache in bytes or as text (``"2GiB"``). The default fits ``max_batch`` full
                 contexts, up to a quarter of the memory.
             kv_dtype: ``"auto"`` is the compute type; ``"int8"`` quantizes keys and values with a scale per head and
-                token, which at least halves the memory and changes the output. KV caches of draft models are unaffected.
+                token, which at least halves the memory and changes the output. Draft models are unaffected.
             prefix_cache: keep KV blocks of finished texts for later prompts with the same beginning, while memory
                 suffices. Changes no token. Ignored for dynamic RoPE, where the keys depend on the prompt's length.
             max_batch: maximum number of requests per forward pass, 1..1024.
@@ -257,11 +254,8 @@ class LLM:
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template.
 
-        Args:
-            messages: list of ``{"role": "user", "content": "…"}``; the content is text or a list of parts of type
-                ``text`` (see :mod:`pronk.tokenization.chat.messages`).
-            params: sampling options.
-            drafter: drafter of this call instead of the default.
+        Messages are ``{"role": "user", "content": "…"}``; the content is text or a list of parts of type ``text`` (see
+        :mod:`pronk.tokenization.chat.messages`).
 
         Raises:
             PromptError: messages are malformed, the template refuses them, times out or renders nothing; or see

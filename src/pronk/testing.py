@@ -1,4 +1,4 @@
-"""Helpers for tests of drafters: a tiny model, its tokenizer, a scripted drafter, a comparison with plain decoding.
+"""Helpers for tests of drafters: a tiny model, a scripted drafter, a comparison of texts.
 
 ::
 
@@ -148,7 +148,9 @@ class ScriptedProposer(Proposer[tuple[int, ...]]):
 def assert_lossless(
     llm: LLM, drafter: str | Drafter, prompts: Sequence[str], *, max_tokens: int = 48, guesses: bool = True
 ) -> None:
-    """Assert that a drafter gives the texts of plain decoding: greedy, sampled, penalized, alone and in a batch.
+    """Assert that a drafter gives the texts of plain decoding, alone and in a batch.
+
+    The texts are greedy, sampled and penalized.
 
     Args:
         llm: loaded model.

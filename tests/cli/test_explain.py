@@ -28,7 +28,7 @@ def test_a_table_and_a_paragraph(run: Any) -> None:
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    for word in ("step", "drafted", "gain / cost", "suffix", "recycling", "tokens a step"):
+    for word in ("step", "drafted", "gain / cost", "suffix", "recycling", "tokens per step"):
         assert word in out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from pronk.drafters import REGISTRY, Drafter, Proposer, Target
 from pronk.drafters.autoregressive import Autoregressive
 from pronk.drafters.proposer_cache import ProposerCache
 from pronk.drafters.shared.chain import ChainDrafter
+from pronk.speculation.proposer import bind_proposer
 from tiny_models import make_engine, tiny_decoder
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -242,14 +244,17 @@ class Astray(Autoregressive):
         (Changing(), "drafter changing: expected what can be hashed, found an unhashable type: 'Changing'"),
         (Frozen(), "drafter frozen: expected what can be hashed, found an unhashable type: 'list'"),
         (Merged((Changing(), PromptLookup())), "drafter merged: expected what can be hashed"),
-        (Gives(None), "drafter gives: expected a Guesser of its bind, found NoneType"),
-        (Gives(Suffix()), "drafter gives: expected a Guesser of its bind, found Suffix"),
-        (Gives(Autoregressive), "drafter gives: expected a Guesser of its bind, found ABCMeta"),
-        (Merged((PromptLookup(), Gives(None))), "drafter gives: expected a Guesser of its bind, found NoneType"),
-        (Staged((DraftModel(), Gives(3))), "drafter gives: expected a Guesser of its bind, found int"),
-        (Cape((GivesChains(None),)), "drafter gives_chains: expected a Guesser of its bind, found NoneType"),
+        (Gives(None), r"drafter gives: expected bind\(\) to return a Proposer, found NoneType"),
+        (Gives(Suffix()), r"drafter gives: expected bind\(\) to return a Proposer, found Suffix"),
+        (Gives(Autoregressive), r"drafter gives: expected bind\(\) to return a Proposer, found ABCMeta"),
+        (
+            Merged((PromptLookup(), Gives(None))),
+            r"drafter gives: expected bind\(\) to return a Proposer, found NoneType",
+        ),
+        (Staged((DraftModel(), Gives(3))), r"drafter gives: expected bind\(\) to return a Proposer, found int"),
+        (Cape((GivesChains(None),)), r"drafter gives_chains: expected bind\(\) to return a Proposer, found NoneType"),
         (Cape((GivesChains(PromptLookup()),)), "drafter gives_chains: expected bind.. to return a ChainProposer"),
-        (Astray(), "drafter autoregressive: expected a Guesser of its bind, found NoneType"),
+        (Astray(), r"drafter autoregressive: expected bind\(\) to return a Proposer, found NoneType"),
     ],
     ids=lambda value: value[:50] if isinstance(value, str) else type(value).__name__,
 )
@@ -263,3 +268,22 @@ def test_what_is_no_drafter(drafter: Any, message: str) -> None:
         with pytest.raises(OptionError, match=message) as caught:
             ask(drafter)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("needs", "capabilities"),
+        ("listens", "capabilities.observes_all_steps"),
+        ("chooses", "capabilities.self_budgeting"),
+        ("insists", "capabilities.bypass_budget"),
+        ("payer", "budget_owner"),
+        ("skips", "should_skip"),
+        ("give_way", "on_preempt"),
+    ],
+)
+def test_old_attribute_names_are_refused(target: Target, old: str, new: str) -> None:
+    drafter = type("Old", (Autoregressive,), {"name": "old", old: True})()
+    message = f"drafter old: expected no attribute {old}, found one; rename it to {new}"
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        bind_proposer(drafter, target)

@@ -21,7 +21,7 @@ from pronk.speculation.tree import TokenTree
 
 @dataclass(frozen=True)
 class Echo(Proposer[None]):
-    """Proposes the last token again, ``times`` times."""
+    """Proposes the last token ``times`` times."""
 
     name = "echo"
 

@@ -17,8 +17,8 @@ from tiny_models import make_engine, make_request, run, tiny_decoder
 def test_what_is_said_counts_twice() -> None:
     fair_share = FairShare()
     fair_share.join("a")
-    fair_share.serve("a", read=10)
-    fair_share.serve("a", said=4)
+    fair_share.serve("a", prefilled=10)
+    fair_share.serve("a", generated=4)
     assert fair_share.served == {"a": 18}
 
 
@@ -26,12 +26,12 @@ def test_nobody_saves_up_turns() -> None:
     fair_share = FairShare()
     for tenant in ("a", "b"):
         fair_share.join(tenant)
-    fair_share.serve("a", read=100)
-    fair_share.serve("b", read=70)
+    fair_share.serve("a", prefilled=100)
+    fair_share.serve("b", prefilled=70)
     fair_share.join("c")
     assert fair_share.served["c"] == 70, "as if it had always been here"
     fair_share.leave("c")
-    fair_share.serve("b", read=50)
+    fair_share.serve("b", prefilled=50)
     fair_share.join("c")
     assert fair_share.served == {"a": 100, "b": 120, "c": 100}
     fair_share.join("c")
@@ -42,13 +42,13 @@ def test_who_has_had_more_is_remembered_as_long_as_that_matters() -> None:
     fair_share = FairShare()
     for tenant in ("a", "b"):
         fair_share.join(tenant)
-    fair_share.serve("b", read=50)
+    fair_share.serve("b", prefilled=50)
     fair_share.leave("b")
     assert fair_share.served == {"a": 0, "b": 50}
     fair_share.join("b")
     assert fair_share.served["b"] == 50, "leaving is no way to get ahead"
     fair_share.leave("b")
-    fair_share.serve("a", read=60)
+    fair_share.serve("a", prefilled=60)
     fair_share.join("c")
     fair_share.leave("c")
     assert fair_share.served == {"a": 60}

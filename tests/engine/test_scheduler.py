@@ -245,7 +245,7 @@ def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
 def test_what_can_never_fit_is_refused_at_once() -> None:
     plan = scheduler(num_blocks=10, tree=4)
     add(plan, Fake(30, 10))
-    with pytest.raises(CacheFullError, match="needs room for 44 tokens in the KV cache, which has 40; raise kv_memory"):
+    with pytest.raises(CacheFullError, match="at most 40 tokens, the size of the KV cache, found 44; raise kv"):
         add(plan, Fake(30, 11))
 
 

@@ -86,7 +86,7 @@ def test_proposals_that_are_none(wrong: str) -> None:
     errors = [request.stats.draft_error for request in requests]
     assert all(errors)
     if wrong == "root":
-        assert all("drafter touchy: expected a tree below token " in str(error) for error in errors)
+        assert all("drafter touchy: expected a tree with root token " in str(error) for error in errors)
 
 
 def with_first_guess(tree: TokenTree, **changed: Any) -> TokenTree:

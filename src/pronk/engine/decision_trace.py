@@ -87,15 +87,7 @@ class DecisionTrace:
         seconds: float,
         request_budget: RequestBudget | None,
     ) -> None:
-        """Complete the record of a step.
-
-        Args:
-            outcome: verified tree and committed tokens.
-            costs: measured cost of forward passes, if the policy uses it.
-            requests: number of requests in the step.
-            seconds: duration of the step without drafting.
-            request_budget: speculation budget of the request, if it has one.
-        """
+        """Record a step of ``requests`` requests that took ``seconds`` without drafting."""
         kept = outcome.tree
         self.steps.append(
             Decision(

@@ -67,7 +67,7 @@ class Engine:
 
         Args:
             decoder: target model.
-            cache: KV cache of the target model.
+            cache: KV cache of the target.
             max_batch: maximum number of requests per forward pass.
             prefill_chunk: maximum number of prompt tokens per forward pass.
             max_tree: maximum number of rows per decoding request and forward pass.
@@ -141,11 +141,7 @@ class Engine:
     def tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
         """Return the logits ``[nodes, vocab]`` of token trees below a prompt, without creating a request.
 
-        Running requests are stepped until enough KV blocks are free.
-
-        Args:
-            prompt: token ids before the roots of the trees, at least one.
-            trees: token trees with at most ``max_tree`` nodes each.
+        The prompt does not include the roots. Running requests are stepped until enough KV blocks are free.
 
         Raises:
             CacheFullError: the prompt and the largest tree do not fit into the empty KV cache.
@@ -163,9 +159,7 @@ class Engine:
     def run(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> None:
         """Run new requests to completion, batched with requests that are already running.
 
-        Args:
-            requests: requests to add.
-            progress: callback before each step; receives the number of completed requests.
+        ``progress`` is called before each step with the number of completed requests.
 
         Raises:
             Exception: one of the requests failed with this error; the others are aborted.
@@ -226,7 +220,7 @@ class Engine:
                 self._stepping = False
                 if self.exact:
                     return_threads()
-                self._remove_ended()
+                self._dismiss()
 
     def _tree_logits(self, prompt: Sequence[int], trees: Sequence[TokenTree]) -> list[Tensor]:
         block_table = self.cache.match([*prompt, trees[0].tokens[0]], b"", []) or BlockTable()
@@ -250,7 +244,7 @@ class Engine:
     def _step(self) -> None:
         began = self.runner.clock()
         self.scheduler.expire()
-        self._remove_ended()  # before scheduling, so that waiting requests can use the freed slots
+        self._dismiss()  # so that waiting requests can take their places
         batch = self.scheduler.schedule()
         self.speculator.begin(batch, self.scheduler.preempted)
         if not batch:
@@ -297,7 +291,8 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - logits processors and guides are user code
             request.fail(error)
 
-    def _remove_ended(self) -> None:
+    def _dismiss(self) -> None:
+        """Remove the requests that have ended or were aborted."""
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if request.ended or request.aborted:
                 self._remove(request)

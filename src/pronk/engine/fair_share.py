@@ -1,9 +1,10 @@
-"""Fair scheduling of tenants with virtual token counters (Sheng et al. 2024, Fairness in Serving Large Language Models).
+"""Fair scheduling of tenants with virtual token counters.
 
 Each tenant has a counter of served tokens. Prompt tokens count once. Generated tokens count twice, because a forward
 pass yields few of them. The waiting tenant with the smallest counter starts first. The counter of a tenant that returns
 after a pause is raised to the minimum of the active tenants, so that idle time earns no credit. The counters of two
-tenants with waiting requests differ by at most the tokens of one batch.
+tenants with waiting requests differ by at most the tokens of one batch (Sheng et al. 2024, Fairness in Serving Large
+Language Models).
 """
 
 from __future__ import annotations

@@ -28,11 +28,7 @@ class OutputProcessor:
         self.window = cache.config.window
 
     def commit(self, verified: Verified) -> Outcome[Any] | None:
-        """Commit the verified tokens of one request and their KV rows.
-
-        Returns:
-            Outcome for the request's drafter; ``None`` during prefill.
-        """
+        """Commit the tokens and KV rows of one request; return the drafter's outcome, or ``None`` in prefill."""
         step, path = verified.step, verified.path
         request, scheduled = step.request, step.scheduled
         self._report_prompt(request, verified.prompt_logits)

@@ -74,12 +74,7 @@ class Request:
     and the proposer read this list and must not change it.
 
     Attributes:
-        prompt: token ids of the prompt.
-        tokens: token ids of the prompt and of the output so far.
-        params: sampling options.
-        seed: seed of the sampler.
         proposer: proposer of draft tokens; ``None`` after the proposer has raised an exception.
-        sampler: sampler of the next token after ``tokens``.
         text: detokenizer of the output.
         stop_token_ids: token ids that end the text.
         parent: first sample of the same prompt, whose KV blocks this request may fork.
@@ -90,23 +85,17 @@ class Request:
         arrival: sequence number among added requests.
         start: sequence number among started requests; ``None`` before the first start.
         accounted: number of generated tokens already counted for the tenant.
-        block_table: KV blocks of the request.
         digests: digests of the text's blocks computed so far (:mod:`pronk.kv_cache.prefix`).
         refused: reason of the last refused start, if any.
         draft_state: proposer's state for this request, valid while ``drafting``.
         drafting: whether the proposer has started this request.
         guessed: for each generated token, whether it was an accepted draft token.
-        logprobs: reported log-probabilities of the generated tokens.
-        prompt_logprobs: reported log-probabilities of the prompt tokens.
-        output_text: final text so far.
         pieces: generated tokens not yet delivered to the caller.
         finish_reason: reason of a regular end.
         stop_reason: token id or stop string that ended the text.
-        error: exception that ended the request.
         aborted: whether the caller has cancelled the request.
         request_budget: measured gain and cost of speculation; ``None`` before the first proposal.
         decision_trace: record of the speculation decisions, if requested.
-        stats: counts and times.
         began: time of :meth:`~pronk.engine.engine.Engine.add`, by the engine's clock.
     """
 
@@ -189,13 +178,7 @@ class Request:
         return self.params.prompt_logprobs is not None and not self.num_generated and self.parent is None
 
     def append(self, token: int, *, source: str | None, logprobs: dict[int, float] | None) -> bool:
-        """Append a token to the text; return False if the token ends the request.
-
-        Args:
-            token: token id.
-            source: name of the drafter, if the token was an accepted draft token.
-            logprobs: token id to log-probability, if requested.
-        """
+        """Append a token; return False if it ends the request. The arguments are those of :class:`Token`."""
         self.tokens.append(token)
         self.guessed.append(source is not None)
         self.stats.generated_tokens += 1
@@ -216,11 +199,7 @@ class Request:
         return self.finish_reason is None
 
     def resume(self, tokens: Iterable[tuple[int, str | None, dict[int, float] | None]]) -> None:
-        """Continue after tokens that another replica has generated and delivered.
-
-        Args:
-            tokens: ``(token id, source, logprobs)`` as in :meth:`append`.
-        """
+        """Append ``(token id, source, logprobs)`` tuples that another replica has generated and delivered."""
         for token, source, logprobs in tokens:
             self.sampler.advance(token)
             self.append(token, source=source, logprobs=logprobs)

@@ -24,14 +24,7 @@ __all__ = ["RequestFactory", "end_ids"]
 
 
 class RequestFactory:
-    """Checks prompts and options against one model and creates requests.
-
-    Attributes:
-        config: shape of the model.
-        tokenizer: tokenizer of the model.
-        kernels: sampling kernels; ``None`` samples with torch.
-        grammars: compiler of guides.
-    """
+    """Checks prompts and options against one model and creates requests."""
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer, kernels: Kernels | None) -> None:
         self.config, self.tokenizer, self.kernels = config, tokenizer, kernels
@@ -90,10 +83,7 @@ class RequestFactory:
         """Return the token ids of each text as a continuation of the prompt, whose token ids are ``ids``.
 
         A text is encoded together with the prompt, or alone if its first characters would merge with the prompt's last
-        token.
-
-        Raises:
-            OptionError: the tokenizer has no tokens for a text.
+        token. Raises ``OptionError`` if the tokenizer has no tokens for a text.
         """
         spelled: list[list[int]] = []
         for text in texts:
@@ -126,7 +116,7 @@ class RequestFactory:
             seed: seed of the sampler.
             output: already generated token ids.
             parent: running request with the same prompt, whose KV blocks the new request may fork.
-            sampler: class of the sampler.
+            sampler: sampler class.
             processors: logits processors of this request, applied after those of the options; each receives the
                 tokens after ``prompt`` and ``output``.
 
@@ -156,7 +146,7 @@ class RequestFactory:
         return request
 
     def _with_forced(self, proposer: Proposer[Any]) -> Proposer[Any]:
-        """Wrap a proposer to propose forced tokens first; one wrapper per proposer, so that requests are batched."""
+        """Wrap a proposer to propose forced tokens first; requests of one proposer share the wrapper."""
         if isinstance(proposer, GrammarProposer):
             return proposer
         found = self._grammar_proposers.get(id(proposer))  # the wrapper keeps the proposer alive, so ids are unique

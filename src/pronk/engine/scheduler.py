@@ -59,7 +59,6 @@ class Scheduler:
     """Queues of waiting and running requests, and the KV blocks of the running ones.
 
     Attributes:
-        cache: KV cache of the target model.
         window: attention window in tokens, if every layer has one.
         max_batch: maximum number of requests per forward pass.
         prefill_chunk: maximum number of rows per forward pass without draft tokens: one per decoding request, and the
@@ -68,7 +67,6 @@ class Scheduler:
         waiting: waiting requests by priority and arrival.
         running: running requests by priority and start.
         preempted: requests preempted by the last :meth:`schedule`.
-        fair_share: token counters of the tenants.
     """
 
     cache: PagedCache
@@ -82,14 +80,10 @@ class Scheduler:
     fair_share: FairShare = field(default_factory=FairShare)
     _arrivals: Iterator[int] = field(default_factory=count)
     _starts: Iterator[int] = field(default_factory=count)
-    _reserve: float = 0.0
+    _reserve_share: float = 0.0
 
     def add(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            CacheFullError: the request does not fit into the empty KV cache.
-        """
+        """Queue a request; raise ``CacheFullError`` if the request does not fit into the empty KV cache."""
         if self._max_blocks(request) > self.cache.allocator.num_blocks:
             raise CacheFullError(self._too_small(request))
         request.arrival = next(self._arrivals)
@@ -98,7 +92,7 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledRequest]:
         """Return the requests of the next forward pass, with their KV slots reserved."""
-        self._reserve *= _RESERVE_DECAY
+        self._reserve_share *= _RESERVE_DECAY
         self.preempted.clear()
         for request in self.running:
             self._account(request)
@@ -127,7 +121,7 @@ class Scheduler:
         self._account(request)
         self.fair_share.leave(request.tenant)
         if not self.running and not self.waiting:
-            # KeyboardInterrupt can separate an allocation from its entry in the block table, which leaks the block.
+            # A KeyboardInterrupt between an allocation and its entry in the block table leaks the block.
             self.cache.allocator.reset()
         return True
 
@@ -142,10 +136,7 @@ class Scheduler:
     def reserve(self, block_table: BlockTable, tokens: int) -> None:
         """Make the KV slots of tokens ``block_table.length .. tokens - 1`` writable.
 
-        Nothing else in the engine allocates blocks of the target's cache.
-
-        Raises:
-            CacheFullError: the pool has too few free blocks.
+        Nothing else in the engine allocates blocks of the target's cache. Raises ``CacheFullError`` if blocks are short.
         """
         self.cache.prepare(block_table, tokens)
 
@@ -220,23 +211,19 @@ class Scheduler:
         return True
 
     def _still_refused(self, request: Request, lower: Sequence[Request]) -> bool:
-        """Return whether the reason of the last refusal persists, without a lookup in the prefix cache.
-
-        It persists if blocks are still short and the prefix cache has not gained the next block of the text.
-        """
+        """Return whether blocks are still short and the prefix cache still lacks the text's next block."""
         refused = request.refused
         if refused is None or self.window is not None or request.parent is not None:
             return False
         if refused.version != self.cache.version:
             return False
         shared = sum(self.cache.allocator.references[block] > 0 for block in refused.found)
-        return self._blocks_wanted(request) - shared > self._available(lower) and not self.cache.knows(refused.following)
+        return self._blocks_wanted(request) - shared > self._available(lower) and not self.cache.knows(
+            refused.following
+        )
 
     def _match_prefix(self, request: Request) -> None:
-        """Set the block table to the cached prefix: the prompt of the parent, or a match in the prefix cache.
-
-        The last token is left out, as at least one row must be computed.
-        """
+        """Set the block table to the parent's prompt or a match in the prefix cache, without the last token."""
         parent, prefix = request.parent, len(request.prompt) - 1
         forkable = (
             parent is not None and not parent.ended and parent.block_table.blocks and not parent.block_table.released
@@ -248,7 +235,7 @@ class Scheduler:
         self.leave_window(request.block_table)
 
     def _reserve_ahead(self, request: Request) -> None:
-        """Reserve all blocks up to ``max_tokens`` if half of the free blocks suffice, so that they are contiguous."""
+        """Reserve all blocks up to ``max_tokens`` contiguously if half of the free blocks suffice."""
         allocator, length = self.cache.allocator, len(request.prompt) + request.params.max_tokens + self.max_tree
         if (
             self.window is None
@@ -257,10 +244,12 @@ class Scheduler:
             self.reserve(request.block_table, length)
 
     def _available(self, lower: Sequence[Request] = ()) -> int:
-        """Return the blocks left for a new request if ``lower`` are preempted and the others keep their reserve."""
+        """Return the blocks for a new request if ``lower`` are preempted and the others keep a reserve."""
         allocator = self.cache.allocator
         released = sum(allocator.references[block] == 1 for each in lower for block in each.block_table.blocks)
-        wanted = sum(max(self._missing(each) + 1, self._blocks_wanted(each)) for each in self.running if each not in lower)
+        wanted = sum(
+            max(self._missing(each) + 1, self._blocks_wanted(each)) for each in self.running if each not in lower
+        )
         return allocator.num_free + released - wanted
 
     def _blocks_wanted(self, request: Request) -> int:
@@ -273,7 +262,7 @@ class Scheduler:
             self.cache.allocator.blocks_for(request.block_table.length + request.num_pending)
             - request.block_table.released
         )
-        return self._missing(request) + int(self._reserve * max(0, self._max_blocks(request) - end))
+        return self._missing(request) + int(self._reserve_share * max(0, self._max_blocks(request) - end))
 
     def _missing(self, request: Request) -> int:
         """Return the blocks to allocate for the text and its next token; negative if more are already held."""
@@ -306,7 +295,7 @@ class Scheduler:
             self._trim(counts)
         while allocator.missing(request.block_table, length) > allocator.num_free:
             last = self.running[-1]
-            self._reserve = min(1.0, self._reserve + _RESERVE_INCREASE)
+            self._reserve_share = min(1.0, self._reserve_share + _RESERVE_INCREASE)
             self._preempt(last)
             if last is request:
                 return False

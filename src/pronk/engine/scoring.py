@@ -31,11 +31,6 @@ Tokens = tuple[int, ...]
 def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence[int]]) -> list[float]:
     """Return the sum of the log-probabilities of each alternative's tokens after a prompt.
 
-    Args:
-        engine: engine of the model.
-        prompt: token ids, at least two.
-        alternatives: token ids of each alternative, at least one.
-
     Raises:
         PromptError: the prompt has a single token, or an alternative exceeds the limit of a tree or of the context.
         CacheFullError: the prompt and the alternatives do not fit into the KV cache.
@@ -48,9 +43,9 @@ def score(engine: Engine, prompt: Sequence[int], alternatives: Sequence[Sequence
     if longest - 1 > most:
         msg = f"choose: expected options of at most {most + 1} tokens, found one of {longest}; shorten the option"
         raise PromptError(msg)
-    if len(prompt) + longest > engine.runner.decoder.config.context:
-        context = engine.runner.decoder.config.context
-        msg = f"choose: expected prompt and option of at most {context} tokens, found {len(prompt) + longest}; shorten them"
+    context = engine.runner.decoder.config.context
+    if (length := len(prompt) + longest) > context:
+        msg = f"choose: expected prompt and option of at most {context} tokens, found {length}; shorten them"
         raise PromptError(msg)
     distinct = sorted({tuple(each) for each in alternatives})
     parts = _parts(distinct, most)

@@ -60,16 +60,12 @@ class Stats:
     """Counts and seconds of one request.
 
     Attributes:
-        prompt_tokens: number of prompt tokens.
-        generated_tokens: number of output tokens.
-        preemptions: number of preemptions.
         cached_tokens: number of tokens taken from the prefix cache, summed over all starts.
         compile_seconds: time of the first compilation of the request's guide.
         jumped: number of tokens that the guide forced without a forward pass.
         moved: number of KV rows moved because the accepted path was not the main chain of the tree.
-        draft_seconds: time in the drafter, for whole batches that included the request.
-        target_seconds: time in forward passes of the target, for whole batches that included the request.
-        total_seconds: time from start to end.
+        draft_seconds: time of drafting, for whole batches that included the request.
+        target_seconds: time of forward passes, for whole batches that included the request.
         steps: decoding steps; the first is the last chunk of the prefill, so plain decoding has one token per step.
         sources: drafter name to acceptance counts.
         gain_stats: predicted and actual acceptance given an accepted parent, in ten bins of the prediction.

@@ -22,12 +22,6 @@ _TOLERANCE = 1e-3  # of the sum of a distribution, which float32 rounds
 def validate_draft(name: str, context: DraftContext[Any], tree: TokenTree, vocab_size: int) -> TokenTree:
     """Return a proposed tree, cut to the limits, the target's vocabulary and the request's guide.
 
-    Args:
-        name: drafter name for error messages.
-        context: context of the proposal.
-        tree: proposed tree.
-        vocab_size: vocabulary size of the target.
-
     Raises:
         OptionError, TypeError, ValueError: the tree is invalid, or its root is not the last token.
     """
@@ -58,8 +52,7 @@ def _to_python_types(tree: TokenTree) -> TokenTree:
     """Convert numbers of other libraries, which are not JSON values, to Python's own.
 
     Raises:
-        TypeError, ValueError: tokens or parents are not integers, gains are not finite, or an origin is not a pair of
-            name and integer.
+        TypeError, ValueError: a token or parent is no integer, a gain is not finite, or an origin is no pair.
     """
     gain, origin, verify = tree.gain, tree.origin, tree.verify
     if gain is not None and not math.isfinite(sum(gain)):

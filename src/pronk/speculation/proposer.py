@@ -50,8 +50,8 @@ class Capabilities:
         logits: whether the logits of every node are read, including nodes that cannot be accepted.
         costs: whether the measured cost of forward passes is read.
         proposes: whether the proposer ever proposes; if False, no KV slots are reserved for draft tokens.
-        observes_all_steps: whether the outcomes of steps without a proposal are needed; if False, the proposer reads the
-            missed tokens from the next context.
+        observes_all_steps: whether the outcomes of steps without a proposal are needed; if False, the proposer reads
+            the missed tokens from the next context.
         self_budgeting: whether the proposer limits its own cost by ``DraftContext.allowance``; if False, the engine
             calls it only if the request's budget covers its usual cost.
         bypass_budget: whether draft tokens are verified regardless of cost.
@@ -113,8 +113,8 @@ class DraftContext(Generic[State]):
 class Outcome(Generic[State]):
     """Verification result of one request's tree.
 
-    Under a rejection rule (``params.rejects``) the result depends on the request's random numbers. Draft tokens must not
-    depend on these numbers, so a proposer must not use such an outcome for proposals to other requests.
+    Under a rejection rule (``params.rejects``) the result depends on the request's random numbers. Draft tokens must
+    not depend on these numbers, so a proposer must not use such an outcome for proposals to other requests.
 
     Attributes:
         state: the request's state.
@@ -228,11 +228,7 @@ class Proposer(Drafter, Generic[State]):
         return self
 
     def bind(self, target: Target) -> Self:
-        """Return the proposer itself.
-
-        Raises:
-            OptionError: the proposer is bound to another model.
-        """
+        """Return the proposer itself; raise ``OptionError`` if the proposer is bound to another model."""
         if self.target is not None and self.target is not target:
             msg = f"drafter {self.name}: expected its own model, found another; bind the options to the other model"
             raise OptionError(msg)
@@ -262,7 +258,7 @@ class Proposer(Drafter, Generic[State]):
         return False
 
     def source_reports(self, state: State) -> Sequence[SourceReport]:  # noqa: ARG002 - for overrides
-        """Return reports of the wrapped drafters that took part in the last proposal; empty for a single drafter."""
+        """Return one report per wrapped drafter of the last proposal; empty for a single drafter."""
         return ()
 
     def on_preempt(self, state: State) -> None:

@@ -32,9 +32,6 @@ class Target:
     """Target model, its resources, and the draft models loaded for it; passed to :meth:`Drafter.bind`.
 
     Attributes:
-        decoder: target model.
-        cache: KV cache of the target.
-        tokenizer: tokenizer of the target, if known.
         budget: memory budget of all KV caches; ``None`` is unlimited.
         folder: checkpoint of the target, if known.
         lock: engine lock, to hold while changing the layout of ``cache``.
@@ -43,7 +40,6 @@ class Target:
         times: measured durations of forward passes.
         acceptance_stats: acceptance rates shared by all requests, if enabled.
         runner: forward-pass runner, for drafters that run the target's first layers.
-        clock: time in seconds.
     """
 
     decoder: Decoder
@@ -94,8 +90,8 @@ class Target:
     def share(self, folder: Path, *kind: str, make: Callable[[], Model]) -> Model:
         """Return the draft model of a folder, loaded once and shared by all drafters that use it.
 
-        ``kind`` distinguishes objects made from one folder. A rewritten folder is loaded again. Only weak references are
-        kept; :class:`~pronk.drafters.proposer_cache.ProposerCache` keeps proposers and their models alive.
+        ``kind`` distinguishes objects made from one folder. A rewritten folder is loaded again. The target
+        keeps weak references; :class:`~pronk.drafters.proposer_cache.ProposerCache` keeps the models alive.
         """
         stamp = _stamp(folder)
         key = (f"{folder}@{stamp}", *kind)

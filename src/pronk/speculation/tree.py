@@ -89,13 +89,17 @@ class TokenTree:
         for node in range(1, size):
             parent = self.parents[node]
             if not 0 <= parent < node:
-                msg = f"expected parents before their children, found node {node} with parent {parent}; reorder the nodes"
+                msg = (
+                    f"expected parents before their children, found node {node} with parent {parent}; reorder the nodes"
+                )
                 raise ValueError(msg)
             acceptable[node] = acceptable[parent] and (self.verify is None or self.verify[node])
             if not acceptable[node]:
                 continue
             if self.tokens[node] in children[parent]:
-                msg = f"expected distinct children, found token {self.tokens[node]} twice below node {parent}; merge the nodes"
+                msg = (
+                    f"expected distinct children, found token {self.tokens[node]} twice below node {parent}; merge them"
+                )
                 raise ValueError(msg)
             children[parent][self.tokens[node]] = node
         object.__setattr__(self, "_children", tuple(children))
