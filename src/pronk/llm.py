@@ -81,7 +81,7 @@ class LLM:
             device: ``"cpu"`` or a torch device.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for that of the checkpoint.
             weights: ``"plain"`` keeps the matrices of the checkpoint; ``"int8"`` and ``"int4"`` quantize them when
-                loading (the LM head always to 8 bits). Quantization is faster and changes the output; speculation does not.
+                loading (the LM head always to 8 bits), which is faster and changes the output.
             kv_memory: size of the KV cache in bytes or as text (``"2GiB"``). The default fits ``max_batch`` full
                 contexts, up to a quarter of the memory.
             kv_dtype: ``"auto"`` is the compute type; ``"int8"`` quantizes keys and values with a scale per head and

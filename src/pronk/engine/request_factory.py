@@ -50,7 +50,7 @@ class RequestFactory:
                 msg = f"prompt: expected token ids in 0..{vocab - 1}, found {token!r}"
                 raise PromptError(msg)
         if len(ids) >= context:
-            msg = f"prompt: expected at most {context - 1} tokens (context {context}), found {len(ids)}; shorten the prompt"
+            msg = f"prompt: expected at most {context - 1} tokens (context {context}), found {len(ids)}; shorten it"
             raise ContextError(msg)
         return ids
 

@@ -136,7 +136,7 @@ class Scheduler:
     def reserve(self, block_table: BlockTable, tokens: int) -> None:
         """Make the KV slots of tokens ``block_table.length .. tokens - 1`` writable.
 
-        Nothing else in the engine allocates blocks of the target's cache. Raises ``CacheFullError`` if blocks are short.
+        Nothing else in the engine allocates blocks of the target. Raises ``CacheFullError`` if blocks are short.
         """
         self.cache.prepare(block_table, tokens)
 
