@@ -159,9 +159,9 @@ def test_closing_ends_what_runs(llm: LLM) -> None:
         task = asyncio.create_task(made.generate(PROMPTS[0], params(0, max_tokens=100)))
         await asyncio.sleep(0.02)
         await made.close()
-        with pytest.raises(ClosedError, match="closed meanwhile"):
+        with pytest.raises(ClosedError, match="found one that was closed"):
             await task
-        with pytest.raises(ClosedError, match="being closed"):
+        with pytest.raises(ClosedError, match="found one that is closing"):
             await made.generate(PROMPTS[0])
         assert not made.alive
 
@@ -219,7 +219,7 @@ def test_a_thread_that_dies_tells_everybody(llm: LLM, monkeypatch: pytest.Monkey
         monkeypatch.setattr(llm.engine, "step", die)
         with pytest.raises(DeadError):
             await made.generate("x", params(1))
-        with pytest.raises(ClosedError, match="being closed"):
+        with pytest.raises(ClosedError, match="found one that is closing"):
             await made.generate("x", params(1))
 
     drive(llm, work)
