@@ -201,7 +201,7 @@ def test_a_parent_that_ends_first() -> None:
 def test_a_request_that_can_never_fit_is_refused() -> None:
     engine = make_engine(tiny_decoder(), num_blocks=20, max_tree=16)
     fits = make_request(text(0, 200), SamplingParams(max_tokens=320 - 200))
-    with pytest.raises(CacheFullError, match=r"room for 336 tokens.*has 320.*kv_memory"):
+    with pytest.raises(CacheFullError, match=r"at most 320 tokens.*found 336.*kv_memory"):
         engine.add(make_request(text(0, 201), SamplingParams(max_tokens=320 - 200)))
     run(engine, [fits])
 

@@ -117,7 +117,7 @@ def test_texts_that_cannot_be(llm: LLM, options: Any, message: str) -> None:
 def test_prompts_that_cannot_be(llm: LLM) -> None:
     with pytest.raises(PromptError, match="at least two tokens"):
         llm.choose([5], ["a"])
-    with pytest.raises(PromptError, match="expected room for"):
+    with pytest.raises(PromptError, match="expected prompt and option of at most"):
         llm.choose([5] * (llm.config.context - 2), [" a b c d e f g"])
 
 
