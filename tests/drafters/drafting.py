@@ -15,11 +15,12 @@ from torch import Tensor
 from drafters.from_draft.drafts import draft_folder
 from drafters.helpers import context as plain_context
 from pronk.drafters import DraftContext, Outcome, Proposer, make_drafter
+from pronk.drafters.from_target._early_exit import EarlyExit
 from pronk.drafters.shared.draft import Draft
 from pronk.engine.engine import Engine
 from pronk.engine.request import Request
 from pronk.execution.attention import Segment
-from pronk.execution.early_rows import StartedRows
+from pronk.execution.early_rows import StartedRows, StartedTables
 from pronk.execution.model_runner import ForwardJob, ModelRunner
 from pronk.kv_cache.blocks import BlockTable
 from pronk.models.decoder import Decoder
@@ -93,10 +94,15 @@ class Asked:
     started: StartedRows | None = None
 
 
+def started_tables(drafter: Proposer[Any]) -> StartedTables | None:
+    """The rows that early exits have started, whatever wraps the early exit; ``None`` for other drafters."""
+    return next((model.runner.started for model in drafter.models if isinstance(model, EarlyExit)), None)
+
+
 def started_of(drafter: Proposer[Any], block_table: BlockTable) -> StartedRows | None:
     """The rows behind a table that a drafter has taken through the first layers."""
-    runner = None if drafter.target is None else drafter.target.runner
-    return None if runner is None else runner.started.get(block_table)
+    tables = started_tables(drafter)
+    return None if tables is None else tables.get(block_table)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from drafters.drafting import assert_plain, decode, started_of, text
+from drafters.drafting import assert_plain, decode, started_of, started_tables, text
 from drafters.from_target.exits import (
     OPTIONS,
     PROMPTS,
@@ -34,9 +34,9 @@ from tiny_models import VOCAB, assert_idle, context_of, make_engine, make_reques
 
 def forget_started(drafter: Proposer[Any], context: DraftContext[Any]) -> None:
     """Forget the rows that a drafter has taken through the first layers."""
-    assert drafter.target is not None
-    assert drafter.target.runner is not None
-    drafter.target.runner.started.put(context.block_table, None)
+    tables = started_tables(drafter)
+    assert tables is not None
+    tables.put(context.block_table, None)
 
 
 @dataclass(frozen=True, eq=False)
