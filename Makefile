@@ -24,7 +24,7 @@ INSTALL := { $(PY) -m pip --version || $(PY) -m ensurepip; } >/dev/null 2>&1; \
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_FLAGS)
 
 demo: $(INSTALLED)
-	@$(VENV)/bin/pronk generate --stats --echo --color-guesses --max-tokens 96 --prompt-file examples/prompt.txt
+	@$(VENV)/bin/pronk generate --stats --echo --color-drafts --max-tokens 96 --prompt-file examples/prompt.txt
 
 test: $(INSTALLED_DEV)
 	$(PY) -m ruff check --quiet .

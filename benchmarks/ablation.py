@@ -4,7 +4,7 @@ Three tables in Markdown, and a plot if matplotlib is there: tokens per pass (S)
 window, a tiny verification branch or both, with and without the text as reference (as table 3 of Fu et al. 2024); and S
 against the tokens that a step computes (as its figure 4). Nothing here depends on times: all guesses are computed.
 
-    python benchmarks/ablation.py --data SUITES --limit 8 --plot docs/lookahead.svg
+    python benchmarks/ablation.py --data SUITES --limit 8 --plot lookahead.svg
 
 SUITES is a folder with humaneval.jsonl, gsm8k.jsonl, code_edit.jsonl and spec_bench.jsonl, one prompt a line (see
 docs/benchmarks.md); without it the prompts of the suite sample are used.
