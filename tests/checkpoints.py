@@ -4,8 +4,6 @@ The weights are far larger than a training run would start from, norm gains and 
 logits are almost equal and a comparison of them shows nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Is this sample from that distribution?"""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixtures for everyone: small checkpoints, written once per session, and the tokenizer that fits them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import signal

@@ -1,7 +1,5 @@
 """GGUF files for the tests: whole models, made of checkpoints by llama.cpp's own writer, and headers byte by byte."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping, Sequence

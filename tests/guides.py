@@ -1,7 +1,5 @@
 """A guide over token ids that is a table: the slow, obvious follower that real ones are held against in the engine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache

@@ -5,8 +5,6 @@ as well, where they are drawn. The code that is followed is the one that the eng
 request's rule, and the rule itself; the logits' rows are the numbers of the nodes, by which the model is looked up.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence

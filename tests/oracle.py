@@ -1,7 +1,5 @@
 """The obvious, slow attention that everything faster is compared with."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

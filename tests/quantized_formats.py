@@ -5,8 +5,6 @@ The rules are written from the formats' own programs (AutoGPTQ's and GPTQModel's
 number by number, and know nothing of how pronk reads them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

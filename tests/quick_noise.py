@@ -4,8 +4,6 @@ It is that of :mod:`pronk.sampling.noise` written down a second time, in NumPy, 
 of what it costs in torch. ``tests/sampling/test_quick_noise.py`` compares the two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """JSON schemas at random, of the kinds that people fill, and whether a text fits one."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Where processes listen, as Linux says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model for asyncio: the same texts as the facade's, many at a time, and whoever leaves frees what it held."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

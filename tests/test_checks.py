@@ -1,7 +1,5 @@
 """What users give: which values are refused, and in what words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Every script in ``examples/`` runs on pronk-tiny."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path

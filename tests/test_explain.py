@@ -1,7 +1,5 @@
 """Why a text took its steps: what is kept is what was decided, and the text is the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

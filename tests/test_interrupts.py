@@ -1,7 +1,5 @@
 """The guard around what Ctrl-C must not cut, when it strikes the guard itself."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from typing import Any

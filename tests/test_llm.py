@@ -1,7 +1,5 @@
 """The facade, on small random checkpoints: text in, text out, for every family; transformers is the oracle."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Rules of the project itself: its public surface, its layout, what its own documents claim."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

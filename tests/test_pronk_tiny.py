@@ -1,7 +1,5 @@
 """pronk-tiny: small, the same tokens in transformers and with every drafter, answers in a chat; and its draft model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

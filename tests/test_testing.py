@@ -1,7 +1,5 @@
 """The fakes that users get: they work, and the check of a drafter can fail."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ greedy output does not fall into a loop, which would hide errors of position: no
 it is no number, so a read of anything that was not written shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache

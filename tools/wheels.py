@@ -53,7 +53,7 @@ def main() -> None:
             platform = PLATFORMS[name]
             library = ROOT / "build" / name / build.library_name(platform.system)
             compiler = [sys.executable, "-m", "ziglang", "c++", "-target", platform.triple]
-            build.build(library, compiler, build.Target(platform.machine, platform.system), extra=["-Werror"])
+            build.build(library, compiler, build.BuildTarget(platform.machine, platform.system), extra=["-Werror"])
             environment |= {"PRONK_LIBRARY": str(library), "PRONK_WHEEL_TAG": f"py3-none-{platform.tag}"}
         command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(ROOT / "dist"), str(ROOT)]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own

@@ -1,7 +1,5 @@
 """config.json, read as transformers reads it, or refused by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

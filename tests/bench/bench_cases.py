@@ -1,7 +1,5 @@
 """What the tests of the benchmark share: hand-made records, methods that do as they are told, a model loaded once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache

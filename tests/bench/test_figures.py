@@ -3,8 +3,6 @@
 Two prompts, ``a`` and ``b``, in two repeats, by plain decoding and by one drafter; the clocks are whole seconds.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

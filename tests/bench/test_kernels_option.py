@@ -1,7 +1,5 @@
 """``--kernels`` of every command that loads a model, and where what computed is said."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """What is said of the machine, of its memory and of what a process takes of it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The loop: the order of the runs, what conversations go on with, what is skipped, and where failures stay."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby

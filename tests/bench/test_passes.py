@@ -1,7 +1,5 @@
 """The cost of a pass by its rows, and where outputs part: both on pronk-tiny."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The peers: tokens equal to ours, and every way for a worker to fail is one line and leaves no process behind."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Prompts: every form a file may have, every mistake with its line, and what becomes of them before the model."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """A trace file: what was written is what is read, and nothing else is taken for one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of ``pronk bench --report``: whole, self-contained, escaped, the same for the same document."""
 
-from __future__ import annotations
-
 import builtins
 import re
 import xml.etree.ElementTree as ET

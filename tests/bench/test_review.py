@@ -1,7 +1,5 @@
 """What would have made the benchmark's figures wrong, or lost them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

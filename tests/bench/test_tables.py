@@ -1,7 +1,5 @@
 """The tables: at 80 columns no figure is cut, whatever the methods are called, and what is missing is a dash."""
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import replace

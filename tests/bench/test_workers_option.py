@@ -1,7 +1,5 @@
 """``pronk bench --workers``: the same tokens, with what the others of a model take."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An inflated checkpoint computes what its source does, and its added weights take part."""
 
-from __future__ import annotations
-
 import json
 import random
 import runpy

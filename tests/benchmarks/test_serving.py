@@ -1,7 +1,5 @@
 """What ``benchmarks/serving.py`` asks GuideLLM for, and the table of its report; a script stands in for GuideLLM."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

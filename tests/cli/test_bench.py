@@ -1,7 +1,5 @@
 """``pronk bench`` from outside: what goes to which stream and file, exit codes, mistakes told before measuring."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``pronk datastore`` from outside: what it writes, says and refuses, and that it leaves nothing half done."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

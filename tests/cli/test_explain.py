@@ -1,7 +1,5 @@
 """``pronk explain``: a table that can be read, numbers for programs, a plot; mistakes in one line."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from functools import partial

@@ -1,7 +1,5 @@
 """``pronk quantize`` from outside: what it writes, says and refuses."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

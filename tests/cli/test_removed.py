@@ -1,7 +1,5 @@
 """Removed commands and options end with exit code 2 and a line that names the replacement."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What cannot be with replicas: one line, before Ray begins anything."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket

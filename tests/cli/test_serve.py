@@ -1,7 +1,5 @@
 """What ``pronk serve`` and ``pronk batch`` say of mistakes, before a model is loaded."""
 
-from __future__ import annotations
-
 import importlib.util
 import socket
 from pathlib import Path

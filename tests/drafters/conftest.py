@@ -1,7 +1,5 @@
 """A guesser that raises costs its request the guesses and nothing else: here no text would show it, so the log does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Looking over a draft model's shoulder: what it would say without a cache, what it was asked, what it ran."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A model that is asked at every node, and the shortest way to let a drafter decode with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Looking over the kernels' shoulder: which layers they are told to compute for which rows, and stopping them there."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A drafter whose chains are written down: for tests of what is done with them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

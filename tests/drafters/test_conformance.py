@@ -4,8 +4,6 @@ Its name alone has to be enough to make it, or else ``SPECS`` of ``engine/cases.
 text depends on it is in ``engine/test_equality.py``.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass

@@ -1,7 +1,5 @@
 """What drafters remember from one request to the next: for which model, and of which requests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Names of drafters with their options: what they make, and what is refused, in one line each."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import fields, replace

@@ -5,8 +5,6 @@ float32, and has to be about as close to it as torch's own path is. Every compar
 compared matters: each test also looks at what would be said without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace

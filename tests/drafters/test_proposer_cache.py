@@ -1,7 +1,5 @@
 """Which guessers a model keeps, what goes with those that it forgets, and what is no drafter at all."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

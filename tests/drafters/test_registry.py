@@ -1,7 +1,5 @@
 """A drafter is one file and one line of the table; everything else finds it there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

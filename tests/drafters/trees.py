@@ -5,8 +5,6 @@ if the test has put it in. The drafter has no state, and its dice depend on the 
 what it proposes does not depend on what else is in the batch.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

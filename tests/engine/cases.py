@@ -1,7 +1,5 @@
 """What the engine's tests run: prompts, sampling options, drafters, and what plain decoding gives for each."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

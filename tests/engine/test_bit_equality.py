@@ -9,8 +9,6 @@ The properties are functions ``*_differ`` that say what differs. A planted defec
 in just the passes that a property is about, has to make each of them say so.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Caches of drafters remember prefixes where the target's does: fewer passes, the same guesses, nobody else's text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Guesses that are drawn from distributions of their own, in the engine: the law of strings under both rules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

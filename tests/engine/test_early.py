@@ -3,8 +3,6 @@
 By the kernels; in torch, nearly the same numbers.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

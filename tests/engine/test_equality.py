@@ -4,8 +4,6 @@ The reference is plain decoding of each request on its own. Log-probabilities ar
 show a difference long before a token changes. In torch, where the bits may differ, they are close.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import cycle, product

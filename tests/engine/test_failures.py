@@ -4,8 +4,6 @@ What raises in a request's processors or its text ends that request with the ver
 ``test_proposing.py``.)
 """
 
-from __future__ import annotations
-
 import random
 import traceback
 import weakref

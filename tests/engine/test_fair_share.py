@@ -1,7 +1,5 @@
 """Whose turn it is: counters, and what becomes of them when somebody goes and comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -5,8 +5,6 @@ is, against the masked and renormalized distribution, token by token. The table 
 ``test_equality.py`` and its like.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 All that was started is stopped, all blocks are free, and what comes later is what it would have been.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

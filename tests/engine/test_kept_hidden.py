@@ -1,7 +1,5 @@
 """Outputs of layers that the target's cache keeps: a row for each token of the text, wherever its tokens came from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

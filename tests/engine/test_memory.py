@@ -1,7 +1,5 @@
 """The state of the cache never shows: used blocks, shared prompts, scattered blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What drafters may read of the target: hidden states, logits, keys and values, and ranges of layers on their own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar

@@ -4,8 +4,6 @@ The last cells of the equality matrix: for every drafter, tokens and log-probabi
 request alone without guesses.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

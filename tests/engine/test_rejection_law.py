@@ -6,8 +6,6 @@ Where sampling is coupled, equality with plain decoding says all. Here the token
 two oracles: the exact law of the model, and the obvious rule at every place, both from plain passes over the text.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

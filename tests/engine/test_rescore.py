@@ -3,8 +3,6 @@
 Generating goes token by token or by trees, scoring by chunks of hundreds; a slow dense attention is the judge of both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

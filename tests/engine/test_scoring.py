@@ -1,7 +1,5 @@
 """Alternatives in one tree: the sums are those of each alone, and of the texts as prompts, to the bit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A tight pool and remembered prefixes do not show: preempted and cached requests have the tokens of plain decoding."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """What the engine counts of a request's steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from pronk.engine.stats import Stats, StepStats

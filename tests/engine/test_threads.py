@@ -1,7 +1,5 @@
 """Several threads at one model, and at two: every text is what it is alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Sliding windows: what has left the window is given back, however long a request runs, and nothing else is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

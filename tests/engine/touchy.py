@@ -1,7 +1,5 @@
 """A batch of eight requests, and a guesser, a processor and a text that raise when they are told to."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

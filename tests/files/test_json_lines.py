@@ -1,7 +1,5 @@
 """Files of JSON lines: what is read, and how damage is named."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

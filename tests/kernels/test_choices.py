@@ -1,7 +1,5 @@
 """Sampling on every instruction set: torch's token, and draft tokens with less precise noise."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

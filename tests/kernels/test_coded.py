@@ -1,7 +1,5 @@
 """GEMM with weights of 8 and 4 bits: on every instruction set the bits of an exact loop."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Finding and checking the compiled kernels: errors are one line, and torch computes instead."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

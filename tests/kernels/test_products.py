@@ -1,7 +1,5 @@
 """GEMM on every instruction set: a row's bits do not depend on the batch, and are accurate."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

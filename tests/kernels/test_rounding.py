@@ -1,7 +1,5 @@
 """Quantizing to 8 and 4 bits: equal on every instruction set, and the best of the tried scales."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Suffix automata in C++; ``tests/drafters`` compares their trees with those of the Python fallback."""
 
-from __future__ import annotations
-
 import gc
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Division of threads between torch and the kernels, and the thread pool in a forked child."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

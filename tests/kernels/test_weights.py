@@ -1,7 +1,5 @@
 """Packing: all elements are restored in every type and layout, and the padding is zero."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

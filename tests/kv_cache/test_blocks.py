@@ -1,7 +1,5 @@
 """The allocator: whatever is asked of it, every block is counted as often as a table refers to it."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ bits. A text begins four places before the end of a block, so that what is writt
 both.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import random

@@ -1,7 +1,5 @@
 """Prefixes are found again by their tokens, for their tenant alone, and go when their place is needed."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

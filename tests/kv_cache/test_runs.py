@@ -1,7 +1,5 @@
 """Runs of numbers, against a set that is looked through."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

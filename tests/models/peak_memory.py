@@ -1,7 +1,5 @@
 """How much memory loading takes at its peak, pages of the mapped file included: measured in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """pronk-tiny and its drafters by name in a clone; outside of one, one line that asks for a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

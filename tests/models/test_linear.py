@@ -3,8 +3,6 @@
 The kernels' own products are in ``tests/kernels``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """From folder to decoder: every tensor accounted for, every kind of bad folder named in one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The decoder's logits against transformers', family by family, in float32: by the kernels, and densely by torch."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

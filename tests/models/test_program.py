@@ -1,7 +1,5 @@
 """The kernels' small operations, each as a program of its own, against torch in float64."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Folders of quantized checkpoints: what is missing, left over, of another kind or not followed is said in one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """Projections of a layer that are kept in several forms: side by side, and each as the file has it."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Quantized checkpoints of every format: the same logits as those of what they stand for, every key accounted for."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The weights that a pass reads: counted as they are kept, whatever file they came from."""
 
-from __future__ import annotations
-
 from math import ceil, prod
 from pathlib import Path
 from typing import Any

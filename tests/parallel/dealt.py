@@ -1,7 +1,5 @@
 """Trees dealt by chance, to threads in the place of processes: what these tell each other is the same."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor

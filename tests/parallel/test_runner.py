@@ -1,7 +1,5 @@
 """What the runner of dealt trees knows of its workers: what they hold, what they cost, and what is sent to them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Tensor parallelism: outputs close to one process, and bit for bit the same whatever is guessed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -82,7 +80,7 @@ def together(folder: Path, workers: int, **options: Any) -> Generator[ModelRunne
             )
         finally:
             for peer in peers:
-                peer.send(messages.Kind.STOP)
+                peer.send(messages.MessageKind.STOP)
         for other in others:
             other.result()
 

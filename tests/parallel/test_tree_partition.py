@@ -1,7 +1,5 @@
 """Who computes which nodes: every node once, with all that is above it, and nobody longer than need be."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

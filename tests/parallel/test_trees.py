@@ -1,7 +1,5 @@
 """Trees dealt to several processes: the same texts to the bit, whoever computes what, and whoever is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Files of requests through replicas: what one model answers, and what is there already is left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

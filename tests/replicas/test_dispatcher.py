@@ -1,7 +1,5 @@
 """What stands before the replicas: one stream, whoever dies, with the text of one model that does not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """``pronk serve --replicas``: its streams outlive a replica, nobody else reaches it, and nothing of it is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

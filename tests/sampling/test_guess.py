@@ -1,7 +1,5 @@
 """What a draft model chooses in the target's place: the target's choice, how sure it is, and the law of its draws."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

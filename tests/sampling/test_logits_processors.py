@@ -1,7 +1,5 @@
 """Processors one by one: which options make which, what they ban, and that they stand where the context stands."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

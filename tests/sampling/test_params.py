@@ -1,7 +1,5 @@
 """Options: what is out of range is refused by name. Noise: a pure function, and as good as random."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

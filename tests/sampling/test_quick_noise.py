@@ -1,7 +1,5 @@
 """The noise that tests draw with is the one that requests have."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

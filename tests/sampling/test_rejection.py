@@ -4,8 +4,6 @@ The law is found by following every outcome of every draw with its probability (
 drawn from distributions of their own it is in ``test_rules_law.py``.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The rules that accept guesses by chance, where these are drawn from distributions of their own: the exact law."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from itertools import product

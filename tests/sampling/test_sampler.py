@@ -1,7 +1,5 @@
 """The target's choice: each processor against the obvious one and transformers', and the distribution it gives."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

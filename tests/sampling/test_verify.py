@@ -1,7 +1,5 @@
 """The walk against the obvious recursion, on every tree of up to five nodes over two letters."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import product

@@ -1,7 +1,5 @@
 """Pages in Chromium, and answers that they are made to hear."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A server of pronk-tiny for the tests of one file, closed before the next file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

@@ -1,7 +1,5 @@
 """Servers in a thread of the tests' own process."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

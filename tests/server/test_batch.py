@@ -1,7 +1,5 @@
 """Batches: every request is answered once, whatever was interrupted, as the library itself would."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

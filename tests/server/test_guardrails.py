@@ -1,7 +1,5 @@
 """System prompts in front, and what a model thinks of texts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

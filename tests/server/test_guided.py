@@ -1,7 +1,5 @@
 """Answers that must have a form, by every name that clients have for it; bad forms hurt nobody."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Every limit answers with its own refusal; nothing unknown is ignored; keys open what they should."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

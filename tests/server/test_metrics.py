@@ -1,7 +1,5 @@
 """What Prometheus reads is what happened."""
 
-from __future__ import annotations
-
 import time
 
 import httpx

@@ -1,7 +1,5 @@
 """The official client drives every route, as its users do, and gets what the library itself gives."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

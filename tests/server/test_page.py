@@ -1,7 +1,5 @@
 """The page at ``/``, in Chromium, as a person uses it: with a pointer, a keyboard, a finger."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The files of the page, as anybody gets them."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 import httpx

@@ -1,7 +1,5 @@
 """Hard to kill: damaged requests, slow and leaving clients, signals, full disks, clocks that jump."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """Whatever fits the schema, and whatever does not: never an error of the server's own, never without an answer."""
 
-from __future__ import annotations
-
 import hypothesis
 import pytest
 import schemathesis

@@ -4,8 +4,6 @@ Every client may only say letters of its own, and says them at random: a letter 
 What is finished is, besides, what the client would get alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

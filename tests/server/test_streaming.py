@@ -1,7 +1,5 @@
 """A stream says the same as the whole, however the tokens are cut into steps."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Sequence

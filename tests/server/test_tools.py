@@ -1,7 +1,5 @@
 """Tools, driven by the official client: what OpenAI's format has where, streaming and not."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """pronk-tiny with templates that have tools."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What guesses have shown, in a file: all of it, of one model alone, and nothing that is damaged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Acceptance by way of guessing: what is counted, and how it fades."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """How often guesses of a kind were right: what is counted together, and what is believed of few."""
 
-from __future__ import annotations
-
 import pytest
 
 from pronk.speculation.acceptance_stats import AcceptanceStats

@@ -1,7 +1,5 @@
 """Acceptance is estimated from confidence, and from how far it was off before."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

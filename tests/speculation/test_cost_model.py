@@ -1,7 +1,5 @@
 """What passes cost, as it is learned: against made-up processors that are disturbed, slowed down, and changed."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whether it pays to draft one more token: against the formula, and what becomes of it in whole decodings."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

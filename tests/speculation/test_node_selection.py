@@ -1,7 +1,5 @@
 """How much to guess: against trying every subset, and with the cost of passes made up."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations, product
 from typing import Any

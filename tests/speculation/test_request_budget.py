@@ -1,7 +1,5 @@
 """Never slower than off: the accounts of guessing, in simulated histories and in an engine whose clock is simulated."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

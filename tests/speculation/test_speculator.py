@@ -1,7 +1,5 @@
 """A guesser that raises, or proposes nonsense, costs its request the guesses, and nobody the text."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

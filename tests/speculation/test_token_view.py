@@ -1,7 +1,5 @@
 """A text with more behind it against a list."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """The token tree: who sees whom, cell by cell; merging, cutting, and what is not a tree."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

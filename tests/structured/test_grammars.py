@@ -3,8 +3,6 @@
 The oracle of masks is a loop over the vocabulary: a token may come if some text goes on with its bytes.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Streams of text: whole characters, the same text however it arrives, and nothing of a stop string."""
 
-from __future__ import annotations
-
 import random
 import time
 from itertools import pairwise

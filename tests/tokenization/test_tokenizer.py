@@ -1,7 +1,5 @@
 """Text to ids and back as transformers does it, chat templates, and tokenizer files that do not fit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

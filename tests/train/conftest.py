@@ -1,7 +1,5 @@
 """A tiny corpus, and runs that take a second."""
 
-from __future__ import annotations
-
 import io
 import random
 from collections.abc import Callable

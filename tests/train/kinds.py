@@ -1,7 +1,5 @@
 """A tiny drafter of every kind that learns from a target, and a tiny language model with heads."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """How the time of a run is shared out. No test waits: clocks are told what time it is."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Options of the commands: what they are by default, and which are refused before any text is read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

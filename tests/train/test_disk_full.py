@@ -1,7 +1,5 @@
 """A disk that is full at any file: one line says so, and the same command ends as if nothing had been."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lines that a run shows, and when."""
 
-from __future__ import annotations
-
 import io
 import time
 

@@ -1,7 +1,5 @@
 """Two processes that ``torchrun`` has started, on the CPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

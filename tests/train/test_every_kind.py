@@ -1,7 +1,5 @@
 """What holds for every drafter that is trained here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from copy import deepcopy

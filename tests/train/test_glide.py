@@ -1,7 +1,5 @@
 """The block-wise mask against the paper's rule, and which of the target's rows a row sees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

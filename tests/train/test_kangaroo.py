@@ -1,7 +1,5 @@
 """The loss of Kangaroo's adapter is equation 3."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

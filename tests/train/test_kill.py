@@ -1,7 +1,5 @@
 """A process that is killed in the middle of whatever it is doing, and the same command again."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Training Medusa heads: which position learns from which, and the choice of the tree."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """``pronk train draft`` from end to end."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

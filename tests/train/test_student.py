@@ -1,7 +1,5 @@
 """What all drafters that learn from a target share, by the example of one that guesses two tokens ahead."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator

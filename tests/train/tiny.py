@@ -1,7 +1,5 @@
 """Sizes of runs that take a second, and a writer of JSONL files."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the tests of the verification share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Two models: pronk-tiny, and a random one so small that many verifications take no time."""
 
-from __future__ import annotations
-
 import pytest
 
 from checkpoints import MakeCheckpoint

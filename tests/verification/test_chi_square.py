@@ -1,7 +1,5 @@
 """Pearson's test: known quantiles, cells of small expectation, and how often a right sample fails."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """``pronk verify`` from outside: exit codes, what goes to which stream, and that an interrupt shows what there is."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Planted defects: an engine or a sampler that is wrong must not be verified."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The exact law: its cells, and that it is the law of what the engine draws."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

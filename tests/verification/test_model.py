@@ -1,7 +1,5 @@
 """The verification of a model that is right: it passes, for the right reasons, and says what it has not tested."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from typing import Any

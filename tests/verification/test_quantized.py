@@ -1,7 +1,5 @@
 """Quantized targets: rounded as they are loaded, from a folder and from a GGUF file; guessing changes no bit of any."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draft models for tests: the tiny target's own weights, more or less disturbed, as checkpoints on disk."""
 
-from __future__ import annotations
-
 import atexit
 import json
 from functools import cache

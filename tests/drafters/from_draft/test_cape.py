@@ -1,7 +1,5 @@
 """CAPE against section 4.2 and appendix A of the paper: sizes, siblings, the mask, and what it costs the draft."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """A draft model beside its target: who shares it, what memory both take, and what happens if it cannot be loaded."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The draft model's chains against a slow loop, and its cache: what is run, kept, forgotten and given back."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import chain as joined

@@ -1,7 +1,5 @@
 """What several drafts, requests or steps must not have in common: numbers, lessons, and each other's waiting time."""
 
-from __future__ import annotations
-
 import signal
 from collections import defaultdict
 from typing import Any

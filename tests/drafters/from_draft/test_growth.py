@@ -1,7 +1,5 @@
 """A chain that the kernels grow in one call is the chain of one pass after the other, to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

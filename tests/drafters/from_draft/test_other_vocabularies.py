@@ -1,7 +1,5 @@
 """Draft models with another vocabulary, or of another family, decode for pronk-tiny without a difference."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Staged trees against a best-first search, and beams against a beam search, that run the draft anew at every node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush

@@ -1,7 +1,5 @@
 """Threshold decoding against the survey's loop, written down again the slow way."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

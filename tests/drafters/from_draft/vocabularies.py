@@ -1,7 +1,5 @@
 """Small tokenizers of several kinds, learned from the same few lines."""
 
-from __future__ import annotations
-
 import json
 
 import tokenizers

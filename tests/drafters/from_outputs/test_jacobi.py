@@ -1,7 +1,5 @@
 """Jacobi iteration and its sliding variant: what is guessed, and how fast they converge."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

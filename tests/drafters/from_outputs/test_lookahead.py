@@ -1,7 +1,5 @@
 """Lookahead's window and pool against the paper: cell by cell, and against a slow loop that asks once per position."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

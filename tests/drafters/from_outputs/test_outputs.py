@@ -1,7 +1,5 @@
 """The likeliest tokens after each node: against a full sort."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

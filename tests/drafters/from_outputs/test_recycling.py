@@ -1,7 +1,5 @@
 """Token recycling: the tree it grows, what it learns, what it keeps, and its file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

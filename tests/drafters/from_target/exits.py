@@ -1,7 +1,5 @@
 """Looking over an early exit's shoulder: what it would say without caches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

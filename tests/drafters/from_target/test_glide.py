@@ -1,7 +1,5 @@
 """GLIDE beside a target: what its guesses see of the target's paged cache, and that they change nothing."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

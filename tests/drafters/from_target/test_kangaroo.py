@@ -1,7 +1,5 @@
 """Kangaroo's chains against a slow loop without caches, and what is computed where: nothing twice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

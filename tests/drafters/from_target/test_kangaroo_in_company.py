@@ -1,7 +1,5 @@
 """Kangaroo among other drafters, requests, windows and interruptions: the text is always that of plain decoding."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Medusa's tree against what the heads say without an engine; equality with plain decoding; what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Multi-token heads at work: what they guess against a pass over the whole text, and that no text depends on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

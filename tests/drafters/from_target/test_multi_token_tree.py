@@ -1,7 +1,5 @@
 """Trees of multi-token heads: the best there are by what the heads say, and no text depends on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from math import prod

@@ -1,7 +1,5 @@
 """Folders of trained drafters that are damaged, and what their errors say to do."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

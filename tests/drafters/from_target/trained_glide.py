@@ -1,7 +1,5 @@
 """GLIDE and its twin for tests: fitted to what tiny targets write, and what they say without a cache."""
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Sequence
 from dataclasses import asdict

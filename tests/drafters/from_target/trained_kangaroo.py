@@ -4,8 +4,6 @@ An adapter that adds nothing (its last projection is zero) has the target's own 
 where the layers after that change little.
 """
 
-from __future__ import annotations
-
 import atexit
 from copy import deepcopy
 from dataclasses import asdict

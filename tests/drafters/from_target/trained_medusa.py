@@ -1,7 +1,5 @@
 """Medusa heads for tests: random ones for the tiny target, as folders on disk."""
 
-from __future__ import annotations
-
 import atexit
 import json
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Multi-token heads for tests: random weights, for the tiny target, on disk."""
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Sequence
 from dataclasses import asdict

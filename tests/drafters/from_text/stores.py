@@ -1,7 +1,5 @@
 """Datastores for tests, and the plainest way to say what is in one."""
 
-from __future__ import annotations
-
 import atexit
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The suffix automaton against counting all strings anew after every token."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Datastores: what is found in them is what a plain search finds, and a damaged one is refused with one line."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,7 +1,5 @@
 """Trees of what followed a text's ends: the compiled kernels against the same in Python, to the last bit."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Prompt lookup: which matches count, in which order, and how likely their continuations are said to be."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Retrieval: its tree is the continuations in the datastore, likeliest first; the wrong datastore is refused."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

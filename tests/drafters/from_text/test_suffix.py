@@ -1,7 +1,5 @@
 """Suffix decoding: what is guessed from which match, and the store of earlier outputs with its file."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

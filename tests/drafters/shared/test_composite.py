@@ -1,7 +1,5 @@
 """Drafters made of drafters: who speaks, what is merged, who is told, and whose guesses were right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Trees of ranks against every tree there is."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """Candidates merged into one tree: nothing lost, nothing invented, the likeliest first."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Random quantized matrices of every kind, and their product with rows, written out slowly."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import ceil
 

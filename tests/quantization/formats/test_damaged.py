@@ -1,7 +1,5 @@
 """Numbers that cannot be, one line each; files that are not whole are the loader's (``tests/model``)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

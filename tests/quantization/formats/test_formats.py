@@ -1,7 +1,5 @@
 """Every format's numbers against its rule, written out; what is refused, by name; what is damaged, in one line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

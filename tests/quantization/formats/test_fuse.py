@@ -1,7 +1,5 @@
 """Which matrices are quantized alike; those that are not are one, and not a bit of them changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The one form of quantized weights: what it stands for, and what it refuses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

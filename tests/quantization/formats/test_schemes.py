@@ -1,7 +1,5 @@
 """Which modules of a model a config quantizes, and how."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Blocks become codes and scales whose product is, to the bit, what llama.cpp's own rule makes of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The shape of a model: the same from a GGUF file as from the folder it was made of; all else refused in one line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

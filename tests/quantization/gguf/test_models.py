@@ -1,7 +1,5 @@
 """Models from GGUF files: the same bits as a folder with the weights that the blocks stand for."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

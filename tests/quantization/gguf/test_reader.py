@@ -1,7 +1,5 @@
 """GGUF headers: everything of a good one, and one line for everything that can be wrong with a bad one."""
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers from GGUF files: the ids of the original, on all sorts of texts; what cannot be known is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import pairwise

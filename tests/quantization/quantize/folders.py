@@ -1,7 +1,5 @@
 """Folders of compressed-tensors by the format's own rule, number by number, which knows nothing of how pronk writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``quantize`` writes: by an independent rule, the weights that were measured; whole, or not there."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

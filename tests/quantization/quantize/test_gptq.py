@@ -1,7 +1,5 @@
 """GPTQ against the slow method that it is a rearrangement of, and what it is for: outputs that err less."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

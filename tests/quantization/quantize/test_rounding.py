@@ -1,7 +1,5 @@
 """Codes are chosen for the scales that the file holds, and groups are those that every matrix can have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Scaled layers compute what they did, and inputs far larger than others cost less."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

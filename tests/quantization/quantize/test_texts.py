@@ -1,7 +1,5 @@
 """Texts to calibrate and to measure with: held out, in sequences, long enough."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Malformed messages are refused with an error of one line; contents may have parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

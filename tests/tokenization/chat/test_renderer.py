@@ -1,7 +1,5 @@
 """Hostile templates end within the limits of time and memory, and the next template is rendered all the same."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Prompts equal to those of transformers, contents in parts, and errors of one line."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

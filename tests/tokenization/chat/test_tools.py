@@ -1,7 +1,5 @@
 """Formats of tool calls: detection in the template, grammars, and the streaming parser."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Names of special tokens in untrusted messages stay text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Chat templates with tools in the formats of Hermes, Mistral and Llama 3, and tokenizers for them."""
 
-from __future__ import annotations
-
 from tokenizers import AddedToken
 
 from checkpoints import byte_tokenizer

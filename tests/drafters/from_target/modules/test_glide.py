@@ -1,7 +1,5 @@
 """GLIDE's module against its formulas, one row and one head at a time."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

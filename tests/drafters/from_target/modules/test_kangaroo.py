@@ -1,7 +1,5 @@
 """Kangaroo's adapters against slow ones in float64, and against the sizes that the paper gives."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Between two vocabularies: which tokens are the same, and the text in the other's tokens as it grows and changes."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
