@@ -385,7 +385,7 @@ def broken(checkpoint: MakeCheckpoint, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ([""], ["prompt", "empty"]),
+        ([""], ["prompt", "expected at least one token"]),
         (["x" * 400], ["prompt", "context", "256"]),
         (["xyz", "--max-tokens", "256"], ["max_tokens", "256", "3", "253"]),
         (["x", "--logit-bias", "300=1"], ["logit_bias", "299", "300"]),

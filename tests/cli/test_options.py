@@ -1,5 +1,7 @@
 """Options that commands share."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 

@@ -213,7 +213,7 @@ def several() -> Iterator[LLM]:
 
 
 def passes(llm: LLM) -> TensorParallelExecutor:
-    found = llm.engine.runner._passes
+    found = llm.engine.runner._executor
     assert isinstance(found, TensorParallelExecutor)
     return found
 

@@ -159,7 +159,7 @@ def test_losing_a_worker_changes_no_token(
     monkeypatch.setattr(made, "forward", striking)
     found = llm.generate(PROMPTS, params, drafter="recycling")
     assert said(found) == said(want)
-    assert [worker.connection.rank for worker in made.workers] == [1]
+    assert [worker.peer.rank for worker in made.workers] == [1]
     assert "worker 2 is gone" in caplog.text
     assert victim.poll() is not None
     before = made.shared
