@@ -73,7 +73,7 @@ def test_a_list_gives_a_list_in_its_order(llm: LLM) -> None:
 def test_params_may_differ_by_prompt(llm: LLM) -> None:
     options = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 7, 3, 12)]
     assert [len(done.token_ids) for done in llm.generate(PROMPTS, options)] == [1, 7, 3, 12]
-    with pytest.raises(OptionError, match="one for each of 4, found 2"):
+    with pytest.raises(OptionError, match=r"one per prompt \(4\), found 2"):
         llm.generate(PROMPTS, options[:2])
 
 

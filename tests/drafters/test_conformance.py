@@ -241,7 +241,7 @@ def test_a_drafter_is_a_value_that_meets_models(name: str) -> None:
         if isinstance(made, Proposer):  # neither a model nor a memory
             assert proposer.bind(stranger) is proposer
         else:
-            with pytest.raises(OptionError, match="bound to, found another"):
+            with pytest.raises(OptionError, match="expected its own model, found another"):
                 proposer.bind(stranger)
         assert made == again
         assert hash(made) == hash(again)

@@ -260,11 +260,11 @@ class TestBesideOtherOptions:
         assert done.text == alone(0.8)[0].text[: len(done.text)]
 
     def test_more_tokens_than_the_guide_has(self, llm: LLM) -> None:
-        with pytest.raises(OptionError, match="beside the guide"):
+        with pytest.raises(OptionError, match="together with the guide"):
             llm.generate("x", guided(0, guide=Guide(choice=["yes"]), min_tokens=50))
 
     def test_bad_words_that_the_guide_demands(self, llm: LLM) -> None:
-        with pytest.raises(OptionError, match="beside the guide"):
+        with pytest.raises(OptionError, match="together with the guide"):
             llm.generate("x", guided(0, guide=Guide(regex="[0-9]"), bad_words=[*"0123456789"]))
 
     def test_log_probabilities_are_the_models_own(self, llm: LLM) -> None:

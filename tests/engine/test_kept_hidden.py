@@ -104,7 +104,7 @@ def test_the_budget_counts_them() -> None:
     assert pool.allocator.num_blocks == after
     block_table = make_request(PROMPTS[0], SamplingParams()).block_table
     pool.prepare(block_table, 20)
-    with pytest.raises(OptionError, match="end them first"):
+    with pytest.raises(OptionError, match="finish or abort them first"):
         budget.keep_hidden(pool, 1, budget)
     assert pool.hidden.keys() == {2}
 

@@ -24,7 +24,7 @@ class ModelReader(Proposer[list[int]]):
     """Guesses a fork of tokens and keeps everything it is shown; its state is the committed text."""
 
     name = "reader"
-    needs: ClassVar[Capabilities] = Capabilities(hidden=LAYERS, logits=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(hidden=LAYERS, logits=True)
 
     outcomes: list[tuple[list[int], Outcome[list[int]]]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ def test_a_drafter_sees_what_it_needs_at_every_node() -> None:
 class CacheReader(ModelReader):
     """Checks the target's keys and values while it proposes."""
 
-    needs: ClassVar[Capabilities] = Capabilities()
+    capabilities: ClassVar[Capabilities] = Capabilities()
     read: list[tuple[list[int], list[tuple[Tensor, Tensor]]]] = field(default_factory=list)
     cache: list[PagedCache] = field(default_factory=list)
 

@@ -111,7 +111,9 @@ def test_tokens_are_all_there(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"a: expected to write JSON, found Not a directory; choose a folder"):
+    with pytest.raises(
+        CheckpointError, match=r"a: expected to write JSON, found Not a directory; choose a writable folder"
+    ):
         write_json(tmp_path / "file" / "a", {})
 
 

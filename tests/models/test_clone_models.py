@@ -59,10 +59,8 @@ def test_no_names_outside_a_clone(outside: Path) -> None:
         ("batch in.jsonl out.jsonl", "--model"),
         ("bench --limit 1", "--model"),
         ("explain hi", "--model"),
-        ("advise", "--model"),
         ("verify", "--model"),
         ("datastore build out text.txt", "--model"),
-        ("inflate out", "--source"),
         ("train kangaroo --out run --source text.txt=1", "--target"),
     ],
 )

@@ -84,7 +84,7 @@ def first_is_right(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any,
 
 @pytest.mark.parametrize("wrong", [without_norm, without_removal, first_is_right])
 def test_wrong_rules_are_found(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pronk.sampling.verify, "reject", wrong)
+    monkeypatch.setattr(pronk.sampling.verify, "rejection_sample", wrong)
     assert max(wrong_by(law_of(tree, Table(1)), Table(1)) for tree in trees(3)) > 0.02
 
 
@@ -228,7 +228,7 @@ def test_numbers_used_twice_are_found(monkeypatch: pytest.MonkeyPatch, shared: s
 
             return rejection_sample(p, draft_tokens, tried, draw)
 
-        monkeypatch.setattr(pronk.sampling.sampler, "reject", inverse)
+        monkeypatch.setattr(pronk.sampling.sampler, "rejection_sample", inverse)
     exact = LOGITS.double().softmax(0)
     chosen = [sampler(seed, temperature=1.0).rejection_sample(exact, points(1, 0)) for seed in range(1500)]
     assert p_value(torch.bincount(torch.tensor(chosen), minlength=8), exact) < 1e-6

@@ -323,7 +323,7 @@ def test_the_same_as_transformers(name: str, arguments: tuple[Any, ...], options
         theirs = processor(torch.tensor([context]), logits[None].clone())[0]
         ours = torch.full((VOCAB,), -math.inf)
         if made.params.greedy:
-            ours = made._shape(logits)
+            ours = made._process(logits)
         else:
             scores, ids = truncate(logits / made.params.temperature, made.params)
             ours[ids] = scores

@@ -17,8 +17,9 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this ma
 
 
 @pytest.fixture(scope="module")
-def here(model: LLM) -> Iterator[Running]:
-    """A server that asks for no key."""
+def here() -> Iterator[Running]:
+    """A server that asks for no key, and whose only source of draft tokens is the text."""
+    model = LLM(prefix_cache=True, max_batch=8, threads=1, budget="all", drafter="suffix")
     with running(model, keys=(), drafters=("draft_model",)) as made:
         yield made
 
@@ -209,7 +210,7 @@ def test_what_goes_wrong_is_said(visit: Visits) -> None:
         (browsing.broken_stream, "Hi", ["The connection ended before the answer was complete."]),
         (browsing.failed_stream, "Hi", ["The server failed while it answered.", "no more"]),
         (browsing.refused_drafter, "Hi", ["found 'retrieval'", "Choose another drafter"]),
-        (browsing.own_drafter, "many words " * 2000, ["the model's context is 2048", "Shorten the message"]),
+        (browsing.own_drafter, "many words " * 2000, ["(context 2048)", "Shorten the message"]),
     ):
         trouble(page)
         ask(page, text)

@@ -225,7 +225,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool(parameters={"$ref": "http://x"})]}, "tools", "expected one that can be followed"),
     ({"tools": [tool(description="x" * 300_000)]}, "tools", "expected at most 262144 characters"),
     ({"tools": [tool(parameters={"title": "x" * 300_000})]}, "tools.0.function.parameters", "expected at most 262144"),
-    ({"tools": [tool(description="x " * 50_000)]}, "", "the model's context is 2048"),
+    ({"tools": [tool(description="x " * 50_000)]}, "", "(context 2048)"),
     ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "expected 'none', 'auto' or 'required'"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "found 'rm'"),
     ({"tool_choice": "required"}, "tool_choice", "expected tools beside it, found none"),

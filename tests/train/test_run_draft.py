@@ -111,7 +111,7 @@ def test_mistakes_end_with_one_line(
             f"{common} {sizes} --source {tmp_path / 'short.txt'}=1",
             "text: expected at least 65 tokens, for one sequence",
         ),
-        (f"{common} {sizes} --source {source} --out {tmp_path / 'file'}", "Not a directory; choose a folder"),
+        (f"{common} {sizes} --source {source} --out {tmp_path / 'file'}", "Not a directory; choose a writable folder"),
         (f"{common} {sizes} --source {source} --patience 0", "patience: expected an integer of at least 1, found 0"),
         (f"{common} {sizes} --source {source} --target nowhere", "no such folder: 'nowhere'"),
         (f"{common} {sizes} --source {source} --share 0.999", "expected at least 33 tokens for sequences of 32, found"),

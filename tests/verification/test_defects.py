@@ -101,7 +101,7 @@ def test_rejection_without_a_new_norm_changes_the_law(llm: LLM, monkeypatch: pyt
     def rejection_sample(p: Tensor, draft_tokens: Sequence[DraftSample], accepts: Any, _: Any) -> int:
         return next((x for j, (x, _) in enumerate(draft_tokens) if accepts(j, float(p[x]))), int(p.argmax()))
 
-    monkeypatch.setattr(pronk.sampling.sampler, "reject", rejection_sample)
+    monkeypatch.setattr(pronk.sampling.sampler, "rejection_sample", rejection_sample)
     report = check(llm, settings=replace(DRAWN, rule="rejection"))
     assert not report.passed
 
