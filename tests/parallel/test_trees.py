@@ -179,7 +179,7 @@ def test_a_worker_that_fails_says_why(
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     want, found = (each.generate(PROMPTS, params, drafter="suffix") for each in (alone, llm))
     assert said(found) == said(want)
-    assert "worker 1 has failed: ValueError: expected a share of a pass, found a part of one" in caplog.text
+    assert "worker 1 has failed: ValueError: expected a share of a forward pass, found a truncated one" in caplog.text
     assert not made.workers
 
 
@@ -352,7 +352,7 @@ def test_a_model_that_fails_behind_its_workers_leaves_none(started: list[subproc
     ("options", "message"),
     [
         ({"workers": 0}, r"workers: expected an integer in 1\.\.64, found 0"),
-        ({"workers": 2, "kernels": "torch"}, "workers: expected 1 where torch computes.*found 2"),
+        ({"workers": 2, "kernels": "torch"}, "workers: expected 1 without the compiled kernels, found 2"),
     ],
 )
 def test_what_cannot_be(options: dict[str, Any], message: str) -> None:

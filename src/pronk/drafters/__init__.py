@@ -1,19 +1,19 @@
-"""Every way to guess tokens, in rooms that say where the guesses come from.
+"""All drafters, in packages by the source of their draft tokens.
 
-| room | guesses come from |
+| package | source of the draft tokens |
 |---|---|
-| ``from_text`` | the text so far, or texts that were kept |
-| ``from_outputs`` | what the target gave out along the way |
+| ``from_text`` | the request's text, earlier outputs, or a datastore |
+| ``from_outputs`` | logits of the target's earlier forward passes |
 | ``from_draft`` | a smaller model |
-| ``from_target`` | the target's own layers, with parts that were trained on it |
+| ``from_target`` | the target's own layers with modules trained on them |
 | ``combined`` | other drafters |
-| ``shared`` | nothing: what several rooms use |
+| ``shared`` | none: helpers of several packages |
 
-A file with a name of the registry is a method, a file with an underscore helps only its room. ``base.py`` is the
-contract, ``registry.py`` the table.
+A module with a name of ``registry.py`` is a method. A module with a leading underscore is a helper of its package. The
+interface of drafters is :mod:`pronk.speculation.proposer`.
 
 A drafter is given as an object (``PromptLookup(num_tokens=8)``), as a name (``"prompt_lookup"``), or as a name with
-options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``). Those that are made of others name them first
+options (``"prompt_lookup(num_tokens=8, max_ngram=3)"``). A combined drafter takes its parts as first arguments
 (``"first_of(prompt_lookup, recycling(num_nodes=7))"``).
 """
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pronk.speculation.proposer import Proposer as Proposer
     from pronk.speculation.target import Target as Target
 
-_CONTRACT = {
+_INTERFACE = {
     "DraftContext": "proposer",
     "Drafter": "proposer",
     "Proposer": "proposer",
@@ -62,14 +62,14 @@ _CONTRACT = {
     "Outcome": "proposer",
     "Target": "target",
 }
-__all__ = [*_CONTRACT, "REGISTRY", "make_drafter", *class_names()]  # noqa: PLE0604 - names, all of them
+__all__ = [*_INTERFACE, "REGISTRY", "make_drafter", *class_names()]  # noqa: PLE0604 - all are strings
 
 
 def __getattr__(name: str) -> Any:
     if name == "Guesser":
         warn("pronk.drafters.Guesser is deprecated; use pronk.drafters.Proposer", DeprecationWarning, stacklevel=2)
         name = "Proposer"
-    module = f"pronk.speculation.{_CONTRACT[name]}" if name in _CONTRACT else class_names().get(name)
+    module = f"pronk.speculation.{_INTERFACE[name]}" if name in _INTERFACE else class_names().get(name)
     if module is None:
         msg = f"module 'pronk.drafters' has no attribute {name!r}"
         raise AttributeError(msg)

@@ -1,6 +1,6 @@
-"""No guesses: one token per pass. The tree is the root alone.
+"""Plain autoregressive decoding: no draft tokens, one token per forward pass.
 
-The reference that every other drafter is compared with, and the plain path when guessing does not pay.
+It is the baseline of every comparison, and the fallback while speculation does not pay.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ __all__ = ["Autoregressive"]
 
 @dataclass(frozen=True)
 class Autoregressive(Proposer[None]):
-    """Plain decoding."""
+    """Drafter without draft tokens and without options."""
 
     name = "autoregressive"
     capabilities = Capabilities(proposes=False)
 
     def start(self, prompt: Sequence[int]) -> None:
-        """No state."""
+        """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """The root alone."""
+        """Return trees of the root alone."""
         return [TokenTree.chain(context.tokens[-1:]) for context in contexts]
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Nothing to learn."""
+        """Ignore the outcome."""

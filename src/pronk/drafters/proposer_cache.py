@@ -1,4 +1,4 @@
-"""The guessers of one model, by the drafters that they come from."""
+"""A cache of one target's proposers, by the options of their drafters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pronk.speculation.target import Target
 
 __all__ = ["ProposerCache"]
 
-# Those with models take memory from the target's keys and values; the others take next to none.
-_MOST, _MOST_WITH_MODELS = 64, 4
+# Maximum numbers of cached proposers. Those with draft models take memory from the target's KV cache.
+_MAX_WITHOUT_MODELS, _MAX_WITH_MODELS = 64, 4
 
 
 class ProposerCache:
-    """Equal drafters have one guesser, and with it one memory; those asked for longest ago are forgotten.
+    """An LRU cache of proposers: equal drafters share one proposer and its learned state.
 
     Freeing a draft model: its weights, keys and values belong to its proposers alone, since
     :meth:`~pronk.speculation.target.Target.share` and :class:`~pronk.kv_cache.budget.KVBudget` hold weak references.
@@ -26,18 +26,18 @@ class ProposerCache:
     :attr:`~pronk.speculation.proposer.Proposer.models` beside the target's own. The memory is freed with the last
     holder; the pool's share of the KV memory is divided again when the next draft model joins.
 
-    Any number of threads may ask. A drafter is bound by one of them, under a lock of its own: those who decode, or ask
-    for what is there already, do not wait for files to be read.
+    The cache is thread-safe. Binding a drafter, which may read files, holds a lock of its own: decoding and lookups of
+    cached proposers do not wait for it.
 
     Attributes:
-        own: the guesser of the drafter that the target was given; it stays as it was loaded.
+        own: proposer of the target's own drafter; never evicted or reloaded.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
-        """Bind the target's own drafter; errors are those of :meth:`of`."""
+        """Bind the target's own drafter; raises as :meth:`of` does."""
         self._target = target
         self._table, self._binding = RLock(), RLock()
-        self._kept: dict[Drafter, Proposer[Any]] = {}  # in the order in which they were asked for
+        self._kept: dict[Drafter, Proposer[Any]] = {}  # least recently used first
         if isinstance(drafter, Proposer):
             self.own = bind_proposer(drafter, target)
         else:
@@ -45,13 +45,13 @@ class ProposerCache:
             self.own = self._kept[drafter] = bind_proposer(drafter, target)
 
     def of(self, spec: str | Drafter) -> Proposer[Any]:
-        """The guesser of a drafter, or of its name; a guesser is its own.
+        """Return the proposer of a drafter or of its name; a proposer is bound to the target and returned.
 
-        If the folder of its model was written again, it is another one, with the new model.
+        If the checkpoint of its draft model was rewritten on disk, a new proposer loads the new one.
 
         Raises:
-            OptionError: no such drafter or option, or it does not go with this target.
-            CheckpointError: its own model cannot be loaded.
+            OptionError: the drafter or option is unknown, or the drafter does not fit the target.
+            CheckpointError: the draft model cannot be loaded.
         """
         drafter = _parse(spec) if isinstance(spec, str) else make_drafter(spec)
         if isinstance(drafter, Proposer):
@@ -62,19 +62,19 @@ class ProposerCache:
 
     def _bind(self, drafter: Drafter) -> Proposer[Any]:
         with self._binding:
-            found = self._find(drafter)  # another thread may have been first
+            found = self._find(drafter)  # another thread may have bound it meanwhile
             if found is None:
                 found = bind_proposer(drafter, self._target)
                 self._keep(drafter, found)
             return found
 
     def _find(self, drafter: Drafter) -> Proposer[Any] | None:
-        """What is kept of a drafter, unless its files are others by now."""
+        """Return the cached proposer, or ``None`` if none is cached or its draft model's files have changed."""
         with self._table:
             found = self._kept.pop(drafter, None)
             if found is None or not all(map(self._target.current, found.models)):
                 return None
-            self._kept[drafter] = found  # the latest now
+            self._kept[drafter] = found  # most recently used
             return found
 
     def _keep(self, drafter: Drafter, proposer: Proposer[Any]) -> None:
@@ -83,7 +83,7 @@ class ProposerCache:
             others = [(each, bool(found.models)) for each, found in self._kept.items() if found is not self.own]
             with_models = [each for each, has in others if has]
             without = [each for each, has in others if not has]
-            for each in (*with_models[:-_MOST_WITH_MODELS], *without[:-_MOST]):
+            for each in (*with_models[:-_MAX_WITH_MODELS], *without[:-_MAX_WITHOUT_MODELS]):
                 del self._kept[each]
 
 
@@ -95,7 +95,5 @@ def _check_hashable(drafter: Drafter) -> None:
         hash(drafter)
     except TypeError as error:
         name = getattr(drafter, "name", type(drafter).__name__)
-        msg = (
-            f"drafter {name}: expected what can be hashed, found an {error}; make it a frozen dataclass of such values"
-        )
+        msg = f"drafter {name}: expected hashable options, found an {error}; use a frozen dataclass of hashable values"
         raise OptionError(msg) from error

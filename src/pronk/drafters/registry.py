@@ -1,7 +1,7 @@
-"""Every drafter in one line: its name, and where its class is. Free of torch, so that names cost nothing.
+"""The table of drafters by name, and the parser of drafter specifications.
 
-Everything that lists drafters asks this table: ``pronk.__all__`` and its lazy import, the command line, verification,
-and the tests. A new drafter is one file and one line here.
+The table serves ``pronk.__all__`` and its lazy import, the command line, verification and the tests. A new drafter is
+one module and one line here. This module does not import torch, so that names are available at once.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ DRAFTERS: dict[str, str] = {
 }
 
 
-def _home(name: str) -> tuple[str, str]:
+def _module_and_class(name: str) -> tuple[str, str]:
     module, _, cls = DRAFTERS[name].partition(":")
     return f"pronk.{module}", cls
 
 
 def class_names() -> dict[str, str]:
-    """The module of each drafter's class, by the name of the class."""
-    return {cls: module for module, cls in map(_home, DRAFTERS)}
+    """Return the module of each drafter class, by class name."""
+    return {cls: module for module, cls in map(_module_and_class, DRAFTERS)}
 
 
 class _Classes(Mapping[str, "type[Drafter]"]):
-    """The classes of :data:`DRAFTERS`, imported when they are asked for."""
+    """The classes of :data:`DRAFTERS`, each imported at its first use."""
 
     def __getitem__(self, name: str) -> type[Drafter]:
-        module, cls = _home(name)
+        module, cls = _module_and_class(name)
         found: type[Drafter] = getattr(import_module(module), cls)
         return found
 
@@ -74,35 +74,35 @@ REGISTRY: Mapping[str, type[Drafter]] = _Classes()
 
 
 def make_drafter(spec: str | Drafter) -> Drafter:
-    """A drafter from its name, with or without options, or the object itself.
+    """Build a drafter from a specification such as ``"suffix(num_nodes=7)"``; return a drafter unchanged.
 
     Raises:
-        OptionError: unknown drafter or option, or a value out of its range; the message lists what there is.
+        OptionError: the drafter or option is unknown, or a value is out of range.
     """
     if not isinstance(spec, str):
-        return _known(spec)
+        return _check_drafter(spec)
     try:
         node = ast.parse(spec.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise _unreadable(spec) from error
+        raise _syntax_error(spec) from error
     return _build(node, spec)
 
 
-def _known(spec: Any) -> Drafter:
-    from pronk.speculation.proposer import Drafter  # noqa: PLC0415 - it needs torch, and names do not
+def _check_drafter(spec: Any) -> Drafter:
+    from pronk.speculation.proposer import Drafter  # noqa: PLC0415 - imports torch
 
     if not isinstance(spec, Drafter):
         found = f"the class {spec.__name__}" if isinstance(spec, type) else " ".join(repr(spec).split())[:60]
-        msg = f'drafter: expected a name or a drafter, found {found}; write "suffix" or Suffix(), say'
+        msg = f'drafter: expected a name or a drafter, found {found}; write for example "suffix" or Suffix()'
         raise OptionError(msg)
     return spec
 
 
 def _build(node: ast.expr, spec: str) -> Drafter:
-    """The drafter of ``name`` or ``name(drafter, …, option=value, …)``; values are Python literals."""
+    """Build ``name`` or ``name(drafter, …, option=value, …)``; values are Python literals."""
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name):
-        raise _unreadable(spec)
+        raise _syntax_error(spec)
     name = call.func.id
     if name not in REGISTRY:
         msg = f"unknown drafter {name!r}; expected one of {', '.join(REGISTRY)}"
@@ -116,7 +116,7 @@ def _build(node: ast.expr, spec: str) -> Drafter:
             raise OptionError(msg)
     if call.args:
         if "parts" not in known:
-            raise _unreadable(spec)
+            raise _syntax_error(spec)
         options["parts"] = tuple(_build(part, spec) for part in call.args)
     return REGISTRY[name](**options)
 
@@ -130,10 +130,10 @@ def _options(call: ast.Call, spec: str) -> dict[str, Any]:
         try:
             options[str(keyword.arg)] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError) as error:
-            msg = f"drafter {spec!r}: the value of {keyword.arg} is not a number, a text or a truth value"
+            msg = f"drafter {spec!r}: expected a number, a string, True or False for {keyword.arg}, found an expression"
             raise OptionError(msg) from error
     return options
 
 
-def _unreadable(spec: str) -> OptionError:
+def _syntax_error(spec: str) -> OptionError:
     return OptionError(f'drafter {spec!r} cannot be read; expected "name" or "name(option=value, …)"')

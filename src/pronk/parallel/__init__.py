@@ -1,1 +1,1 @@
-"""One model on several workers: the branches of a step's trees are dealt to them, and their texts stay the same."""
+"""One model in several processes: tree parallelism (branches of token trees) and tensor parallelism."""

@@ -1,8 +1,8 @@
-"""Messages between two processes, over torch's gloo: a kind, some numbers, some bytes.
+"""Messages between two processes over torch's gloo backend: a kind, integers, and bytes.
 
-Each pair of processes has a group of its own, so that one that fails leaves the others alone. A message is a header of
-three numbers, then the numbers and the bytes, if there are any. Nothing of it is code: what comes from a peer is
-numbers that are looked at.
+Each pair of processes has its own process group, so that a failed process does not affect other pairs. A message is a
+header of three integers (kind, number of integers, number of bytes), then the integers and the bytes. Messages carry
+only data, never code, and receivers validate them.
 """
 
 from __future__ import annotations
@@ -21,69 +21,69 @@ from pronk.errors import PronkError
 
 __all__ = ["ConnectionLostError", "MessageKind", "PeerConnection", "PeerMessage", "open_group", "open_store"]
 
-_c10d: Any = dist  # of whose names the type stubs know a part
+_c10d: Any = dist  # the type stubs lack some of its names
 
 _NONE = torch.empty(0, dtype=torch.uint8)
 
-# A worker waits for its work, and to be heard, as long as it takes, or until the other process is gone. The other way
-# round whoever is told something listens already, or is gone.
+# Timeouts. A worker waits for work, and for the driver to receive its results, without limit. The driver sends only to
+# workers that are already receiving, and a message that has begun arrives at once.
 _EVER, _TELLING = timedelta(days=365), timedelta(seconds=10)
 
 
 def open_store(host: str, port: int, processes: int, *, master: bool, patience: float) -> Any:
-    """Where processes find each other; port 0 is a free one, for the one that begins.
+    """Open the rendezvous store; the master may pass port 0 for a free port.
 
     Raises:
         OSError: the port is in use.
-        RuntimeError: nobody has begun in time.
+        RuntimeError: the master does not answer within ``patience`` seconds.
     """
     seconds = timedelta(seconds=patience)
     if not master:
         return _c10d.TCPStore(host, port, processes, False, timeout=seconds)
-    listening = socket.create_server((host, port))  # torch's own would listen on every interface
+    listening = socket.create_server((host, port))  # torch's own socket would listen on all interfaces
     port = listening.getsockname()[1]
     options = {"wait_for_workers": False, "timeout": seconds, "master_listen_fd": listening.detach()}
     return _c10d.TCPStore(host, port, processes, True, **options)
 
 
 def open_group(store: Any, name: str, rank: int, size: int, *, patience: float) -> Any:
-    """A group of processes that find each other by a name: on this machine, or wherever ``torchrun`` has put them.
+    """Open a gloo group of ``size`` processes, on the loopback interface unless launched by ``torchrun``.
 
     Raises:
-        RuntimeError: they do not come.
+        RuntimeError: a process does not join within ``patience`` seconds.
     """
     gloo = _c10d.ProcessGroupGloo
-    options = gloo._Options()  # noqa: SLF001 - it has no other way to say which interface
+    options = gloo._Options()  # noqa: SLF001 - the only way to set the interface
     options._timeout = timedelta(seconds=patience)  # noqa: SLF001
-    near = not dist.is_torchelastic_launched()
-    options._devices = [gloo.create_device(hostname="127.0.0.1") if near else gloo.create_default_device()]  # noqa: SLF001
+    is_local = not dist.is_torchelastic_launched()
+    options._devices = [gloo.create_device(hostname="127.0.0.1") if is_local else gloo.create_default_device()]  # noqa: SLF001
     return gloo(_c10d.PrefixStore(f"pronk/{name}", store), rank, size, options)
 
 
 class ConnectionLostError(PronkError):
-    """The other process is gone, or does not answer in time."""
+    """The other process has ended, or does not answer in time."""
 
 
 class MessageKind(IntEnum):
-    """What a message is."""
+    """Kinds of messages."""
 
-    HELLO = 0  # who one is, as JSON
-    POOL = 1  # how large the pool is, and which layers' outputs it keeps
-    WORK = 2  # a share of a pass
-    DONE = 3  # it is computed: seconds, choices, logits that are looked at for sure, and the collected layers' outputs
-    LOGITS = 4  # some rows of the last pass's other logits are wanted, or are these
-    ROWS = 5  # what is at some slots is wanted, or is this
-    FAILED = 6  # what went wrong, as text
-    STOP = 7
+    HELLO = 0  # worker to driver: identity of the loaded model, as JSON
+    POOL = 1  # driver to worker: number of blocks of the KV pool, and layers whose outputs it keeps
+    WORK = 2  # driver to worker: a share of a forward pass
+    DONE = 3  # worker to driver: seconds, sampled tokens, logits that are always needed, and collected layers' outputs
+    LOGITS = 4  # request for further logits of the last forward pass, and its answer
+    ROWS = 5  # request for the contents of KV slots, and its answer
+    FAILED = 6  # worker to driver: error message
+    STOP = 7  # driver to worker: end
 
 
 class PeerMessage(NamedTuple):
-    """What one process tells another.
+    """A message between two processes.
 
     Attributes:
-        kind: of the message.
-        numbers: int64 ``[n]``.
-        data: uint8 ``[bytes]``.
+        kind: kind of the message.
+        numbers: integers, int64 ``[n]``.
+        data: bytes, uint8 ``[bytes]``.
     """
 
     kind: MessageKind
@@ -92,30 +92,27 @@ class PeerMessage(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The bytes as text."""
+        """Return the bytes as text."""
         return self.data.numpy().tobytes().decode(errors="replace")
 
 
 class PeerConnection:
-    """The other one of two processes.
+    """A connection to one other process.
 
     Attributes:
-        rank: its number among all; 0 is the one that the requests come to.
-        sent: bytes that were sent to it.
-        received: bytes that came from it.
+        rank: rank of the other process; 0 is the driver, which has the requests.
+        sent: number of bytes sent.
+        received: number of bytes received.
     """
 
     def __init__(self, store: Any, rank: int, *, driver: bool, patience: float) -> None:
-        """Meet it; both have to.
+        """Connect; both processes have to.
 
         Args:
-            store: where processes find each other, a ``torch.distributed`` store.
-            rank: of the worker of the two.
-            driver: whether this process is the other one.
-            patience: seconds to wait for it.
-
-        Raises:
-            ConnectionLostError: it does not come.
+            store: rendezvous store of ``torch.distributed``.
+            rank: rank of the worker of the pair.
+            driver: whether this process is the driver.
+            patience: seconds to wait; then :class:`ConnectionLostError` is raised.
         """
         self.rank, self._other = rank if driver else 0, 1 if driver else 0
         self.sent = self.received = 0
@@ -125,10 +122,10 @@ class PeerConnection:
             raise self._lost(error) from error
 
     def send(self, kind: MessageKind, numbers: Sequence[int] | Tensor = (), data: Tensor | bytes = _NONE) -> None:
-        """Tell it something.
+        """Send a message.
 
         Raises:
-            ConnectionLostError: it is gone, or does not listen in time.
+            ConnectionLostError: the other process has ended, or does not receive in time.
         """
         numbers = torch.as_tensor(numbers, dtype=torch.int64)
         if isinstance(data, bytes):
@@ -143,13 +140,10 @@ class PeerConnection:
         self.sent += sum(part.nbytes for part in parts)
 
     def receive(self, patience: float | None = None) -> PeerMessage:
-        """What it says next.
-
-        Args:
-            patience: seconds to wait for it; ``None`` is for ever.
+        """Receive the next message; ``patience`` in seconds, ``None`` waits without limit.
 
         Raises:
-            ConnectionLostError: it is gone, says nothing in time, or what it says is none of ours.
+            ConnectionLostError: the other process has ended or is silent for too long, or the message is malformed.
         """
         header = torch.zeros(3, dtype=torch.int64)
         try:
@@ -166,5 +160,5 @@ class PeerConnection:
         return message
 
     def _lost(self, error: Exception) -> ConnectionLostError:
-        who = f"worker {self.rank}" if self.rank else "the process that gives the work"
-        return ConnectionLostError(f"{who} is gone, or does not answer: {str(error).splitlines()[0][-160:]}")
+        other = f"worker {self.rank}" if self.rank else "the driver process"
+        return ConnectionLostError(f"{other} is gone, or does not answer: {str(error).splitlines()[0][-160:]}")

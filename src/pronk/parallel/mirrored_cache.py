@@ -1,8 +1,8 @@
-"""The pool of the process that requests come to, and what is known of the workers' pools.
+"""The KV pool of the driver process, and its record of the workers' pools, under tree parallelism.
 
-All pools have the same blocks, and a token has the same slot in each of them, but a worker's holds what it has computed
-or been sent, no more. Here everything is that is certain: what a worker has computed of an accepted path is fetched
-when the path is committed, and sent on to the others when they need it, unless it is cheaper to let them compute it.
+All pools have the same blocks, and a token has the same slot in each of them. A worker's pool holds only the rows that
+the worker computed or received. The driver's pool holds all committed tokens: rows of an accepted path that a worker
+computed are fetched on commit. They are sent to other workers when needed, unless recomputing them there is cheaper.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["MirroredCache", "PartitionedTree", "RemoteCopy"]
 
-# Where slots are asked for: seconds are not, as what is fetched is little.
+# Fetches the contents of slots from a worker, uint8 ``[slots, bytes]``; ``None`` if the worker is gone.
 Fetch = Callable[[NDArray[np.int64]], Tensor | None]
 
 
 @dataclass(eq=False)
 class RemoteCopy:
-    """What one worker's pool holds.
+    """The driver's record of one worker's pool.
 
     Attributes:
-        fetch: asks it for what is at some slots; ``None`` if it is gone.
-        has: by slot, whether it holds what is there.
-        moves: slots that it is to copy, and where to, before anything else.
-        told: whether it knows how large the pool is.
+        fetch: fetches the contents of slots from the worker.
+        has: whether the worker's slot has the contents of the driver's, bool ``[slots]``.
+        moves: pairs of slots (source, target) that the worker has to copy before its next work.
+        told: whether the worker has received the size of the pool.
     """
 
     fetch: Fetch
@@ -42,18 +42,18 @@ class RemoteCopy:
     told: bool = False
 
     def begin_anew(self, slots: int) -> None:
-        """The pool is another one."""
+        """Reset the record for a new pool."""
         self.has, self.moves, self.told = np.zeros(slots, np.bool_), [], False
 
 
 @dataclass(frozen=True)
 class PartitionedTree:
-    """Who has computed which nodes of one request's tree in the last pass.
+    """Processes that computed the nodes of one request's tree in the last forward pass.
 
     Attributes:
-        tree: of the pass.
-        here: node to its place behind the table's length, in this pool; ``None``: all, in the order of the tree.
-        away: for each worker that has some of them, node to its position in the text's places.
+        tree: tree of the forward pass.
+        here: driver's nodes to their offsets after the block table's length; ``None``: all nodes in tree order.
+        away: for each worker with nodes of the tree, node to its position in the block table.
     """
 
     tree: TokenTree
@@ -62,16 +62,15 @@ class PartitionedTree:
 
 
 class MirroredCache(PagedCache):
-    """A pool of which others hold parts.
+    """The driver's KV pool, with a record of the workers' copies.
 
     Attributes:
-        copies: what the workers' pools hold.
-        dealt: of the tables in the last pass, by their ``id``.
-        tokens: the committed token at each slot, int64.
+        copies: records of the workers' pools.
+        dealt: partitioned trees of the last forward pass, by the ``id`` of their block table.
+        tokens: committed token of each slot, int64 ``[slots]``.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As any pool; nobody holds a part of it yet."""
         self.copies: list[RemoteCopy] = []
         self.dealt: dict[int, PartitionedTree] = {}
         self.tokens = np.zeros(0, np.int64)
@@ -84,19 +83,19 @@ class MirroredCache(PagedCache):
         self.begin_copies_anew()
 
     def begin_copies_anew(self) -> None:
-        """Nobody holds a part of it any more; what is here stays."""
+        """Mark all slots of the workers' pools as missing; the driver's pool is unchanged."""
         for copy in self.copies:
             copy.begin_anew(self.num_slots)
 
     def join(self, fetch: Fetch) -> RemoteCopy:
-        """A worker begins, with nothing."""
+        """Add the record of a worker whose pool is empty."""
         copy = RemoteCopy(fetch)
         copy.begin_anew(self.num_slots)
         self.copies.append(copy)
         return copy
 
     def prepare(self, block_table: BlockTable, tokens: int) -> None:
-        """As any pool; what will be written is nowhere else any more."""
+        """Prepare slots as :class:`PagedCache` does, and mark them as missing in the workers' pools."""
         super().prepare(block_table, tokens)
         if tokens > block_table.length:
             self._forget(self.slots(block_table, block_table.length, tokens))
@@ -112,9 +111,9 @@ class MirroredCache(PagedCache):
             copy.has[slots] = False
 
     def commit(self, block_table: BlockTable, offsets: Sequence[int]) -> None:
-        """As any pool; rows that a worker has computed are fetched.
+        """Commit a path; fetch those of its rows that a worker computed.
 
-        If that worker is gone, the rows before them are all that is committed: they will be computed again.
+        If that worker is gone, only the rows before are committed, and the missing ones are computed again later.
         """
         dealt, length = self.dealt.pop(id(block_table), None), block_table.length
         if dealt is None or dealt.here is None:
@@ -135,7 +134,7 @@ class MirroredCache(PagedCache):
                 )
 
     def _fetch(self, block_table: BlockTable, dealt: PartitionedTree, missing: Sequence[int]) -> None:
-        """The rest of a path, of the worker that has it."""
+        """Fetch the rest of a path from the worker that computed it, and append it."""
         if not missing:
             return
         copy, positions = next(each for each in dealt.away if missing[-1] in each[1])
@@ -147,7 +146,7 @@ class MirroredCache(PagedCache):
             block_table.length += len(missing)
 
     def _follow(self, copy: RemoteCopy, block_table: BlockTable, positions: Sequence[int], length: int) -> None:
-        """A worker keeps what it has of a path, the first rows of it."""
+        """Record the rows of a path that a worker has; it moves them to the slots of the committed text."""
         if not positions:
             return
         stop = max(length + len(positions), max(positions) + 1)

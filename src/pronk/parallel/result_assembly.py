@@ -1,4 +1,4 @@
-"""Parts of a pass: the rows of a worker's share, and what all shares have computed, put together."""
+"""Splitting a forward pass into workers' rows, and assembling the results of all processes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Ask", "AssembledResult", "ScatteredLogits", "part_of", "wanted_of"]
 
-# ``ask(piece, places)``: logits of some wanted rows of a worker's piece, float32 ``[len(places), vocab]``; ``None`` if
-# the worker is gone.
+# ``ask(piece, places)`` fetches the logits of some wanted rows of a worker's piece, float32 ``[len(places), vocab]``;
+# ``None`` if the worker is gone.
 Ask = Callable[[int, Sequence[int]], Tensor | None]
 
 
 def wanted_of(job: ForwardJob, piece: TreePart) -> list[int]:
-    """A piece's own nodes whose logits are needed."""
+    """Return the piece's own nodes whose logits are needed."""
     return [node for node in piece.own if node in job.wanted]
 
 
 def part_of(job: ForwardJob, piece: TreePart, lead: Sequence[int]) -> WorkRows:
-    """The rows of a piece, below some tokens of the text that are rows as well."""
+    """Return the rows of a piece, after ``lead``: tokens at the text's end that the worker recomputes."""
     segment, above = job.segment, len(lead)
     tree, block_table = segment.tree, segment.block_table
     if piece.nodes == tuple(range(len(tree))) and not piece.above and not lead:
@@ -40,7 +40,7 @@ def part_of(job: ForwardJob, piece: TreePart, lead: Sequence[int]) -> WorkRows:
     places = {node: above + place for place, node in enumerate(piece.nodes)}
     tokens = (*lead, *(tree.tokens[node] for node in piece.nodes))
     below = (above - 1 if node == 0 else places[tree.parents[node]] for node in piece.nodes)
-    # Who computes need not know which of them may be accepted.
+    # Only the driver needs to know which nodes can be accepted.
     verify = (True,) + (False,) * (len(tokens) - 1)
     part = TokenTree(tokens, (*range(-1, above - 1), *below), verify)
     if lead:
@@ -55,7 +55,7 @@ def part_of(job: ForwardJob, piece: TreePart, lead: Sequence[int]) -> WorkRows:
 
 
 class _RemoteRow(NamedTuple):
-    """Where a row of logits is: whom to ask for which row of which piece."""
+    """Location of a row of logits: the worker's ``ask``, the number of the piece, and the row in it."""
 
     ask: Ask
     piece: int
@@ -63,15 +63,15 @@ class _RemoteRow(NamedTuple):
 
 
 class ScatteredLogits:
-    """Logits of one job, ``[wanted, vocab]``: workers have some of its rows until somebody looks.
+    """Logits of one job, ``[wanted, vocab]``, whose remote rows are fetched at the first access.
 
     Attributes:
-        rows: what is here.
-        away: by row, where it is otherwise.
+        rows: logits, undefined in rows that are still remote.
+        away: remote rows to their locations.
     """
 
     def __init__(self, rows: Tensor, again: Callable[[], Tensor]) -> None:
-        """``again`` computes all of them here, where a worker is gone that had some."""
+        """``again`` recomputes all rows in this process, if a worker with some of them is gone."""
         self.rows, self.away = rows, dict[int, _RemoteRow]()
         self._again = again
 
@@ -79,7 +79,7 @@ class ScatteredLogits:
         return len(self.rows)
 
     def __getitem__(self, rows: int | slice | list[int], /) -> Tensor:
-        """Some of them, float32; those that are away are fetched."""
+        """Return rows as float32; fetch remote ones first."""
         asked = rows if isinstance(rows, list) else range(len(self))[rows]
         self._fetch([asked] if isinstance(asked, int) else asked)
         return self.rows[rows]
@@ -102,13 +102,12 @@ class ScatteredLogits:
 
 
 class AssembledResult:
-    """What a pass has computed, put together from its parts.
+    """The result of a forward pass, assembled from all processes.
 
     Attributes:
-        logits: of each job.
-        chosen: of each job, tokens that workers have chosen after wanted rows, by their places.
-        hidden: by layer, of each job ``[rows, hidden]``.
-        dealt: who has which rows, by the table's ``id``.
+        logits: logits of each job.
+        chosen: for each job, wanted rows to the tokens that workers sampled after them.
+        hidden: layer number to the layer's outputs for each job, ``[rows, hidden]``.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class AssembledResult:
         collect: frozenset[int],
         again: Callable[[ForwardJob], Tensor],
     ) -> None:
-        """Nothing yet; ``again`` computes a job's logits here, for whom a worker has failed."""
+        """Begin without results; ``again`` recomputes a job's logits in this process after a worker's failure."""
         config, cache = runner.decoder.config, runner.cache
         self.jobs, self.collect = jobs, sorted(collect)
         vocab = config.vocab_size
@@ -131,7 +130,7 @@ class AssembledResult:
 
     @property
     def dealt(self) -> dict[int, PartitionedTree]:
-        """Who has which rows."""
+        """Return the partitioned trees by the ``id`` of their block table."""
         segments = [job.segment for job in self.jobs]
         return {
             id(segment.block_table): PartitionedTree(segment.tree, self._here[number], tuple(self._away[number]))
@@ -139,7 +138,7 @@ class AssembledResult:
         }
 
     def take_own(self, share: WorkerShare, result: ForwardResult) -> None:
-        """What this process has computed."""
+        """Add the result of this process."""
         for number, piece in enumerate(share.pieces):
             self._here[piece.job] = {node: place for place, node in enumerate(piece.nodes)}
             self._put(piece, result.logits[number][:])
@@ -147,14 +146,14 @@ class AssembledResult:
                 self.hidden[layer][piece.job][list(piece.own)] = result.hidden[layer][number][piece.above :]
 
     def take(self, copy: RemoteCopy, share: WorkerShare, chosen: Sequence[int], data: Tensor, ask: Ask) -> None:
-        """What a worker has computed.
+        """Add the result of a worker.
 
         Args:
-            copy: what its pool holds.
-            share: what it was asked for.
-            chosen: tokens, of those pieces whose tokens it can choose; -1 where the logits are not finite.
-            data: logits of the pieces of which they are wanted whole, then each layer's outputs of its own nodes.
-            ask: for the other logits.
+            copy: record of the worker's pool.
+            share: share that the worker computed.
+            chosen: sampled tokens of the pieces with a stateless sampler; -1 where logits are not finite.
+            data: logits of the pieces that need all of them, then each collected layer's outputs of own nodes.
+            ask: fetches the other logits.
         """
         begin, tokens = 0, iter(chosen)
 
@@ -171,9 +170,9 @@ class AssembledResult:
             else:
                 logits.away |= {row: _RemoteRow(ask, number, place) for place, row in enumerate(places)}
             if job.stateless_sampler is not None:
-                # Where a number is not finite, whoever looks at the logits says so.
-                said = zip(places, islice(tokens, len(places)), strict=True)
-                self.chosen[piece.job] |= {row: token for row, token in said if token >= 0}
+                # A token of -1 is dropped: reading its logits reports that they are not finite.
+                samples = zip(places, islice(tokens, len(places)), strict=True)
+                self.chosen[piece.job] |= {row: token for row, token in samples if token >= 0}
             first = job.segment.block_table.length
             self._away[piece.job].append((copy, {node: first + place for place, node in enumerate(piece.nodes)}))
         for layer in self.collect:
@@ -181,7 +180,6 @@ class AssembledResult:
                 self.hidden[layer][piece.job][list(piece.own)] = some(self.hidden[layer][piece.job], len(piece.own))
 
     def _places(self, piece: TreePart) -> list[int]:
-        """A piece's rows among its job's logits."""
         job = self.jobs[piece.job]
         return [node - job.wanted.start for node in wanted_of(job, piece)]
 

@@ -1,4 +1,4 @@
-"""Passes whose trees are dealt to several processes."""
+"""Tree parallelism in the driver: forward passes whose token trees are split among processes."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ __all__ = ["TreeRunner"]
 
 _log = logging.getLogger(__name__)
 
-# A row more is believed to cost so much of the first one, before it is known.
+# Prior cost of a further row, as a multiple of the first row's.
 _ROW = 0.1
 
-# What a worker lacks of a text it is sent once; so many steps have something of it, or so it is believed.
+# Steps over which the cost of sending missing KV rows is spread: rows are sent once and used in many steps.
 _STEPS = 8
 
-# How long a worker may take: so many times what this process took for its own part, and so many seconds more.
+# Timeout of a worker's answer: _SLOWER times the driver's own forward pass plus _PATIENCE seconds.
 _SLOWER, _PATIENCE = 10.0, 20.0
 
 
 class TreeRunner(ModelRunner):
-    """Deals the trees of a pass to this process and some workers.
+    """A model runner that splits the trees of a forward pass among this process (the driver) and workers.
 
-    What a pass computes is the same to the bit, since a row's bits depend on its own text alone. A worker that is gone
-    is done without: what it should have computed is computed here.
+    Results are bit-identical to those of one process, since the bits of a row depend on its own text alone. If a worker
+    is lost, the driver computes the worker's share and goes on without the worker.
 
     Attributes:
-        workers: those that are there.
-        shared: passes that several processes made.
+        workers: connected workers.
+        shared: number of forward passes that several processes computed.
     """
 
     def __init__(
@@ -60,15 +60,12 @@ class TreeRunner(ModelRunner):
         *,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """A model with workers.
+        """Connect a model to its workers.
 
         Args:
-            decoder: the model.
-            cache: its pool here.
-            peers: the workers.
-            alive: whether the process of a rank is there, as far as can be told without asking it.
-            lost: is told the rank of one that is gone, or of no use any more.
-            clock: gives seconds.
+            peers: connections to the workers.
+            alive: returns whether the process of a rank runs, without communication.
+            lost: callback with the rank of a worker that has failed.
         """
         super().__init__(decoder, cache, clock=clock)
         self.mirrored, self.own = cache, CostModel()
@@ -80,12 +77,12 @@ class TreeRunner(ModelRunner):
             self._join(peer)
 
     def _join(self, peer: PeerConnection) -> None:
-        # Both know it no longer than others do, so that workers end with whoever has begun them.
+        # Weak references: the closure must not keep the runner alive, so that workers end with their owner.
         runner, known = ref(self), list[ref[WorkerHandle]]()
 
         def fetch(slots: NDArray[np.int64]) -> Tensor | None:
             here, worker = runner(), known[0]()
-            return None if here is None or worker is None else here._fetch(worker, slots)  # noqa: SLF001 - this one
+            return None if here is None or worker is None else here._fetch(worker, slots)  # noqa: SLF001 - own instance
 
         worker = WorkerHandle(peer, self.mirrored.join(fetch))
         known.append(ref(worker))
@@ -93,11 +90,11 @@ class TreeRunner(ModelRunner):
 
     @property
     def waited(self) -> float:
-        """Seconds of sending, waiting and receiving beyond this process's own passes, so far."""
+        """Return the total seconds of communication and waiting beyond the driver's own forward passes."""
         return self._waited
 
     def forward(self, jobs: Sequence[ForwardJob], collect: frozenset[int] = frozenset()) -> ForwardResult:
-        """One pass over all jobs' trees, by whom it is fastest."""
+        """Compute all jobs' trees, split among the processes that make it fastest."""
         shares = self._deal(jobs)
         if sum(bool(share.pieces) for share in shares) > 1:
             with uninterrupted():
@@ -105,10 +102,10 @@ class TreeRunner(ModelRunner):
                     return self._together(jobs, shares, collect)
                 except _LostError as error:
                     self._drop(error.worker, error)
-                    self._hear_out()
+                    self._drain()
                 except BaseException:
-                    self._hear_out()
-                    self.mirrored.begin_copies_anew()  # of what was meant for them some may never have been sent
+                    self._drain()
+                    self.mirrored.begin_copies_anew()  # some data for them may not have been sent
                     raise
         result = super().forward(jobs, collect)
         self.own.learn(_rows(jobs), result.context, result.seconds)
@@ -116,7 +113,7 @@ class TreeRunner(ModelRunner):
         return result
 
     def _deal(self, jobs: Sequence[ForwardJob]) -> list[WorkerShare]:
-        """Who is to compute what; where nothing can be dealt, it is all for this process."""
+        """Return the share of each process; the driver takes all if the trees cannot be split."""
         whole = [WorkerShare(tuple(TreePart(n, tuple(range(len(j.segment.tree))), 0) for n, j in enumerate(jobs)))]
         rows = _rows(jobs)
         pinned = any(job.segment.early is not None or job.segment.computed or job.beside is not None for job in jobs)
@@ -131,12 +128,12 @@ class TreeRunner(ModelRunner):
         return deal([job.segment.tree for job in jobs], costs, extra)
 
     def _lag(self, worker: WorkerHandle, jobs: Sequence[ForwardJob]) -> float:
-        """Seconds until a worker has what it lacks of the texts, which is sent if nothing else; this step's share."""
-        lacks = sum(int((~worker.copy.has[self._certain(job)]).sum()) for job in jobs)
-        return lacks * self.cache.bytes_per_token * worker.byte / _STEPS
+        """Return this step's share of the seconds to send a worker the KV rows that it lacks."""
+        missing = sum(int((~worker.copy.has[self._certain(job)]).sum()) for job in jobs)
+        return missing * self.cache.bytes_per_token * worker.byte / _STEPS
 
     def _certain(self, job: ForwardJob) -> NDArray[np.int64]:
-        """The slots of a text that a pass reads."""
+        """Return the slots of the committed text that a forward pass reads."""
         block_table = job.segment.block_table
         begin = block_table.released * self.cache.block_size
         return (
@@ -151,36 +148,36 @@ class TreeRunner(ModelRunner):
         began, context = self.clock(), sum(job.segment.block_table.length for job in jobs)
         self._turn += 1
         turn = self._turn
-        made = AssembledResult(jobs, self, collect, self._again)
-        asked = []
+        made = AssembledResult(jobs, self, collect, self._recompute)
+        busy = []
         for worker, share in zip(self.workers, shares[1:], strict=True):
             if share.pieces:
-                work, rides = self._work(worker, jobs, share, collect)
+                work, recomputed = self._work(worker, jobs, share, collect)
                 self._send(worker, work)
                 self._owing.append(worker)
-                asked.append((worker, share, rides))
+                busy.append((worker, share, recomputed))
         own = [part_of(jobs[piece.job], piece, ()) for piece in shares[0].pieces]
         result = super().forward([rows.job for rows in own], collect)
         self.own.learn(sum(len(rows.job.segment.tree) for rows in own), context, result.seconds)
         made.take_own(shares[0], result)
         longest = result.seconds
-        for worker, share, rides in asked:
+        for worker, share, recomputed in busy:
             message = self._answer(worker, turn, _SLOWER * result.seconds)
-            longest = max(longest, self._done(worker, share, rides, message))
+            longest = max(longest, self._done(worker, share, recomputed, message))
             ask = partial(self._logits, worker, turn)
             made.take(worker.copy, share, message.numbers[3:].tolist(), message.data, ask)
-            for piece, ride in zip(share.pieces, rides, strict=True):
+            for piece, recompute in zip(share.pieces, recomputed, strict=True):
                 certain = self._certain(jobs[piece.job])
-                worker.copy.has[certain[len(certain) - ride :]] = True
+                worker.copy.has[certain[len(certain) - recompute :]] = True
         seconds = self.clock() - began
-        for worker, _, _ in asked:
+        for worker, _, _ in busy:
             worker.took(seconds, longest)
         self._waited, self.shared = self._waited + seconds - result.seconds, self.shared + 1
         self.mirrored.dealt = made.dealt
         return ForwardResult(made.logits, made.hidden, seconds, context, made.chosen)
 
-    def _again(self, job: ForwardJob) -> Tensor:
-        """A job's logits, all computed here, as a worker is gone that had some; so are its keys and values."""
+    def _recompute(self, job: ForwardJob) -> Tensor:
+        """Recompute a job in this process after the loss of a worker; return all its logits."""
         result = super().forward([job])
         self.mirrored.dealt[id(job.segment.block_table)] = PartitionedTree(job.segment.tree)
         return result.logits[0][:]
@@ -188,29 +185,29 @@ class TreeRunner(ModelRunner):
     def _work(
         self, worker: WorkerHandle, jobs: Sequence[ForwardJob], share: WorkerShare, collect: frozenset[int]
     ) -> tuple[WorkRequest, list[int]]:
-        """What a worker is to do, and how many rows of each piece's text ride along."""
-        rows, slots, rides = list[WorkRows](), list[NDArray[np.int64]](), list[int]()
+        """Return a worker's request, and for each piece the number of text tokens that the worker recomputes."""
+        rows, slots, recomputed = list[WorkRows](), list[NDArray[np.int64]](), list[int]()
         costs = _costs(worker.times, 0, _costs(self.own, 0))
         for piece in share.pieces:
             certain = self._certain(jobs[piece.job])
-            lacks = np.flatnonzero(~worker.copy.has[certain])
-            ride = len(certain) - int(lacks[0]) if len(lacks) else 0
-            row = costs(share.rows + ride) - costs(share.rows)
-            # What a row of the text would read before the window may have been given back.
+            missing = np.flatnonzero(~worker.copy.has[certain])
+            recompute = len(certain) - int(missing[0]) if len(missing) else 0
+            row = costs(share.rows + recompute) - costs(share.rows)
+            # With a sliding window, blocks that a recomputed row would read may have been released.
             gone = jobs[piece.job].segment.block_table.released > 0
-            # Where nobody knows what rows cost, the comparison is false, and they are sent.
-            if gone or not row <= len(lacks) * self.cache.bytes_per_token * worker.byte:
-                slots.append(certain[lacks])
-                ride = 0
-            rides.append(ride)
-            lead = self.mirrored.tokens[certain[len(certain) - ride :]].tolist() if ride else []
+            # Without measured row costs the comparison is false, and the rows are sent.
+            if gone or not row <= len(missing) * self.cache.bytes_per_token * worker.byte:
+                slots.append(certain[missing])
+                recompute = 0
+            recomputed.append(recompute)
+            lead = self.mirrored.tokens[certain[len(certain) - recompute :]].tolist() if recompute else []
             rows.append(part_of(jobs[piece.job], piece, lead))
         copy = worker.copy
         sent = np.concatenate(slots) if slots else np.zeros(0, np.int64)
         kept = self.cache.take(sent) if len(sent) else None
         copy.has[sent] = True
         moves, copy.moves = copy.moves, []
-        return WorkRequest(self._turn, rows, moves, sent, kept, collect), rides
+        return WorkRequest(self._turn, rows, moves, sent, kept, collect), recomputed
 
     def _send(self, worker: WorkerHandle, work: WorkRequest) -> None:
         if not self._alive(worker.peer.rank):
@@ -229,7 +226,7 @@ class TreeRunner(ModelRunner):
             worker.sent(work.kept.nbytes, self.clock() - began)
 
     def _answer(self, worker: WorkerHandle, turn: int, patience: float) -> PeerMessage:
-        """What a worker answers to what it was last asked; what it says of earlier turns nobody waits for."""
+        """Return a worker's answer to request number ``turn``; skip answers to earlier requests."""
         while True:
             try:
                 message = worker.peer.receive(_PATIENCE + patience)
@@ -242,8 +239,8 @@ class TreeRunner(ModelRunner):
                     self._owing.remove(worker)
                 return message
 
-    def _hear_out(self) -> None:
-        """A pass is given up: those who were asked answer before they listen again."""
+    def _drain(self) -> None:
+        """Receive all outstanding answers of an aborted forward pass, since workers send before they receive."""
         while self._owing:
             worker = self._owing.pop()
             if worker in self.workers:
@@ -252,24 +249,24 @@ class TreeRunner(ModelRunner):
                 except _LostError as error:
                     self._drop(worker, error)
 
-    def _done(self, worker: WorkerHandle, share: WorkerShare, rides: Sequence[int], message: PeerMessage) -> float:
-        """The seconds of a worker's pass."""
+    def _done(self, worker: WorkerHandle, share: WorkerShare, recomputed: Sequence[int], message: PeerMessage) -> float:
+        """Record the cost of a worker's forward pass; return its seconds."""
         seconds, context = 1e-9 * int(message.numbers[1]), int(message.numbers[2])
-        worker.times.learn(share.rows + sum(rides), context, seconds)
+        worker.times.learn(share.rows + sum(recomputed), context, seconds)
         return seconds
 
     def _fetch(self, worker: WorkerHandle, slots: NDArray[np.int64]) -> Tensor | None:
-        """What a worker's pool has at some slots; ``None`` if the worker is gone."""
+        """Fetch the contents of slots of a worker's pool; ``None`` if the worker is gone."""
         found = self._ask(worker, MessageKind.ROWS, slots.tolist())
         return None if found is None else found.view(len(slots), -1)
 
     def _logits(self, worker: WorkerHandle, turn: int, piece: int, places: Sequence[int]) -> Tensor | None:
-        """Logits that a worker has kept of a pass; ``None`` if the worker is gone."""
+        """Fetch logits of a worker's forward pass ``turn``; ``None`` if the worker is gone."""
         found = self._ask(worker, MessageKind.LOGITS, [turn, piece, *places])
         return None if found is None else found.view(torch.float32).view(len(places), -1)
 
     def _ask(self, worker: WorkerHandle, kind: MessageKind, numbers: Sequence[int]) -> Tensor | None:
-        """The bytes that a worker answers with; ``None`` if it is gone."""
+        """Return the bytes of a worker's answer; ``None`` if the worker is gone."""
         if worker not in self.workers:
             return None
         began = self.clock()
@@ -285,13 +282,12 @@ class TreeRunner(ModelRunner):
         return found
 
     def dismiss(self) -> None:
-        """Do without workers from now on."""
+        """Continue without workers."""
         self.workers.clear()
         self.mirrored.copies.clear()
 
     def _drop(self, worker: WorkerHandle, error: Exception) -> None:
-        """A worker is gone: what it did is done here from now on."""
-        _log.warning("%s; the others go on without it", error)
+        _log.warning("%s; continuing without this worker", error)
         if worker in self.workers:
             self.workers.remove(worker)
             self.mirrored.copies.remove(worker.copy)
@@ -299,7 +295,7 @@ class TreeRunner(ModelRunner):
 
 
 class _LostError(Exception):
-    """A worker is gone in the middle of a pass."""
+    """A worker is lost during a forward pass."""
 
     def __init__(self, worker: WorkerHandle, error: Exception) -> None:
         super().__init__(str(error))
@@ -311,7 +307,7 @@ def _rows(jobs: Sequence[ForwardJob]) -> int:
 
 
 def _costs(times: CostModel, context: int, otherwise: Callable[[int], float] | None = None) -> Callable[[int], float]:
-    """Seconds of a pass by its rows, as far as anybody knows."""
+    """Return seconds by rows of a forward pass: measured, else ``otherwise``, else a prior (relative)."""
     found: CostCurve | None = times.costs(context)
     if found is not None:
         return found.at

@@ -1,4 +1,4 @@
-"""Stages of a pass as numbers: what every process of a split model is told, so that all of them do the same."""
+"""Tensor parallelism: the KV cache of some heads, and serialized orders to compute ranges of layers."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ Moves = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class SplitCache(PagedCache):
-    """The pool of some heads; others have the same blocks with other heads.
+    """The KV pool of one process's heads; all processes have the same blocks.
 
     Attributes:
-        sizes: how often it was made anew.
-        moves: what was copied from slots to slots since they were told, one batch after the other.
+        sizes: number of resizes, which identifies the current pool.
+        moves: batches of slot copies (source, target) that the other processes have not received yet.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As any pool."""
         self.sizes, self.moves = 0, list[Moves]()
         super().__init__(*args, **options)
 
     def resize(self, num_blocks: int) -> None:
-        """As any pool; all begin anew."""
+        """Resize the pool; the other processes resize theirs with the next order."""
         self.sizes, self.moves = self.sizes + 1, []
         super().resize(num_blocks)
 
     def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """As any pool, here and, before the next stage, elsewhere."""
+        """Copy slots here, and in the other processes before their next range of layers."""
         self.moves.append((source, target))
         super().move(source, target)
 
@@ -50,13 +49,13 @@ class SplitCache(PagedCache):
 
 
 class LayerOrder(NamedTuple):
-    """What all processes are to do next.
+    """An order to compute a range of layers.
 
     Attributes:
-        size: number of the pool, and its blocks.
-        moves: to be made first, one batch after the other.
-        layer_range: of a pass; what it collects is the first process's.
-        embedded: whether it begins with rows that are sent along.
+        size: number of the pool (see :attr:`SplitCache.sizes`) and its blocks.
+        moves: batches of slot copies to make first.
+        layer_range: layers and jobs; the layers to collect are not transmitted.
+        embedded: whether the order comes with input rows; otherwise the range begins with the embedding.
     """
 
     size: tuple[int, int]
@@ -65,7 +64,7 @@ class LayerOrder(NamedTuple):
     embedded: bool
 
     def numbers(self) -> Tensor:
-        """All of it."""
+        """Serialize the order, int64 ``[n]``."""
         layer_range = self.layer_range
         wanted = [-1] if layer_range.wanted is None else [len(layer_range.wanted), *layer_range.wanted]
         head = [*self.size, int(self.embedded), layer_range.start, layer_range.stop, *wanted, len(self.moves)]
@@ -78,12 +77,12 @@ class LayerOrder(NamedTuple):
 
     @classmethod
     def read(cls, numbers: Tensor) -> LayerOrder:
-        """What :meth:`numbers` says.
+        """Parse the integers of :meth:`numbers`.
 
         Raises:
-            ValueError: they say nothing.
+            ValueError: the integers are truncated.
         """
-        with reading(numbers, "a stage of a pass") as left:
+        with reading(numbers, "an order for a range of layers") as left:
             number, blocks, embedded, start, stop, count = some(left, 6)
             wanted = None if count < 0 else some(left, count)
             moves = list[Moves]()

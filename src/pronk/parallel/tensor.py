@@ -1,10 +1,10 @@
-"""Tensor parallelism: every process computes its heads and columns of each layer, and all of them add up.
+"""Tensor parallelism: each process computes some heads and columns; an all-reduce adds the parts.
 
-Sums are in the order of the ranks, whoever is asked first and however many rows there are. So a row's bits depend on
-its own text and on the number of processes, and on nothing else: guessing changes nothing. Against one process the
-order of the sums is another one, and logits differ in their last digits.
+Sums are in the order of ranks, independent of timing and of the number of rows. A row's bits therefore depend only on
+its own text and on the number of processes: speculation does not change them. One process sums in another order, so its
+logits differ in the last digits.
 
-All processes hold the stream of rows, and go through each stage of a pass side by side::
+All processes hold the hidden states of all rows and compute each range of layers in parallel ::
 
     first       norm, its heads   ┐   + sum   norm, its columns   ┐   + sum   …
     second      norm, its heads   ┘           norm, its columns   ┘
@@ -36,26 +36,26 @@ from pronk.parallel.split_cache import LayerOrder, SplitCache
 
 __all__ = ["AllReduceGroup", "TensorParallelExecutor", "serve_stages"]
 
-# Seconds that one may wait for another within a stage.
+# Seconds to wait for another process within a range of layers.
 _PATIENCE = 20.0
-# And for what the other has to say, if nothing has come of that.
-_LAST_WORDS = 0.5
+# Seconds to wait for a failed process's error message.
+_ERROR_PATIENCE = 0.5
 
 
 class AllReduceGroup:
-    """All processes of a model, who add up what each of them has.
+    """An all-reduce with a fixed order of summation over all processes of a model.
 
     Attributes:
-        rank: of this one.
-        workers: how many there are.
-        waited: seconds that exchanges have taken so far, until all had come included.
+        rank: rank of this process.
+        workers: number of processes.
+        waited: total seconds of exchanges, waiting for other processes included.
     """
 
     def __init__(self, store: Any, rank: int, workers: int, *, patience: float) -> None:
-        """Meet them.
+        """Connect to all processes.
 
         Raises:
-            ConnectionLostError: one does not come within ``patience`` seconds.
+            ConnectionLostError: a process does not connect within ``patience`` seconds.
         """
         self.rank, self.workers, self.waited = rank, workers, 0.0
         try:
@@ -64,10 +64,10 @@ class AllReduceGroup:
             raise _lost(error) from error
 
     def sum(self, part: Tensor) -> Tensor:
-        """The parts of all, added up in the order of their ranks, float32.
+        """Return the sum of all processes' parts in the order of ranks, float32.
 
         Raises:
-            ConnectionLostError: one is gone, or does not answer.
+            ConnectionLostError: a process has ended or does not answer.
         """
         parts = [torch.empty_like(part) for _ in range(self.workers)]
         self._wait(lambda: self._group.allgather([parts], [part]))
@@ -77,15 +77,15 @@ class AllReduceGroup:
         return total
 
     def send(self, part: Tensor) -> None:
-        """To the first one; errors are those of :meth:`sum`."""
+        """Send a part to rank 0; raises as :meth:`sum` does."""
         self._wait(lambda: self._group.send([part], 0, 0))
 
     def receive(self, rank: int, part: Tensor) -> None:
-        """What one :meth:`send` s, into ``part``."""
+        """Receive a part from ``rank`` into ``part``; raises as :meth:`sum` does."""
         self._wait(lambda: self._group.recv([part], rank, 0))
 
     def leave(self) -> None:
-        """Close the connections; whoever waits for this process is told, and nothing can be added up any more."""
+        """Close the connections: processes that wait for this one fail, and no further sums are possible."""
         del self._group
 
     def _wait(self, begin: Callable[[], Any]) -> None:
@@ -103,16 +103,13 @@ def _lost(error: Exception) -> ConnectionLostError:
 
 
 class TensorParallelExecutor(KernelExecutor):
-    """Stages of which this process computes its part.
+    """An executor of this process's part of each layer.
 
     Args:
-        kernels: who computes.
-        decoder: this process's part of the model.
-        cache: its heads.
-        split: which part it is.
-        everybody: who has the others.
-        peers: the others, who are told of each stage; where there are none, this process is told.
-        lost: called once when one of them is gone.
+        split: this process's part of the model, which ``decoder`` and ``cache`` hold.
+        everybody: all-reduce group of all processes.
+        peers: connections to the workers, which receive each order; empty in a worker.
+        lost: callback after the first failure of a process.
     """
 
     def __init__(
@@ -133,43 +130,41 @@ class TensorParallelExecutor(KernelExecutor):
 
     @property
     def usable(self) -> bool:  # type: ignore[override]
-        """Whether all processes are there."""
+        """Return whether no process has failed."""
         return self._error is None
 
     def run(self, layer_range: LayerRange, rows: Tensor | None) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Rows ``[rows, hidden]`` through a stage; ``None`` where they begin as embeddings.
+        """Run rows ``[rows, hidden]`` through a range of layers; ``None`` begins with the embedding.
 
         Raises:
-            ConnectionLostError: one of the processes is gone; then nothing more can be computed.
+            ConnectionLostError: a process is lost; all later calls raise as well.
         """
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            with uninterrupted():  # a stage that others are told of has to be gone through
+            with uninterrupted():  # an order that workers have received has to be completed
                 began, before = perf_counter(), self.everybody.waited
-                self._tell(layer_range, rows)
+                self._send_order(layer_range, rows)
                 self.waited += perf_counter() - began
                 result = self._run(layer_range, rows)
                 self.waited += self.everybody.waited - before
                 return result
         except Exception as error:
-            cause = "; ".join([*self._causes(), str(error)])
+            cause = "; ".join([*self._worker_errors(), str(error)])
             self._error = ConnectionLostError(f"{cause}; load the model again")
             self._lost()
             raise self._error from error
 
-    def _causes(self) -> list[str]:
-        """What has failed elsewhere, as far as anybody says so."""
+    def _worker_errors(self) -> list[str]:
         found = list[str]()
         for peer in self._peers:
             with suppress(ConnectionLostError):
-                message = peer.receive(_LAST_WORDS)
+                message = peer.receive(_ERROR_PATIENCE)
                 if message.kind == MessageKind.FAILED:
                     found.append(f"worker {peer.rank} has failed: {message.text}")
         return found
 
-    def _tell(self, layer_range: LayerRange, rows: Tensor | None) -> None:
-        """What the others are to do; what they keep is moved as it was moved here."""
+    def _send_order(self, layer_range: LayerRange, rows: Tensor | None) -> None:
         if not self._peers:
             return
         cache = self.split_cache
@@ -199,10 +194,10 @@ class TensorParallelExecutor(KernelExecutor):
         own = torch.empty(packed.want(layer_range.wanted), len(self.split.tokens(self.split.rank)))
         if len(own):
             self._known(("head",), self._head).run(packed, x, own)
-        return x, collected, self._together(own)
+        return x, collected, self._gather_logits(own)
 
-    def _together(self, own: Tensor) -> Tensor:
-        """Logits of all tokens, for the first process; the others have theirs."""
+    def _gather_logits(self, own: Tensor) -> Tensor:
+        """Gather the logits of all tokens at rank 0; other ranks return their own part."""
         everybody, split = self.everybody, self.split
         if split.rank:
             if len(own):
@@ -254,10 +249,10 @@ class TensorParallelExecutor(KernelExecutor):
 
 
 def serve_stages(peer: PeerConnection, passes: TensorParallelExecutor) -> None:
-    """Compute stages until the first process is gone, or says so, or until something fails.
+    """Execute the driver's orders until the driver ends or stops this worker, or until an error occurs.
 
     Raises:
-        ConnectionLostError: it is gone, or another one is.
+        ConnectionLostError: the driver or another process has ended.
     """
     cache, number = passes.split_cache, 0
     try:
@@ -273,6 +268,6 @@ def serve_stages(peer: PeerConnection, passes: TensorParallelExecutor) -> None:
             passes.run(order.layer_range, message.data.view(cache.dtype).view(-1, size) if order.embedded else None)
     except ConnectionLostError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, the first process has to hear of it
-        passes.everybody.leave()  # whoever waits there for this process
+    except Exception as error:  # noqa: BLE001 - the driver receives any error
+        passes.everybody.leave()  # ends the wait of other processes for this one
         peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {error}".encode())

@@ -1,15 +1,15 @@
-"""Who computes which nodes of a step's trees: lookahead parallelism (Fu et al. 2024, section 3.4) for any tree.
+"""Splitting trees among processes: lookahead parallelism (Fu et al. 2024, section 3.4) for any tree.
 
-A branch needs nothing of its neighbours, only its ancestors. So the nodes of all trees are put in one row, each tree in
-preorder, and the row is cut into pieces, one for each worker; what a piece lacks above its first node is computed once
-more. With two workers ::
+A branch depends only on its ancestors, not on its siblings. All nodes form one sequence, each tree in preorder, and the
+sequence is cut into one piece per process. A process recomputes the ancestors of its piece's first node. With two
+processes ::
 
     0 ┬ 1 ─ 2 ─ 3          preorder   0 1 2 3 4 5 6        first   0 1 2 3
       └ 4 ┬ 5              ancestors  · · · · 1 2 2        second  (0) 4 5 6
           └ 6
 
-For lookahead that deals the columns of its window and its candidates as the paper does. Pieces are as long as the
-slowest worker allows, by what passes have cost each of them.
+For lookahead decoding this splits window columns and candidates as the paper does. The cuts minimize the time of the
+slowest process, by the measured cost of each process's forward passes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["TreePart", "WorkerShare", "deal", "preorder"]
 
-# Halvings by which the shortest possible time is found.
+# Steps of the bisection for the minimum time: a relative precision of one in a million.
 _HALVINGS = 20
 
 
 class TreePart(NamedTuple):
-    """What a worker computes of one tree.
+    """The nodes of one tree that one process computes.
 
     Attributes:
-        job: number of the tree.
-        nodes: of the tree, parents before their children; the last ones are the worker's own.
-        above: so many of the first ones are another's too, which are computed once more.
+        job: index of the tree.
+        nodes: nodes of the tree, parents before children: recomputed ancestors, then own nodes.
+        above: number of recomputed ancestors.
     """
 
     job: int
@@ -43,24 +43,24 @@ class TreePart(NamedTuple):
 
     @property
     def own(self) -> tuple[int, ...]:
-        """Nodes that no other worker answers for."""
+        """Return the nodes whose outputs only this process delivers."""
         return self.nodes[self.above :]
 
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """What one worker computes in a step."""
+    """The nodes of all trees that one process computes in a step."""
 
     pieces: tuple[TreePart, ...]
 
     @property
     def rows(self) -> int:
-        """Of its pass."""
+        """Return the number of rows of the process's forward pass."""
         return sum(len(piece.nodes) for piece in self.pieces)
 
 
 def preorder(tree: TokenTree) -> list[int]:
-    """The nodes, each before all that is below it, and its first child before the others."""
+    """Return the nodes in preorder, first children first."""
     if tree.main_chain == len(tree):
         return list(range(len(tree)))
     children: list[list[int]] = [[] for _ in range(len(tree))]
@@ -77,17 +77,16 @@ def preorder(tree: TokenTree) -> list[int]:
 def deal(
     trees: Sequence[TokenTree], costs: Sequence[Callable[[int], float]], extra: Sequence[float] | None = None
 ) -> list[WorkerShare]:
-    """Deal some trees to workers, so that the last one is done as early as possible.
+    """Split trees among processes so that the slowest process finishes as early as possible.
+
+    A process that would not reduce the time gets an empty share.
 
     Args:
-        trees: at least one.
-        costs: for each worker, seconds of its pass by its rows, which grow with them; the first one is this process.
-        extra: seconds that it takes each worker beyond its pass, if it has a part at all.
-
-    Returns:
-        A share for each worker, in order; those that would not make it faster have none.
+        trees: trees, at least one.
+        costs: for each process, seconds of its forward pass by its rows, increasing; the first process is the driver.
+        extra: for each process, seconds of communication if its share is not empty.
     """
-    row = _Row(trees)
+    row = _NodeSequence(trees)
     best: tuple[float, list[int]] | None = None
     for used in range(1, len(costs) + 1):
         found = _cut(row, costs[:used], (extra or [0.0] * len(costs))[:used])
@@ -100,21 +99,21 @@ def deal(
     return shares + [WorkerShare(())] * (len(costs) - len(shares))
 
 
-class _Row:
-    """The nodes of all trees, one after the other."""
+class _NodeSequence:
+    """The sequence of all trees' nodes, each tree in preorder."""
 
     def __init__(self, trees: Sequence[TokenTree]) -> None:
         self.trees = trees
         self.orders = [preorder(tree) for tree in trees]
         self.places = [(job, place) for job, order in enumerate(self.orders) for place in range(len(order))]
-        # What a piece that begins there has to compute once more.
+        # Number of ancestors that a piece beginning at each place recomputes.
         self.above = [self.trees[job].depths[self.orders[job][place]] for job, place in self.places]
 
     def __len__(self) -> int:
         return len(self.places)
 
     def share(self, begin: int, end: int) -> WorkerShare:
-        """The pieces from one place to another."""
+        """Return the pieces of the places ``begin .. end - 1``."""
         pieces, at = list[TreePart](), begin
         while at < end:
             job, place = self.places[at]
@@ -126,11 +125,13 @@ class _Row:
         return WorkerShare(tuple(pieces))
 
 
-def _cut(row: _Row, costs: Sequence[Callable[[int], float]], extra: Sequence[float]) -> tuple[float, list[int]] | None:
-    """Where to cut, and the seconds until all are done; ``None`` if so many workers have not a node each."""
+def _cut(
+    row: _NodeSequence, costs: Sequence[Callable[[int], float]], extra: Sequence[float]
+) -> tuple[float, list[int]] | None:
+    """Return the seconds of the best cut and each piece's end; ``None`` if the nodes do not suffice."""
     if len(costs) > len(row):
         return None
-    # A worker never has more rows than all nodes, since a piece and what is above it are nodes of the trees.
+    # A piece and its ancestors are nodes of the trees, so a process has at most len(row) rows.
     seconds = [
         [*accumulate((more + cost(rows) for rows in range(1, len(row) + 1)), max)]
         for cost, more in zip(costs, extra, strict=True)
@@ -149,10 +150,10 @@ def _cut(row: _Row, costs: Sequence[Callable[[int], float]], extra: Sequence[flo
     return high, ends
 
 
-def _fill(row: _Row, seconds: Sequence[Sequence[float]], most: float) -> list[int] | None:
-    """Give each worker as much as it can do in time; ``None`` if that is not all, or nothing for the first one.
+def _fill(row: _NodeSequence, seconds: Sequence[Sequence[float]], most: float) -> list[int] | None:
+    """Give each process the rows that it computes in ``most`` seconds; ``None`` if nodes are left over.
 
-    This process always has a part: what its passes cost would not be known otherwise.
+    The driver always gets a piece, since the cost of its forward passes has to stay known.
     """
     ends, at = list[int](), 0
     if seconds[0][0] > most:

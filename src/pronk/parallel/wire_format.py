@@ -1,4 +1,4 @@
-"""What processes tell each other of a pass, as integers one after the other."""
+"""Serialization of forward-pass segments as a sequence of integers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["of_segment", "read_segment", "reading", "some"]
 
 @contextmanager
 def reading(numbers: Tensor, what: str) -> Generator[Iterator[int]]:
-    """The integers, to be taken one after the other.
+    """Yield an iterator over a message's integers; ``what`` names the message in the error.
 
     Raises:
-        ValueError: there are fewer of them than ``what`` needs.
+        ValueError: the message is truncated.
     """
     try:
         yield iter(numbers.tolist())
     except StopIteration:
-        msg = f"expected {what}, found a part of one"
+        msg = f"expected {what}, found a truncated one"
         raise ValueError(msg) from None
 
 
 def some(left: Iterator[int], count: int) -> list[int]:
-    """The next ones; ``StopIteration`` if there are fewer than ``count``."""
+    """Return the next ``count`` integers; raise ``StopIteration`` if there are fewer."""
     found = list(islice(left, count))
     if len(found) < count:
         raise StopIteration
@@ -38,14 +38,14 @@ def some(left: Iterator[int], count: int) -> list[int]:
 
 
 def of_segment(segment: Segment) -> list[int]:
-    """A tree below the text that a table holds; which of its nodes may be accepted is not said."""
+    """Serialize a segment: its block table and tree, without the tree's acceptable flags."""
     block_table, tree = segment.block_table, segment.tree
     head = (block_table.length, block_table.released, segment.computed, len(block_table.blocks), len(tree))
     return [*head, *block_table.blocks, *tree.tokens, *tree.parents]
 
 
 def read_segment(left: Iterator[int]) -> Segment:
-    """What :func:`of_segment` says."""
+    """Parse the integers of :func:`of_segment`; only the root of the tree is acceptable."""
     length, released, computed, blocks, nodes = some(left, 5)
     block_table = BlockTable(some(left, blocks), released, length)
     block_table.changed()

@@ -1,4 +1,4 @@
-"""What a worker is asked to compute, as numbers and bytes."""
+"""Requests for shares of a forward pass, serialized as integers and bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["WorkRequest", "WorkRows"]
 
 @dataclass(frozen=True)
 class WorkRows:
-    """One request's rows.
+    """Rows of one generation request.
 
     Attributes:
-        job: as the worker's runner takes it.
-        own: number of the first row whose outputs are wanted.
+        job: job for the worker's model runner.
+        own: index of the first row whose outputs are needed.
     """
 
     job: ForwardJob
@@ -33,15 +33,15 @@ class WorkRows:
 
 @dataclass(frozen=True)
 class WorkRequest:
-    """A share of a pass.
+    """A worker's share of a forward pass.
 
     Attributes:
-        turn: its number.
-        rows: of each request.
-        moves: slots to be copied first, and where to.
-        slots: where ``kept`` goes then.
-        kept: what other pools have at these slots, uint8 ``[len(slots), bytes]``.
-        collect: numbers of layers whose output is wanted.
+        turn: number of the request, which its answer repeats.
+        rows: rows of each generation request.
+        moves: pairs of slots (source, target) to copy first.
+        slots: slots to write ``kept`` to, after the copies.
+        kept: KV rows from the driver's pool, uint8 ``[len(slots), bytes]``.
+        collect: numbers of the layers whose outputs are needed.
     """
 
     turn: int
@@ -52,7 +52,7 @@ class WorkRequest:
     collect: frozenset[int] = frozenset()
 
     def numbers(self) -> Tensor:
-        """All but the bytes."""
+        """Serialize the request without ``kept``, int64 ``[n]``."""
         slots = np.zeros(0, np.int64) if self.slots is None else self.slots
         head = [self.turn, len(self.collect), *sorted(self.collect), len(self.moves), *chain(*self.moves)]
         parts = [np.array([*head, len(slots)], np.int64), slots, np.array([len(self.rows)], np.int64)]
@@ -61,12 +61,12 @@ class WorkRequest:
 
     @classmethod
     def read(cls, numbers: Tensor, data: Tensor) -> WorkRequest:
-        """What :meth:`numbers` and the bytes say.
+        """Parse the integers of :meth:`numbers` and the bytes of ``kept``.
 
         Raises:
-            ValueError: they say nothing.
+            ValueError: the integers are truncated.
         """
-        with reading(numbers, "a share of a pass") as left:
+        with reading(numbers, "a share of a forward pass") as left:
             turn = next(left)
             collect = frozenset(some(left, next(left)))
             flat = some(left, 2 * next(left))
@@ -79,7 +79,7 @@ class WorkRequest:
 
 def _numbers(rows: WorkRows) -> NDArray[np.int64]:
     job = rows.job
-    # A temperature below 0 is none: the tokens are not to be chosen there.
+    # A temperature of -1 means that the worker does not sample.
     temperature, seed = (-1.0, 0) if job.stateless_sampler is None else job.stateless_sampler
     bits = int(np.float64(temperature).view(np.int64))
     head = (job.prompt_length, job.wanted.start, rows.own, job.whole, bits, seed)

@@ -1,4 +1,4 @@
-"""A process that computes shares of another one's passes."""
+"""The worker process: it computes shares of the driver's forward passes."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ __all__ = ["WorkerLoop", "WorkerSettings", "identity", "loaded_key", "serve"]
 
 
 class WorkerSettings(dict[str, Any]):
-    """What a worker is to load, as JSON.
+    """Settings of a worker, serializable as JSON.
 
-    ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``; ``parallel``: ``"tree"`` or ``"tensor"``;
-    ``workers``.
+    The keys are ``model``, ``dtype``, ``weights``, ``kernels``, ``kv_dtype``, ``threads``, ``workers`` and ``parallel``
+    (``"tree"`` or ``"tensor"``).
     """
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Return the dtype of the weights."""
         found: torch.dtype = getattr(torch, self["dtype"])
         return found
 
     def split(self, rank: int, config: ModelConfig) -> TensorSplit | None:
-        """The part of a worker, if not every one has the whole model.
+        """Return the part of the model for a rank under tensor parallelism, else ``None`` (the whole model).
 
         Raises:
             OptionError: see :class:`~pronk.models.split.TensorSplit`.
@@ -56,10 +56,10 @@ class WorkerSettings(dict[str, Any]):
         return TensorSplit(config, rank, self["workers"]) if self["parallel"] == "tensor" else None
 
     def load(self, rank: int) -> WorkerModel:
-        """The model, with a pool of one block until the other process says how large it is.
+        """Load the model, with a KV pool of one block until the driver sends its size.
 
         Raises:
-            PronkError: it cannot be loaded.
+            PronkError: the model cannot be loaded.
         """
         folder, device = Path(self["model"]), torch.device("cpu")
         config = read_config(folder)
@@ -84,9 +84,9 @@ class WorkerModel(NamedTuple):
     """A worker's model.
 
     Attributes:
-        decoder: all of it or a part.
-        cache: for its keys and values.
-        split: which part it is.
+        decoder: model, or this process's part of it.
+        cache: KV pool.
+        split: description of the part, or ``None`` for the whole model.
     """
 
     decoder: Decoder
@@ -95,20 +95,19 @@ class WorkerModel(NamedTuple):
 
 
 class _Owner:
-    """Of a layer's outputs that are kept."""
+    """An owner for :meth:`~pronk.kv_cache.paged.PagedCache.keep_hidden`."""
 
 
 class WorkerLoop:
-    """The loop of a worker."""
+    """The message loop of a worker under tree parallelism."""
 
     def __init__(self, peer: PeerConnection, runner: ModelRunner) -> None:
-        """``runner`` has the whole model; ``peer`` gives the work."""
         self.peer, self.runner, self.cache = peer, runner, runner.cache
         self._owners: dict[int, _Owner] = {}
         self._turn, self._logits = 0, list[Tensor]()
 
     def run(self) -> None:
-        """Until the other process says so, or is gone."""
+        """Answer messages until the driver sends ``STOP`` or its connection is lost."""
         while True:
             message = self.peer.receive()
             if message.kind == MessageKind.STOP:
@@ -117,7 +116,7 @@ class WorkerLoop:
                 self._answer(message)
             except ConnectionLostError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other process has to hear of it
+            except Exception as error:  # noqa: BLE001 - the driver receives any error
                 self.peer.send(MessageKind.FAILED, data=f"{type(error).__name__}: {error}".encode())
 
     def _answer(self, message: PeerMessage) -> None:
@@ -129,7 +128,7 @@ class WorkerLoop:
         elif message.kind == MessageKind.LOGITS:
             turn, of, piece, *places = message.numbers.tolist()
             if of != self._turn:
-                msg = f"expected to be asked for logits of pass {self._turn}, found {of}"
+                msg = f"expected a request for logits of turn {self._turn}, found {of}"
                 raise ValueError(msg)
             self.peer.send(MessageKind.LOGITS, [turn], _bytes(self._logits[piece][places].float()))
         elif message.kind == MessageKind.POOL:
@@ -137,11 +136,11 @@ class WorkerLoop:
             self._resize(blocks, layers)
             self.peer.send(MessageKind.DONE, [turn])
         else:
-            msg = f"expected work, found {message.kind.name}"
+            msg = f"expected a request for work, found {message.kind.name}"
             raise ValueError(msg)
 
     def _resize(self, blocks: int, layers: Sequence[int]) -> None:
-        """A pool of so many blocks, which keeps these layers' outputs and no others."""
+        """Resize the pool to ``blocks``, and keep exactly the outputs of ``layers``."""
         self._owners = {layer: _Owner() for layer in layers}
         for layer, owner in self._owners.items():
             self.cache.keep_hidden(layer, owner)
@@ -154,7 +153,7 @@ class WorkerLoop:
             self.cache.move(source, target)
         if work.slots is not None and work.kept is not None:
             self.cache.put(work.slots, work.kept)
-        self._logits.clear()  # the last pass's, before there are those of the next one
+        self._logits.clear()  # free the memory before the next forward pass
         result = self.runner.forward([rows.job for rows in work.rows], work.collect)
         self._turn, self._logits = work.turn, [logits[:] for logits in result.logits]
         parts = [logits for rows, logits in zip(work.rows, self._logits, strict=True) if rows.job.whole]
@@ -162,11 +161,11 @@ class WorkerLoop:
             made = result.hidden[layer]
             parts += [made[number][rows.own :] for number, rows in enumerate(work.rows)]
         chosen = [t for rows, logits in zip(work.rows, self._logits, strict=True) for t in self._choose(rows, logits)]
-        said = [work.turn, round(1e9 * result.seconds), result.context, *chosen]
-        self.peer.send(MessageKind.DONE, said, torch.cat([_bytes(part) for part in parts]) if parts else b"")
+        numbers = [work.turn, round(1e9 * result.seconds), result.context, *chosen]
+        self.peer.send(MessageKind.DONE, numbers, torch.cat([_bytes(part) for part in parts]) if parts else b"")
 
     def _choose(self, rows: WorkRows, logits: Tensor) -> list[int]:
-        """The tokens after a request's wanted nodes, where they can be chosen here."""
+        """Sample the tokens after a request's wanted nodes, if its sampler is stateless."""
         job, kernels = rows.job, self.runner.decoder.kernels
         if job.stateless_sampler is None or kernels is None:
             return []
@@ -180,25 +179,19 @@ def _bytes(part: Tensor) -> Tensor:
 
 
 def serve(store: Any, rank: int, setting: WorkerSettings, patience: float) -> None:
-    """Load the model, say who one is, and compute, until the other process is gone, or says so.
-
-    Args:
-        store: where processes find each other.
-        rank: from 1 on.
-        setting: what to load.
-        patience: seconds to wait for the other process.
+    """Load the model, send its identity, and compute until the driver ends or stops this worker.
 
     Raises:
-        ConnectionLostError: the other process does not come.
+        ConnectionLostError: the driver does not connect within ``patience`` seconds.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the other process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles the terminal's Ctrl-C
     torch.set_num_threads(setting["threads"])
     cause = b""
     try:
         loaded = setting.load(rank)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other process has to hear of it
-        said = str(error).strip().splitlines()
-        cause = (said[0] if said else type(error).__name__).encode()
+    except Exception as error:  # noqa: BLE001 - the driver receives any error
+        lines = str(error).strip().splitlines()
+        cause = (lines[0] if lines else type(error).__name__).encode()
     store.set(loaded_key(rank), b"")
     peer = PeerConnection(store, rank, driver=False, patience=patience)
     if cause:
@@ -211,27 +204,27 @@ def serve(store: Any, rank: int, setting: WorkerSettings, patience: float) -> No
 
 
 def loaded_key(rank: int) -> str:
-    """What of the store says that a worker has loaded its model, or cannot."""
+    """Return the store key that a worker sets once its model is loaded or has failed to load."""
     return f"pronk/loaded/{rank}"
 
 
 def _compute(peer: PeerConnection, loaded: WorkerModel, store: Any, patience: float) -> None:
-    """What is asked for, until the other process is gone."""
+    """Compute the driver's requests until the connection is lost."""
     decoder, cache, split = loaded
     if split is None:
         lend_threads()
         WorkerLoop(peer, ModelRunner(decoder, cache)).run()
         return
     assert decoder.kernels is not None, "expected kernels, found none"
-    assert isinstance(cache, SplitCache), "expected a pool of some heads, found another"
+    assert isinstance(cache, SplitCache), "expected a SplitCache, found another cache"
     everybody = AllReduceGroup(store, split.rank, split.workers, patience=patience)
     lend_threads()
     serve_stages(peer, TensorParallelExecutor(decoder.kernels, decoder, cache, split, everybody))
 
 
 def identity(decoder: Decoder, cache: PagedCache, setting: WorkerSettings) -> dict[str, str]:
-    """What has to be the same in all workers."""
-    from pronk import __version__  # noqa: PLC0415 - the package is above its rooms
+    """Return the properties that must be equal in all processes."""
+    from pronk import __version__  # noqa: PLC0415 - avoids an import cycle
 
     kernels = decoder.kernels
     return {
@@ -246,11 +239,11 @@ def identity(decoder: Decoder, cache: PagedCache, setting: WorkerSettings) -> di
 
 
 def main() -> None:
-    """What the other process starts: the address of its store and a rank."""
+    """Run a worker with ``host port rank processes patience`` from the command line."""
     host, port, rank, world, patience = sys.argv[1:6]
 
     def watch() -> None:
-        # Ends with the other process, however that ends. Python's own stdin has a lock, which would outlive this.
+        # Stdin reaches its end when the driver ends. os.read avoids the lock of sys.stdin, which would block the exit.
         os.read(0, 1)
         os._exit(1)
 

@@ -1,4 +1,4 @@
-"""The processes that a model is computed by: started here, or found where ``torchrun`` has started them."""
+"""The processes of a model: spawned by the driver, or launched by ``torchrun``."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ from pronk.parallel.worker import WorkerSettings, identity, loaded_key, serve
 
 __all__ = ["PARALLEL", "SingleProcess", "WorkerGroup", "check_launched", "gather", "is_launched"]
 
-_c10d: Any = dist  # of whose names the type stubs know a part
+_c10d: Any = dist  # the type stubs lack some of its names
 
-# What is dealt to the workers: branches of trees, or heads and columns.
+# Choices of the option parallel: split branches of token trees, or heads and columns.
 PARALLEL = ("tree", "tensor")
 
-# Seconds until all have come, and have loaded the model.
+# Seconds for all workers to start and load the model.
 _PATIENCE = 600.0
-# And then until they have met.
-_MEETING = 30.0
-# Between two looks whether one has.
-_LOOK = 0.05
+# Seconds for all workers to connect after that.
+_CONNECT_PATIENCE = 30.0
+# Seconds between two polls for a loaded worker.
+_POLL = 0.05
 
 
 def is_launched(workers: int) -> bool:
-    """Whether ``torchrun`` has started the processes of a model that is to have several."""
+    """Return whether ``torchrun`` launched the processes of a model with several workers."""
     return workers > 1 and dist.is_torchelastic_launched()
 
 
 def check_launched(workers: int) -> None:
-    """Where one process is asked for, ``torchrun`` must not have started several, each of which would do it all.
+    """Check that ``torchrun`` launched one process if ``workers`` is 1; several would each run everything.
 
     Raises:
-        OptionError: it has.
+        OptionError: ``torchrun`` launched several processes.
     """
     found = int(os.environ.get("WORLD_SIZE", "1")) if dist.is_torchelastic_launched() else 1
     if workers == 1 < found:
-        msg = f"workers: expected {found}, as torchrun has started, found 1"
+        msg = f"workers: expected {found}, as torchrun has started, found 1; set workers to {found}"
         raise OptionError(msg)
 
 
 class SingleProcess:
-    """A model that this process has for itself."""
+    """A model in this process alone."""
 
     split = None
     pool: type[PagedCache] = PagedCache
@@ -71,32 +71,32 @@ class SingleProcess:
         self.share = config
 
     def runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner | None:
-        """What makes the model's passes, if nothing simple does."""
+        """Return ``None``: the engine makes its own model runner."""
 
     def end(self) -> None:
-        """There is nobody to end."""
+        """Do nothing: no processes were started."""
 
 
 class WorkerProcesses(Protocol):
-    """The others, and where all find each other.
+    """The worker processes and their rendezvous store.
 
     Attributes:
-        store: a ``torch.distributed`` store.
+        store: rendezvous store of ``torch.distributed``.
     """
 
     store: Any
 
     def alive(self, rank: int) -> bool:
-        """Whether one has not ended, as far as can be told without asking it."""
+        """Return whether a worker runs, without communication."""
         ...
 
     def end(self, rank: int | None = None) -> None:
-        """End one, or all; harmless if they have ended."""
+        """End one worker, or all; idempotent."""
         ...
 
 
 class SpawnedProcesses:
-    """Processes of our own, on this machine, which end with this one."""
+    """Worker processes on this machine, spawned by the driver and ended with it."""
 
     def __init__(self, setting: WorkerSettings) -> None:
         workers = setting["workers"]
@@ -107,11 +107,11 @@ class SpawnedProcesses:
         self._end = finalize(self, _end, self.processes)
 
     def alive(self, rank: int) -> bool:
-        """See :class:`WorkerProcesses`."""
+        """Implement :meth:`WorkerProcesses.alive`."""
         return self.processes[rank - 1].poll() is None
 
     def end(self, rank: int | None = None) -> None:
-        """See :class:`WorkerProcesses`."""
+        """Implement :meth:`WorkerProcesses.end`."""
         if rank is None:
             self._end()
         else:
@@ -119,30 +119,30 @@ class SpawnedProcesses:
 
 
 class LaunchedProcesses:
-    """Processes that ``torchrun`` has started, which it ends; ours end when the connection does."""
+    """Worker processes launched by ``torchrun``; each ends when its connection is lost."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
 
     def alive(self, rank: int) -> bool:
-        """See :class:`WorkerProcesses`."""
+        """Return True: ``torchrun`` watches its processes."""
         del rank
         return True
 
     def end(self, rank: int | None = None) -> None:
-        """See :class:`WorkerProcesses`."""
+        """Do nothing: a worker ends when its connection is lost."""
 
 
 class WorkerGroup:
-    """The processes of a model, of which this one is the first.
+    """The processes of a model, as seen by the driver (rank 0).
 
     Attributes:
-        setting: what all of them load.
-        split: this one's part of the model, if not each has all of it.
-        share: the shape of that part.
-        pool: the kind of its cache.
-        processes: the others.
-        peers: the others, once they have come.
+        setting: settings that all processes load.
+        split: the driver's part of the model under tensor parallelism, else ``None``.
+        share: configuration of that part, or of the whole model.
+        pool: class of the KV cache.
+        processes: worker processes.
+        peers: connections to the workers, once connected.
     """
 
     def __init__(self, config: ModelConfig, setting: WorkerSettings, processes: WorkerProcesses) -> None:
@@ -153,20 +153,20 @@ class WorkerGroup:
         self.pool: type[PagedCache] = MirroredCache if self.split is None else SplitCache
 
     def end(self) -> None:
-        """End those that were started here; harmless if they have ended."""
+        """End the spawned workers; idempotent."""
         runner = self._made()
         if runner is not None:
             runner.dismiss()
         self.processes.end()
 
     def runner(self, decoder: Decoder, cache: PagedCache) -> ModelRunner:
-        """What makes the model's passes, once all have come.
+        """Connect to all workers and return the model runner.
 
         Raises:
-            OptionError: one does not come, cannot load the model, or has another one.
+            OptionError: a worker does not connect, cannot load the model, or has another model.
         """
         mine, workers = identity(decoder, cache, self.setting), self.setting["workers"]
-        self.peers += [self._get_proposer(rank, mine) for rank in range(1, workers)]
+        self.peers += [self._connect(rank, mine) for rank in range(1, workers)]
         if isinstance(cache, MirroredCache):
             made = TreeRunner(decoder, cache, self.peers, self.processes.alive, self.processes.end)
             self._made = ref(made)
@@ -174,78 +174,79 @@ class WorkerGroup:
         assert isinstance(cache, SplitCache)
         assert self.split is not None
         assert decoder.kernels is not None
-        everybody = AllReduceGroup(self.processes.store, 0, workers, patience=_MEETING)
+        everybody = AllReduceGroup(self.processes.store, 0, workers, patience=_CONNECT_PATIENCE)
         end = self.processes.end
         passes = TensorParallelExecutor(
             decoder.kernels, decoder, cache, self.split, everybody, peers=self.peers, lost=end
         )
         return ModelRunner(decoder, cache, passes=passes)
 
-    def _get_proposer(self, rank: int, identity: dict[str, str]) -> PeerConnection:
+    def _connect(self, rank: int, identity: dict[str, str]) -> PeerConnection:
         self._await(rank)
         try:
-            peer = PeerConnection(self.processes.store, rank, driver=True, patience=_MEETING)
-            message = peer.receive(_MEETING)
+            peer = PeerConnection(self.processes.store, rank, driver=True, patience=_CONNECT_PATIENCE)
+            message = peer.receive(_CONNECT_PATIENCE)
         except ConnectionLostError as error:
-            msg = f"workers: expected {self.setting['workers']} processes, found that {error}"
+            msg = f"workers: expected {self.setting['workers']} processes, found fewer: {error}"
             raise OptionError(msg) from error
         if message.kind == MessageKind.FAILED:
             msg = f"workers: worker {rank} cannot load the model: {message.text}"
             raise OptionError(msg)
         theirs: dict[str, Any] = json.loads(message.text)
-        for what, own in identity.items():
-            if theirs.get(what) != own:
-                msg = f"workers: expected the same {what} in all, {own}; found {theirs.get(what)} in worker {rank}"
+        for field, own in identity.items():
+            if theirs.get(field) != own:
+                msg = f"workers: expected the same {field} in all, {own}; found {theirs.get(field)} in worker {rank}"
                 raise OptionError(msg)
         return peer
 
     def _await(self, rank: int) -> None:
-        """Until a worker has loaded the model, or is gone; Ctrl-C strikes in between."""
+        """Wait until a worker has loaded the model; polling lets Ctrl-C interrupt."""
         end = monotonic() + _PATIENCE
         while not self.processes.store.check([loaded_key(rank)]):
             if not self.processes.alive(rank):
-                msg = f"workers: worker {rank} ended before it had loaded the model; is there memory for all of them?"
+                msg = (
+                    f"workers: worker {rank} ended before it had loaded the model; set fewer workers if memory ran out"
+                )
                 raise OptionError(msg)
             if monotonic() > end:
-                msg = f"workers: worker {rank} has not loaded the model in {_PATIENCE:.0f} seconds"
+                msg = f"workers: worker {rank} has not loaded the model in {_PATIENCE:.0f} seconds; use fewer workers"
                 raise OptionError(msg)
-            sleep(_LOOK)
+            sleep(_POLL)
 
 
 def gather(
     workers: int, parallel: str, config: ModelConfig, kernels: Kernels | None, **setting: Any
 ) -> SingleProcess | WorkerGroup:
-    """The processes of a model; where ``torchrun`` has started them, all but the first stay in here to their end.
+    """Start or find the processes of a model; in workers launched by ``torchrun`` this never returns.
 
     Args:
-        workers: how many there are to be.
-        parallel: what is dealt to them, one of :data:`PARALLEL`.
-        config: of the model.
-        kernels: who computes.
-        setting: as the worker's :class:`~pronk.parallel.worker.WorkerSettings`, with the objects that the model has.
+        workers: number of processes, this one included.
+        parallel: kind of parallelism, one of :data:`PARALLEL`.
+        kernels: compiled kernels, or ``None`` for torch.
+        setting: entries of :class:`~pronk.parallel.worker.WorkerSettings`.
 
     Raises:
-        OptionError: there are no kernels, without which equal bits are not to be had; fewer heads than processes; or
-            another number of processes than ``torchrun`` has started.
+        OptionError: several workers without compiled kernels, which bit-identical rows need; more processes than heads;
+            or a number of processes other than ``torchrun`` launched.
     """
     check_choice("parallel", parallel, PARALLEL)
     if workers == 1:
         return SingleProcess(config)
     if kernels is None:
-        msg = f"workers: expected 1 where torch computes, as rows have other bits in other company, found {workers}"
+        msg = f"workers: expected 1 without the compiled kernels, found {workers}; install the kernels or set 1"
         raise OptionError(msg)
     kind = str(setting["dtype"]).removeprefix("torch.")
     own = {"model": str(setting["model"]), "dtype": kind, "kernels": kernels.name, "threads": num_threads()}
-    told = WorkerSettings(setting | own | {"parallel": parallel, "workers": workers})
-    told.split(0, config)  # more workers than heads: before any of them begins
-    return WorkerGroup(config, told, _find(told) if is_launched(workers) else SpawnedProcesses(told))
+    settings = WorkerSettings(setting | own | {"parallel": parallel, "workers": workers})
+    settings.split(0, config)  # raises for more workers than heads, before any worker starts
+    return WorkerGroup(config, settings, _find(settings) if is_launched(workers) else SpawnedProcesses(settings))
 
 
 def _find(setting: WorkerSettings) -> LaunchedProcesses:
-    """The processes that ``torchrun`` has started; does not return in any but the first.
+    """Connect the processes of ``torchrun``; return in rank 0 only, the others serve until they exit.
 
     Raises:
-        OptionError: they are others than expected, or they do not find each other.
+        OptionError: the number of processes is not ``workers``, or the rendezvous fails.
     """
     try:
         store, rank, found = next(_c10d.rendezvous("env://", timeout=timedelta(seconds=_PATIENCE)))
@@ -253,7 +254,7 @@ def _find(setting: WorkerSettings) -> LaunchedProcesses:
         msg = f"workers: expected the processes that torchrun has started, found none: {str(error).splitlines()[0]}"
         raise OptionError(msg) from error
     if found != setting["workers"]:
-        msg = f"workers: expected {found}, as torchrun has started, found {setting['workers']}"
+        msg = f"workers: expected {found}, as torchrun has started, found {setting['workers']}; set workers to {found}"
         raise OptionError(msg)
     if rank == 0:
         return LaunchedProcesses(store)
@@ -264,7 +265,7 @@ def _find(setting: WorkerSettings) -> LaunchedProcesses:
     sys.exit(0)
 
 
-# The terminal's Ctrl-C is for this process alone. The path of modules is handed on, so that a worker is of this very
+# Workers ignore the terminal's Ctrl-C, which the driver handles. They inherit sys.path, so that they import the same
 # pronk.
 _PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -275,7 +276,7 @@ _PROGRAM = (
 def _start(rank: int, *place: float) -> subprocess.Popen[bytes]:
     port, workers, patience = place
     command = [sys.executable, "-c", _PROGRAM, "127.0.0.1", port, rank, workers, patience]
-    return subprocess.Popen([str(each) for each in command], stdin=subprocess.PIPE)  # noqa: S603 - ourselves
+    return subprocess.Popen([str(each) for each in command], stdin=subprocess.PIPE)  # noqa: S603 - this interpreter
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

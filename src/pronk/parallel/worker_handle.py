@@ -1,4 +1,4 @@
-"""What is known of a process that has the same model: what it holds, and what asking it takes."""
+"""The driver's record of one worker under tree parallelism: its KV pool and its measured costs."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pronk.speculation.cost_model import CostModel
 
 __all__ = ["DOUBT", "RECENT", "TELLING", "WorkerHandle"]
 
-# What sending is believed to take before it is known: seconds at all, and for each byte.
+# Prior costs of communication: seconds per exchange, and seconds per byte.
 _EXCHANGE, _BYTE = 1e-3, 1e-9
 
-# Bytes from which on the time of sending them tells what each one takes; of fewer it tells what it takes at all.
+# Minimum message size in bytes for a measurement of seconds per byte; latency dominates smaller messages.
 TELLING = 2**18
-# Exchanges that are remembered.
+# Number of recent measurements in a median.
 RECENT = 9
-# Passes without a worker after which its exchanges are believed to take half as long.
+# Forward passes without this worker after which its estimated exchange time halves.
 DOUBT = 256
 
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """Another process with the same model.
+    """A worker with a copy of the model.
 
     Attributes:
-        peer: it.
-        copy: what its pool holds.
-        times: what its passes have taken.
-        exchanges: seconds that a step took beyond the longer of both passes.
-        idle: passes since it had a part of one.
-        cold: whether its pool is new, so that what it does next takes longer than usual.
-        bytes_: seconds for each byte that was sent to it.
+        peer: connection to the worker.
+        copy: record of the worker's KV pool.
+        times: cost model of the worker's forward passes.
+        exchanges: recent seconds of steps beyond the longest forward pass of any process.
+        idle: number of forward passes since the worker's last share.
+        cold: whether the worker's pool is new, so that its next step is not measured.
+        bytes_: recent seconds per sent byte.
     """
 
     peer: PeerConnection
@@ -47,22 +47,22 @@ class WorkerHandle:
 
     @property
     def exchange(self) -> float:
-        """Seconds of an exchange, usually; what was long ago is doubted, or one bad time would be the last one."""
+        """Return the estimated seconds of an exchange; decays while idle, so that a slow worker is retried."""
         usual = median(self.exchanges) if self.exchanges else _EXCHANGE
         return usual * 0.5 ** (self.idle / DOUBT)
 
     @property
     def byte(self) -> float:
-        """Seconds for each byte."""
+        """Return the estimated seconds per byte."""
         return median(self.bytes_) if self.bytes_ else _BYTE
 
     def sent(self, size: int, seconds: float) -> None:
-        """So many bytes have taken so long."""
+        """Record the seconds of sending ``size`` bytes."""
         if size >= TELLING and not self.cold:
             self.bytes_.append(seconds / size)
 
     def took(self, seconds: float, longest: float) -> None:
-        """A step that it had a part of has taken so long, and the longer of both passes so long."""
+        """Record a step with a share of the worker: its seconds, and those of its longest forward pass."""
         if not self.cold:
             self.exchanges.append(max(0.0, seconds - longest))
         self.cold, self.idle = False, 0

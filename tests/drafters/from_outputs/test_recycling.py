@@ -154,5 +154,5 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert not fresh.rows
     with pytest.raises(OptionError, match="another"):
         load_successors(good, Successors(4, 100), "yours")
-    with pytest.raises(OptionError, match="place to write"):
+    with pytest.raises(OptionError, match="expected a writable path"):
         save_successors(tmp_path / "no" / "folder", table, None)

@@ -1,1 +1,1 @@
-"""Drafters that are made of others."""
+"""Drafters that combine other drafters."""

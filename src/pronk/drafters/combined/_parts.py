@@ -1,4 +1,4 @@
-"""What is combined where nobody says what."""
+"""Default parts of combined drafters."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["default_parts"]
 
 
 def default_parts() -> tuple[Drafter, ...]:
-    """A drafter that copies where the text repeats itself, and one that always has a guess."""
+    """Return a drafter that copies repeated text, and one that nearly always has draft tokens."""
     return Suffix(min_match=2), Recycling()

@@ -1,13 +1,16 @@
-"""The first of several drafters that has anything to say.
+"""The proposal of the first of several drafters that has draft tokens.
 
-Cheap and sure ones come first, and those that can always guess last: ``first_of(suffix, prompt_lookup, recycling)``
-copies where the text repeats itself and recycles where it does not. The tree is that of the part that speaks ::
+Source of the draft tokens: the parts, in order of precedence. Cheap and accurate parts come first, and parts that
+always have draft tokens last: ``first_of(suffix, prompt_lookup, recycling)`` copies where the text repeats itself and
+recycles elsewhere. The tree is that of one part ::
 
-    prompt_lookup   the                        nothing to copy
-    recycling       the ── cat ── sat          this one
+    prompt_lookup   the                        no match
+    recycling       the ── cat ── sat          used
                      └──── dog
 
-The parts that are not asked cost nothing but what they learn: 5,000 to 7,000 steps a second for suffix and recycling.
+When it pays: where rows are expensive (CPU), or where the parts' proposals rarely complement each other; otherwise see
+``merged``. A part that need not propose still observes outcomes. Suffix and recycling together take 0.14 to 0.2 ms of
+host time per step.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class FirstOf(Composite):
     """Options of the precedence.
 
     Attributes:
-        parts: the drafters, first to last.
+        parts: drafters by descending precedence.
     """
 
     name = "first_of"
@@ -37,24 +40,24 @@ class FirstOf(Composite):
     parts: tuple[Drafter, ...] = field(default_factory=default_parts)
 
     def bind(self, target: Target) -> FirstOfProposer:
-        """What guesses for the parts, by precedence."""
+        """Bind all parts and return their combination."""
         return FirstOfProposer(self.bind_parts(target))
 
 
 class FirstOfProposer(CompositeProposer):
-    """Several guessers, of which the first one speaks that has a guess."""
+    """Proposers by precedence: the first one with a verifiable draft token supplies a request's tree."""
 
     name = FirstOf.name
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """For each context the first part's tree that has a guess that may be accepted."""
+        """Return for each context the first part's tree that has a draft token that can be accepted."""
         trees = [TokenTree.chain(context.tokens[-1:]) for context in contexts]
-        silent = list(range(len(contexts)))
+        pending = list(range(len(contexts)))
         for number, part in enumerate(self.parts):
-            asked = [replace(contexts[i], state=contexts[i].state[number]) for i in silent]
-            for i, tree in zip(silent, part.propose(asked), strict=True):
+            views = [replace(contexts[i], state=contexts[i].state[number]) for i in pending]
+            for i, tree in zip(pending, part.propose(views), strict=True):
                 trees[i] = tree
-            silent = [i for i in silent if sum(trees[i].acceptable) == 1]
-            if not silent:
+            pending = [i for i in pending if sum(trees[i].acceptable) == 1]
+            if not pending:
                 break
         return trees

@@ -1,7 +1,8 @@
-"""What a guide forces, before and between another drafter's guesses.
+"""Draft tokens that a grammar forces, before and between another drafter's draft tokens.
 
-Where a grammar leaves one continuation, it need not be asked of the model: it is a guess for free, and nearly always
-right. Between such stretches another drafter guesses, at the place where the forced text ends ::
+Source of the draft tokens: the request's guide (the grammar's state), and one other drafter, the part. Where the
+grammar allows one continuation, that continuation is a draft that costs next to nothing and is nearly always accepted.
+The part proposes after the forced text ::
 
     forced      {"name": "                                     ", "age":
     the part                      Ada ─┬─ Lovelace                        36
@@ -9,16 +10,16 @@ right. Between such stretches another drafter guesses, at the place where the fo
     tree        {"name": " ─ Ada ─┬─ Lovelace ─ ", "age":
                                   └─ Yonath ─ ", "age":
 
-A request with a guide and the mode ``"forced"`` has this around its own drafter, whichever that is; there is nothing to
-be named. Without a guide it is its part.
+When it pays: always, for requests with a guide whose grammar forces text, such as JSON schemas. A request with
+``guide_mode="forced"`` gets this drafter around its own automatically. Without a guide it proposes what its part does.
 
-**When a token may be had without asking.** A text can be spelled in several ways, ``{"`` or ``{`` and ``"``. Where a
+**Why forced tokens are accepted.** A text has several tokenizations, such as ``{"`` or ``{`` and ``"``. Where a
 grammar forces text, the draft tokens are the tokenizer's own spelling of it after the output so far, which is the
-spelling that models are trained on; its last tokens are left open if they might join the text that follows. The mask
-leaves only that spelling (:mod:`pronk.structured.grammar_processor`), so the target's choice is known before the
-forward pass, under every acceptance rule and at every temperature. The draft tokens are verified all the same, by rows
-that the text needs anyway, so a guide whose masks are wider is as safe. Only an end is a draft token like others,
-where a model has more than one.
+spelling that models are trained on. The last tokens of forced text stay open if they might join the text that follows.
+The mask leaves only that spelling (:mod:`pronk.structured.grammar_processor`), so the target's choice is known before
+the forward pass, under every acceptance rule and at every temperature. The draft tokens are verified all the same, by
+rows that the text needs anyway, so a guide whose masks are wider is as safe. The only exception is the end of the text
+in a model with several stop tokens: the forced one is an ordinary draft token.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ __all__ = ["Grammar", "GrammarProposer"]
 
 @dataclass(frozen=True)
 class Grammar(Composite):
-    """Options of forced guesses.
+    """Options of forced draft tokens.
 
     Attributes:
-        parts: the drafter for what is not forced, one.
+        parts: one drafter, for text that is not forced.
     """
 
     name = "grammar"
@@ -56,19 +57,17 @@ class Grammar(Composite):
         super().__post_init__()
         if len(self.parts) > 1:
             found = ", ".join(part.name for part in self.parts)
-            msg = (
-                f"{self.name}: expected one drafter, found {found}; write merged({found}) for one that is made of them"
-            )
+            msg = f"{self.name}: expected one drafter, found {found}; write merged({found}) to combine them"
             raise OptionError(msg)
 
     def bind(self, target: Target) -> GrammarProposer:
-        """What guesses forced text, and otherwise as its part does."""
+        """Bind the part and return a proposer of forced text and of the part's draft tokens."""
         (part,) = self.bind_parts(target)
         return GrammarProposer(part)
 
 
 class GrammarProposer(CompositeProposer):
-    """Guesses what guides force, and asks another guesser for the rest."""
+    """A proposer of forced tokens, and of another proposer's draft tokens between them."""
 
     name = Grammar.name
 
@@ -78,45 +77,45 @@ class GrammarProposer(CompositeProposer):
 
     @property
     def budget_owner(self) -> Proposer[Any]:
-        """Its part's, as what is forced costs nothing, and one of these does not outlive its requests."""
+        """Return the part's budget owner: forced tokens cost nothing, and this object ends with its requests."""
         return self.parts[0].budget_owner
 
     def source_reports(self, state: Parts) -> Sequence[SourceReport]:
-        """Who its part has asked."""
+        """Return the part's reports."""
         return self.parts[0].source_reports(state[0])
 
-    def should_skip(self, state: Parts, tokens: Sequence[int]) -> bool:  # noqa: ARG002 - what is forced is known without asking its part
-        """Never: something may be forced."""
+    def should_skip(self, state: Parts, tokens: Sequence[int]) -> bool:  # noqa: ARG002
+        """Return False: the guide may force tokens in any step."""
         return False
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """For each context the forced chain, the part's tree behind it, and behind its nodes what is forced there."""
+        """Return for each context the forced chain, the part's tree below it, and forced chains below that."""
         leads = [_forced(context) for context in contexts]
-        views = [_behind(context, lead) for context, lead in zip(contexts, leads, strict=True)]
-        asked = [
+        views = [_part_context(context, lead) for context, lead in zip(contexts, leads, strict=True)]
+        drafting = [
             i
             for i, view in enumerate(views)
             if self.parts[0].capabilities.proposes and min(view.max_depth, view.max_nodes) > 0
         ]
         trees = [TokenTree.chain(view.tokens[-1:]) for view in views]
-        with ExitStack() as loans:
-            for i in asked:
-                loans.enter_context(contexts[i].sampler.after(leads[i]))
-            for i, tree in zip(asked, self.parts[0].propose([views[i] for i in asked]), strict=True):
+        with ExitStack() as samplers:
+            for i in drafting:
+                samplers.enter_context(contexts[i].sampler.after(leads[i]))
+            for i, tree in zip(drafting, self.parts[0].propose([views[i] for i in drafting]), strict=True):
                 trees[i] = tree
         return [self._joined(*each) for each in zip(contexts, leads, trees, strict=True)]
 
     def _joined(self, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> TokenTree:
         if context.sampler.guide is None:
             return tree
-        grown = _Grown(self.parts[0].name, context, lead, tree)
+        grown = _ForcedTree(self.parts[0].name, context, lead, tree)
         with context.sampler.after():
             grown.force()
         return grown.tree()
 
 
-class _Grown:
-    """A part's tree below a forced chain, which grows by what is forced behind its nodes."""
+class _ForcedTree:
+    """The part's tree below a forced chain; :meth:`force` extends it by the chains forced at its nodes."""
 
     def __init__(self, name: str, context: DraftContext[Parts], lead: Sequence[int], tree: TokenTree) -> None:
         above = len(lead)
@@ -126,8 +125,8 @@ class _Grown:
         self.depths = [*range(above + 1), *(depth + above for depth in tree.depths[1:])]
         self.verify = [True] * above + [True, *tree.acceptable[1:]]
         self.probs = None if tree.probs is None else [*(None,) * (above + 1), *tree.probs[1:]]
-        silent = tree.gain is None and tree.num_draft_tokens > 0
-        self.gain = None if silent else [1.0] * (above + 1) + list((tree.gain or (1.0,))[1:])
+        unknown_gain = tree.gain is None and tree.num_draft_tokens > 0
+        self.gain = None if unknown_gain else [1.0] * (above + 1) + list((tree.gain or (1.0,))[1:])
         own = tree.origin or (("", 0), *((name, 0),) * tree.num_draft_tokens)
         self.origin = [("", 0), *((Grammar.name, 0),) * above, *own[1:]]
         self.children: list[list[int]] = [[] for _ in self.tokens]
@@ -136,11 +135,11 @@ class _Grown:
                 self.children[self.parents[node]].append(node)
 
     def force(self) -> None:
-        """Add what is forced behind the nodes that the guide allows."""
+        """Add the forced chains below all nodes that the guide allows."""
         guide = self.context.sampler.guide
         assert guide is not None
 
-        def see(node: int) -> bool:
+        def visit_node(node: int) -> bool:
             if not guide.legal(self.tokens[node]):
                 return False
             guide.advance(self.tokens[node])
@@ -149,17 +148,17 @@ class _Grown:
             self._add(node, chain)
             return True
 
-        visit(self.tokens, self.children, guide, see)
+        visit(self.tokens, self.children, guide, visit_node)
 
     def _add(self, node: int, chain: Sequence[int]) -> None:
-        """``chain`` below ``node``, with the nodes that are there already, as far as there is room."""
+        """Add ``chain`` below ``node`` within the limits, reusing existing nodes."""
         for token in chain:
-            known = next((child for child in self.children[node] if self.tokens[child] == token), None)
-            if known is None:
+            existing = next((child for child in self.children[node] if self.tokens[child] == token), None)
+            if existing is None:
                 if self.depths[node] >= self.context.max_depth or len(self.tokens) > self.context.max_nodes:
                     return
-                known = self._new(node, token)
-            node = known
+                existing = self._new(node, token)
+            node = existing
 
     def _new(self, parent: int, token: int) -> int:
         node = len(self.tokens)
@@ -177,7 +176,6 @@ class _Grown:
         return node
 
     def tree(self) -> TokenTree:
-        """All of it."""
         return TokenTree(
             tuple(self.tokens),
             tuple(self.parents),
@@ -189,13 +187,12 @@ class _Grown:
 
 
 def _forced(context: DraftContext[Parts]) -> list[int]:
-    """What is forced behind the text, as far as there is room."""
     guide = context.sampler.guide
     return [] if guide is None else guide.forced()[: max(0, min(context.max_depth, context.max_nodes))]
 
 
-def _behind(context: DraftContext[Parts], lead: Sequence[int]) -> DraftContext[Any]:
-    """What the part sees: the text with what is forced behind it."""
+def _part_context(context: DraftContext[Parts], lead: Sequence[int]) -> DraftContext[Any]:
+    """Return the part's context: the text plus the forced tokens ``lead``."""
     return replace(
         context,
         state=context.state[0],

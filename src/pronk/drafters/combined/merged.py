@@ -1,13 +1,14 @@
-"""Several drafters' guesses in one tree, the likeliest nodes under one budget.
+"""The union of several drafters' trees, cut to the nodes of largest gain.
 
-Where two parts make the same guess it is one node, with the larger gain::
+Source of the draft tokens: all parts. Equal draft tokens of two parts are one node, with the larger gain ::
 
     prompt_lookup   the ── cat ── sat              the ── cat ── sat ── on
     recycling       the ── cat ── ran      gives    │      └───── ran
                      └──── dog                      └──── dog
 
-It gains over ``first_of`` where rows are cheap, on a GPU above all. Nodes that explore (lookahead's window) are left
-out. It costs what all of its parts cost: 4,000 to 6,000 steps a second for suffix and recycling.
+When it pays: it gains over ``first_of`` where rows are cheap, above all on a GPU. Nodes that cannot be accepted
+(lookahead's window) are left out. All parts propose in every step: suffix and recycling together take 0.17 to 0.25 ms
+of host time.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ __all__ = ["Merged"]
 
 @dataclass(frozen=True)
 class Merged(Composite):
-    """Options of the common tree.
+    """Options of the merged tree.
 
     Attributes:
-        parts: the drafters; of equal guesses those of the first count.
-        num_nodes: guesses per step, 1..127.
+        parts: drafters; a node that several parts propose with equal gain belongs to the first of them.
+        num_nodes: maximum number of draft tokens per step, 1..127.
     """
 
     name = "merged"
@@ -46,16 +47,12 @@ class Merged(Composite):
         check_integer(f"{self.name}: num_nodes", self.num_nodes, 1, 127)
 
     def bind(self, target: Target) -> MergedProposer:
-        """What guesses for the parts, in one tree."""
+        """Bind all parts and return their combination."""
         return MergedProposer(self.bind_parts(target), self.num_nodes)
 
 
 class MergedProposer(CompositeProposer):
-    """Several guessers that share a tree.
-
-    Attributes:
-        num_nodes: guesses per step.
-    """
+    """Proposers whose trees are merged."""
 
     name = Merged.name
 
@@ -64,7 +61,7 @@ class MergedProposer(CompositeProposer):
         self.num_nodes = num_nodes
 
     def propose(self, contexts: Sequence[DraftContext[Parts]]) -> list[TokenTree]:
-        """The union of the parts' trees, cut to the nodes of largest gain."""
+        """Return the union of the parts' trees for each context, cut to the nodes of largest gain."""
         tries = [Trie(context.tokens[-1]) for context in contexts]
         for part, trees in zip(self.parts, self.proposals(contexts), strict=True):
             for trie, tree in zip(tries, trees, strict=True):

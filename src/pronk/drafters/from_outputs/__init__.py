@@ -1,1 +1,1 @@
-"""Guesses from what the target gave out along the way."""
+"""Drafters that learn from the logits of the target's earlier forward passes."""

@@ -1,4 +1,4 @@
-"""What drafters that learn from the target's logits have in common."""
+"""Helpers of drafters that learn from the target's logits."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from pronk.speculation.proposer import Outcome
 
 __all__ = ["likeliest", "unknown"]
 
-_FEW = 8
+_MAX_ARGMAXES = 8  # up to this many, repeated argmax is faster than topk: 2.5 times for 4 of 128,256
 
 
 def likeliest(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = None) -> list[list[int]]:
-    """The tokens that the target finds likeliest after each node, likeliest first.
+    """Return the tokens with the largest logits after each node, largest first.
 
-    The request's logit bias counts: a token that it rules out is no guess. Temperature and truncation do not change
-    the order; penalties depend on the text and are left to the target.
+    The request's logit bias is applied first. Temperature and truncation do not change the order. Penalties are not
+    applied, since they depend on the text.
 
     Args:
-        outcome: of a drafter that needs logits.
-        count: tokens per node; no more than the vocabulary has are returned.
-        nodes: of the tree; all by default.
+        count: number of tokens per node, limited to the vocabulary size.
+        nodes: nodes of the tree; all by default.
     """
     logits = outcome.logits
-    assert logits is not None, "a drafter that reads logits has to declare it"
+    assert logits is not None, "expected a drafter with Capabilities(logits=True)"
     if nodes is not None:
         logits = logits[torch.tensor(nodes)]
     if outcome.params.logit_bias:
@@ -36,10 +35,9 @@ def likeliest(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = N
         bias = torch.tensor(values, dtype=torch.float32).expand(len(logits), -1)
         logits = logits.float().index_add(1, torch.tensor(ids), bias)
     count = min(count, logits.shape[-1])
-    if count > _FEW:
+    if count > _MAX_ARGMAXES:
         best: list[list[int]] = logits.topk(count, dim=-1).indices.tolist()
         return best
-    # One argmax after the other: up to 8 of them are faster than a topk, 2.5 times for 4 of 128,256.
     table: NDArray[np.float32] = logits.to(torch.float32, copy=True).numpy()
     found: list[list[int]] = []
     for _ in range(count):
@@ -50,6 +48,6 @@ def likeliest(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = N
 
 
 def unknown(prompt: Sequence[int], position: int) -> int:
-    """Some token of the prompt: the first guess for a position of which nothing is known."""
-    # A large prime, so that first guesses are spread over the prompt.
+    """Return a token of the prompt as the initial draft token of a position without an earlier output."""
+    # The large prime 7919 (the 1000th) spreads the initial draft tokens over the prompt.
     return prompt[position * 7919 % len(prompt)]

@@ -1,4 +1,4 @@
-"""A bounded table of the likeliest successors of tokens, and its file."""
+"""A bounded table of the likeliest successors of each token, and its safetensors file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ _FORMAT = "pronk-successors/1"
 
 @dataclass
 class Successors:
-    """What follows which token.
+    """A least-recently-updated table of the likeliest successors of tokens.
 
-    ``rows`` maps a token to its successors, likeliest first; the tokens that were met longest ago come first and are
-    the first to go.
+    Attributes:
+        top_k: maximum number of successors per token.
+        max_tokens: maximum number of rows.
+        rows: token to its successors, likeliest first; the row updated longest ago comes first and is evicted first.
     """
 
     top_k: int
@@ -31,27 +33,27 @@ class Successors:
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def after(self, token: int) -> tuple[int, ...]:
-        """The successors of ``token``, likeliest first; empty if it is not known."""
+        """Return the successors of ``token``, likeliest first; empty for a token without a row."""
         return self.rows.get(token, ())
 
     def put(self, token: int, successors: Sequence[int]) -> None:
-        """These follow ``token`` now."""
+        """Replace the successors of ``token``."""
         self.rows.pop(token, None)
         self.rows[token] = tuple(successors[: self.top_k])
         if len(self.rows) > self.max_tokens:
             del self.rows[next(iter(self.rows))]
 
     def follow(self, token: int, successor: int) -> None:
-        """``successor`` was seen after ``token``: it becomes the likeliest."""
+        """Move ``successor`` to the front of the successors of ``token``."""
         self.put(token, (successor, *(other for other in self.after(token) if other != successor)))
 
     def copy(self) -> Successors:
-        """A table that goes its own way."""
+        """Return an independent copy."""
         return Successors(self.top_k, self.max_tokens, dict(self.rows))
 
 
 def save_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
-    """Write a table: one row ``[1 + top_k]`` per token, int32, the token first; missing successors are -1.
+    """Write a table as int32 rows ``[1 + top_k]``: the token, then its successors, padded with -1.
 
     Raises:
         OptionError: the file cannot be written.
@@ -63,21 +65,21 @@ def save_successors(path: Path, table: Successors, vocabulary: str | None) -> No
         with replace_file(path) as file:
             file.write(content)
     except OSError as error:
-        msg = f"{path}: expected a place to write the table to, found: {error}"
+        msg = f"{path}: expected a writable path for the table, found: {error}; choose another path"
         raise OptionError(msg) from error
 
 
 def load_successors(path: Path, table: Successors, vocabulary: str | None) -> None:
-    """Put a file's rows into an empty table, the latest ones if it has more than fit.
+    """Load the rows of a file into an empty table; if they exceed ``max_tokens``, the latest ones.
 
     Raises:
-        OptionError: the file is missing, damaged, or of another vocabulary; nothing is loaded then.
+        OptionError: the file is missing, damaged, or of another vocabulary; the table stays empty.
     """
     try:
         with safe_open(path, "pt") as file:
             found, tensor = file.metadata() or {}, file.get_tensor("successors")
     except (OSError, SafetensorError) as error:
-        msg = f"{path}: expected a table saved by Recycling.save, found: {error}"
+        msg = f"{path}: expected a table saved by RecyclingProposer.save, found: {error}"
         raise OptionError(msg) from error
     if found.get("format") != _FORMAT or tensor.dim() != 2 or tensor.dtype != torch.int32 or tensor.shape[1] < 1:
         msg = f"{path}: expected a table of format {_FORMAT}, found {found.get('format')!r}, {tuple(tensor.shape)}"

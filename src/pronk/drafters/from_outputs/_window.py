@@ -1,4 +1,4 @@
-"""What lookahead decoding keeps: the n-gram pool, the two-dimensional window, and the window's size."""
+"""State of lookahead decoding: the n-gram pool, the two-dimensional window, and the tuner of its size."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ class NgramPool:
     A full pool evicts from the first token whose n-grams were touched longest ago, and of these the oldest n-gram.
 
     Attributes:
-        max_ngrams: maximum number of n-grams.
-        size: number of n-grams.
         grams: first token to its continuations, oldest first; each with whether only the window produced it.
     """
 
@@ -30,9 +28,9 @@ class NgramPool:
     grams: dict[int, dict[tuple[int, ...], bool]] = field(default_factory=dict)
 
     def add(self, gram: Sequence[int], *, explored: bool = False) -> None:
-        """Keep an n-gram, or note that it came up again; ``explored``: the window found it, not the text."""
+        """Insert an n-gram or mark it as the latest; ``explored``: the window produced it, not the text."""
         first, rest = gram[0], tuple(gram[1:])
-        # Moved to the end, as the token that came up last.
+        # Re-inserted at the end: the first token touched last.
         own = self.grams[first] = self.grams.pop(first, {})
         self.size += rest not in own
         own[rest] = own.pop(rest, explored) and explored
@@ -44,13 +42,13 @@ class NgramPool:
                 del self.grams[oldest]
 
     def after(self, token: int) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """What followed ``token`` and whether only the window says so, latest first."""
+        """Yield the continuations of ``token``, latest first, each with whether only the window produced it."""
         return reversed(self.grams.get(token, {}).items())
 
 
 @dataclass(frozen=True)
 class WindowShape:
-    """Sizes of a window: W columns, n-grams of N tokens, G candidates. W = 0 is no window at all."""
+    """Sizes of a window: W columns, n-grams of N tokens, G candidates. W = 0 means no window."""
 
     window: int
     ngram: int
@@ -58,15 +56,16 @@ class WindowShape:
 
     @property
     def explored(self) -> int:
-        """Nodes of a full window that are not the root."""
+        """Return the number of nodes of a full window without the root."""
         return max(0, self.window * (self.ngram - 1) - 1)
 
 
 @dataclass(frozen=True)
 class Window:
-    """The two-dimensional window below a text.
+    """The two-dimensional window after the text's last token.
 
-    ``rows[r][j]`` is for the position ``r + j`` behind the root, which is at ``position`` and is column 0 of row 0.
+    ``rows[r][j]`` is the draft token ``r + j`` positions after the root. The root is ``rows[0][0]``, at ``position`` of
+    the text.
     """
 
     position: int
@@ -74,15 +73,15 @@ class Window:
 
     @property
     def depth(self) -> int:
-        """How far behind the root its last node is."""
+        """Return the depth of the deepest node below the root."""
         return len(self.rows[0]) + len(self.rows) - 2
 
     def moved(self, position: int, root: int, shape: WindowShape, fill: Sequence[int]) -> Window:
-        """The window of ``shape`` where the text ends now; what is not known yet is some token of ``fill``."""
+        """Return the window of ``shape`` at the text's new end; unknown cells get a token of ``fill``."""
         rows, behind = self.rows[-shape.ngram :], position - self.position
         behind -= len(self.rows) - len(rows)
         if len(rows) == shape.ngram:
-            # A row more than the window has: the oldest goes, which moves the others one position on.
+            # One row too many: dropping the oldest makes each remaining row start one position later.
             rows, behind = rows[1:], behind - 1
         kept = [
             [
@@ -95,7 +94,7 @@ class Window:
         return Window(position, tuple(tuple(row) for row in kept))
 
     def tree(self) -> tuple[list[int], list[int]]:
-        """Tokens and parents of its nodes, row by row; parents count from the root, 0."""
+        """Return tokens and parents of all nodes but the root, row by row; parent 0 is the root."""
         width = len(self.rows[0])
         tokens, parents = list(self.rows[0][1:]), list(range(width - 1))
         for number, row in enumerate(self.rows[1:], 1):
@@ -105,7 +104,7 @@ class Window:
         return tokens, parents
 
     def below(self, trie: TokenTree, mark: Origin) -> TokenTree:
-        """``trie``, with this window beside its candidates; its nodes carry ``mark`` and may not be accepted."""
+        """Return ``trie`` plus this window's nodes, which have the origin ``mark`` and cannot be accepted."""
         tokens, parents = self.tree()
         verify, origin = (True, *(False,) * len(tokens)), (("", 0), *(mark,) * len(tokens))
         return trie.beside(TokenTree((trie.tokens[0], *tokens), (-1, *parents), verify, origin=origin))
@@ -113,7 +112,7 @@ class Window:
 
 NO_WINDOW = WindowShape(0, 5, 3)
 
-# Sizes to try one after the other; the larger ones are the paper's for 34B, 13B and 7B models (section 5).
+# Sizes that the tuner tries in order. The three largest are the paper's for 34B, 13B and 7B models (section 5).
 LADDER = (
     NO_WINDOW,
     WindowShape(2, 3, 2),
@@ -124,46 +123,48 @@ LADDER = (
     WindowShape(15, 5, 15),
 )
 
-# Steps that a size is tried for, and steps without a window before one is tried again.
+# Steps per trial of a size, and steps without a window after an unprofitable trial.
 _TRIAL, _REST = 16, 1024
 
-# Tokens a step that the smallest window is hoped to bring, before anything was seen.
-_HOPE = 0.25
+# Tokens per request and step that the smallest window is assumed to gain before its first trial.
+_PRIOR_HARVEST = 0.25
 
 
 @dataclass
 class WindowTuner:
-    """Finds the size of the window that pays: a ladder, climbed while twice the harvest would pay for the next rung.
+    """Choose the window size by measured throughput: climb a ladder while a larger size should pay.
 
-    With ``a`` tokens a step without the window's help, ``h`` more with it, and the time ``t`` of a pass with and
-    without the window's rows, a rung is worth ``(a + h) / t``, over all requests of the pass together. It belongs to
-    the drafter: what one request learned, the next one need not.
+    The worth of a rung of :data:`LADDER` is ``(a + h) / t``: ``a`` tokens per step without the window, ``h`` more from
+    its n-grams (the harvest), and ``t`` seconds of a forward pass with the window's rows, summed over all requests of
+    the step. The next rung is expected to double the harvest. One tuner serves all requests of a proposer.
     """
 
     rung: int = 0
-    waiting: int = 0
-    steps: int = 0
+    waiting: int = 0  # steps until rung 1 may be tried again
+    steps: int = 0  # steps at the current rung, whose measurements ``sums`` adds up
     sums: Counter[str] = field(default_factory=Counter)
 
     def shape(self) -> WindowShape:
-        """The present size."""
+        """Return the current size."""
         return LADDER[self.rung]
 
     def learn(self, *, requests: int, rows: int, plain: int, harvest: int, costs: CostCurve) -> None:
-        """Count a step.
+        """Record one step and move to another rung if that is expected to pay.
 
         Args:
-            requests: that took part.
-            rows: of the pass, but for the windows'.
-            plain: tokens that would have come without windows.
-            harvest: tokens that the windows brought.
-            costs: of passes.
+            requests: number of requests in the step.
+            rows: rows of the forward pass without the windows' rows.
+            plain: committed tokens that need no window.
+            harvest: committed tokens from n-grams that only the windows produced.
+            costs: seconds of a forward pass by its rows.
         """
         self.steps += 1
         self.sums.update(requests=requests, rows=rows, plain=plain, harvest=harvest)
         if self.rung == 0:
             self.waiting -= 1
-            if self.waiting < 0 and self._worth(1, costs, _HOPE * self._mean("requests")) > self._worth(0, costs):
+            if self.waiting < 0 and self._worth(1, costs, _PRIOR_HARVEST * self._mean("requests")) > self._worth(
+                0, costs
+            ):
                 self._move(1)
             elif self.steps >= _TRIAL:
                 self._move(0)

@@ -1,17 +1,19 @@
-"""Jacobi decoding (Santilli et al. 2023): the next tokens as one system of equations, solved by iteration.
+"""Jacobi decoding (Santilli et al. 2023): solve for the next tokens by fixed-point iteration.
 
-It is algorithm 2 of the lookahead paper (Fu et al. 2024). The tree is a chain: a guess for every unknown at once. The
-target's output at each node is the guess for the place after it in the next pass; what has come to a fixed point is
-accepted, at least one token per pass ::
+Source of the draft tokens: the target's greedy outputs in the previous forward pass. The tree is a chain with one draft
+token per unknown position. The target's output at each node becomes the draft token of the next position in the next
+forward pass. Tokens at a fixed point are accepted, at least one per forward pass. This is algorithm 2 of the lookahead
+paper (Fu et al. 2024) ::
 
-    pass 1   the ── ?1 ── ?2 ── ?3 ── ?4        outputs  cat  a   b   c
-    pass 2   cat ── a ── b ── c                 outputs  sat  on  c'  d
-    pass 3   sat ── on ── c' …                  "on" was the output after "sat" already
+    forward pass 1   the ── ?1 ── ?2 ── ?3 ── ?4        outputs  cat  a   b   c
+    forward pass 2   cat ── a ── b ── c                 outputs  sat  on  c'  d
+    forward pass 3   sat ── on ── c' …                  "on" was already the output after "sat"
 
-Only when all ``num_tokens`` unknowns are known come the next ones: the chain gets shorter as they become known. It
-gains little by itself, since a token is rarely right before those in front of it are; it is the base line that
-lookahead decoding improves on, and needs neither a model nor a text to copy from. A step
-takes 30 to 50 µs on the host, 20,000 a second: one argmax.
+The chain gets shorter as its ``num_tokens`` unknowns are solved; the next block begins when all of them are.
+
+When it pays: rarely by itself, since a token is rarely right before its predecessors are. It is the baseline that
+lookahead decoding improves on. It needs neither a draft model nor repeated text. A step takes 30 to 50 µs on the host,
+most of them for one argmax.
 """
 
 from __future__ import annotations
@@ -28,16 +30,20 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["Jacobi", "JacobiState"]
 
-# Depths whose acceptance is told apart, and what is believed of each at first.
+# Number of depths with an acceptance rate of their own (deeper ones share the last), and the prior rate of each.
 _DEPTHS, _PRIOR = 8, 0.3
 
 
 @dataclass
 class JacobiState:
-    """The last iterate of a request.
+    """The current iterate of a request.
 
-    ``draft_tokens[i]`` is the draft token at position ``start + i``; ``end`` is the end of the present system. Unknown
-    positions begin with tokens of ``prompt``. ``rates`` are acceptance rates by depth.
+    Attributes:
+        prompt: prompt tokens, the initial draft tokens of positions without an earlier output.
+        rates: acceptance rates by depth.
+        start: position of ``draft_tokens[0]`` in the text.
+        draft_tokens: draft tokens of the positions from ``start`` on.
+        end: first position after the current block.
     """
 
     prompt: tuple[int, ...]
@@ -46,8 +52,8 @@ class JacobiState:
     draft_tokens: tuple[int, ...] = ()
     end: int = 0
 
-    def guess(self, position: int) -> int:
-        """For the token at ``position``: the last output there, or some token of the prompt."""
+    def draft_token(self, position: int) -> int:
+        """Return the draft token at ``position``: the last output there, or a token of the prompt."""
         index = position - self.start
         if 0 <= index < len(self.draft_tokens):
             return self.draft_tokens[index]
@@ -59,7 +65,7 @@ class Jacobi(Proposer[JacobiState]):
     """Options of Jacobi decoding.
 
     Attributes:
-        num_tokens: unknowns of a system, 1..128.
+        num_tokens: number of unknowns of a block, 1..128.
     """
 
     name = "jacobi"
@@ -71,15 +77,15 @@ class Jacobi(Proposer[JacobiState]):
         check_integer(f"{self.name}: num_tokens", self.num_tokens, 1, 128)
 
     def start(self, prompt: Sequence[int]) -> JacobiState:
-        """An iterate that is all first guesses."""
+        """Return an iterate without draft tokens."""
         return JacobiState(tuple(prompt), AcceptanceRates(self.name, dict.fromkeys(range(_DEPTHS), _PRIOR)))
 
     def propose(self, contexts: Sequence[DraftContext[JacobiState]]) -> list[TokenTree]:
-        """The present iterate below each text."""
+        """Return a chain of the current iterate for each context."""
         return [self._chain(context) for context in contexts]
 
     def observe(self, outcome: Outcome[JacobiState]) -> None:
-        """The outputs are the next iterate; greedy ones even when sampling, where they are the likeliest guess."""
+        """Store the greedy outputs as the next iterate; greedy also under sampling, as the likeliest tokens."""
         state, first = outcome.state, outcome.position + 1
         state.end = self._end(state, first)
         state.rates.learn(outcome)
@@ -91,16 +97,16 @@ class Jacobi(Proposer[JacobiState]):
         count = min(self._end(context.state, first) - first, context.max_depth, context.max_nodes)
         trie, node, gain = Trie(context.tokens[-1]), 0, 1.0
         for i in range(count):
-            way = min(i, _DEPTHS - 1)
-            gain *= context.state.rates.rate(way)
-            node = trie.add(node, context.state.guess(first + i), gain, (self.name, way))
+            kind = min(i, _DEPTHS - 1)
+            gain *= context.state.rates.rate(kind)
+            node = trie.add(node, context.state.draft_token(first + i), gain, (self.name, kind))
         return trie.tree(count)
 
     def _end(self, state: JacobiState, first: int) -> int:
-        """Where the system ends whose next unknown is at position ``first``."""
+        """Return the end of the block whose first unknown is at position ``first``."""
         return state.end if first < state.end else first + self.num_tokens
 
 
 def _outputs(outcome: Outcome[JacobiState]) -> tuple[int, ...]:
-    """What the target said along the main chain; beside a chain there may be other drafters' guesses."""
-    return tuple(guess for (guess,) in likeliest(outcome, 1, range(outcome.tree.main_chain)))
+    """Return the greedy outputs along the main chain; other branches come from other drafters."""
+    return tuple(token for (token,) in likeliest(outcome, 1, range(outcome.tree.main_chain)))

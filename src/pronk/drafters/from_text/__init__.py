@@ -1,1 +1,1 @@
-"""Guesses from the text so far, or from texts that were kept."""
+"""Drafters that copy from the request's text, from earlier outputs, or from a datastore."""

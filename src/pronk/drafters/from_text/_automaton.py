@@ -1,20 +1,20 @@
-"""A suffix automaton that grows with its text: what follows the last few tokens, and how often.
+"""A suffix automaton that grows with its text: continuations of any suffix, with counts.
 
-A *state* stands for all strings that end at the same places of the text; they are suffixes of its longest one, and the
-suffix *link* leads to the state of the longest suffix that ends at more places. For the text ``a b a b c`` ::
+A *state* stands for all strings that end at the same positions of the text; they are suffixes of the longest of them.
+The suffix *link* leads to the state of the longest suffix that ends at more positions. For the text ``a b a b c`` ::
 
     root ─ a ─ b ─ a ─ b ─ c        strings        ends after token    count    continuations
                                     b, ab          2, 4                2        a (1), c (1)
     links: bab, abab → b, ab        bab, abab      4                   1        c (1)
 
-The construction is that of Blumer et al. (1985), one token at a time, for several texts in one automaton: a text that
-was seen before adds no states. Counts are kept for short strings alone, which makes them exact at every moment:
-the state of the longest suffix that is short enough is at hand, and the links above it lead to all shorter ones.
+The construction is that of Blumer et al. (1985), one token at a time, for several texts in one automaton. A repeated
+text adds no states. Only strings of at most ``max_match + 1`` tokens are counted, which keeps the counts exact at every
+moment: the automaton tracks the state of the longest such suffix of the text, and its links lead to all shorter ones.
 
-Memory: a text of n tokens has fewer than 2 n states of 17 bytes and 3 n edges of 12 bytes, so at most 70 bytes a
-token, and up to 120 more per edge of a state with many continuations. Measured, bytes a token: source code and prose
-90, random ids out of 4,096 150, random letters out of two 70, one token or one phrase repeated 30. A token takes 2 to
-4 µs.
+Memory: a text of n tokens has fewer than 2 n states of 17 bytes and 3 n edges of 12 bytes, so at most 70 bytes per
+token, and up to 120 more per edge of a state with many continuations. Measured bytes per token: source code and prose
+90, random ids out of 4,096 150, random letters out of two 70, one token or phrase repeated 30. Adding a token takes 2
+to 4 µs.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from typing import NamedTuple
 
 __all__ = ["Continuation", "SuffixAutomaton"]
 
-# A state with more edges than this finds them by a dictionary instead of walking a list.
+# Maximum number of edges in a list; a state with more edges has a dictionary.
 _NARROW = 8
 
-# No more continuations of a state are looked at: what follows a common token often, followed it early.
+# Maximum number of continuations per lookup: frequent continuations of a common token occur early in the text.
 _MAX_CONTINUATIONS = 128
 
 
 class Continuation(NamedTuple):
-    """A token that follows a string, the state of both together, and how often that occurs."""
+    """A token after a string, the state of the extended string, and its number of occurrences."""
 
     token: int
     state: int
@@ -45,14 +45,14 @@ class Continuation(NamedTuple):
 
 @dataclass
 class SuffixAutomaton:
-    """The strings of some texts, their counts and what follows them.
+    """An index of the substrings of texts, with counts and continuations.
 
-    A place in it is a pair ``(state, length)``: the string of that length among those of the state. State 0 with length
-    0 is the empty string.
+    A *place* is a pair ``(state, length)``: the string of that length among those of the state. State 0 with length 0
+    is the empty string.
 
     Attributes:
-        max_match: longest string whose continuations are asked for, at least 1 token; counts are exact up to one more.
-        num_tokens: tokens it was extended by.
+        max_match: maximum length of strings to look up, at least 1 token; counts are exact for up to one token more.
+        num_tokens: number of tokens added.
     """
 
     max_match: int
@@ -67,19 +67,15 @@ class SuffixAutomaton:
     _token: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _target: array[int] = field(default_factory=lambda: array("i"), repr=False)
     _next: array[int] = field(default_factory=lambda: array("i"), repr=False)
-    # State to its edges by token, oldest first, for states that have many.
+    # State to its edges by token, oldest first, for states with more than _NARROW edges.
     _wide: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
-    # The whole text so far, and the place of its longest suffix that is counted.
+    # State of the whole text, and place of its longest counted suffix.
     _last: int = field(default=0, repr=False)
     _short: int = field(default=0, repr=False)
     _short_length: int = field(default=0, repr=False)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """The text goes on. For each token amortized constant time, plus ``max_match`` steps.
-
-        Args:
-            tokens: ids, each at least 0.
-        """
+        """Append tokens, ids of at least 0, to the text; amortized O(``max_match``) time per token."""
         for token in tokens:
             self._extend(token)
 
@@ -98,11 +94,11 @@ class SuffixAutomaton:
         self._count_suffixes(token)
 
     def end_text(self) -> None:
-        """The next token begins another text: no string goes across."""
+        """End the text: the next token begins another, and no string spans both."""
         self._last = self._short = self._short_length = 0
 
     def match(self, tail: Sequence[int]) -> tuple[int, int]:
-        """The place of the longest suffix of ``tail`` that occurs with a continuation, at most ``max_match`` long."""
+        """Return the place of the longest suffix of ``tail``, up to ``max_match``, that has a continuation."""
         state = length = 0
         for token in tail[-self.max_match :]:
             while (edge := self._find(state, token)) < 0 and state:
@@ -114,19 +110,19 @@ class SuffixAutomaton:
         return self._continued(state, length)
 
     def follow(self, found: Continuation, length: int) -> tuple[int, int]:
-        """The place after a continuation of a string of this length, or of its longest suffix that goes on."""
+        """Return the place of a string of ``length`` plus ``found``, or of its longest suffix that continues."""
         length = min(length + 1, self.max_match)
         return self._continued(self._state_of(found.state, length), length)
 
     def shorter(self, state: int) -> tuple[int, int]:
-        """The longest suffix that ends at more places; for the root, the root."""
+        """Return the place of the longest suffix that ends at more positions; for the root, the root."""
         link = max(self._link[state], 0)
         return link, self._length[link]
 
     def continuations(self, state: int) -> list[Continuation]:
-        """What follows the strings of a state, the newest first; of a large number, the 128 that are known longest.
+        """Return the continuations of a state, newest first; if there are more than 128, the oldest 128.
 
-        The counts are exact for a place that :meth:`match` or :meth:`follow` gave, and for the empty string.
+        The counts are exact for places from :meth:`match` or :meth:`follow`, and for the empty string.
         """
         if self._degree[state] > _NARROW:
             edges = list(islice(self._wide[state].values(), _MAX_CONTINUATIONS))[::-1]
@@ -137,7 +133,7 @@ class SuffixAutomaton:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the automaton holds."""
+        """Return the automaton's memory in bytes."""
         arrays = (
             self._length,
             self._link,
@@ -152,7 +148,7 @@ class SuffixAutomaton:
         return sum(getsizeof(each) for each in arrays) + getsizeof(self._wide) + wide
 
     def _find(self, state: int, token: int) -> int:
-        """The edge that leaves ``state`` with ``token``, or -1."""
+        """Return the edge of ``state`` with ``token``, or -1."""
         if self._degree[state] > _NARROW:
             return self._wide[state].get(token, -1)
         edge, tokens, following = self._edges[state], self._token, self._next
@@ -161,7 +157,6 @@ class SuffixAutomaton:
         return edge
 
     def _list(self, state: int) -> list[int]:
-        """All edges of a state, newest first."""
         edges, edge = [], self._edges[state]
         while edge >= 0:
             edges.append(edge)
@@ -191,7 +186,7 @@ class SuffixAutomaton:
             self._wide[state] = {self._token[edge]: edge for edge in reversed(self._list(state))}
 
     def _exactly(self, state: int, edge: int) -> int:
-        """The state whose longest string is that of ``state`` and the edge's token; split off if it has to be."""
+        """Return the state whose longest string is that of ``state`` plus the edge's token; may split one off."""
         target, length = self._target[edge], self._length[state] + 1
         if self._length[target] == length:
             return target
@@ -207,20 +202,20 @@ class SuffixAutomaton:
         return clone
 
     def _state_of(self, state: int, length: int) -> int:
-        """Where the suffix of this length is: in the state of a string one token longer, or behind its link."""
+        """Return the state of the suffix of ``length``: ``state``, which may hold one token more, or its link."""
         link = self._link[state]
         return link if link >= 0 and self._length[link] >= length else state
 
     def _continued(self, state: int, length: int) -> tuple[int, int]:
-        """The longest suffix that has a continuation."""
+        """Return the place of the longest suffix that has a continuation."""
         while state and not self._degree[state]:
             state = self._link[state]
             length = self._length[state]
         return state, length
 
     def _count_suffixes(self, token: int) -> None:
-        """Count the strings that end with ``token``, the text's last."""
-        # The state may have been split since it was found.
+        """Increment the counts of all strings that end with ``token``, the text's last."""
+        # The stored state may have been split since.
         before = self._state_of(self._short, self._short_length)
         self._short_length = min(self._short_length + 1, self.max_match + 1)
         state = self._state_of(self._target[self._find(before, token)], self._short_length)

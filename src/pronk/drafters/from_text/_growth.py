@@ -1,7 +1,7 @@
-"""The tree of what followed the longest ends of a text: grown from its likeliest end on.
+"""Growing the tree of a suffix drafter: continuations of a text's longest matches, best first.
 
-The same is done twice, to the last bit of a gain: in Python here, and by the compiled kernels, ten times as fast, where
-there are some (``kernels/csrc/suffix.cpp``).
+There are two implementations with bit-identical results: Python here, and the compiled kernels, ten times as fast
+(``kernels/csrc/suffix.cpp``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["PRIORS", "CompiledGrowth", "SuffixIndex", "TreeGrower", "TreeGrowth", "TreeLimits", "growth", "strings"]
 
-# Kinds of guesses: a match of at least so many tokens, of whose occurrences at least such a share went on like this.
+# Kinds of draft tokens, each with an acceptance rate: pairs of classes of the match length in tokens and of the token's
+# share of the match's occurrences. Each number is the lower bound of a class; the first class lies below all of them.
 _LENGTHS = (2, 4, 8)
 _SHARES = (0.25, 0.5, 0.75)
 
-# What is believed before a request has seen anything: how often they were right in the second halves of Python modules
-# and of other held-out texts. A row per length of the match, a column per share.
+# Prior acceptance rates, measured on the second halves of Python modules and of other held-out texts: a row per class
+# of length, a column per class of share, for matches in the request's text and in the store.
 _TEXT = (
     (0.05, 0.12, 0.31, 0.70),
     (0.05, 0.17, 0.52, 0.87),
@@ -43,12 +44,11 @@ _STORE = (
 )
 PRIORS = dict(enumerate(prior for table in (_TEXT, _STORE) for row in table for prior in row))
 
-# A guess that several sources share is looked at more than once, which takes time; at most so often per row.
-_LOOKS = 2
+# Maximum number of candidates examined per node of the tree: sources that share a candidate examine it repeatedly.
+_MAX_CANDIDATES_PER_NODE = 2
 
 
 def _way(*, stored: bool, length: int, share: float) -> int:
-    """The kind of a guess: a number below 32."""
     return 16 * stored + 4 * bisect(_LENGTHS, length) + bisect(_SHARES, share)
 
 
@@ -59,28 +59,28 @@ class SuffixIndex(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that they were extended by."""
+        """Return the number of tokens added."""
 
     def extend(self, tokens: Sequence[int], /) -> None:
-        """The text goes on."""
+        """Append tokens to the text."""
 
     def end_text(self) -> None:
-        """The next token begins another text."""
+        """End the text: the next token begins another."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that are held."""
+        """Return the memory of the index in bytes."""
 
 
 class TreeLimits(NamedTuple):
-    """What a tree may be.
+    """Limits of a tree.
 
     Attributes:
-        width: most guesses.
-        max_depth: most guesses above one another.
-        min_match: shortest match that counts.
-        depth_factor: a match supports guesses to so many times its length; at least one.
-        least: guesses of a smaller gain do not count.
+        width: maximum number of draft tokens.
+        max_depth: maximum depth in tokens.
+        min_match: minimum match length in tokens.
+        depth_factor: maximum depth as a multiple of the match length; at least depth 1.
+        least: minimum gain of a node.
     """
 
     width: int
@@ -91,15 +91,15 @@ class TreeLimits(NamedTuple):
 
 
 class TreeGrower(Protocol):
-    """Grows one request's trees."""
+    """Builder of one request's trees."""
 
     def grow(self, sources: Sequence[Any], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """What followed the longest ends of a text, likeliest first.
+        """Return the tree of continuations of a text's longest matches, of largest gain first.
 
         Args:
-            sources: the text's own strings, then those of earlier outputs; all of one kind.
-            tokens: the text; its end, which is the root, may not be among the strings yet.
-            limits: of the tree.
+            sources: index of the text, then those of earlier outputs; all of the same class.
+            tokens: text; its last token is the root, and its end may be missing in the indexes.
+            limits: limits of the tree.
         """
 
 
@@ -113,43 +113,42 @@ def _library() -> Any:
 
 
 def strings(max_match: int) -> SuffixIndex:
-    """Nothing yet, for matches of up to ``max_match`` tokens."""
+    """Return an empty index for matches of up to ``max_match`` tokens."""
     library = _library()
     return SuffixAutomaton(max_match) if library is None else CompiledSuffixes(library, max_match)
 
 
 def growth(rates: AcceptanceRates, source: str) -> TreeGrower:
-    """What grows the trees of a request with these rates; its nodes' origins name ``source``."""
+    """Return the tree builder of a request with these rates; ``source`` is the name in nodes' origins."""
     library = _library()
     return TreeGrowth(rates, source) if library is None else CompiledGrowth(library, rates, source)
 
 
 class CompiledGrowth:
-    """Growing by the kernels."""
+    """Tree builder in the compiled kernels."""
 
     def __init__(self, library: Any, rates: AcceptanceRates, source: str) -> None:
-        """A request with these rates."""
         self._rates, self._temperature = rates, rates.known.temperature
-        self._sprouter = CompiledTreeGrower(library, rates.weight, rates.prior)
-        self._origins = [(source, way) for way in range(NUM_WAYS)]
+        self._grower = CompiledTreeGrower(library, rates.weight, rates.prior)
+        self._origins = [(source, kind) for kind in range(NUM_WAYS)]
 
     def grow(self, sources: Sequence[CompiledSuffixes], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """What followed the longest ends of a text, likeliest first."""
-        rates, sprouter, origins = self._rates, self._sprouter, self._origins
+        """Implement :meth:`TreeGrower.grow`."""
+        rates, grower, origins = self._rates, self._grower, self._origins
         if rates.known.temperature != self._temperature:
             self._temperature = rates.known.temperature
-            sprouter.forget()
-        sprouter.learn(rates.offered, rates.taken)
+            grower.forget()
+        grower.learn(rates.offered, rates.taken)
         tail = tokens[-sources[0].max_match :]
-        found = sprouter.grow(sources, tail, **limits._asdict())
-        origin = (("", 0), *[origins[way] for way in found.ways[1:]])
+        found = grower.grow(sources, tail, **limits._asdict())
+        origin = (("", 0), *[origins[kind] for kind in found.ways[1:]])
         return TokenTree(tuple(found.tokens), tuple(found.parents), gain=tuple(found.gains), origin=origin)
 
 
 class _Place(NamedTuple):
-    """A node of the tree, and where a source knows the text above it: what follows there may be guessed.
+    """A node of the tree and the place of its path in a source, whose continuations are candidates.
 
-    ``depth`` is how deep guesses may go that began with the same match.
+    ``depth`` is the maximum depth of draft tokens from the same match.
     """
 
     node: int
@@ -160,27 +159,20 @@ class _Place(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A token that may follow a place, and the kind of guess that it is."""
-
     place: _Place
     found: Continuation
-    way: int
+    kind: int
 
 
 @dataclass
 class TreeGrowth:
-    """Growing in Python.
-
-    Attributes:
-        rates: acceptance by the kind of guess.
-        source: the name in nodes' origins.
-    """
+    """Tree builder in Python."""
 
     rates: AcceptanceRates
     source: str
 
     def grow(self, sources: Sequence[SuffixAutomaton], tokens: Sequence[int], limits: TreeLimits) -> TokenTree:
-        """What followed the longest ends of a text, likeliest first."""
+        """Implement :meth:`TreeGrower.grow`."""
         tree = _Tree(Trie(tokens[-1]), self.rates, limits, sources, self.source)
         for number, source in enumerate(sources):
             state, length = source.match(tokens)
@@ -194,8 +186,6 @@ class TreeGrowth:
 
 @dataclass
 class _Tree:
-    """A tree that grows, and the guesses to come."""
-
     trie: Trie
     rates: AcceptanceRates
     limits: TreeLimits
@@ -204,30 +194,30 @@ class _Tree:
     frontier: Frontier[_Candidate] = field(default_factory=Frontier)
 
     def offer(self, place: _Place, known: set[int]) -> None:
-        """What follows a place, but for ``known``, which grows: what longer matches know already."""
+        """Add a place's continuations to the frontier and to ``known``; skip those of longer matches in it."""
         if self.trie.depths[place.node] >= place.depth or place.length < self.limits.min_match:
             return
         above, depth = self.trie.gains[place.node], self.trie.depths[place.node] + 1
         following = self.sources[place.source].continuations(place.state)
         total = 1 + sum([each.times for each in following])
-        # Among equals the newest comes first.
+        # nlargest is stable: of equal counts the newest comes first.
         most = nlargest(self.limits.width, following, key=attrgetter("times")) if len(following) > 1 else following
         for each in most:
             if each.token not in known:
                 known.add(each.token)
-                way = _way(stored=place.source > 0, length=place.length, share=each.times / total)
-                gain = above * self.rates.rate(way, depth)
+                kind = _way(stored=place.source > 0, length=place.length, share=each.times / total)
+                gain = above * self.rates.rate(kind, depth)
                 if gain >= self.limits.least:
-                    self.frontier.offer(gain, _Candidate(place, each, way))
+                    self.frontier.offer(gain, _Candidate(place, each, kind))
 
     def grow(self) -> TokenTree:
-        """The tree of the likeliest guesses."""
+        """Return the tree of the candidates of largest gain."""
         width = self.limits.width
-        looks = _LOOKS * width
+        looks = _MAX_CANDIDATES_PER_NODE * width
         while self.frontier and len(self.trie) <= width and looks:
             looks -= 1
-            gain, (place, found, way) = self.frontier.take()
-            node = self.trie.add(place.node, found.token, gain, (self.name, way))
+            gain, (place, found, kind) = self.frontier.take()
+            node = self.trie.add(place.node, found.token, gain, (self.name, kind))
             state, length = self.sources[place.source].follow(found, place.length)
             self.offer(_Place(node, place.source, state, length, place.depth), set())
         return self.trie.tree(width)

@@ -1,23 +1,23 @@
-"""What was said before: a bounded store of outputs that the requests of one guesser share, and its file.
+"""A bounded store of outputs, shared by the requests of one proposer, and its file.
 
-The store is two automata. Outputs go into the young one; when that holds half of what the store may, it becomes the
-old one, and the old one is forgotten with all that is in it ::
+The store is two automata (generations). Outputs are added to the young one. When an output would fill the young one
+beyond half of ``max_tokens``, the old one is dropped and the young one takes its place ::
 
-    old    … t4 t5 t6              both answer; at most max_tokens tokens together, the latest half of them for certain
-    young  t7 t8
+    old    … t4 t5 t6              lookups search both: at most max_tokens tokens,
+    young  t7 t8                    at least the latest max_tokens / 2
 
-Memory is at most about 85 bytes a token, 150 without the compiled kernels: 5 or 10 MB for the 65,536 tokens of the
-default.
+The store takes at most about 85 bytes per token, 150 without the compiled kernels: 5 or 10 MB for the default of 65,536
+tokens.
 
 The file is JSON lines: a header, then one list of token ids per output ::
 
     {"format": "pronk-suffix-store/1", "vocabulary": "9c0f…"}
     [464, 3797, 3332]
 
-An output is appended by a single write, so that several processes may share a file; each sees the others' outputs when
-it next starts. A process that was killed in the middle of a write leaves a torn last line, which is cut off. The file
-is cut down to the latest ``max_tokens`` tokens when it is read, and whenever a process has appended as many: what
-another process appends in the moment of the cut is lost.
+Each output is appended by a single write, so several processes may share a file. A process reads the others' outputs
+when it starts. A torn last line, which a killed process leaves, is cut off. The file is cut to the latest
+``max_tokens`` tokens when a process reads it, and after a process has appended as many tokens. An output that another
+process appends during the cut is lost.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _FORMAT = "pronk-suffix-store/1"
 
 @dataclass
 class SuffixStore:
-    """Past outputs, the latest ones.
+    """The latest outputs of finished requests.
 
     Attributes:
-        max_match: longest match that is looked for in them.
-        max_tokens: no more tokens than this are kept; 0 keeps none.
-        path: the file, if outputs are to outlive the process; read by :meth:`open`.
+        max_match: maximum match length in tokens.
+        max_tokens: maximum number of tokens; 0 disables the store.
+        path: file that keeps the outputs across processes, or ``None``; read by :meth:`open`.
     """
 
     max_match: int
@@ -55,32 +55,31 @@ class SuffixStore:
     path: Path | None = None
     _generations: list[SuffixIndex] = field(default_factory=list, repr=False)
     _vocabulary: str | None = field(default=None, repr=False)
-    # Where outputs are appended, once the file was opened, and how many tokens were since it was last read.
+    # The file for appending, once it is open, and the number of tokens appended since it was last cut.
     _file: Path | None = field(default=None, repr=False)
     _appended: int = field(default=0, repr=False)
     _vocab_size: int = field(default=0, repr=False)
 
     @property
     def generations(self) -> Sequence[SuffixIndex]:
-        """The automata, the young one first; none before the first output."""
+        """Return the automata, the young one first; empty before the first output."""
         return self._generations
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are kept."""
+        """Return the number of stored tokens."""
         return sum(each.num_tokens for each in self._generations)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that are held."""
+        """Return the memory of the automata in bytes."""
         return sum(each.nbytes for each in self._generations)
 
     def open(self, vocabulary: str | None, vocab_size: int) -> None:
-        """Outputs are ids of this vocabulary: read the file, or make it.
+        """Read the file, or create it, for outputs of this vocabulary.
 
         Raises:
-            OptionError: the file cannot be read or written, is damaged, or of another vocabulary. Nothing of it is
-                kept then.
+            OptionError: the file is unreadable, not writable, damaged, or of another vocabulary; the store stays empty.
         """
         outputs: Sequence[list[int]] = ()
         if self.path is not None:
@@ -94,9 +93,9 @@ class SuffixStore:
             self._keep(output)
 
     def add(self, output: Sequence[int]) -> None:
-        """Keep an output, and append it to the file if that is open.
+        """Add an output, and append it to the file if that is open.
 
-        A file that cannot be written any more is left alone from then on, with a warning: no request depends on it.
+        If the file cannot be written, a warning is issued and the file is no longer used.
         """
         if not output or not self.max_tokens:
             return
@@ -114,7 +113,7 @@ class SuffixStore:
             self._file = None
 
     def _keep(self, output: Sequence[int]) -> None:
-        """Of an output that is larger than half of the store, its end."""
+        """Add an output to the young automaton; of one longer than ``max_tokens / 2``, its end."""
         half = self.max_tokens // 2
         output = output[max(0, len(output) - half) :]
         if not output:
@@ -142,12 +141,12 @@ def _append(path: Path, output: Sequence[int]) -> None:
 
 
 def _read(path: Path, vocabulary: str | None, vocab_size: int, max_tokens: int) -> Sequence[list[int]]:
-    """The latest outputs of a file, oldest first; the file is made, mended or cut down where that is called for."""
+    """Return a file's latest outputs, oldest first; create, repair or cut the file if necessary."""
     with path.open("a+b") as file:
         file.seek(0)
         header = file.readline()
         if _header(vocabulary).startswith(header) and not header.endswith(b"\n"):
-            file.truncate(0)  # new, or torn while it was made
+            file.truncate(0)  # a new file, or a torn header
             file.write(_header(vocabulary))
             return ()
         _check_header(path, header, vocabulary)
@@ -180,7 +179,7 @@ def _check_header(path: Path, header: bytes, vocabulary: str | None) -> None:
 def _read_outputs(
     path: Path, file: BinaryIO, vocab_size: int, max_tokens: int
 ) -> tuple[Sequence[list[int]], bool, int]:
-    """The latest outputs, whether others were left out, and where the last whole line ends."""
+    """Return the latest outputs, whether others were dropped, and the end offset of the last whole line."""
     outputs, kept, dropped, whole = deque[list[int]](), 0, False, file.tell()
     for number, line in enumerate(file, 2):
         if not line.endswith(b"\n"):

@@ -1,15 +1,17 @@
-"""Prompt lookup (Saxena 2023): what followed the last few tokens earlier in the text will follow again.
+"""Prompt lookup (Saxena 2023): propose continuations of earlier occurrences of the text's end.
 
-The tree is the trie of several continuations, from matches in the prompt and in the output; longer matches count for
-more, and among equal ones the latest comes first::
+Source of the draft tokens: the prompt and the output so far. The tree is a trie of several continuations. Longer
+matches come first, and among matches of one length the latest ::
 
     … the cat sat on the mat … the cat ran … the cat
                                                   ├── ran ── …      (latest match of "the cat")
                                                   └── sat ── on ── the ── mat
 
-For texts that repeat themselves or their prompt: code, edits, summaries, retrieval. A step takes 10 to 50 µs,
-whatever the length of the text, and nothing at all is guessed where nothing matches. The index takes about 300 bytes
-per token and length of match, at most 1.2 KB a token with the defaults.
+When it pays: for outputs that repeat themselves or their prompt, such as code, edits, summaries and retrieval. Without
+a match it proposes nothing.
+
+Cost: 10 to 50 µs of host time per step, independent of the text's length. The index takes about 300 bytes per token and
+match length: with the defaults at most 1.2 KB per token.
 """
 
 from __future__ import annotations
@@ -27,19 +29,22 @@ from pronk.speculation.tree import TokenTree
 
 __all__ = ["LookupState", "PromptLookup", "TextIndex"]
 
-# A text that repeats one phrase has many matches and one continuation; looking further would only take time.
+# Maximum number of matches per step: a text that repeats one phrase has many matches with the same continuation.
 _MAX_MATCHES = 32
 
-# Ways of guessing: for a match of n tokens, 3n is the first token after it, 3n + 1 any token in whose place there is
-# another guess already, 3n + 2 what follows in the same chain.
-_FIRST, _OTHER, _NEXT = 0, 1, 2
+# Kinds of draft tokens of a match of n tokens, each with an acceptance rate: 3n is the first token of a continuation,
+# 3n + 1 a sibling of another draft token, 3n + 2 a later token of the continuation.
+_FIRST, _SIBLING, _NEXT = 0, 1, 2
 
 
 @dataclass
 class TextIndex:
-    """A text and where its n-grams end.
+    """A text with an index of its n-grams.
 
-    ``ends[n][gram]`` lists the places after each occurrence of ``gram``; ``text[place]`` is what followed.
+    Attributes:
+        sizes: indexed lengths of n-grams.
+        text: tokens.
+        ends: ``ends[n][gram]`` lists the position after each occurrence of ``gram``, ascending.
     """
 
     sizes: tuple[int, ...]
@@ -47,7 +52,7 @@ class TextIndex:
     ends: dict[int, dict[tuple[int, ...], list[int]]] = field(default_factory=dict)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
+        """Append tokens to the text."""
         for token in tokens:
             self.text.append(token)
             place = len(self.text)
@@ -57,9 +62,9 @@ class TextIndex:
                     grams.setdefault(tuple(self.text[place - size :]), []).append(place)
 
     def matches(self, tail: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Earlier occurrences of the end of ``tail``: their length and the place after them.
+        """Yield earlier occurrences of the end of ``tail``: match length and position after the match.
 
-        Longest match first, then latest first.
+        The longest match comes first, then the latest.
         """
         seen: set[int] = set()
         for size in sorted(self.sizes, reverse=True):
@@ -73,7 +78,7 @@ class TextIndex:
 
 @dataclass
 class LookupState:
-    """One request's text, and how often each length of match was right."""
+    """State of one request: its indexed text, and the acceptance rates by kind of draft token."""
 
     index: TextIndex
     rates: AcceptanceRates
@@ -84,10 +89,10 @@ class PromptLookup(Proposer[LookupState]):
     """Options of prompt lookup.
 
     Attributes:
-        max_ngram: longest match that is looked for, 1..16 tokens.
-        min_ngram: shortest match that counts, 1..max_ngram tokens.
-        num_tokens: guesses per step, 1..127.
-        num_chains: how many different continuations share them, 1..16.
+        max_ngram: maximum match length in tokens, 1..16.
+        min_ngram: minimum match length in tokens, 1..max_ngram.
+        num_tokens: maximum number of draft tokens per step, 1..127.
+        num_chains: maximum number of different continuations in a tree, 1..16.
     """
 
     name = "prompt_lookup"
@@ -107,29 +112,29 @@ class PromptLookup(Proposer[LookupState]):
             raise OptionError(msg)
 
     def start(self, prompt: Sequence[int]) -> LookupState:
-        """An index of the prompt."""
+        """Index the prompt."""
         sizes = tuple(range(self.min_ngram, self.max_ngram + 1))
-        priors = {3 * n + way: rate for n in sizes for way, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))}
+        priors = {3 * n + kind: rate for n in sizes for kind, rate in enumerate((1.0 - 0.75**n, 0.1, 0.75))}
         state = LookupState(TextIndex(sizes), AcceptanceRates(self.name, priors))
         state.index.extend(prompt)
         return state
 
     def propose(self, contexts: Sequence[DraftContext[LookupState]]) -> list[TokenTree]:
-        """A trie of what followed earlier occurrences of each text's end."""
+        """Return for each context a trie of the continuations of its last tokens."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[LookupState]) -> None:
-        """Index the committed tokens, and count what was right."""
+        """Index the committed tokens and update the acceptance rates."""
         outcome.state.index.extend(outcome.committed)
         outcome.state.rates.learn(outcome)
 
     def _tree(self, context: DraftContext[LookupState]) -> TokenTree:
-        room, depth = min(self.num_tokens, context.max_nodes), min(self.num_tokens, context.max_depth)
+        size_limit, depth = min(self.num_tokens, context.max_nodes), min(self.num_tokens, context.max_depth)
         trie = Trie(context.tokens[-1])
-        # Provisional tokens are not indexed yet, but they are where the text ends.
+        # The tail may end with tokens that a composite appended; they are not indexed.
         tail = context.tokens[-self.max_ngram :]
         chains: list[list[int]] = []
-        if depth > 0 and room > 0:
+        if depth > 0 and size_limit > 0:
             for size, place in islice(context.state.index.matches(tail), _MAX_MATCHES):
                 chain = _continuation(context.tokens, place, depth)
                 if chain not in chains:
@@ -137,19 +142,19 @@ class PromptLookup(Proposer[LookupState]):
                     self._grow(trie, chain, size, context.state.rates)
                 if len(chains) == self.num_chains:
                     break
-        return trie.tree(room)
+        return trie.tree(size_limit)
 
     def _grow(self, trie: Trie, chain: Sequence[int], size: int, rates: AcceptanceRates) -> None:
         node, gain = 0, 1.0
         for depth, token in enumerate(chain):
-            way = 3 * size + (_OTHER if trie.forks(node, token) else _NEXT if depth else _FIRST)
-            gain *= rates.rate(way)
-            node = trie.add(node, token, gain, (self.name, way))
+            kind = 3 * size + (_SIBLING if trie.forks(node, token) else _NEXT if depth else _FIRST)
+            gain *= rates.rate(kind)
+            node = trie.add(node, token, gain, (self.name, kind))
             gain = trie.gains[node]
 
 
 def _continuation(tokens: Sequence[int], place: int, count: int) -> list[int]:
-    """``count`` tokens from ``place`` on; past the end of the text the copy goes on copying itself, as a loop would."""
+    """Return ``count`` tokens from ``place`` on; past the text's end, the copy repeats itself."""
     chain: list[int] = []
     for source in range(place, place + count):
         chain.append(tokens[source] if source < len(tokens) else chain[source - len(tokens)])

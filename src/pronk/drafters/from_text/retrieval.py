@@ -1,7 +1,7 @@
-"""Retrieval (He et al. 2023, REST): what followed the last few tokens in a corpus will follow again.
+"""Retrieval (He et al. 2023, REST): propose the most frequent continuations in a datastore.
 
-The longest phrase that ends the text and occurs in the datastore is looked up, and its continuations there, by how
-often each follows, become the tree; the most frequent path comes first::
+Source of the draft tokens: a datastore of tokenized text. The longest suffix of the text that occurs in the datastore
+is looked up. Its continuations, weighted by frequency, become the tree; the most frequent path comes first ::
 
     text      … return self
     corpus    return self . _name      3 ×
@@ -9,13 +9,13 @@ often each follows, become the tree; the most frequent path comes first::
               return self ,            1 ×                    │           └ _value  2 of 5
                                                               └ ,  1 of 6
 
-For texts that say what was said before *somewhere else*: boilerplate, an API's idioms, answers like earlier answers.
-Build a datastore of such text (``pronk datastore build``). A clone has one for ``pronk-tiny``, of 0.2 M tokens of
-Python, sums and prose, to try the method. Nothing is guessed where nothing matches.
+When it pays: for outputs that resemble *other* texts, such as boilerplate, an API's idioms and answers like earlier
+answers. ``pronk datastore build`` makes a datastore of such texts. A clone of the repository has one for
+``pronk-tiny``, of 0.2 M tokens of Python, sums and prose. Without a match it proposes nothing.
 
-A proposal takes 0.13 ms on average with 10 M tokens, and 0.4 ms at worst of a hundred, once the pages that it looks at
-are in memory; the time grows with the logarithm of their number. On disk a datastore has 6 bytes per token (8 with a
-vocabulary of 65,536 and more).
+Cost: 0.13 ms of host time per step with 10 M tokens (maximum of 100 steps: 0.4 ms), with the accessed pages in memory;
+the time grows with the logarithm of the number of tokens. On disk a datastore takes 6 bytes per token (8 with a
+vocabulary of 65,536 or more).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = ["Retrieval"]
 
 _BUILD = "build one with pronk datastore build OUT FILES --model MODEL and use it with retrieval(datastore='OUT')"
 
-# How likely a continuation is depends on how long a phrase it continues, and on its share of what follows the phrase:
-# k of n times, counted as k of n + 1, since what was seen once is no certainty. Each pair of classes is a way of
-# guessing with a rate of its own. Classes begin at these values, the first one below them.
+# Kinds of draft tokens, each with an acceptance rate: pairs of a class of the match length and a class of the token's
+# share of the continuations. The share is k / (n + 1) for k of n occurrences, since one occurrence is no certainty.
+# Each number is the lower bound of a class; the first class lies below all of them.
 _LENGTHS = (3, 4, 6, 9)
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.66, 0.8, 0.92)
 _WAYS = len(_SHARES) + 1
 
-# What is believed before anything was seen: rows by length, columns by share. Measured on ``pronk-tiny`` with
-# datastores of 0.2 M and 10 M tokens.
+# Prior acceptance rates: rows by length, columns by share. Measured on ``pronk-tiny`` with datastores of 0.2 M and 10 M
+# tokens.
 _PRIORS = (
     (0.02, 0.03, 0.06, 0.10, 0.13, 0.16, 0.26, 0.50, 0.70),
     (0.02, 0.03, 0.06, 0.10, 0.19, 0.18, 0.44, 0.50, 0.80),
@@ -63,11 +63,11 @@ class Retrieval(Drafter):
     """Options of retrieval.
 
     Attributes:
-        datastore: folder that ``pronk datastore build`` wrote; ``None`` is the clone's, for ``pronk-tiny``.
-        num_nodes: guesses per step, 1..128.
-        max_match: longest phrase that is looked up, 1..64 tokens.
-        min_match: shortest phrase that counts, 1..max_match tokens.
-        max_depth: no guess is further from the text's end than this, 1..64 tokens.
+        datastore: folder of ``pronk datastore build``; ``None`` selects the clone's datastore for ``pronk-tiny``.
+        num_nodes: maximum number of draft tokens per step, 1..128.
+        max_match: maximum match length in tokens, 1..64.
+        min_match: minimum match length in tokens, 1..max_match.
+        max_depth: maximum depth of the tree in tokens, 1..64.
     """
 
     name = "retrieval"
@@ -89,11 +89,11 @@ class Retrieval(Drafter):
             raise OptionError(msg)
 
     def bind(self, target: Target) -> RetrievalProposer:
-        """What guesses from the datastore, whose tokens have to be the model's.
+        """Open the datastore and return a proposer.
 
         Raises:
             CheckpointError: the datastore is missing or damaged.
-            OptionError: it was made with another tokenizer, or none is given outside a clone.
+            OptionError: the datastore was made with another tokenizer, or is not given outside a clone.
         """
         store = Datastore.open(self._folder())
         header = store.header
@@ -114,12 +114,7 @@ class Retrieval(Drafter):
 
 
 class RetrievalProposer(Proposer[AcceptanceRates]):
-    """Retrieval from an open datastore.
-
-    Attributes:
-        options: it guesses by.
-        store: the datastore.
-    """
+    """Retrieval from an open datastore."""
 
     name = Retrieval.name
     capabilities = Capabilities(observes_all_steps=False)
@@ -127,43 +122,43 @@ class RetrievalProposer(Proposer[AcceptanceRates]):
     def __init__(self, options: Retrieval, store: Datastore, target: Target) -> None:
         self.options, self.store, self.target = options, store, target
 
-    def start(self, prompt: Sequence[int]) -> AcceptanceRates:  # noqa: ARG002 - the text is the context's
-        """What is believed of guesses before any was verified."""
-        priors = {way: _PRIORS[way // _WAYS][way % _WAYS] for way in range(len(_PRIORS) * _WAYS)}
+    def start(self, prompt: Sequence[int]) -> AcceptanceRates:  # noqa: ARG002 - the context has the text
+        """Return the prior acceptance rates."""
+        priors = {kind: _PRIORS[kind // _WAYS][kind % _WAYS] for kind in range(len(_PRIORS) * _WAYS)}
         return AcceptanceRates(self.name, priors, SharedAcceptance.of(self.target))
 
     def propose(self, contexts: Sequence[DraftContext[AcceptanceRates]]) -> list[TokenTree]:
-        """The likeliest continuations of each text's end."""
+        """Return for each context a tree of the likeliest continuations."""
         return [self._tree(context) for context in contexts]
 
     def observe(self, outcome: Outcome[AcceptanceRates]) -> None:
-        """Learn how far the datastore can be trusted with this text."""
+        """Update the acceptance rates."""
         outcome.state.learn(outcome)
 
     def _tree(self, context: DraftContext[AcceptanceRates]) -> TokenTree:
-        """Best first: the likeliest node that is not in the tree comes in, and its children become candidates."""
+        """Grow a tree best first: add the candidate of largest gain, then offer its children."""
         trie = Trie(context.tokens[-1])
         options, store = self.options, self.store
         nodes, depth = min(options.num_nodes, context.max_nodes), min(options.max_depth, context.max_depth)
         found = store.find(context.tokens, options.max_match)
         if found.length < options.min_match or nodes < 1 or depth < 1:
             return trie.tree(0)
-        frontier = Frontier[tuple[int, int, Child]]()  # parent, way, and the place in the datastore
+        frontier = Frontier[tuple[int, int, Child]]()  # parent, kind, and the interval in the datastore
         parent, low, high = 0, found.low, found.high
         while len(trie) <= nodes:
             above, rates = trie.depths[parent], context.state
             if above < depth:
                 length = found.length + above
                 for child in store.children(low, high, length, nodes - len(trie) + 1):
-                    way = _way(length, child.high - child.low, high - low)
-                    frontier.offer(trie.gains[parent] * rates.rate(way, above + 1), (parent, way, child))
+                    kind = _way(length, child.high - child.low, high - low)
+                    frontier.offer(trie.gains[parent] * rates.rate(kind, above + 1), (parent, kind, child))
             if not frontier:
                 break
-            gain, (parent, way, (token, low, high)) = frontier.take()
-            parent = trie.add(parent, token, gain, (self.name, way))
+            gain, (parent, kind, (token, low, high)) = frontier.take()
+            parent = trie.add(parent, token, gain, (self.name, kind))
         return trie.tree(nodes)
 
 
 def _way(length: int, count: int, total: int) -> int:
-    """The way of a guess that followed a phrase of ``length`` tokens ``count`` of ``total`` times."""
+    """Return the kind of a token that follows a match of ``length`` in ``count`` of ``total`` places."""
     return bisect_right(_LENGTHS, length) * _WAYS + bisect_right(_SHARES, count / (total + 1))

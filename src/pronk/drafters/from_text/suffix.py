@@ -1,26 +1,28 @@
-"""Suffix decoding (Oliaro et al. 2024): what followed the longest match, here or in earlier answers, by counts.
+"""Suffix decoding (Oliaro et al. 2024): propose the most frequent continuations of the longest match.
 
-The text so far is one suffix automaton, the outputs of earlier requests are two more. The longest end of the text that
-occurs in one of them is looked up, and the tree grows from what followed it, likeliest first ::
+Source of the draft tokens: the request's text, and a store of earlier outputs. The text is one suffix automaton and the
+store is two more. The longest suffix of the text that occurs in an automaton is looked up. The tree grows from its
+continuations, likeliest first ::
 
     store   …for i in range(n): …  (6 times)          in ─┬─ range .6 ─── ( .5 ─┬─ n .4 ─── ): .3
             …for i in range(10): … (2 times)              │                     └─ 10 .1
     text    …for i in names: … for i in                   └─ names .3
 
-A node's gain is its parent's times the measured acceptance of guesses of its kind: how long the match is at that
-point, what share of its occurrences went on with this token, and whether it was found in the text or in the store.
-What cannot pay for its row is not guessed at all, where it is known what rows cost. A match supports guesses to a depth
-of ``depth_factor`` times its length; a match that ends nowhere goes on as its longest suffix that does. The engine's
-budget or ``num_nodes`` decide how wide the tree is.
+A node's gain is its parent's gain times the measured acceptance rate of its kind. The kind is the match length at the
+node, the token's share of the match's occurrences, and whether the match is in the text or in the store. Where row
+costs are known, nodes that cannot pay for their row are left out. A match supports draft tokens to a depth of
+``depth_factor`` times its length. A match without a continuation is replaced by its longest suffix with one. The
+engine's budget and ``num_nodes`` limit the tree.
 
-For texts that repeat themselves or each other: code, edits, agents, templates, the same questions again. Prefer it to
-prompt lookup where requests resemble each other or the text branches. A proposal takes 0.03 to 0.1 ms with the compiled
-kernels, whose automaton it is, and 0.3 to 1 ms without.
+When it pays: for texts that repeat themselves or each other, such as code, edits, agents, templates and repeated
+questions. Prefer it to prompt lookup where requests resemble each other or the text branches.
 
-Memory: 30 to 85 bytes (without the kernels, 150) per token of text for a request while it runs, and as much per token
-of the store, which holds at most ``store_tokens``: 5 MB by default. Requests of one drafter object are faster for each
-other's outputs. Where users must not learn from response times what others were told, bind one for each, or set
-``store_tokens=0``.
+Cost: 0.03 to 0.1 ms of host time per step with the compiled kernels, 0.3 to 1 ms without. A running request takes 30 to
+85 bytes per token of its text (150 without the kernels). The store takes as much per token, for at most
+``store_tokens``: 5 MB by default.
+
+Security: the store is shared by all requests of a proposer, so response times may reveal other users' outputs. Bind one
+proposer for each user, or set ``store_tokens=0``.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ __all__ = ["Suffix", "SuffixState"]
 
 @dataclass
 class SuffixState:
-    """A request: its text and what came of its guesses.
+    """State of one request.
 
     Attributes:
-        text: the certain tokens, up to the last proposal: to read them takes time.
-        rates: acceptance by the kind of guess.
-        growth: grows its trees.
-        output: the certain tokens after the prompt, where they are to be kept.
-        private: whether other requests may not learn from it.
+        text: index of the committed tokens up to the last proposal; extended only when a proposal needs it.
+        rates: acceptance rates by kind of draft token.
+        growth: builder of the request's trees.
+        output: committed output tokens, if the store is to keep them.
+        private: whether the output must not reach other requests (rejection sampling).
     """
 
     text: SuffixIndex
@@ -66,12 +68,12 @@ class Suffix(Drafter):
     """Options of suffix decoding.
 
     Attributes:
-        num_nodes: guesses per step, 1..128.
-        max_match: longest match that is looked for, 2..64 tokens.
-        min_match: shortest match that counts, 1..max_match tokens.
-        depth_factor: a match supports guesses to so many times its length, 0.25..64; at least one.
-        store_tokens: how much of earlier outputs is kept, 0..16777216 tokens; 0 for nothing.
-        store: a file for them, that outlives the process (``_suffix_store``); read by :meth:`bind`.
+        num_nodes: maximum number of draft tokens per step, 1..128.
+        max_match: maximum match length in tokens, 2..64.
+        min_match: minimum match length in tokens, 1..max_match.
+        depth_factor: maximum depth of draft tokens as a multiple of the match length, 0.25..64; at least depth 1.
+        store_tokens: maximum number of tokens of earlier outputs in the store, 0..16777216; 0 disables the store.
+        store: file that keeps the store across processes (``_suffix_store``); read by :meth:`bind`.
     """
 
     name = "suffix"
@@ -98,19 +100,14 @@ class Suffix(Drafter):
             raise OptionError(msg)
 
     def bind(self, target: Target) -> SuffixProposer:
-        """What guesses by these options; reads the store's file."""
+        """Read the store's file, if one is given, and return a proposer."""
         past = SuffixStore(self.max_match, self.store_tokens, None if self.store is None else Path(self.store))
         past.open(target.vocabulary, target.decoder.config.vocab_size)
         return SuffixProposer(self, past, target)
 
 
 class SuffixProposer(Proposer[SuffixState]):
-    """Suffix decoding with what it remembers.
-
-    Attributes:
-        options: it guesses by.
-        past: earlier outputs.
-    """
+    """Suffix decoding for all requests of a target."""
 
     name = Suffix.name
     capabilities = Capabilities(costs=True)
@@ -120,16 +117,16 @@ class SuffixProposer(Proposer[SuffixState]):
         self.capabilities = Capabilities(costs=True, observes_all_steps=options.store_tokens > 0)
 
     def start(self, prompt: Sequence[int]) -> SuffixState:  # noqa: ARG002 - read with the first proposal
-        """Nothing is read yet."""
+        """Return an empty state; the first proposal reads the text."""
         rates = AcceptanceRates(self.name, PRIORS, SharedAcceptance.of(self.target))
         return SuffixState(strings(self.options.max_match), rates, growth(rates, self.name))
 
     def propose(self, contexts: Sequence[DraftContext[SuffixState]]) -> list[TokenTree]:
-        """What followed the longest matches of each text's end, the likeliest first."""
+        """Return for each context a tree of the likeliest continuations of its longest matches."""
         return [self._tree(context, len(contexts)) for context in contexts]
 
     def observe(self, outcome: Outcome[SuffixState]) -> None:
-        """The rates learn."""
+        """Update the acceptance rates, and collect the output for the store."""
         state = outcome.state
         state.rates.learn(outcome)
         if self.capabilities.observes_all_steps:
@@ -137,7 +134,7 @@ class SuffixProposer(Proposer[SuffixState]):
         state.private = outcome.params.rejects
 
     def stop(self, state: SuffixState) -> None:
-        """Keep the output for requests to come."""
+        """Add the output to the store."""
         if not state.private:
             self.past.add(state.output)
 
@@ -148,5 +145,5 @@ class SuffixProposer(Proposer[SuffixState]):
         width = min(options.num_nodes, context.max_nodes)
         least = 0.0 if costs is None else costs.least_gain(requests)
         limits = TreeLimits(width, context.max_depth, options.min_match, options.depth_factor, least)
-        # Provisional tokens are among no strings yet, but they are where the text ends.
+        # The tokens may end with some that a composite appended; they are not in the index.
         return state.growth.grow([state.text, *self.past.generations], context.tokens, limits)

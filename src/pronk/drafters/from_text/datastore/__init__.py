@@ -1,1 +1,1 @@
-"""Sorted texts on disk that ``retrieval`` searches."""
+"""Datastores: token ids of a corpus with a suffix array, searched by the drafter ``retrieval``."""

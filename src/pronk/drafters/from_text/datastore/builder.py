@@ -1,7 +1,7 @@
-"""Making a datastore: token ids go to a file as they come, then their suffixes are sorted.
+"""Building a datastore: write the token ids of all documents to a file, then sort their suffixes.
 
-Sorting is done by ``pydivsufsort``, of the extra ``pronk[datastore]``; using a datastore does not need it. Measured
-on 10 M tokens: 20 bytes of memory per token, 50 with a vocabulary of 65,536 and more, and 1 to 2 seconds.
+The sort needs ``pydivsufsort`` of the extra ``pronk[datastore]``; reading a datastore does not. Sorting 10 M tokens
+takes 20 bytes of memory per token (50 with a vocabulary of 65,536 or more) and 1 to 2 seconds.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from pronk.errors import OptionError
 
 __all__ = ["SORTING", "Say", "require_sorter", "write_datastore"]
 
-# Told how many tokens are written, before each document, and SORTING before the sort.
+# Progress callback: receives the number of written tokens before each document, and SORTING before the sort.
 Say = Callable[[int], None]
 SORTING = -1
 
 
 def require_sorter() -> ModuleType:
-    """The library that sorts suffixes.
+    """Import the library that sorts suffixes.
 
     Raises:
-        OptionError: it is not installed.
+        OptionError: the library is not installed.
     """
     try:
-        import pydivsufsort  # noqa: PLC0415 - an extra, and reading does not need it
+        import pydivsufsort  # noqa: PLC0415 - optional dependency
     except ImportError as error:
         msg = f"datastore: expected pydivsufsort to sort with, found none ({error}); pip install 'pronk[datastore]'"
         raise OptionError(msg) from error
@@ -60,16 +60,14 @@ def write_datastore(
     """Write a datastore into an existing folder.
 
     Args:
-        folder: for the files.
-        documents: token ids, each 0..vocab_size - 1; empty documents are left out. Read only as far as ``limit``.
+        documents: token ids of each document, 0..vocab_size - 1; empty ones are skipped. Read lazily up to ``limit``.
         vocabulary: fingerprint of the tokenizer.
-        vocab_size: decides how many bytes an id takes.
-        limit: most tokens in all, at least 1; the document that exceeds it is cut.
-        sources: names of the files that the text came from.
-        say: told how far it has come.
+        vocab_size: number of token ids, which determines the bytes per id.
+        limit: maximum number of tokens, at least 1; the document that exceeds it is cut.
+        sources: names of the text's files.
 
     Raises:
-        OptionError: no tokens at all, or the sorting library is not installed.
+        OptionError: the documents have no tokens, or the sorting library is not installed.
     """
     sorter = require_sorter()
     kind = np.dtype(TOKEN_TYPES[vocab_size > np.iinfo(TOKEN_TYPES[0]).max])
@@ -101,7 +99,7 @@ def write_datastore(
 def _write_tokens(
     path: Path, documents: Iterable[Sequence[int]], kind: np.dtype[np.unsignedinteger], limit: int | None, say: Say
 ) -> tuple[int, int, int]:
-    """Write the documents; returns the number of tokens, the largest of them, and the number of documents."""
+    """Write the documents; return the number of tokens, the largest id, and the number of documents."""
     separator = np.array([np.iinfo(kind).max], dtype=kind)
     count, largest, ended = 0, 0, 0
     with path.open("wb") as stream:
@@ -110,7 +108,7 @@ def _write_tokens(
             tokens = np.asarray(document, dtype=np.int64)[: None if limit is None else limit - count]
             if len(tokens):
                 largest = max(largest, int(tokens.max()))
-                assert 0 <= tokens.min() <= largest < separator[0], "ids of the vocabulary"
+                assert 0 <= tokens.min() <= largest < separator[0], "expected ids of the vocabulary"
                 stream.write(tokens.astype(kind).tobytes())
                 stream.write(separator.tobytes())
                 count, ended = count + len(tokens), ended + 1

@@ -1,4 +1,4 @@
-"""The files of a datastore, and what ``datastore.json`` says of them (see ``reader``)."""
+"""File names of a datastore and its header ``datastore.json`` (format: see ``reader``)."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["FORMAT", "HEADER", "SUFFIXES", "SUFFIX_TYPES", "TOKENS", "TOKEN_TYPE
 FORMAT = "pronk-datastore/1"
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.bin", "suffixes.bin"
 
-# Suffixes are in the machine's own byte order: they are numbers to compute with.
+# numpy types by size. Token ids are big-endian so that byte order is token order; suffixes are native for arithmetic.
 TOKEN_TYPES = (">u2", ">u4")
 SUFFIX_TYPES = (np.dtype("u4").str, np.dtype("u8").str)
 
 
 @dataclass(frozen=True)
 class Header:
-    """What ``datastore.json`` says, besides the format.
+    """Fields of ``datastore.json`` besides the format.
 
     Attributes:
         vocabulary: fingerprint of the tokenizer.
-        largest_id: the largest token id there is.
-        tokens: how many there are, separators not counted; at least 1.
-        documents: how many; one separator ends each.
-        token_type: numpy's name for the numbers in ``tokens.bin``, one of :data:`TOKEN_TYPES`.
-        suffix_type: the same for ``suffixes.bin``, one of :data:`SUFFIX_TYPES`.
+        largest_id: largest token id.
+        tokens: number of tokens without separators, at least 1.
+        documents: number of documents, each ended by one separator.
+        token_type: numpy type of ``tokens.bin``, one of :data:`TOKEN_TYPES`.
+        suffix_type: numpy type of ``suffixes.bin``, one of :data:`SUFFIX_TYPES`.
         tokens_sha256: checksum of ``tokens.bin``.
         suffixes_sha256: checksum of ``suffixes.bin``.
-        sources: names of the files that the text came from.
+        sources: names of the text's files.
     """
 
     vocabulary: str
@@ -48,16 +48,16 @@ class Header:
 
     @property
     def entries(self) -> int:
-        """Numbers in each of the two files."""
+        """Return the number of entries of each file: tokens and separators."""
         return self.tokens + self.documents
 
     @property
     def separator(self) -> int:
-        """The number that ends a document."""
+        """Return the entry that ends a document: the largest number of ``token_type``."""
         return int(np.iinfo(self.token_type).max)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file."""
+        """Return the size of each file in bytes."""
         types = {TOKENS: self.token_type, SUFFIXES: self.suffix_type}
         return {name: self.entries * np.dtype(kind).itemsize for name, kind in types.items()}
 
@@ -66,7 +66,7 @@ class Header:
         """Read and check ``datastore.json``.
 
         Raises:
-            CheckpointError: it is missing or damaged, or of another format.
+            CheckpointError: the file is missing, damaged, or of another format.
         """
         path = folder / HEADER
         if not path.is_file():

@@ -1,22 +1,20 @@
-"""A datastore: the token ids of a corpus, and the order of its suffixes, in which any phrase of it is found.
+"""Reading a datastore: the token ids of a corpus and their suffix array.
 
 ::
 
-    tokens.bin      a b c | a b d |     the documents, each ended by a separator, which is no token
-    suffixes.bin    0 4 1 5 2 6 7 3     where suffixes begin, in the order of their tokens
+    tokens.bin      a b c | a b d |     the documents, each ended by a separator
+    suffixes.bin    0 4 1 5 2 6 7 3     start positions of all suffixes, sorted by their tokens
 
         number   0           1       2         3     …
         suffix   a b c | …   a b d | b c | …   b d | …
 
-What begins with ``a b`` is suffixes 0 to 1, what begins with ``b`` suffixes 2 to 3, and what follows stands in order
-within: phrases and their continuations are found by bisection. Token ids are big-endian, so that the order of bytes is
-that of tokens and one comparison of memory compares two phrases. The separator is the largest number that fits; it
-comes after every token.
+Suffixes 0 to 1 begin with ``a b``, and suffixes 2 to 3 with ``b``. Within an interval the continuations are sorted, so
+phrases and their continuations are found by bisection. Token ids are big-endian: byte order is token order, and one
+memory comparison compares two phrases. The separator is the largest number of the type, so it sorts after every token.
 
-Both files are mapped, not read: an open datastore costs the pages that are looked at, which programs share. On disk it
-takes 6 bytes per token (8 with a vocabulary of 65,536 and more). ``datastore.json`` says what the files are; their
-sizes are checked when they are opened, their contents by :meth:`Datastore.verify`. Damage that nobody noticed makes
-guesses worse, never a text.
+Both files are memory-mapped: an open datastore takes the memory of the accessed pages, which processes share. On disk
+it takes 6 bytes per token (8 with a vocabulary of 65,536 or more). File sizes are checked against ``datastore.json`` on
+opening, contents by :meth:`Datastore.verify`. Undetected damage makes draft tokens worse and never changes the output.
 """
 
 from __future__ import annotations
@@ -37,14 +35,14 @@ from pronk.errors import CheckpointError, OptionError
 
 __all__ = ["Child", "Datastore", "Match"]
 
-# Looking at so many places of a large interval finds whatever owns a thousandth of it.
+# Sample size in large intervals: enough to find every token with a share of a thousandth.
 _SAMPLE = 1024
-# Suffixes that are looked at when a datastore is opened, and how many of their tokens.
+# Intervals between the suffixes checked on opening, and tokens compared per suffix.
 _SPOTS, _SPOT_TOKENS = 64, 8
 
 
 class Match(NamedTuple):
-    """A phrase of ``length`` tokens begins suffixes ``low`` to ``high``, the last not included; none if it is empty."""
+    """A phrase of ``length`` tokens and its suffixes ``low .. high - 1``; length 0 means no match."""
 
     length: int
     low: int
@@ -52,7 +50,7 @@ class Match(NamedTuple):
 
 
 class Child(NamedTuple):
-    """``token`` follows a phrase in suffixes ``low`` to ``high``, the last not included."""
+    """A token that follows a phrase in suffixes ``low .. high - 1``."""
 
     token: int
     low: int
@@ -60,7 +58,7 @@ class Child(NamedTuple):
 
 
 class Datastore:
-    """Read access to a datastore; :meth:`open` makes one. Nothing in it changes, so threads may share it."""
+    """Read access to a datastore, opened by :meth:`open`; immutable and thread-safe."""
 
     def __init__(self, folder: Path, header: Header, tokens: mmap.mmap, suffixes: mmap.mmap) -> None:
         self.folder = folder
@@ -69,7 +67,7 @@ class Datastore:
         self._width = np.dtype(header.token_type).itemsize
         self._token_array = np.frombuffer(tokens, dtype=header.token_type)
         self._suffix_array = np.frombuffer(suffixes, dtype=header.suffix_type)
-        # Its numbers come out as Python's own, at a fraction of what numpy takes for one.
+        # A memoryview yields Python integers, much faster than numpy scalars.
         self._suffixes = memoryview(suffixes).cast("I" if self._suffix_array.itemsize == 4 else "Q")
         self._separator = header.separator.to_bytes(self._width, "big")
 
@@ -78,12 +76,12 @@ class Datastore:
         """Map the files of a datastore.
 
         Args:
-            folder: as ``pronk datastore build`` left it.
-            vocabulary: fingerprint that it must have; ``None`` takes any.
+            folder: folder of ``pronk datastore build``.
+            vocabulary: expected fingerprint of the tokenizer; ``None`` accepts any.
 
         Raises:
-            CheckpointError: files are missing or damaged, or of another format.
-            OptionError: it was made with another tokenizer.
+            CheckpointError: files are missing, damaged, or of another format.
+            OptionError: the datastore was made with another tokenizer.
         """
         header = Header.read(folder)
         if vocabulary is not None and header.vocabulary != vocabulary:
@@ -97,7 +95,7 @@ class Datastore:
         return store
 
     def _spot_check(self) -> None:
-        """Look at some suffixes: each must exist, and none may come before the one before it."""
+        """Check some suffixes: each must lie in the text, and they must be sorted."""
         spots = [self._suffixes[i * (self.header.entries - 1) // _SPOTS] for i in range(_SPOTS + 1)]
         phrases = [self._read(at, _SPOT_TOKENS) for at in spots]
         ended = self._read(self.header.entries - 1, 1) == self._separator
@@ -106,10 +104,10 @@ class Datastore:
             raise CheckpointError(msg)
 
     def verify(self) -> None:
-        """Read everything and compare checksums.
+        """Read both files and compare checksums.
 
         Raises:
-            CheckpointError: a file is not what it was when the datastore was built.
+            CheckpointError: a file has changed since the datastore was built.
         """
         for name, want in ((TOKENS, self.header.tokens_sha256), (SUFFIXES, self.header.suffixes_sha256)):
             with (self.folder / name).open("rb") as stream:
@@ -122,10 +120,10 @@ class Datastore:
                 raise CheckpointError(msg)
 
     def find(self, tail: Sequence[int], max_match: int) -> Match:
-        """The longest suffix of ``tail``, of at most ``max_match`` tokens, that something follows in a document.
+        """Return the longest suffix of ``tail``, up to ``max_match`` tokens, that continues in a document.
 
-        If a phrase is followed by something then so is what is left of it without its first token: the length is found
-        by bisection, and within each length the place. An id that no token has matches nothing.
+        If a phrase has a continuation, so have its suffixes. The length is therefore found by bisection, and for each
+        length the interval. An id outside ``0..largest_id`` matches nothing.
         """
         usable: list[int] = []
         for token in reversed(tail[max(0, len(tail) - max_match) :]):
@@ -148,14 +146,11 @@ class Datastore:
         return Match(known, low, self._first(phrase[-known * self._width :] + self._separator, low))
 
     def children(self, low: int, high: int, length: int, most: int) -> list[Child]:
-        """What follows a phrase of ``length`` tokens that begins suffixes ``low`` to ``high``.
+        """Return up to ``most`` continuations of a phrase of ``length`` tokens, by frequency, then id.
 
-        Of a large interval an even sample is looked at: whatever owns a thousandth of it is found, rarer tokens may be
-        missed. The intervals are exact in any case, except in a damaged datastore.
-
-        Returns:
-            At most ``most`` tokens and their intervals, those that follow most often first, among equals in the order
-            of their ids.
+        The phrase has suffixes ``low .. high - 1``. In a large interval an even sample is examined: it finds every
+        token with a share of a thousandth and may miss rarer ones. The returned intervals are exact, except in a
+        damaged datastore.
         """
         count = high - low
         if count <= 0 or most <= 0:
@@ -167,7 +162,7 @@ class Datastore:
         step = max(1.0, count / _SAMPLE)
         places = low + (np.arange(min(count, _SAMPLE)) * step).astype(np.int64)
         begins = self._suffix_array[places].astype(np.int64)
-        # A place beyond the end, in a damaged file, must not end the decoding.
+        # Clip: a position beyond the end, in a damaged file, must not raise during decoding.
         tokens = self._token_array.take(begins + length, mode="clip")
         edges = [0, *(np.flatnonzero(tokens[1:] != tokens[:-1]) + 1).tolist(), len(tokens)]
         runs = [(edges[i], edges[i + 1]) for i in range(len(edges) - 1)]
@@ -183,7 +178,7 @@ class Datastore:
     def _exact(
         self, places: NDArray[np.int64], run: tuple[int, int], length: int, low: int, high: int
     ) -> tuple[int, int]:
-        """The whole interval of a run of equal tokens in the sample ``places`` of ``low`` to ``high``."""
+        """Return the exact interval of a run of equal tokens in the sample ``places`` of ``low .. high - 1``."""
         if len(places) == high - low:
             return low + run[0], low + run[1]
         token = self._read(self._suffixes[int(places[run[0]])] + length, 1)
@@ -197,14 +192,14 @@ class Datastore:
         return begin, bisect_right(self._suffixes, token, last + 1, after, key=following)
 
     def _first(self, phrase: bytes, low: int = 0) -> int:
-        """Number of the first suffix, from ``low`` on, that is not before ``phrase``."""
+        """Return the first suffix from ``low`` on that does not sort before ``phrase``."""
         text, width, size = self._text, self._width, len(phrase)
         return bisect_left(self._suffixes, phrase, low, key=lambda at: text[at * width : at * width + size])
 
     def _goes_on(self, number: int, phrase: bytes) -> bool:
-        """Whether suffix ``number`` begins with ``phrase`` and its document does not end there.
+        """Return whether suffix ``number`` begins with ``phrase`` and continues in its document.
 
-        Separators come last, so of all suffixes with the phrase the first one has a token after it if any has.
+        Separators sort last: of all suffixes with the phrase, the first continues if any does.
         """
         if number >= self.header.entries:
             return False
@@ -212,7 +207,7 @@ class Datastore:
         return found.startswith(phrase) and not found.endswith(self._separator) and len(found) > len(phrase)
 
     def _read(self, start: int, count: int) -> bytes:
-        """``count`` numbers of the text, fewer at its end."""
+        """Return ``count`` entries of the text as bytes, fewer at its end."""
         return self._text[start * self._width : (start + count) * self._width]
 
 
