@@ -63,9 +63,12 @@ class TreeRunner(ModelRunner):
         """Connect a model to its workers.
 
         Args:
+            decoder: the model.
+            cache: its KV cache, which tracks the copies of the workers.
             peers: connections to the workers.
             alive: returns whether the process of a rank runs, without communication.
             lost: callback with the rank of a worker that has failed.
+            clock: returns seconds.
         """
         super().__init__(decoder, cache, clock=clock)
         self.mirrored, self.own = cache, CostModel()

@@ -222,6 +222,7 @@ def gather(
     Args:
         workers: number of processes, this one included.
         parallel: kind of parallelism, one of :data:`PARALLEL`.
+        config: configuration of the model.
         kernels: compiled kernels, or ``None`` for torch.
         setting: entries of :class:`~pronk.parallel.worker.WorkerSettings`.
 

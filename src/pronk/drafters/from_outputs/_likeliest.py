@@ -23,6 +23,7 @@ def likeliest(outcome: Outcome[Any], count: int, nodes: Sequence[int] | None = N
     applied, since they depend on the text.
 
     Args:
+        outcome: outcome of a step, with logits.
         count: number of tokens per node, limited to the vocabulary size.
         nodes: nodes of the tree; all by default.
     """

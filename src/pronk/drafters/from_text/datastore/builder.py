@@ -60,11 +60,13 @@ def write_datastore(
     """Write a datastore into an existing folder.
 
     Args:
+        folder: an existing folder.
         documents: token ids of each document, 0..vocab_size - 1; empty ones are skipped. Read lazily up to ``limit``.
         vocabulary: fingerprint of the tokenizer.
         vocab_size: number of token ids, which determines the bytes per id.
         limit: maximum number of tokens, at least 1; the document that exceeds it is cut.
         sources: names of the text's files.
+        say: callback for a line about the present phase.
 
     Raises:
         OptionError: the documents have no tokens, or the sorting library is not installed.
