@@ -37,7 +37,7 @@ class Dealer:
     def __call__(
         self, trees: Sequence[TokenTree], costs: Sequence[Any], extra: Sequence[float] | None = None
     ) -> list[WorkerShare]:
-        row = tree_partition._Row(trees)
+        row = tree_partition._NodeSequence(trees)
         cuts = sorted(self.dice.randint(1, len(row)) for _ in range(len(costs) - 1))
         return [row.share(begin, end) for begin, end in pairwise([0, *cuts, len(row)])]
 
