@@ -1,4 +1,4 @@
-"""Result of a benchmark: the document that ``--json`` writes and that tables, plots and the report are made from.
+"""Result of a benchmark: the document behind ``--json``, the tables, the plots and the report.
 
 All metrics of a method are taken over the prompts that *both* the method and plain decoding finished in every repeat;
 failed prompts are counted separately. Times are in seconds, sizes in bytes. ``None`` means not measured: a peer, for

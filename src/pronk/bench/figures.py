@@ -28,7 +28,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Samples by repeat, then prompt: the prompts that both the method and plain decoding finished in every repeat."""
+    """Samples by repeat and prompt, of prompts that method and plain decoding finished in every repeat."""
 
     own: list[list[Sample]]
     plain: list[list[Sample]]
@@ -169,7 +169,7 @@ def _acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _trust(samples: Sequence[Sample]) -> tuple[tuple[float, float, int], ...]:
-    """Return mean prediction, observed acceptance and count of draft tokens for each bin that is not empty."""
+    """Return mean prediction, observed acceptance and number of draft tokens of each non-empty bin."""
     bins = [
         [sum(column) for column in zip(*same, strict=True)]
         for same in zip(*(s.trust for s in samples if s.trust is not None), strict=True)
@@ -200,7 +200,7 @@ def _times(pairs: _Pairs) -> dict[str, Any]:
 
 
 def _costs(pairs: _Pairs, model: Model, bandwidth: Range | None) -> dict[str, Any]:
-    """Return the costs of verification and drafting relative to a plain forward pass, and the expected speed-up."""
+    """Return verification and drafting costs in plain forward passes, and the expected speed-up."""
     own = [pair for samples in pairs.own for pair in _later(samples)]
     plain = [pair for samples in pairs.plain for pair in _later(samples)]
     if not own or not plain:

@@ -22,7 +22,7 @@ _BUFFER_BYTES = 2**30
 
 
 class BandwidthMeter:
-    """Measures the read bandwidth of the device's memory by a parallel sum over a buffer larger than the caches."""
+    """Measures the read bandwidth of memory by a parallel sum over a buffer larger than the caches."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Measure every method on every prompt, interleaved, so that noise on the machine affects all methods alike.
+"""Measure all methods on all prompts, interleaved: noise on the machine affects them alike.
 
 For each batch of prompts, each temperature and each turn of a conversation, all repeats of all methods run one after
 the other, and each repeat begins with another method. The results are raw records; :mod:`pronk.bench.summary` computes
@@ -111,7 +111,7 @@ class Bench:
         self._done = self._total = 0
 
     def run(self, tasks: Mapping[str, Sequence[Prompt]], progress: Progress | None = None) -> None:
-        """Measure all prompts of all tasks; call ``progress`` with the number of finished runs and of all runs."""
+        """Measure all prompts of all tasks; ``progress`` receives the finished runs and the total."""
         runs = len(self._options.temperatures) * self._options.repeats * len(self._methods)
         total = runs * sum(prompt.num_turns for prompts in tasks.values() for prompt in prompts)
         self._progress, self._done, self._total = progress, 0, total
@@ -225,7 +225,7 @@ class Bench:
             return [replace(item.sample, error=reason) for item in items]
 
     def _explain(self, items: Sequence[Item], first: Mapping[str, Sequence[Sample]]) -> None:
-        """Record differences from plain decoding; of a peer, which draws its own random numbers, only greedy ones."""
+        """Record differences from plain decoding; for peers, whose random numbers differ, only greedy ones."""
         for method in self._methods:
             if method.engine == "pronk" or items[0].params.greedy:
                 for item, plain, other in zip(items, first[PLAIN], first[method.name], strict=True):

@@ -1,4 +1,4 @@
-"""Methods that a benchmark compares: drafters of pronk in this process, and peers in processes of their own."""
+"""Methods that a benchmark compares: drafters in this process, and peers in their own processes."""
 
 from __future__ import annotations
 

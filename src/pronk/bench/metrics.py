@@ -33,7 +33,7 @@ __all__ = [
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Return the expected tokens per step of one chain: ``(1 - α^(γ+1)) / (1 - α)``. Lookahead, equation 4.
+    """Return ``(1 - α^(γ+1)) / (1 - α)``, the expected tokens per step of a chain (Lookahead, equation 4).
 
     The target model's own token is included. The result is computed as the equal sum ``1 + α + … + α^γ``, which has no
     division by zero at ``α = 1`` and no cancellation near it.
@@ -48,7 +48,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
 
 def expected_speedup(alpha: float, gamma: int, cost: float) -> float:
-    """Return the expected speed-up over plain decoding: ``(1 - α^(γ+1)) / ((1 - α)(γc + 1))``. GLIDE, section 5.1.
+    """Return ``(1 - α^(γ+1)) / ((1 - α)(γc + 1))``, the expected speed-up (GLIDE, section 5.1).
 
     It is the number of tokens of a step divided by its time in forward passes of the target model: ``γ`` passes of the
     drafter, and one verification that is assumed to cost as much as a plain pass. A value below 1 is a slowdown.
@@ -63,7 +63,7 @@ def expected_speedup(alpha: float, gamma: int, cost: float) -> float:
 
 
 def ctar(accepted: Sequence[int], w: int) -> float:
-    """Return the consistent token acceptance rate: share of the steps whose first ``w`` draft tokens were accepted.
+    """Return the CTAR: the share of the steps whose first ``w`` draft tokens were accepted.
 
     ``(1 / steps) Σ [accepted_k ≥ w]``: Kangaroo, definition 1 and equation 2, whose ``s_k - w > 0`` counts the target
     model's own token in ``s_k``. Steps with fewer than ``w`` draft tokens count as misses, so that

@@ -1,4 +1,4 @@
-"""Time of a forward pass of the target model by its number of rows, which bounds the gain of speculative decoding."""
+"""Time of a forward pass of the target by its number of rows, which bounds the gain of drafting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROUNDS, _STEPS = 3, 6
 
 @dataclass(frozen=True)
 class _Star(Proposer[None]):
-    """A drafter that proposes ``rows - 1`` different next tokens, so that a forward pass has ``rows`` rows."""
+    """A drafter that proposes ``rows - 1`` different next tokens: a forward pass has ``rows`` rows."""
 
     name = "star"
     rows: int

@@ -109,7 +109,7 @@ def _to_svg(make: Callable[[], Figure], theme: str, *, transparent: bool) -> str
 
 
 def _shorten(name: str) -> str:
-    """Cut the middle out of a long name: names differ in their first word, and in the options at their end."""
+    """Cut the middle out of a long name: names differ in their first word and in their last options."""
     clean = "".join(c if c.isprintable() else " " for c in name)
     return clean if len(clean) <= _LABEL else f"{clean[: _LABEL // 2]}…{clean[1 - _LABEL // 2 :]}"
 
@@ -268,7 +268,7 @@ _PLOTS: tuple[tuple[str, str, Callable[[Figures], object], Callable[..., None]],
 
 
 def draw_steps(steps: Sequence[Decision]) -> str:
-    """Draw the steps of one request as an SVG file: tokens of each step by drafter, and the time gained below."""
+    """Draw the steps of a request as SVG: tokens of each step by drafter, and the gained time below."""
     return _to_svg(partial(_step_figure, steps), "default", transparent=False)
 
 

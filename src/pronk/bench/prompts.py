@@ -72,7 +72,7 @@ class Prompt:
 
 
 def sample_prompts() -> list[Prompt]:
-    """Return the suite ``sample``: some of HumanEval, GSM8K, HumanEvalPack (all MIT), and prompts of this project."""
+    """Return the suite ``sample``: HumanEval, GSM8K, HumanEvalPack (parts, all MIT), and own prompts."""
     with as_file(files("pronk.bench") / "prompts.jsonl") as path:
         return load_prompts(path)
 
@@ -235,7 +235,7 @@ def encode(llm: LLM, prompt: Prompt, answers: Sequence[str] = (), *, chat: bool 
 
 
 def fit(ids: Sequence[int], limit: int) -> list[int]:
-    """Cut the middle out, so that ``limit`` ids are left: a question stands at the start or at the end of a prompt."""
+    """Cut the middle out, down to ``limit`` ids: questions stand at the start or the end of a prompt."""
     if len(ids) <= limit:
         return list(ids)
     head = limit // 2

@@ -191,7 +191,7 @@ class DivergenceRecord:
 
 @dataclass(frozen=True)
 class End:
-    """End of the benchmark; ``harness_share`` is the time of the harness divided by the time of the methods."""
+    """End of the benchmark; ``harness_share`` is the harness's time divided by the methods' time."""
 
     harness_share: float
     interrupted: bool

@@ -1,4 +1,4 @@
-"""Report of a benchmark, ``pronk bench --report FOLDER``: one HTML page without scripts or external files."""
+"""Report of ``pronk bench --report FOLDER``: one HTML page without scripts or external files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables, headers and footnotes of a benchmark as text; :mod:`render` and :mod:`report` put them into a medium."""
+"""Tables, headers and footnotes of a benchmark as text, for :mod:`render` and :mod:`report`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Table:
 
 
 def explain(document: Document, *, wide: bool = False) -> dict[str, str]:
-    """Return the meaning of every column heading; ``wide`` adds those of :func:`cost_table`'s extra columns."""
+    """Return the meaning of every column; ``wide`` adds the extra columns of :func:`cost_table`."""
     terms = _GLOSSARY | (_WIDE if wide else {})
     if document.arguments.get("workers", 1) > 1:
         terms |= _WORKERS
@@ -61,7 +61,7 @@ def explain(document: Document, *, wide: bool = False) -> dict[str, str]:
 def speed_table(
     model: ModelResult, temperatures: Sequence[float] | None = None, tasks: Sequence[str] | None = None
 ) -> Table:
-    """Return speed-up, acceptance and exactness of each method on each task, with temperatures side by side.
+    """Return speed-up, acceptance and exactness by method and task, temperatures side by side.
 
     Args:
         model: the metrics.
@@ -120,7 +120,7 @@ def _speed(figures: Figures | None) -> tuple[str, ...]:
 
 
 def _same(row: Sequence[Figures]) -> str:
-    """Format the number of equal outputs over all temperatures; a star means that all others part at near ties."""
+    """Format the number of equal outputs; a star means that all other outputs part at near ties."""
     compared = [figures for figures in row if figures.compared is not None]
     if not compared:
         return ""

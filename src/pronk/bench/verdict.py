@@ -12,7 +12,7 @@ Measured = tuple[Range, Figures]
 
 
 def make_verdict(model: ModelResult, temperature: float) -> tuple[str, ...]:
-    """Return one paragraph each about plain decoding, peers, exactness and data quality; empty ones are left out."""
+    """Return paragraphs about plain decoding, peers, exactness and data quality, without empty ones."""
     return _Verdict(model.figures, temperature).paragraphs()
 
 

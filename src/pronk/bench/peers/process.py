@@ -136,7 +136,7 @@ class WorkerProcess:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return this process's environment without paths to its packages, offline, and with a number of threads."""
+    """Return this process's environment without paths to packages, offline, with a number of threads."""
     # The model is local, so no library needs to wait for a network.
     fixed = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
@@ -144,7 +144,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _read_lines(stream: IO[bytes], lines: queue.Queue[bytes]) -> None:
-    """Put every line into the queue, then ``b""`` for the end: a queue can wait with a timeout on every platform."""
+    """Put all lines into the queue, then ``b""``: a queue waits with a timeout on every platform."""
     with contextlib.suppress(ValueError):  # closed while reading
         for line in stream:
             lines.put(line)

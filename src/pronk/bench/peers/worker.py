@@ -70,7 +70,7 @@ class _Worker:
 
 
 def _private_stdout() -> TextIO:
-    """Return a copy of standard output for the protocol, and redirect prints of libraries to standard error."""
+    """Return a copy of standard output for the protocol; prints of libraries go to standard error."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return channel
@@ -90,7 +90,7 @@ def _reset_peak() -> None:
 
 
 def _peak_memory() -> int:
-    """Return bytes. ``VmHWM`` is preferred: ``ru_maxrss`` includes the parent's memory at the time of the fork."""
+    """Return bytes, from ``VmHWM`` if possible: ``ru_maxrss`` includes the parent's memory at the fork."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text(encoding="ascii", errors="replace").splitlines():

@@ -51,7 +51,7 @@ class _PublicNamespace(Namespace):
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, which marks the assistant's text for training; its body is rendered as it is."""
+    """The block ``{% generation %}``, a mark for training; its body is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -74,7 +74,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without HTML escapes, unlike Jinja's own filter: models are trained on text without them."""
+    """Return JSON without the HTML escapes of Jinja's own filter: models are trained without them."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -111,7 +111,7 @@ def _compile(source: str) -> tuple[Template, bool]:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Return whether an expression is the content of a message, possibly filtered or sliced; as vLLM decides it."""
+    """Return whether an expression is a message's content, possibly filtered or sliced; as in vLLM."""
     if isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
         return node.node is not None and _is_content(node.node)
     if isinstance(node, nodes.Getitem):
@@ -128,7 +128,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _answer(line: bytes) -> bytes:
-    """Compile the template of a request, render it with the values of the request if there are any, and reply."""
+    """Compile the template of a request, render it with the request's values if any, and reply."""
     reply: dict[str, Any] = {"over_limit": True}
     try:
         request = json.loads(line.decode("utf-8", "surrogatepass"))

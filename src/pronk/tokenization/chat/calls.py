@@ -92,7 +92,7 @@ class CallReader:
         return self._taken()
 
     def flush(self) -> list[str | CallPart]:
-        """End the answer and return the text that was held back, except for an incomplete call after a first one."""
+        """End the answer; return the text that was held back, without an incomplete later call."""
         if not self._within and not (self._count and self._blank):
             self._settle()
         if self._blanks and not self._count:

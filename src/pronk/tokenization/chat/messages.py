@@ -38,7 +38,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with the parts of its content as lines of one text, for templates that expect a text."""
+    """Return a message with its content parts as lines of one text, for templates that expect a text."""
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)
@@ -46,7 +46,7 @@ def join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with the ids of calls cut to their last nine letters and digits, for Mistral's templates."""
+    """Return a message with call ids cut to their last nine characters, for Mistral's templates."""
     changed = _with_short_id(message, "tool_call_id")
     if isinstance(calls := message.get("tool_calls"), (list, tuple)):
         changed["tool_calls"] = [_with_short_id(call, "id") if isinstance(call, Mapping) else call for call in calls]

@@ -23,7 +23,7 @@ __all__ = ["Renderer", "default_renderer"]
 
 
 class Renderer:
-    """Compile and render chat templates in a child process, which starts on demand and again after it was ended.
+    """Compiles and renders chat templates in a child process that is started on demand.
 
     Threads may share a renderer; their requests are served one after another.
 

@@ -150,7 +150,7 @@ class ToolForm:
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> str:
-    """Return the JSON schema of a tool's arguments as text; a tool without parameters takes an empty object.
+    """Return the JSON schema of a tool's arguments as text; without parameters, of an empty object.
 
     Raises:
         OptionError: the parameters are not the schema of an object.

@@ -60,14 +60,14 @@ def disguise(
         return f"{kept}{characters['']}{text[len(kept) :]}"
 
     def hide_key(text: str) -> str:
-        """Replace names in a key; keys that are identifiers get no final character, so that the template finds them."""
+        """Replace names in a key; identifiers get no final character, so that the template finds them."""
         return hide_names(text) if text.isidentifier() else hide(text)
 
     return _mapped(messages, hide, hide_key), {character: name for name, character in characters.items()}
 
 
 def reveal(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Split a text at the characters of :func:`disguise`; yield each piece and whether it is a special token's name."""
+    """Split a text at the characters of :func:`disguise`; yield pieces, marked if special names."""
     for piece in re.split(f"([{''.join(names)}])", text) if names else [text]:
         if name := names.get(piece, piece):
             yield name, piece in names

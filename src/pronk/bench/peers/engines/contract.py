@@ -52,7 +52,7 @@ class PeerRequest:
 
 @dataclass(frozen=True)
 class Generated:
-    """Output token ids, seconds of prefill and decoding, and seconds to the first token if the engine reports them."""
+    """Output token ids, and seconds of prefill, of decoding and, if reported, to the first token."""
 
     token_ids: list[int]
     seconds: float

@@ -18,7 +18,7 @@ _LOOKUP_TOKENS = 10
 
 
 class _Clock:
-    """A streamer that records the time of the prompt, which is delivered first, and of the first new token."""
+    """A streamer that records the times of the prompt, which comes first, and of the first new token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -24,7 +24,7 @@ class OpenVino:
     """``LLMPipeline.generate`` on token ids."""
 
     def load(self, config: WorkerConfig) -> Loaded:
-        """Read the GGUF file and compile the model; the KV cache is not quantized, unlike the library's default."""
+        """Read the GGUF file and compile the model, with a KV cache that is not quantized."""
         self.lookup = config.variant == "prompt_lookup"
         properties = _properties(config)
         scheduler = genai.SchedulerConfig()
@@ -67,7 +67,7 @@ class OpenVino:
 
 
 def _properties(config: WorkerConfig) -> dict[str, Any]:
-    """Return OpenVINO's settings: computation in the config's dtype, or in float32 if the CPU lacks this dtype."""
+    """Return OpenVINO's settings: the config's dtype, or float32 if the CPU lacks this dtype."""
     dtype, capability = _DTYPES[config.dtype]
     computed = dtype if capability in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
     return {
