@@ -119,7 +119,8 @@ def test_a_plain_checkpoint_that_says_it_is_quantized(checkpoint: MakeCheckpoint
     refuse(folder, r"missing tensors: .* and \d+ more")
     edit_config(folder, quantization_config={"quant_method": "hqq"})
     refuse(
-        folder, r"model: quantization_config: expected the quant_method .* found 'hqq'; use a checkpoint in one of them"
+        folder,
+        r"model: quantization_config: expected the quant_method .* found 'hqq'; use a checkpoint in one of these",
     )
 
 
@@ -132,6 +133,6 @@ def test_scales_of_the_cache_and_of_activations_are_left(folders: Callable[[str]
     refuse(folder, "unexpected tensors: model.layers.0.self_attn.k_scale")
     config = json.loads(json.dumps(kind.config).replace('"dynamic": true', '"dynamic": false'))
     edit_config(folder, quantization_config=config | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
-    with pytest.warns(UserWarning, match=r"model: static activation scales .*; kv_cache_scheme is not followed"):
+    with pytest.warns(UserWarning, match=r"model: static scales .*; kv_cache_scheme is ignored"):
         found = load(folder)
     assert torch.equal(text_logits(found, TEXT), expected)

@@ -1,1 +1,1 @@
-"""Quantized weights: checkpoint formats, GGUF files, and the quantization of checkpoints."""
+"""Quantized weights: checkpoint formats, GGUF files, and the quantization of a checkpoint."""

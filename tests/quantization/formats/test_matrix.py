@@ -43,8 +43,8 @@ def test_rows() -> None:
         ({"scale": torch.ones(4, 2).half()}, "in float32, found"),
         ({"scale": torch.full((4, 2), torch.nan)}, "expected finite numbers in scale"),
         ({"minimum": torch.full((4, 2), torch.inf)}, "expected finite numbers in minimum"),
-        ({"order": torch.zeros(64, dtype=torch.int64)}, "expected an order of the 64 inputs"),
-        ({"order": torch.arange(63)}, "expected an order of the 64 inputs"),
+        ({"order": torch.zeros(64, dtype=torch.int64)}, "expected an order that is a permutation of the 64 inputs"),
+        ({"order": torch.arange(63)}, "expected an order that is a permutation of the 64 inputs"),
     ],
     ids=str,
 )

@@ -97,14 +97,14 @@ def test_older_configs() -> None:
 def test_what_is_not_followed_is_said() -> None:
     assert not scheme_of(INTS).notes
     cache = scheme_of(INTS | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
-    assert cache.notes == ("kv_cache_scheme is not followed: keys and values are not quantized",)
+    assert cache.notes == ("kv_cache_scheme is ignored: the KV cache is not quantized",)
     assert cache.ignored.fullmatch("layers.3.self_attn.k_scale")
     assert cache.ignored.fullmatch("layers.3.self_attn.v_proj.output_scale")
     assert not cache.ignored.fullmatch("layers.3.self_attn.k_proj.weight_scale")
     group = INTS["config_groups"]["group_0"] | {"input_activations": {"num_bits": 8, "type": "int", "dynamic": False}}
     static = scheme_of(INTS | {"config_groups": {"group_0": group}})
     assert len(static.notes) == 1
-    assert "static activation scales are not used" in static.notes[0]
+    assert "static scales of activations are not used" in static.notes[0]
     assert "bfloat16" in scheme_of(FP8).notes[0]
     assert "static activation scales" in scheme_of(FP8 | {"activation_scheme": "static"}).notes[1]
 

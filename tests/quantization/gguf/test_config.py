@@ -74,8 +74,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda w: w.add_array("llama.swiglu_clamp_exp", [7.0] * 100),
         r"llama.swiglu_clamp_exp = \[7.0, 7.0, .* is not supported",
     ),
-    "value length": (number("attention.value_length", 4), "attention.value_length: expected 8, the key_length, f"),
-    "odd head": (number("attention.key_length", 7), "rope.dimension_count: expected 7, the key_length"),
+    "value length": (number("attention.value_length", 4), "attention.value_length: expected 8 as attention.key_l"),
+    "odd head": (number("attention.key_length", 7), "rope.dimension_count: expected 7 as attention.key_length"),
     "longrope": (
         lambda w: w.add_string("llama.rope.scaling.type", "longrope"),
         "llama.rope.scaling.type: expected none, linear or yarn, found 'longrope'",
@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "divisors of nothing": (
         lambda w: w.add_tensor("rope_freqs.weight", np.array([1, 0, 1, 1], np.float32)),
-        "tensor rope_freqs.weight: expected numbers above 0",
+        "tensor rope_freqs.weight: expected finite numbers above 0",
     ),
 }
 
@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[str, Any, gguf.GGUFValueType | None, str]] = {
     "architecture": ("general.architecture", "gemma3", None, "unknown architecture 'gemma3'; supported .*llama, "),
     "no layers": ("llama.block_count", 0, None, "llama.block_count: expected an integer in 1..10000, found 0"),
     "layers without end": ("llama.block_count", 2**31, None, "in 1..10000, found 2147483648"),
-    "heads": ("llama.attention.head_count", 5, None, "head_count: expected a divisor of the embedding_length 48"),
+    "heads": ("llama.attention.head_count", 5, None, "head_count: expected a divisor of embedding_length 48"),
     "shared heads": ("llama.attention.head_count_kv", 4, None, "head_count_kv: expected a divisor of 6 heads, found 4"),
     "epsilon": ("llama.attention.layer_norm_rms_epsilon", float("nan"), None, "rms_epsilon: expected .* found nan"),
     "a text": ("llama.context_length", "much", gguf.GGUFValueType.STRING, "context_length: expected an integer"),

@@ -189,7 +189,7 @@ def damage(path: Path, tensor: str, at: int, value: bytes) -> Path:
 def test_damaged_blocks(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0")
     damage(path, "blk.1.ffn_down.weight", 34, np.float16("nan").tobytes())
-    refuse(path, r"tensor blk.1.ffn_down.weight \(Q8_0\): expected finite numbers in scale, found others")
+    refuse(path, r"tensor blk.1.ffn_down.weight \(Q8_0\): expected finite numbers in scale, found NaN or infinity")
 
 
 def refuse(path: Path, message: str) -> None:
@@ -244,7 +244,7 @@ def test_other_blocks_are_refused(kind: str, checkpoint: MakeCheckpoint, tmp_pat
 
     path = convert(checkpoint("llama", **SHAPE), tmp_path / "a.gguf", "Q8_0", change=change)
     refuse(
-        path, f"tensor output.weight: expected F32, .*Q6_K, found {kind}; take another file of this model, Q4_K_M or"
+        path, f"tensor output.weight: expected F32, .*Q6_K, found {kind}; use a Q4_K_M or Q8_0 file of this model, or"
     )
 
 
@@ -281,7 +281,7 @@ def test_several_parts(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"expected a name that ends in -00001-of-00003.gguf, as it is the first"):
         GgufCheckpoint(renamed)
     parts[2].unlink()
-    with pytest.raises(CheckpointError, match=r"expected 3 files beside each other, found no a-00003-of-00003.gguf"):
+    with pytest.raises(CheckpointError, match=r"expected 3 files in the same folder, found no a-00003-of-00003.gguf"):
         GgufCheckpoint(parts[0])
     shutil.copyfile(parts[1], parts[2])
     with pytest.raises(CheckpointError, match=r"expected tensor .* in one part, found it in two"):

@@ -92,7 +92,7 @@ BAD = {
     "a name of other bytes": (file_of([pair(b"\xff\xfe", 4, bytes(4))]), "name of a value: expected text in UTF-8"),
     "a name of several lines": (file_of([pair("a\nb", 4, bytes(4))]), r"printable characters, found 'a\\nb'"),
     "a value of no type": (file_of([pair("a", 13, bytes(8))]), r"a: expected a value of a known type .* found type 13"),
-    "a flag of 2": (file_of([pair("a", 7, b"\2")]), "a: expected 0 or 1 for a flag, found 2"),
+    "a flag of 2": (file_of([pair("a", 7, b"\2")]), "a: expected 0 or 1 for a bool, found 2"),
     "a text beyond the file": (
         file_of([pair("a", STRING, struct.pack("<Q", 99))]),
         "expected 99 bytes at .* truncated",
@@ -101,7 +101,7 @@ BAD = {
     "numbers without end": (file_of([pair("a", ARRAY, struct.pack("<IQ", 10, MANY))]), "expected 9223372036854775808 "),
     "texts without end": (
         file_of([pair("a", ARRAY, struct.pack("<IQ", STRING, MANY))]),
-        "a: expected as many texts as .* found 1152921504606846976 announced",
+        "a: expected as many strings as .* found 1152921504606846976 announced",
     ),
     "texts beyond the file": (
         file_of([pair("a", ARRAY, struct.pack("<IQ", STRING, 2) + text("x") + struct.pack("<Q", MANY))]),
@@ -109,7 +109,7 @@ BAD = {
     ),
     "an array of arrays": (
         file_of([pair("a", ARRAY, struct.pack("<IQ", ARRAY, 1) + struct.pack("<IQ", ARRAY, 1) * 100)]),
-        "a: expected an array of numbers or texts, found one of arrays",
+        "a: expected an array of numbers or strings, found an array of arrays",
     ),
     "an array of no type": (file_of([pair("a", ARRAY, struct.pack("<IQ", 77, 1))]), "a: .* array of a known type"),
     "an alignment of 0": (file_of([pair(ALIGNMENT, 4, bytes(4))]), "expected a power of two in 8..1048576, found"),
@@ -131,7 +131,7 @@ BAD = {
     "a tensor twice": (file_of(infos=[ONE, ONE], data=bytes(64)), "expected tensor a once, found it twice"),
     "tensors on top of each other": (
         file_of(infos=[tensor_info("a", [16], 0, 0), tensor_info("b", [4], 0, 32)], data=bytes(128)),
-        "tensor b: expected bytes of its own",
+        "tensor b: expected a place of its own",
     ),
 }
 
@@ -155,7 +155,7 @@ def test_bad_files(name: str, tmp_path: Path) -> None:
 def test_a_text_of_other_bytes_is_refused_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(file_of([pair("a", STRING, text(b"\xff"))]))
     file = GgufFile(tmp_path / "a.gguf")
-    with pytest.raises(CheckpointError, match="a: expected text in UTF-8, found other bytes"):
+    with pytest.raises(CheckpointError, match="a: expected text in UTF-8, found invalid bytes"):
         file.get("a")
 
 

@@ -273,20 +273,20 @@ def unlike(writer: gguf.GGUFWriter) -> None:
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "no tokenizer": (lambda w: None, {}, "expected a tokenizer of the kind gpt2 or llama, found none; take the model"),
-    "no vocabulary": (lambda w: w.add_tokenizer_model("no_vocab"), {}, "kind gpt2 or llama, found none"),
-    "another kind": (lambda w: no_merges(w, "a", model="bert"), {}, "of the kind gpt2 or llama, found 'bert'"),
+    "no tokenizer": (lambda w: None, {}, "expected tokenizer.ggml.model to be gpt2 or llama, found none; use the or"),
+    "no vocabulary": (lambda w: w.add_tokenizer_model("no_vocab"), {}, "to be gpt2 or llama, found none"),
+    "another kind": (lambda w: no_merges(w, "a", model="bert"), {}, "to be gpt2 or llama, found 'bert'"),
     "a way to split": (lambda w: no_merges(w, "a", pre="poro-chat"), {}, "ggml.pre to be one of .*'poro-chat'"),
-    "no way to split": (lambda w: no_merges(w, "a", pre=None), {}, "ggml.pre to be one of .*, found None; the"),
+    "no way to split": (lambda w: no_merges(w, "a", pre=None), {}, "ggml.pre to be one of .*, found None; use"),
     "a token twice": (lambda w: no_merges(w, "a", "b", "a"), {}, "expected every token once, found 'a' twice"),
     "a long token": (lambda w: no_merges(w, "a" * 1025), {}, "tokens of at most 1024 characters, found one of 1025"),
-    "other merges": (crossed, {}, "expected merges of known tokens, found others"),
+    "other merges": (crossed, {}, "expected merges that match the tokens, found a mismatch"),
     "few kinds": (unlike, {}, "tokenizer.ggml.token_type: expected one for each of 2 tokens, found 1"),
     "few scores": (lambda w: scored(w, [0.0]), {}, "tokenizer.ggml.scores: expected one for each of 3 tokens, found 1"),
     "no scores": (lambda w: scored(w, [0.0, 0.0, float("nan")]), {}, "tokenizer.ggml.scores: expected a finite number"),
     "no bos": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": True}, "add_bos_token: expected bos_token_id"),
     "words": (lambda w: no_merges(w, "a"), {"ggml__add_bos_token": "yes"}, "add_bos_token: expected true or false"),
-    "template": (lambda w: no_merges(w, "a"), {"chat_template": True}, "chat_template: expected a text, found bool"),
+    "template": (lambda w: no_merges(w, "a"), {"chat_template": True}, "chat_template: expected a string, found bool"),
 }  # fmt: skip
 
 

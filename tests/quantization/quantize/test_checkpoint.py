@@ -278,7 +278,7 @@ def test_models_that_predict_nothing(
     damaged = tensors(source)
     damaged[name][:] = value
     save_file(damaged, source / "model.safetensors", metadata={"format": "pt"})
-    refuse(source, tmp_path / "x", CheckpointError, f"{where}: expected finite numbers behind it, found others")
+    refuse(source, tmp_path / "x", CheckpointError, f"{where}: expected finite numbers in its output, found NaN")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 

@@ -1,1 +1,1 @@
-"""Formats of quantized checkpoints, and the matrices that all of them are read into."""
+"""Checkpoint formats of 8-bit and 4-bit weights, and their conversion to a common representation."""

@@ -1,8 +1,8 @@
 """AWQ checkpoints in the version ``gemm``, as AutoAWQ writes them (Lin et al. 2024).
 
-4-bit codes and zero points are packed along the outputs: ``qweight`` ``[inputs, outputs / 8]`` and ``qzeros``
-``[groups, outputs / 8]``. The nibbles of a word, lowest first, belong to the outputs 0, 2, 4, 6, 1, 3, 5, 7. A weight
-is ``scales[g] * (code - zero[g])`` with ``g = input // group``.
+4-bit codes (``qweight`` ``[inputs, outputs / 8]``) and zero points (``qzeros`` ``[groups, outputs / 8]``) are packed
+along the outputs. The nibbles of a word, the lowest first, belong to the outputs 0, 2, 4, 6, 1, 3, 5, 7. A weight is
+``scales[g] * (code - zero[g])`` with ``g = input / group``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pronk.quantization.formats.scheme import NOTHING, LinearModule, StoredTenso
 __all__ = ["AWQ"]
 
 _INSTEAD = "use an AWQ checkpoint of 4 bits in the version gemm, or the model's 16-bit weights"
-# Position of each output's nibble in a word: the inverse permutation of 0 2 4 6 1 3 5 7.
+# Nibble of a word that holds each of its eight outputs: the inverse of 0 2 4 6 1 3 5 7.
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @dataclass(frozen=True)
 class AWQ:
-    """Quantization scheme of an AWQ checkpoint.
+    """Scheme of an AWQ checkpoint.
 
     Attributes:
         group: number of inputs per group; -1 is the whole row.
-        plain: substrings of the names of modules that are not quantized.
+        plain: substrings of the names of unquantized modules, matched anywhere in a name as in AutoAWQ.
     """
 
     group: int
@@ -45,11 +45,7 @@ class AWQ:
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> AWQ:
-        """Read a ``quantization_config``, or a ``quant_config.json`` of older checkpoints.
-
-        Raises:
-            ConfigError: a value is missing, contradictory or not supported.
-        """
+        """Parse a ``quantization_config``, or the ``quant_config.json`` of older checkpoints."""
         check_bits("bits", config.get("bits", config.get("w_bit", 4)), (4,), _INSTEAD)
         version = config.get("checkpoint_format") or config.get("format") or config.get("version") or "gemm"
         if str(version).lower() != "gemm":
@@ -64,7 +60,7 @@ class AWQ:
         return cls(size, tuple(listed(config, "modules_to_not_convert")))
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        """Return the stored form of a module's weight; ``None`` if it is not quantized."""
+        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         if module.head or module.transposed or any(part in module.name for part in self.plain):
             return None
         if module.outputs % 8:
@@ -97,5 +93,5 @@ class _Weight:
 
 
 def _unpack(packed: Tensor, outputs: int) -> Tensor:
-    """Unpack int32 ``[rows, outputs / 8]`` into uint8 ``[rows, outputs]``."""
+    """Unpack int32 ``[rows, outputs / 8]`` to uint8 ``[rows, outputs]``."""
     return unpack(packed, 4, outputs).unflatten(1, (-1, 8))[..., _PLACES].flatten(1)

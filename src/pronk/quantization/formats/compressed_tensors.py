@@ -1,8 +1,9 @@
-"""Checkpoints of compressed-tensors, as LLM Compressor writes them.
+"""Checkpoints in the format compressed-tensors, as LLM Compressor writes them.
 
-``config_groups`` in ``config.json`` are rules. A rule applies to the modules that its ``targets`` match (a name, a
-regular expression after ``re:``, or a class) unless ``ignore`` matches them. A weight is ``scale * (code -
-zero_point)`` with signed integers. Packed integers are stored plus ``2**(bits - 1)``, int8 ones as they are.
+Each of the ``config_groups`` in ``config.json`` is a rule for the modules that its ``targets`` match and ``ignore``
+does not; a target is a module name, ``re:`` and a regular expression, or a class. A weight is
+``scale * (code - zero_point)`` with signed codes. Packed codes are stored with an offset of ``2**(bits - 1)``, int8
+codes without.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ __all__ = ["CompressedTensors"]
 
 _FORMATS = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
 _INSTEAD = f"use a checkpoint in the format {', '.join(_FORMATS)}, or the model's 16-bit weights"
-# Settings that change the computation beyond the weights.
+# Options that change the forward pass or the weights in ways that are not implemented.
 _REFUSED = ("transform_config", "moe_sparsity_config")
 
-# Tensor names of the scales of a quantized KV cache: module attributes, or outputs of the projections.
+# Scales of a quantized KV cache, stored beside the projections or at their outputs.
 _CACHE_SCALES = re.compile(r"layers\.\d+\.self_attn\.([qkv]_proj\.output_|[qkv]_)(scale|zero_point)")
-_CACHE_NOTE = "kv_cache_scheme is not followed: keys and values are not quantized"
+_CACHE_NOTE = "kv_cache_scheme is ignored: the KV cache is not quantized"
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """One of the ``config_groups``; ``bits`` is ``None`` if its weights are not quantized."""
+    """One of the ``config_groups``; ``bits`` is ``None`` if the weights are not quantized."""
 
     targets: tuple[str, ...]
     format: str = ""
@@ -67,13 +68,13 @@ class _Rule:
 
 @dataclass(frozen=True)
 class CompressedTensors:
-    """Quantization scheme of a compressed-tensors checkpoint.
+    """Scheme of a compressed-tensors checkpoint.
 
     Attributes:
-        rules: parsed ``config_groups``, in the order of the config.
+        rules: rules in the order of ``config_groups``.
         ignore: targets of modules that are not quantized.
-        notes: deviations from the checkpoint's settings, one line each.
-        ignored: pattern of the names of tensors that are not used.
+        notes: deviations from ``config.json``, one line each.
+        ignored: pattern of the names of unused tensors.
     """
 
     rules: tuple[_Rule, ...]
@@ -85,11 +86,7 @@ class CompressedTensors:
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> CompressedTensors:
-        """Read a ``quantization_config``.
-
-        Raises:
-            ConfigError: a value is missing, contradictory or not supported.
-        """
+        """Parse a ``quantization_config``."""
         for key in _REFUSED:
             if config.get(key):
                 refuse(f"no {key}", config[key], _INSTEAD)
@@ -114,12 +111,12 @@ class CompressedTensors:
         )
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Return the stored form of a module's weight; ``None`` if it is not quantized."""
-        # The format covers linear modules only; GPT-2's transposed matrices are of the class Conv1D.
+        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
+        # compressed-tensors matches the classes Linear and Embedding only; GPT-2's matrices are of the class Conv1D.
         if module.transposed or any(_rank(target, module.name) is not None for target in self.ignore):
             return None
         matches = [
-            (rank, target, -number)  # closest match; ties: first target by name, then the last rule
+            (rank, target, -number)  # closest match; ties go to the first target by name, then to the last rule
             for number, rule in enumerate(self.rules)
             for target in rule.targets
             if (rank := _rank(target, module.name)) is not None
@@ -128,7 +125,7 @@ class CompressedTensors:
 
 
 def _rank(target: str, name: str) -> int | None:
-    """Return 0, 1 or 2 for a match by name, regular expression or class; ``None`` without a match."""
+    """Return 0 for a match by name, 1 by regular expression, 2 by class, ``None`` for no match."""
     if target == name:
         return 0
     if target.startswith("re:"):
@@ -148,7 +145,7 @@ def _targets(targets: Sequence[str]) -> tuple[str, ...]:
 
 def _rule(group: object, default: object) -> _Rule:
     if not isinstance(group, dict):
-        refuse("objects in config_groups", group, "write the scheme as an object, not as a preset name")
+        refuse("objects in config_groups", group, "write out the fields of the preset scheme")
     targets = _targets(listed(group, "targets"))
     weights = group.get("weights")
     if group.get("output_activations"):
@@ -166,7 +163,7 @@ def _rule(group: object, default: object) -> _Rule:
 
 
 def _weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
-    """Parse the ``weights`` of a rule."""
+    """Parse the ``weights`` of a rule into arguments of :class:`_Rule`."""
     kind = check_choice("quantization_config: type", weights.get("type", "int"), ("int", "float"), error=ConfigError)
     if _FORMATS[layout] not in (None, kind):
         refuse(f"weights of the type {_FORMATS[layout]} for {layout}", kind, "restore config.json from its source")
@@ -193,7 +190,7 @@ def _weights(weights: Mapping[str, Any], layout: str) -> dict[str, Any]:
 
 
 def _block(structure: object) -> tuple[int, int]:
-    """Parse ``[128, 128]``, or ``"128x128"`` as older versions write it."""
+    """Parse ``[128, 128]``, or ``"128x128"`` of older versions, as outputs and inputs of a block."""
     found = structure
     if isinstance(structure, str):
         text = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", structure)

@@ -1,4 +1,4 @@
-"""Lookup of the quantization format of a checkpoint."""
+"""Selection of the quantization format of a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,18 +24,14 @@ _FORMATS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
 
 
 def scheme_of(config: Mapping[str, Any]) -> Scheme:
-    """Parse a ``quantization_config`` into the scheme of its ``quant_method``.
-
-    Raises:
-        ConfigError: the format or one of its settings is not supported.
-    """
+    """Return the scheme of a ``quantization_config``; refuse an invalid or unsupported one."""
     method = config.get("quant_method")
     if method is None and "config_groups" in config:
         method = "compressed-tensors"
     if not isinstance(method, str) or method not in _FORMATS:
         msg = (
             f"quantization_config: expected the quant_method {', '.join(_FORMATS)}, found {method!r:.80}; "
-            "use a checkpoint in one of them, or the model's 16-bit weights"
+            "use a checkpoint in one of these formats, or the model's 16-bit weights"
         )
         raise ConfigError(msg)
     return _FORMATS[method](config)

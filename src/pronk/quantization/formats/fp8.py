@@ -1,8 +1,8 @@
 """FP8 (e4m3) checkpoints, as DeepSeek, Qwen, vLLM and FBGEMM write them.
 
-A weight is ``weight * scale``. The scale belongs to a block of outputs and inputs (``weight_scale_inv``, usually 128 by
-128), to an output, or to the whole matrix (``weight_scale``). CPUs do not compute with FP8, and its values do not fit
-8-bit integers, so the weights are dequantized: multiplied in float32 and rounded to bfloat16.
+The scale of a weight belongs to a block of outputs and inputs (``weight_scale_inv``, usually 128 by 128), to an output,
+or to the whole matrix (``weight_scale``). CPUs have no FP8 arithmetic, and e4m3 values do not fit 8-bit integers. So
+the weights are dequantized: ``weight * scale`` is computed in float32 and rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from pronk.quantization.formats.scheme import (
 
 __all__ = ["FP8", "FP8_NOTE", "FP8Weight"]
 
-FP8_NOTE = "FP8 weights are dequantized to bfloat16 and take twice the memory of the file"
+FP8_NOTE = "FP8 weights are dequantized to bfloat16, which takes twice the memory of the file"
 
 _INSTEAD = "use a checkpoint of e4m3 weights with blocks, or the model's 16-bit weights"
 _SCALES = ("weight_scale_inv", "weight_scale")
-# Names of the activation scales in transformers and in vLLM.
+# Names of activation scales in checkpoints of transformers and vLLM.
 _ACTIVATIONS = ("activation_scale", "input_scale", "input_scale_ub")
 
 
 @dataclass(frozen=True)
 class FP8:
-    """Quantization scheme of an FP8 (e4m3) checkpoint.
+    """Scheme of an FP8 checkpoint.
 
     Attributes:
-        block: outputs and inputs that share a scale; ``None`` is one scale per output or per matrix.
-        plain: patterns of the names of modules that are not quantized.
-        notes: deviations from the checkpoint's settings, one line each.
+        block: number of outputs and inputs per scale; ``None`` is one scale per output or per matrix.
+        plain: patterns of the names of unquantized modules.
+        notes: deviations from ``config.json``, one line each.
     """
 
     block: tuple[int, int] | None
@@ -57,11 +57,7 @@ class FP8:
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> FP8:
-        """Read a ``quantization_config``.
-
-        Raises:
-            ConfigError: a value is contradictory or not supported.
-        """
+        """Parse a ``quantization_config``."""
         if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
             refuse("fmt e4m3", config["fmt"], _INSTEAD)
         if config.get("modules_to_convert"):
@@ -76,7 +72,7 @@ class FP8:
         return cls(None if block is None else (block[0], block[1]), tuple(plain), (FP8_NOTE, *static))
 
     def weight(self, module: LinearModule) -> FP8Weight | None:
-        """Return the stored form of a module's weight; ``None`` if it is not quantized."""
+        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         if module.head or module.transposed or any(names(module.name, pattern) for pattern in self.plain):
             return None
         return FP8Weight(module, self.block, _SCALES[:1] if self.block else _SCALES)
@@ -84,12 +80,12 @@ class FP8:
 
 @dataclass(frozen=True)
 class FP8Weight:
-    """An e4m3 weight and its scales.
+    """Stored weight of e4m3 values and its scales.
 
     Attributes:
-        module: linear module that the weight belongs to.
-        block: outputs and inputs that share a scale; ``None`` is one scale per output or per matrix.
-        scales: possible names of the tensor of scales.
+        module: linear module of the weight.
+        block: number of outputs and inputs per scale; ``None`` is one scale per output or per matrix.
+        scales: possible names of the scale tensor, exactly one of which is in the file.
     """
 
     module: LinearModule
@@ -98,7 +94,7 @@ class FP8Weight:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors, by their names within the module."""
+        """Tensors of the file, by their names within the module."""
         _, outputs, inputs, *_ = self.module
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs, 1), (outputs,))
         if self.block is not None:
@@ -109,8 +105,8 @@ class FP8Weight:
             **{name: StoredTensor(None, FLOATS, required=False) for name in _ACTIVATIONS},
         }
 
-    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - the result is not quantized
-        """Dequantize to bfloat16 ``[outputs, inputs]``; ``codes`` is unused."""
+    def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> Tensor:  # noqa: ARG002 - FP8 has no integer codes
+        """Return the dequantized weight, bfloat16 ``[outputs, inputs]``; ``codes`` is not used."""
         found = [name for name in self.scales if name in tensors]
         if len(found) != 1:
             msg = f"expected one of {' and '.join(self.scales)}, found {len(found)}; check that the files are complete"
@@ -120,7 +116,7 @@ class FP8Weight:
 
 
 def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str) -> Tensor:
-    """Dequantize to bfloat16 ``[outputs, inputs]`` in chunks of outputs, which bounds the float32 memory."""
+    """Dequantize to bfloat16 ``[outputs, inputs]``, in parts to keep float32 temporaries small."""
     outputs, inputs = weight.shape
     high, wide = min(block[0], outputs), min(block[1], inputs)
     if scale.dim() < 2 or scale.numel() == 1:
@@ -131,7 +127,7 @@ def _dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int], name: str
         factors = scale[rows].repeat_interleave(wide, 1)[:, :inputs]
         found = weight[start : start + OUTPUTS].float() * factors
         if not bool(found.isfinite().all()):
-            msg = f"expected finite numbers in weight and {name}, found others; the weights are damaged"
+            msg = f"expected finite numbers in weight and {name}, found NaN or infinity; download the weights again"
             raise CheckpointError(msg)
         out[start : start + OUTPUTS] = found
     return out

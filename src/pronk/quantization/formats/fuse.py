@@ -1,4 +1,4 @@
-"""Fusion of matrices with the same inputs (such as Q, K and V) that may be quantized differently."""
+"""Fusion of quantized matrices that share their inputs, such as the query, key and value projections."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ __all__ = ["fusible_runs", "stack_matrices"]
 
 
 def fusible_runs(weights: Sequence[Tensor | QuantizedMatrix]) -> list[slice]:
-    """Return the runs of adjacent matrices with equal bits, group, order and use of minima, or all plain."""
+    """Return the runs of consecutive weights that can be concatenated without conversion.
+
+    These are unquantized weights, or quantized ones that agree in bits, group size, input order and presence of minima.
+    """
     starts = [i for i, weight in enumerate(weights) if i == 0 or not _is_like(weights[i - 1], weight)]
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)]
 
 
 def stack_matrices(parts: Sequence[QuantizedMatrix], codes: Tensor) -> QuantizedMatrix | None:
-    """Stack matrices along the outputs without loss; ``None`` if they order their inputs differently.
+    """Concatenate matrices along the outputs without loss; ``None`` if their input orders differ.
 
-    Parts that differ in bits, groups or minima are converted to a common form: a 4-bit code becomes an 8-bit code with
-    the same scale, a group is split into smaller groups with the same scale, and a zero point becomes a minimum.
+    A 4-bit code is an 8-bit code with the same scale, a group can be split into smaller groups with the same scale, and
+    a zero point can be expressed as a minimum. So the result has the most bits of all parts, the greatest common
+    divisor of their group sizes, and minima if any part has minima.
 
     Args:
-        parts: matrices whose codes are views of the rows of ``codes``, in order; their codes may be modified.
-        codes: uint8 ``[outputs of all parts, inputs]``.
+        parts: matrices whose codes are consecutive rows of ``codes``; their codes may be changed in place.
+        codes: uint8 ``[sum of outputs, inputs]``.
     """
     order = parts[0].order
     if not all(_is_equal(order, part.order) for part in parts[1:]):

@@ -1,8 +1,8 @@
 """GPTQ checkpoints, as AutoGPTQ and GPTQModel write them (Frantar et al. 2023).
 
-Codes are packed along the inputs: ``qweight`` ``[inputs * bits / 32, outputs]``. Zero points are packed along the
-outputs: ``qzeros`` ``[groups, outputs * bits / 32]``. A weight is ``scales[g] * (code - zero[g])`` with
-``g = g_idx[input]``. The format ``gptq`` stores zero points minus one, ``gptq_v2`` stores them as they are.
+Codes (``qweight`` ``[inputs * bits / 32, outputs]``) are packed along the inputs, zero points (``qzeros``
+``[groups, outputs * bits / 32]``) along the outputs. A weight is ``scales[g] * (code - zero[g])`` with
+``g = g_idx[input]``. The format ``gptq`` stores ``zero - 1``, the format ``gptq_v2`` stores ``zero``.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from pronk.quantization.formats.scheme import (
 
 __all__ = ["GPTQ"]
 
-# Difference between a zero point and its stored value, by format.
+# Zero point minus its stored value, by checkpoint_format.
 _OFFSETS = {"gptq": 1, "gptq_v2": 0}
 _INSTEAD = "use a GPTQ checkpoint with 4 or 8 bits in the format gptq or gptq_v2, or the model's 16-bit weights"
-# Settings that change the computation or the layout of the weights.
+# Options that change the forward pass or the layout of the weights in ways that are not implemented.
 _REFUSED = ("adapter", "rotation", "is_marlin_format", "use_marlin")
 
 
 @dataclass(frozen=True)
 class GPTQ:
-    """Quantization scheme of a GPTQ checkpoint.
+    """Scheme of a GPTQ checkpoint.
 
     Attributes:
-        bits: bits per code.
+        bits: bits of a code.
         group: number of inputs per group; -1 is the whole row.
-        offset: difference between a zero point and its stored value.
+        offset: zero point minus its stored value.
         symmetric: whether all zero points are ``2**(bits - 1)``.
-        ordered: whether ``g_idx`` assigns inputs to groups (``desc_act``), instead of adjacent inputs.
+        ordered: ``desc_act``: whether ``g_idx`` assigns inputs to groups.
         head: whether the LM head is quantized.
-        excluded: patterns of the names of modules that are not quantized.
-        inside: suffixes of the names of the quantized modules in the layers; ``None`` is all modules.
+        excluded: patterns of the names of unquantized modules.
+        inside: suffixes of the names of quantized modules in the layers; ``None`` is all modules.
     """
 
     bits: Bits
@@ -68,11 +68,7 @@ class GPTQ:
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> GPTQ:
-        """Read a ``quantization_config``, or a ``quantize_config.json`` of older checkpoints.
-
-        Raises:
-            ConfigError: a value is missing, contradictory or not supported.
-        """
+        """Parse a ``quantization_config``, or the ``quantize_config.json`` of older checkpoints."""
         bits = check_bits("bits", config.get("bits"), (4, 8), _INSTEAD)
         found = config.get("checkpoint_format") or config.get("format") or "gptq"
         if not isinstance(found, str) or found not in _OFFSETS:
@@ -95,11 +91,11 @@ class GPTQ:
 
     @property
     def name(self) -> str:
-        """Name of the format for messages."""
+        """Name of the format with its bits."""
         return f"GPTQ of {self.bits} bits"
 
     def weight(self, module: LinearModule) -> _Weight | None:
-        """Return the stored form of a module's weight; ``None`` if it is not quantized."""
+        """Implement :meth:`Scheme.weight <pronk.quantization.formats.scheme.Scheme.weight>`."""
         if any(pattern.match(module.name) for pattern in self.excluded):
             return None
         if module.head:
@@ -127,12 +123,12 @@ class _Weight:
             "qzeros": StoredTensor(((groups, ceil(outputs * bits / 32)),), ("I32",)),
             "scales": StoredTensor(((groups, outputs),)),
             "g_idx": StoredTensor(((inputs,),), ("I32", "I64"), required=self.scheme.ordered),
-            # AutoGPTQ writes a bias of zeros for modules without one.
+            # AutoGPTQ writes a bias of zeros for modules that have none.
             "bias": StoredTensor(((outputs,),), FLOATS, required=False),
         }
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
-        check_zeros("bias", tensors, "as the model in config.json has no bias")
+        check_zeros("bias", tensors, "as by config.json the module has no bias")
         bits, group = self.scheme.bits, self.group
         unpack_into(codes, tensors["qweight"].t(), bits)
         order = None
@@ -141,21 +137,18 @@ class _Weight:
         return affine(codes, self._zeros(tensors["qzeros"]), tensors["scales"].t(), bits, group, order)
 
     def _zeros(self, packed: Tensor) -> Tensor:
-        """Unpack the zero points, ``[outputs, groups]``."""
+        """Unpack and check the zero points, int16 ``[outputs, groups]``."""
         bits, offset = self.scheme.bits, self.scheme.offset
         zeros = unpack(packed, bits, self.module.outputs).t().short() + offset
         most, middle = (1 << bits) - 1, 1 << (bits - 1)
         if int(zeros.max()) > most:
-            # A zero point of 0, stored as -1, borrows from its neighbours; readers disagree on its meaning.
-            msg = (
-                f"qzeros: expected zero points of 0..{most}, found {int(zeros.max())}, which the format "
-                "gptq cannot express; use a checkpoint in the format gptq_v2"
-            )
+            # For a zero point of 0, the stored -1 overwrites its neighbours in the word. Engines decode it differently.
+            msg = f"qzeros: expected 0..{most}, found {int(zeros.max())}; use a checkpoint in the format gptq_v2"
             raise CheckpointError(msg)
         if self.scheme.symmetric and bool((zeros != middle).any()):
             msg = (
-                f"qzeros: expected zero points of {middle}, as sym says, found {int(zeros.min())}..{int(zeros.max())}; "
-                "check sym and checkpoint_format in quantization_config"
+                f"qzeros: expected zero points of {middle}, as sym is true, found "
+                f"{int(zeros.min())}..{int(zeros.max())}; check sym and checkpoint_format in quantization_config"
             )
             raise CheckpointError(msg)
         return zeros
@@ -176,7 +169,7 @@ def _flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
 
 
 def _excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
-    """Parse ``dynamic``: rules with ``-:`` exclude modules; others change bits or groups and are refused."""
+    """Compile the ``dynamic`` rules that exclude modules (``-:``); refuse other rules."""
     if not dynamic:
         return ()
     if not isinstance(dynamic, dict):
@@ -184,9 +177,7 @@ def _excluded(dynamic: object) -> tuple[re.Pattern[str], ...]:
     patterns = []
     for rule in dynamic:
         if not rule.startswith("-:"):
-            refuse(
-                "only rules in dynamic that exclude modules (-:)", rule, "use a checkpoint without other bits for some"
-            )
+            refuse("only rules in dynamic that exclude modules (-:)", rule, "use a checkpoint with one bit width")
         try:
             patterns.append(re.compile(rule.removeprefix("-:")))
         except NO_EXPRESSION as error:

@@ -1,4 +1,4 @@
-"""Integer weights of compressed-tensors: packed into 32-bit words, or one per byte."""
+"""Integer weights of compressed-tensors: packed into 32-bit words, or one int8 each."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["PackedIntegers"]
 
 @dataclass(frozen=True)
 class PackedIntegers:
-    """An integer weight of compressed-tensors.
+    """Stored weight of integer codes.
 
-    If packed, ``weight_packed`` is int32 ``[outputs, inputs * bits / 32]``, lowest bits first, and the zero points are
-    packed along the outputs, ``[outputs * bits / 32, groups]``. Otherwise codes and zero points are int8.
+    If packed, ``weight_packed`` is int32 ``[outputs, inputs * bits / 32]`` with the first code in the lowest bits, and
+    zero points are packed along the outputs, ``[outputs * bits / 32, groups]``. Otherwise, both are int8.
 
     Attributes:
-        module: linear module that the weight belongs to.
-        bits: bits per code.
+        module: linear module of the weight.
+        bits: bits of a code.
         size: number of inputs per group; -1 is the whole row.
         packed: whether codes are packed into 32-bit words.
-        symmetric: whether there are no zero points.
+        symmetric: whether all zero points are 0.
         whole: whether the matrix has a single scale.
     """
 
@@ -42,14 +42,14 @@ class PackedIntegers:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors, by their names within the module."""
+        """Tensors of the file, by their names within the module."""
         _, outputs, inputs, *_ = self.module
         groups = ceil(inputs / self._group)
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1)) if self.whole else ((outputs, groups),)
         words = ((ceil(outputs * self.bits / 32), groups),)
         found = {
             "weight_scale": StoredTensor(shapes),
-            # Packed since compressed-tensors 0.9. Older symmetric weights have a tensor of zeros.
+            # Packed since compressed-tensors 0.9. Older versions write zeros for symmetric weights.
             "weight_zero_point": StoredTensor(
                 shapes + (words if self.packed and not self.whole else ()), ("I8", "I32"), required=not self.symmetric
             ),
@@ -67,7 +67,7 @@ class PackedIntegers:
         return group_size(self.size, self.module.inputs)
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix:
-        """Read the weight; its codes are written into ``codes``, uint8 ``[outputs, inputs]``."""
+        """Implement :meth:`StoredWeight.read <pronk.quantization.formats.scheme.StoredWeight.read>`."""
         _, outputs, inputs, *_ = self.module
         if self.packed:
             if tensors["weight_shape"].tolist() != [outputs, inputs]:
@@ -76,7 +76,7 @@ class PackedIntegers:
                 raise CheckpointError(msg)
             unpack_into(codes, tensors["weight_packed"], self.bits)
         else:
-            self._write_unsigned("weight", tensors["weight"], codes)
+            self._to_unsigned("weight", tensors["weight"], codes)
         index = tensors.get("weight_g_idx")
         order = None if index is None else order_of("weight_g_idx", index, self._group)
         scale = tensors["weight_scale"]
@@ -94,15 +94,15 @@ class PackedIntegers:
         if self.packed and not self.whole and zeros.dtype == torch.int32:
             return unpack(zeros.t(), self.bits, outputs).t()
         found = torch.empty(zeros.shape, dtype=torch.uint8)
-        self._write_unsigned("weight_zero_point", zeros, found)
+        self._to_unsigned("weight_zero_point", zeros, found)
         return found.reshape(1, 1).expand(outputs, 1) if self.whole else found
 
-    def _write_unsigned(self, name: str, integers: Tensor, codes: Tensor) -> None:
-        """Write signed integers into ``codes``, offset by ``2**(bits - 1)``."""
+    def _to_unsigned(self, name: str, integers: Tensor, codes: Tensor) -> None:
+        """Write ``integers + 2**(bits - 1)`` into ``codes``, uint8."""
         middle = 1 << (self.bits - 1)
         low, high = int(integers.min()), int(integers.max())
         if low < -middle or high >= middle:
             msg = f"{name}: expected {self.bits}-bit integers of {-middle}..{middle - 1}, found {low}..{high}"
             raise CheckpointError(msg)
-        # Both operations wrap modulo 256, so uint8 is wide enough.
+        # Addition modulo 256 needs no wider temporary.
         codes.copy_(integers.to(torch.int8).view(torch.uint8)).add_(middle)

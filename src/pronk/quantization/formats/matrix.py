@@ -1,8 +1,8 @@
-"""Common in-memory form of quantized weights, for all file formats.
+"""Common representation of quantized weights, which all file formats are converted to.
 
-A weight is ``scale * code + minimum``, or ``scale * (code - 2**(bits - 1))`` without minima. A group of adjacent codes
-along the inputs shares scale and minimum. The kernels quantize activations to 8 bits in the same groups and sum each
-group in integers; see ``kernels/README.md``.
+A weight is ``scale * code + minimum``, or without minima ``scale * (code - zero)`` with ``zero = 2**(bits - 1)``. Scale
+and minimum belong to a group of consecutive codes along the inputs. The kernels round activations to 8 bits in the same
+groups and compute each group as a sum of integer products (``kernels/README.md``).
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ __all__ = ["Bits", "QuantizedMatrix"]
 
 Bits = Literal[8, 4]
 
-# The kernels read four codes of a group at a time, and 4-bit codes are stored in pairs.
+# Divisor of group sizes: the kernels read four bytes of codes at a time, and a byte holds two 4-bit codes.
 _UNIT = 8
-# Number of products 255 * 127 whose sum fits a 32-bit integer: 65,536 * 32,385 < 2**31.
+# Limit of inputs per row: so many products of at most 255 * 127 sum to less than 2**31.
 _MOST_INPUTS = 65_536
-# Inputs by which a group may exceed the row. The kernels store the 8-bit codes of a row, padded to whole groups, and 8
-# bytes per group in the buffer of the row's 16-bit numbers, padded to 32.
+# Most inputs by which a group may exceed the row. The kernels store a row, padded to whole groups and with 8 bytes per
+# group, in the space of its 16-bit weights, padded to 32 inputs.
 _BEYOND = 31
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedMatrix:
-    """A matrix ``[outputs, inputs]`` of codes in groups along the inputs.
+    """Quantized matrix ``[outputs, inputs]`` with groups along the inputs.
 
     Attributes:
-        codes: uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1, in the order of the groups.
+        codes: uint8 ``[outputs, inputs]``, each in 0 .. 2**bits - 1, with the columns of a group adjacent.
         scale: float32 ``[outputs, groups]``, ``groups = ceil(inputs / group)``.
-        minimum: float32 ``[outputs, groups]``; ``None`` means codes with the offset ``2**(bits - 1)``.
-        bits: bits per code, 8 or 4.
-        group: number of inputs per scale, a multiple of 8 and at most ``inputs + 31``; the last group of a row may be
+        minimum: float32 ``[outputs, groups]``; ``None`` for a zero point of ``2**(bits - 1)``.
+        bits: bits of a code, 8 or 4.
+        group: number of inputs per group, a multiple of 8 and at most ``inputs + 31``; the last group of a row may be
             shorter.
-        order: int64 ``[inputs]``, input index of each column of ``codes``; ``None`` is the identity.
+        order: int64 ``[inputs]``, the input of each column of ``codes``; ``None`` for the identity.
 
     Raises:
-        ValueError: shapes, dtypes or values are inconsistent; the message is one line.
+        ValueError: the shapes, types or values are invalid; the message is one line.
     """
 
     codes: Tensor
@@ -70,24 +70,24 @@ class QuantizedMatrix:
                 msg = f"expected {name} {want} in float32, found {list(values.shape)} in {values.dtype}"
                 raise ValueError(msg)
             if not bool(values.isfinite().all()):
-                msg = f"expected finite numbers in {name}, found others; the weights are damaged"
+                msg = f"expected finite numbers in {name}, found NaN or infinity; the weights are damaged"
                 raise ValueError(msg)
         if self.order is not None and not torch.equal(self.order.sort().values, torch.arange(inputs)):
-            msg = f"expected an order of the {inputs} inputs, each of them once, found another"
+            msg = f"expected an order that is a permutation of the {inputs} inputs, found none"
             raise ValueError(msg)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """Number of outputs and inputs."""
         return self.codes.shape[0], self.codes.shape[1]
 
     @property
     def zero(self) -> int:
-        """Offset that is subtracted from each code: ``2**(bits - 1)``, or 0 with minima."""
+        """Zero point: 0 with minima, else ``2**(bits - 1)``."""
         return 0 if self.minimum is not None else 1 << (self.bits - 1)
 
     def dequantize(self) -> Tensor:
-        """Return the weights, float32 ``[outputs, inputs]``."""
+        """Return the weights, float32 ``[outputs, inputs]``, in the order of the inputs."""
         inputs = self.shape[1]
         scale = self.scale.repeat_interleave(self.group, dim=1)[:, :inputs]
         weight = scale * (self.codes.float() - self.zero)
@@ -98,6 +98,6 @@ class QuantizedMatrix:
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
     def rows(self, start: int, stop: int) -> QuantizedMatrix:
-        """Return the outputs ``start`` to ``stop`` as a view."""
+        """Return the outputs ``start`` to ``stop - 1`` as views."""
         minimum = None if self.minimum is None else self.minimum[start:stop]
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], minimum=minimum)

@@ -1,4 +1,4 @@
-"""Unpacking of codes from 32-bit words, and their conversion into a :class:`QuantizedMatrix`."""
+"""Unpacking of 32-bit words into codes, and conversion of integer formats to :class:`QuantizedMatrix`."""
 
 from __future__ import annotations
 
@@ -12,27 +12,18 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["OUTPUTS", "affine", "group_size", "order_of", "unpack", "unpack_into"]
 
-# Outputs that are converted at a time, which bounds the memory of intermediate tensors.
+# Outputs that are converted at a time, to keep temporary tensors small.
 OUTPUTS = 512
 
 
 def group_size(size: int, inputs: int) -> int:
-    """Return the number of inputs per group, a multiple of 8; ``-1`` is the whole row, rounded up."""
+    """Return ``size``, at most the row rounded up to a multiple of 8; ``-1`` is the whole row."""
     whole = ceil(inputs / 8) * 8
     return whole if size == -1 else min(size, whole)
 
 
 def unpack(packed: Tensor, bits: Bits, count: int) -> Tensor:
-    """Unpack the integers of each row, lowest bits first.
-
-    Args:
-        packed: int32 ``[rows, ceil(count * bits / 32)]``.
-        bits: bits per integer.
-        count: number of integers per row.
-
-    Returns:
-        uint8 ``[rows, count]``.
-    """
+    """Unpack int32 ``[rows, ceil(count * bits / 32)]`` to uint8 ``[rows, count]``, the lowest bits first."""
     integers = packed.contiguous().view(torch.uint8)
     if bits == 4:
         pairs = torch.empty(*integers.shape, 2, dtype=torch.uint8)
@@ -43,7 +34,7 @@ def unpack(packed: Tensor, bits: Bits, count: int) -> Tensor:
 
 
 def unpack_into(codes: Tensor, packed: Tensor, bits: Bits) -> None:
-    """Unpack integers into ``codes``, uint8 ``[outputs, inputs]``, as :func:`unpack` does."""
+    """Unpack 32-bit words into ``codes``, uint8 ``[outputs, inputs]``; see :func:`unpack`."""
     for start in range(0, len(codes), OUTPUTS):
         codes[start : start + OUTPUTS] = unpack(packed[start : start + OUTPUTS], bits, codes.shape[1])
 
@@ -51,22 +42,19 @@ def unpack_into(codes: Tensor, packed: Tensor, bits: Bits) -> None:
 def affine(
     codes: Tensor, zeros: Tensor | None, scale: Tensor, bits: Bits, group: int, order: Tensor | None = None
 ) -> QuantizedMatrix:
-    """Build the matrix of weights ``scale * (code - zero)``.
+    """Convert weights ``scale * (code - zero)`` to a :class:`QuantizedMatrix`.
 
-    A zero point becomes the minimum ``-scale * zero``. This product, ``scale * code`` and their sum are exact in
-    float32: mantissas of 16-bit scales have at most 11 bits, codes and zero points at most 8. Scales in float32, which
-    are rare, incur float32 rounding.
+    A zero point becomes a minimum of ``-scale * zero``. In float32 this product, ``scale * code`` and their sum are
+    exact: mantissas of 16-bit scales have at most 11 bits, codes and zeros at most 8. Float32 scales, which are rare,
+    are subject to float32 rounding.
 
     Args:
         codes: uint8 ``[outputs, inputs]``, in the order of the inputs; permuted by ``order`` in place.
         zeros: integers ``[outputs, groups]`` in 0 .. 2**bits - 1; ``None`` is ``2**(bits - 1)`` everywhere.
-        scale: ``[outputs, groups]``, any float dtype.
-        bits: bits per code.
+        scale: any float type, ``[outputs, groups]``; must be finite.
+        bits: bits of a code.
         group: number of inputs per group, a multiple of 8.
-        order: int64 ``[inputs]``, input index of each column of the result; ``None`` is the identity.
-
-    Raises:
-        CheckpointError: a scale is not finite.
+        order: int64 ``[inputs]``, the input of each column of the result; ``None`` for the identity.
     """
     wide = scale.float().contiguous()
     minimum = None
@@ -81,31 +69,26 @@ def affine(
 
 
 def order_of(name: str, index: Tensor, group: int, *, ordered: bool = False) -> Tensor | None:
-    """Return the permutation that makes the inputs of each group adjacent; ``None`` is the identity.
+    """Return the permutation (int64) that makes inputs of a group adjacent; ``None`` for the identity.
 
     Args:
-        name: name of the tensor, for errors.
-        index: integers ``[inputs]``, group of each input.
+        name: name of the index tensor, for errors.
+        index: integers ``[inputs]``, the group of each input (``g_idx``).
         group: number of inputs per group.
-        ordered: whether the configuration declares reordered groups, so that ``index`` must be set.
-
-    Returns:
-        int64 ``[inputs]``.
+        ordered: whether the config has ``desc_act``, so that the index must be set.
 
     Raises:
-        CheckpointError: a group has another size than ``group``, or ``index`` is not set although ``ordered``.
+        CheckpointError: the groups have other sizes than ``group``, or the index is not set although ``ordered``.
     """
     inputs = len(index)
     plain = torch.arange(inputs) // group
-    # For the identity, some writers leave the tensor at its initial value: all 0 or all -1.
+    # For the identity, some writers leave the tensor at its initial value: all 0, or all -1.
     unset = not bool((index != 0).any()) or not bool((index != -1).any())
     if torch.equal(index.long(), plain) or (unset and not (ordered and len(plain) > group)):
         return None
     if unset:
-        msg = (
-            f"{name}: expected the group of each input, 0..{int(plain[-1])}, as desc_act is true, "
-            f"found {int(index[0])} for all; use a checkpoint whose {name} was written"
-        )
+        found = f"{int(index[0])} for all as desc_act is true"
+        msg = f"{name}: expected the group of each input, 0..{int(plain[-1])}, found {found}; use another checkpoint"
         raise CheckpointError(msg)
     order = index.long().argsort(stable=True)
     if not torch.equal(index.long()[order], plain):

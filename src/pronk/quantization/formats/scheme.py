@@ -1,7 +1,7 @@
-"""Interface of the quantization formats: a scheme per checkpoint, a stored weight per linear module.
+"""Interface of the quantization formats.
 
-A :class:`Scheme` is parsed from ``config.json`` and returns a :class:`StoredWeight` for each linear module. The stored
-weight lists the expected tensors, so that unexpected keys are found, and converts them into a weight.
+The ``quantization_config`` of a checkpoint is parsed into a :class:`Scheme`. For each linear module of the model, the
+scheme returns a :class:`StoredWeight`: the tensors that the file must have, and their conversion to a weight.
 """
 
 from __future__ import annotations
@@ -32,27 +32,26 @@ __all__ = [
     "refuse",
 ]
 
-# Float dtypes, by their names in safetensors.
+# Float types by their names in safetensors.
 FLOATS = ("F32", "F16", "BF16")
 
-# Pattern that matches no name.
-NOTHING = re.compile(r"(?!)")
+NOTHING = re.compile(r"(?!)")  # matches no name
 
-# Exceptions of ``re`` for invalid, too large or too deeply nested regular expressions.
+# Raised by re.compile for invalid expressions, huge repetition counts and deep nesting.
 NO_EXPRESSION = (re.error, OverflowError, RecursionError)
 
-STATIC_NOTE = "static activation scales are not used: activations are quantized by their own range, or not at all"
+STATIC_NOTE = "static scales of activations are not used: activations are quantized dynamically, or not at all"
 
 
 class LinearModule(NamedTuple):
-    """A linear module of a model.
+    """Linear module of a model.
 
     Attributes:
         name: name in the checkpoint, such as ``model.layers.0.mlp.up_proj``.
-        outputs: number of outputs.
-        inputs: number of inputs.
+        outputs: number of output features.
+        inputs: number of input features.
         head: whether the module is the LM head.
-        transposed: whether a plain weight is stored as ``[inputs, outputs]``, as in GPT-2.
+        transposed: whether an unquantized weight is stored ``[inputs, outputs]``, as in GPT-2.
     """
 
     name: str
@@ -64,12 +63,12 @@ class LinearModule(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Expected tensor of a checkpoint.
+    """Requirements on a tensor of a checkpoint.
 
     Attributes:
-        shapes: allowed shapes; ``None`` allows any.
-        dtypes: allowed dtypes, by their names in safetensors.
-        required: whether the tensor must be present.
+        shapes: allowed shapes; ``None`` is any.
+        dtypes: allowed types by their names in safetensors.
+        required: whether the tensor must exist.
     """
 
     shapes: tuple[tuple[int, ...], ...] | None
@@ -78,64 +77,64 @@ class StoredTensor:
 
 
 class StoredWeight(Protocol):
-    """Weight that is stored in several tensors, such as codes and scales."""
+    """Quantized weight of a linear module in a file."""
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Expected tensors, by their names within the module (``qweight``)."""
+        """Tensors of the file, by their names within the module (``qweight``)."""
         ...
 
     def read(self, tensors: Mapping[str, Tensor], codes: Tensor) -> QuantizedMatrix | Tensor:
-        """Return the weight ``[outputs, inputs]``: quantized, or dequantized to bfloat16.
+        """Convert to a quantized matrix, or dequantize to bfloat16 ``[outputs, inputs]``.
 
         Args:
-            tensors: tensors of the file, checked against :attr:`tensors`.
-            codes: output buffer for the codes, uint8 ``[outputs, inputs]``; possibly rows of a larger matrix.
+            tensors: the tensors of :attr:`tensors` that the file has, with shapes and types checked.
+            codes: destination of the codes of a quantized matrix, uint8 ``[outputs, inputs]``; may be a view.
 
         Raises:
-            CheckpointError: a value is invalid; the message is one line without the name of the module.
+            CheckpointError: the values are invalid; the message is one line without the name of the module.
         """
         ...
 
 
 class Scheme(Protocol):
-    """Quantization scheme of one checkpoint."""
+    """Quantization of a checkpoint, parsed from its ``quantization_config``."""
 
     @property
     def name(self) -> str:
-        """Name of the format for messages."""
+        """Name of the format, for messages."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """Deviations from the checkpoint's settings, one line each."""
+        """Deviations of the engine from ``config.json``, one line each."""
         ...
 
     @property
     def ignored(self) -> re.Pattern[str]:
-        """Pattern of the names, without the family's prefix, of tensors that are not used."""
+        """Pattern of the names, without the family's prefix, of unused tensors."""
         ...
 
     def weight(self, module: LinearModule) -> StoredWeight | None:
-        """Return the stored form of the module's weight; ``None`` if it is not quantized."""
+        """Return the stored form of the module's weight; ``None`` if the weight is not quantized."""
         ...
 
 
 def refuse(what: str, found: object, instead: str) -> NoReturn:
-    """Raise :class:`ConfigError`: ``quantization_config`` must have ``what``; ``instead`` is the advice."""
+    """Raise a :class:`ConfigError` with the expected value, the found value and the remedy."""
     msg = f"quantization_config: expected {what}, found {found!r:.80}; {instead}"
     raise ConfigError(msg)
 
 
 def check_bits(name: str, found: object, known: Sequence[int], instead: str) -> Bits:
-    """Return the bits per code; raise :class:`ConfigError` unless they are an integer in ``known``."""
+    """Return ``found`` if it is an integer of ``known``; refuse a bool or a float of the same value."""
     if isinstance(found, bool) or not isinstance(found, int) or found not in known:
         refuse(f"{name} of {' or '.join(map(str, known))}", found, instead)
     return cast(Bits, found)
 
 
 def listed(config: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of names at a key; empty if missing. Any other value raises :class:`ConfigError`."""
+    """Return a list of names in a config, empty without the key; refuse another value."""
     found = config.get(key)
     if found is None:
         return []
@@ -145,7 +144,10 @@ def listed(config: Mapping[str, Any], key: str) -> list[str]:
 
 
 def names(module: str, pattern: str) -> bool:
-    """Whether ``pattern`` is a run of name components (``mlp.up_proj``) or a regex of the first ones."""
+    """Return whether ``pattern`` matches whole components of a module's name.
+
+    A pattern is a part of the name (``mlp.up_proj``) or a regular expression for its beginning.
+    """
     if f".{pattern.strip('.')}." in f".{module}.":
         return True
     try:
@@ -155,7 +157,7 @@ def names(module: str, pattern: str) -> bool:
 
 
 def check_zeros(name: str, tensors: Mapping[str, Tensor], why: str) -> None:
-    """Raise :class:`CheckpointError` if the tensor ``name`` exists and is not all zeros."""
+    """Raise a :class:`CheckpointError` if the tensor ``name`` exists and is not all zeros."""
     if name in tensors and bool(tensors[name].count_nonzero()):
-        msg = f"{name}: expected zeros, {why}, found others; check that config.json and the weights belong together"
+        msg = f"{name}: expected zeros, {why}, found other numbers; check that config.json and the weights match"
         raise CheckpointError(msg)

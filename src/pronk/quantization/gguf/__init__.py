@@ -1,1 +1,1 @@
-"""GGUF files of llama.cpp: model configuration, block-quantized weights and tokenizer in one file."""
+"""GGUF files of llama.cpp: the config, weights and tokenizer of a model in one file."""

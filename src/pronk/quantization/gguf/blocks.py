@@ -1,9 +1,8 @@
-"""Exact conversion of GGUF blocks into codes, scales and minima.
+"""Exact conversion of GGUF blocks to codes, scales and minima; dequantized weights equal llama.cpp's.
 
-``dequantize`` of the result gives the same numbers as llama.cpp. Each rule unpacks blocks of bytes ``[..., size]`` and
-returns codes ``[..., values]`` in the order of the inputs, a scale per group, and a minimum per group or ``None``.
-Codes of 5 and 6 bits become 8-bit codes, with an offset of 128 if there are no minima. Source: ``ggml-quants.c`` and
-``gguf/quants.py`` of llama.cpp.
+Each conversion takes blocks, uint8 ``[..., size]``, and returns codes ``[..., values]`` in the order of the inputs, a
+scale per group, and a minimum per group or ``None``. 5-bit and 6-bit codes become 8-bit codes; without minima their
+zero point becomes 128. Source: ``ggml-quants.c`` and ``gguf/quants.py`` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,37 +20,37 @@ __all__ = ["BLOCKS", "unpack"]
 
 Unpacked = tuple[Tensor, Tensor, Tensor | None]
 
-# Bytes of blocks that are unpacked at a time, which bounds the memory of intermediate tensors.
+# Bytes of blocks that are converted at a time; temporary tensors are a few times as large.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Block type: its unpacking rule, bits per code, and number of inputs per scale."""
+    """Type of blocks: its conversion, the bits of the resulting codes, and the number of inputs per scale."""
 
-    rule: Callable[[Tensor], Unpacked]
+    convert: Callable[[Tensor], Unpacked]
     bits: Bits
     group: int
 
 
 def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None = None) -> QuantizedMatrix:
-    """Unpack a stored matrix into the form of the kernels.
+    """Convert a stored matrix to a :class:`~pronk.quantization.formats.matrix.QuantizedMatrix`.
 
     Args:
         stored: uint8 ``[outputs, bytes of a row]``.
-        type_: block type, one of :data:`BLOCKS`.
-        codes: output buffer for the codes, uint8 ``[outputs, inputs]``.
-        rows: int64 ``[outputs]``, stored row of each output; ``None`` is the identity.
+        type_: a type in :data:`BLOCKS`.
+        codes: destination of the codes, uint8 ``[outputs, inputs]``.
+        rows: int64 ``[outputs]``, the stored row of each output; ``None`` for the identity.
 
     Raises:
-        ValueError: a scale is not finite, or there are more inputs than the kernels support.
+        ValueError: a scale is not finite, or the matrix has more inputs than the kernels support.
     """
     block = BLOCKS[type_.name]
     scales, minima = [], []
     step = max(1, _CHUNK // stored.shape[1])
     for start in range(0, len(stored), step):
         part = stored[start : start + step] if rows is None else stored[rows[start : start + step]]
-        found, scale, minimum = block.rule(part.unflatten(1, (-1, type_.size)))
+        found, scale, minimum = block.convert(part.unflatten(1, (-1, type_.size)))
         codes[start : start + step] = found.flatten(1)
         scales.append(scale.flatten(1))
         minima += [] if minimum is None else [minimum.flatten(1)]
@@ -59,18 +58,18 @@ def unpack(stored: Tensor, type_: TensorType, codes: Tensor, rows: Tensor | None
 
 
 def _half(stored: Tensor) -> Tensor:
-    """Convert float16 bytes ``[..., 2n]`` to float32 ``[..., n]``."""
+    """Convert bytes of float16 ``[..., 2n]`` to float32 ``[..., n]``."""
     return stored.contiguous().view(torch.float16).float()
 
 
 def _nibbles(stored: Tensor, run: int) -> Tensor:
-    """Unpack two codes per byte: for each ``run`` bytes, all low nibbles, then all high ones."""
+    """Unpack two codes per byte: of each ``run`` bytes, first all low nibbles, then all high nibbles."""
     runs = stored.unflatten(-1, (-1, run))
     return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
 
 
 def _bits(stored: Tensor) -> Tensor:
-    """Unpack bytes ``[..., n]`` into bits ``[..., 8n]``, lowest first."""
+    """Unpack bytes ``[..., n]`` to bits ``[..., 8n]``, the lowest first."""
     return (stored[..., None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).flatten(-2)
 
 
@@ -97,10 +96,10 @@ def _q5_1(blocks: Tensor) -> Unpacked:
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Unpack eight 6-bit scales and eight 6-bit minima: ``[..., 12]`` bytes to twice ``[..., 8]``.
+    """Unpack eight 6-bit scales and eight 6-bit minima, ``[..., 12]`` bytes to twice ``[..., 8]``.
 
-    The lower six bits of bytes 0-3 and 4-7 are the first four scales and minima. The other four have their lower four
-    bits in the nibbles of bytes 8-11 and their upper two bits in the upper two bits of bytes 0-7.
+    The low six bits of bytes 0-3 are scales 0-3, those of bytes 4-7 are minima 0-3. Scales (minima) 4-7 have their low
+    four bits in the low (high) nibbles of bytes 8-11, and their high two bits in the high two bits of bytes 0-3 (4-7).
     """
     scale, minimum, rest = packed.unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((scale & 63, (rest & 15) | (scale >> 2 & 48)), dim=-1)
@@ -109,7 +108,7 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scales_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales and minima of the eight groups of a Q4_K or Q5_K block, from its first 16 bytes."""
+    """Unpack the scales and minima of the eight groups of a Q4_K or Q5_K block from its first 16 bytes."""
     unit, least = _half(blocks[..., :2]), _half(blocks[..., 2:4])
     scales, minima = _six_bits(blocks[..., 4:16])
     return unit * scales, -(least * minima)
@@ -126,7 +125,7 @@ def _q5_k(blocks: Tensor) -> Unpacked:
 
 
 def _q6_k(blocks: Tensor) -> Unpacked:
-    # Each byte of high bits holds four pairs. Of 32 such bytes, pair p belongs to the p-th run of 32 inputs.
+    # The four bit pairs of each 32 bytes of high bits belong to four runs of 32 inputs.
     high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     codes = _nibbles(blocks[..., :128], 64) | high.bitwise_and_(3).flatten(-3) << 4
     scales = blocks[..., 192:208].contiguous().view(torch.int8).float()

@@ -1,7 +1,7 @@
 """Tensors of a GGUF model, in one file or in the parts that ``llama-gguf-split`` writes.
 
-Tensors keep their GGUF names. For the architecture ``llama``, GGUF stores the rows of Q and K in the order for
-interleaved RoPE; they are returned in the order for half-split RoPE. Opening a checkpoint reads the headers only.
+For the architecture ``llama``, GGUF permutes the rows of the query and key projections for a RoPE of adjacent pairs.
+:class:`GgufCheckpoint` returns these rows in the order for a RoPE of the two halves of a head.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ __all__ = ["GgufCheckpoint", "is_gguf"]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-# Tensors with the row order of interleaved RoPE, and the keys of their numbers of heads.
+# Projections with permuted rows, and the metadata key of their number of heads.
 _ROTATED = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is an existing file with the suffix ``.gguf``."""
+    """Return whether a path is a file with the suffix ``.gguf``."""
     return path.suffix.lower() == ".gguf" and path.is_file()
 
 
 class GgufCheckpoint:
-    """Tensors of a model, with the interface of :class:`pronk.models.checkpoint.Checkpoint`.
+    """Read access to the tensors of a GGUF model, like :class:`pronk.models.checkpoint.Checkpoint`.
+
+    Only the headers are read on construction.
 
     Attributes:
-        folder: path of the file, the first one if there are several parts.
-        header: header of that file, with the metadata.
-        says: source of the list of tensors, for messages.
+        folder: path of the file, or of the first part.
+        header: header of this file, with the metadata.
+        says: source of the list of expected tensors, for messages.
 
     Raises:
-        CheckpointError: a file is damaged or not supported, a part is missing, or the path is not the first part.
+        CheckpointError: a part is damaged or missing, or the path is not the first part.
     """
 
     says = "its metadata"
@@ -70,25 +72,25 @@ class GgufCheckpoint:
         return name in self._infos
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, outputs first."""
+        """Shape of a tensor, outputs first."""
         return self._infos[name][1].shape
 
     def nbytes(self, name: str) -> int:
-        """Return the size of a tensor in the file, in bytes."""
+        """Size of a tensor in the file."""
         return self._infos[name][1].size
 
     def type(self, name: str) -> str:
-        """Return the GGUF type of a tensor, such as ``F32`` or ``Q4_K``."""
+        """Name of the GGUF type of a tensor, such as ``F32`` or ``Q4_K``."""
         return self._infos[name][1].type.name
 
     def check_dtype(self, name: str, dtypes: Sequence[str] = tuple(_DTYPES)) -> None:
-        """Raise :class:`CheckpointError` unless the dtype is in ``dtypes`` or the block type is supported."""
+        """Raise a :class:`CheckpointError` unless the tensor is of a type in ``dtypes`` or :data:`BLOCKS`."""
         found = self.type(name)
         known = [*dtypes, *(BLOCKS if len(self.shape(name)) == 2 else ())]
         if found not in known:
             msg = (
-                f"{self.folder}: tensor {name}: expected {', '.join(known)}, found {found}; take another file of this "
-                "model, Q4_K_M or Q8_0, or convert the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
+                f"{self.folder}: tensor {name}: expected {', '.join(known)}, found {found}; use a Q4_K_M or Q8_0 file "
+                "of this model, or convert the original: llama-quantize MODEL-F16.gguf OUT.gguf Q4_K_M"
             )
             raise CheckpointError(msg)
 
@@ -98,24 +100,20 @@ class GgufCheckpoint:
         return torch.frombuffer(file.buffer, dtype=torch.uint8, count=info.size, offset=info.start)
 
     def tensor(self, name: str) -> Tensor:
-        """Return an unquantized tensor in the file's dtype; a view of the file unless rows are permuted."""
+        """Return a float tensor in the dtype of the file; a view unless its rows are permuted."""
         info = self._infos[name][1]
         values, rows = self.stored(name).view(_DTYPES[info.type.name]).view(info.shape), self._rows(name)
         return values if rows is None else values[rows]
 
     def has_blocks(self, name: str) -> bool:
-        """Whether a tensor is block-quantized."""
+        """Return whether a tensor is stored in quantized blocks, not as floats."""
         return self.type(name) not in _DTYPES
 
     def weight(self, name: str, codes: Tensor) -> QuantizedMatrix:
-        """Return a block-quantized matrix, whose type :meth:`check_dtype` has accepted.
-
-        Args:
-            name: name of the tensor.
-            codes: output buffer for the codes, uint8 ``[outputs, inputs]``.
+        """Return a matrix that :meth:`has_blocks`, with its codes in ``codes`` (uint8).
 
         Raises:
-            CheckpointError: a block is damaged, or the kernels do not support the matrix.
+            CheckpointError: the blocks are damaged, or the kernels do not support the matrix.
         """
         info = self._infos[name][1]
         try:
@@ -125,16 +123,15 @@ class GgufCheckpoint:
             raise CheckpointError(msg) from error
 
     def release(self) -> None:
-        """Release the memory of the pages read so far; a later access reads them again."""
+        """Drop the mapped pages from memory; a later access reads the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for file in self._files:
                 file.buffer.madvise(mmap.MADV_DONTNEED)
 
     def _rows(self, name: str) -> Tensor | None:
-        """Return the stored row of each row; ``None`` is the identity.
+        """Return the stored row of each row, int64 ``[rows]``; ``None`` for the identity.
 
-        Example with a head of 6: stored rows 0 1 2 3 4 5 are the rotated pairs (0, 3), (1, 4), (2, 5), so the result is
-        0 2 4 1 3 5.
+        For a head of size 6, the stored rows are 0 3 1 4 2 5, so the permutation is 0 2 4 1 3 5.
         """
         key = _ROTATED.get(name.split(".")[-2]) if "." in name else None
         if key is None or self.header.get("general.architecture") != "llama":
@@ -150,18 +147,17 @@ class GgufCheckpoint:
 
 
 def _other_parts(first: GgufFile) -> list[GgufFile]:
-    """Open the parts after the first; empty if the file is not split."""
     count, number = first.get("split.count"), first.get("split.no")
     if not isinstance(count, int) or count < 2:
         return []
     name = _PART.fullmatch(first.path.name)
     if name is None or int(name[3]) != count:
         wanted = f"a name that ends in -00001-of-{count:05}.gguf, as it is the first of {count} files"
-        first.refuse(f"expected {wanted}, found {first.path.name}", "rename the parts to their original names")
+        first.refuse(f"expected {wanted}, found {first.path.name}", "restore the original names of the parts")
     names = [f"{name[1]}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
     if number != 0 or int(name[2]) != 1:
         first.refuse(f"expected the first of {count} files, found another one", f"give {names[0]}")
     missing = [each for each in names[1:] if not (first.path.parent / each).is_file()]
     if missing:
-        first.refuse(f"expected {count} files beside each other, found no {missing[0]}", "download it, too")
+        first.refuse(f"expected {count} files in the same folder, found no {missing[0]}", "download the missing file")
     return [GgufFile(first.path.parent / each) for each in names[1:]]

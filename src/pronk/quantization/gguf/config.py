@@ -1,7 +1,7 @@
-"""Model configuration from the metadata of a GGUF file.
+"""Conversion of GGUF metadata to a :class:`~pronk.architecture.config.ModelConfig`.
 
-Keys that change the computation are applied or refused by name; other keys are ignored. GGUF files of Mistral have the
-architecture ``llama``.
+Keys that change the forward pass are either supported or refused by name; unknown keys are ignored. llama.cpp stores
+Mistral models under the architecture ``llama``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pronk.quantization.gguf.vocabulary import Vocabulary
 __all__ = ["parse_gguf"]
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_MAX_LAYERS = 10_000
-_HUGE = 1e15
+_MAX_LAYERS = 10_000  # bounds memory and time for damaged files
+_MAX_NUMBER = 1e15  # far above any RoPE base, scaling factor or epsilon
 _ROPE_FREQUENCIES = "rope_freqs.weight"
-# Keys of related architectures that change the computation, with the values that leave it unchanged.
+# Keys of related architectures that are not implemented, with the values that have no effect and are accepted.
 _REFUSED: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -65,13 +65,11 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
-    """Return the configuration of the model in a file.
-
-    The dtype of a block-quantized model is bfloat16, as blocks do not define one.
+    """Return the configuration of the model in a GGUF file; ``dtype`` is bfloat16 for quantized weights.
 
     Raises:
         ConfigError: the architecture is not supported, or a value is missing, contradictory or not supported.
-        TokenizerError: the token texts, kinds or ids are inconsistent.
+        TokenizerError: the tokens of the file are inconsistent.
     """
     architecture = checkpoint.header.get("general.architecture")
     if architecture not in _ARCHITECTURES:
@@ -79,7 +77,7 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
         msg = f"{checkpoint.folder}: unknown architecture {architecture!r:.40}; supported in GGUF files are {known}"
         raise ConfigError(msg)
     keys = _Keys(checkpoint, architecture)
-    keys.refuse_others()
+    keys.refuse_unsupported()
     vocabulary = Vocabulary.read(checkpoint.header)
     layers, context = keys.integer("block_count", most=_MAX_LAYERS), keys.integer("context_length")
     rope = _rope(keys, checkpoint, _head_dim(keys), context)
@@ -108,7 +106,7 @@ def parse_gguf(checkpoint: GgufCheckpoint) -> ModelConfig:
 
 
 class _Keys:
-    """Typed access to the metadata of one architecture, with one-line errors."""
+    """Typed access to the metadata keys of one architecture, with one-line errors."""
 
     def __init__(self, checkpoint: GgufCheckpoint, architecture: str) -> None:
         self.checkpoint, self.architecture = checkpoint, architecture
@@ -117,7 +115,7 @@ class _Keys:
         return f"{self.checkpoint.folder}: {self.architecture}.{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; a list with a value per layer must hold equal values."""
+        """Return a value; for an array with one value per layer, the common value of all layers."""
         value = self.checkpoint.header.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             if len(set(value)) != 1:
@@ -131,13 +129,14 @@ class _Keys:
         return check_integer(self.where(key), self.get(key, default), 1, most, error=ConfigError)
 
     def number(self, key: str, default: float | None = None, low: float = 0) -> float:
-        value = check_number(self.where(key), self.get(key, default), low, _HUGE, above=True, error=ConfigError)
+        value = check_number(self.where(key), self.get(key, default), low, _MAX_NUMBER, above=True, error=ConfigError)
         return _decimal(value)
 
-    def refuse_others(self) -> None:
-        for key, fine in _REFUSED.items():
+    def refuse_unsupported(self) -> None:
+        for key, accepted in _REFUSED.items():
             found = self.checkpoint.header.get(f"{self.architecture}.{key}")
-            if found is not None and any(each not in fine for each in (found if isinstance(found, list) else [found])):
+            values = found if isinstance(found, list) else [found]
+            if found is not None and any(value not in accepted for value in values):
                 msg = f"{self.where(key)} = {found!r:.80} is not supported; expected a plain {self.architecture} model"
                 raise ConfigError(msg)
         window = self.get("attention.sliding_window", 0)
@@ -147,7 +146,7 @@ class _Keys:
 
 
 def _decimal(value: float) -> float:
-    """Round to 7 digits if that keeps the float32 value: 1e-05 for 9.999999747378752e-06."""
+    """Return the decimal number of 7 digits with the same float32: 1e-05 for 9.999999747378752e-06."""
     decimal = float(f"{value:.7g}")
     return decimal if struct.pack("<f", decimal) == struct.pack("<f", value) else value
 
@@ -156,16 +155,14 @@ def _head_dim(keys: _Keys) -> int:
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     size = keys.integer("attention.key_length", max(1, hidden // heads))
     if keys.get("attention.key_length") is None and hidden % heads:
-        msg = (
-            f"{keys.where('attention.head_count')}: expected a divisor of the embedding_length {hidden}, found {heads}"
-        )
+        msg = f"{keys.where('attention.head_count')}: expected a divisor of embedding_length {hidden}, found {heads}"
         raise ConfigError(msg)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, size) != size:
-            msg = f"{keys.where(key)}: expected {size}, the key_length, found {keys.get(key)}: not supported"
+            msg = f"{keys.where(key)}: expected {size} as attention.key_length, found {keys.get(key)}: not supported"
             raise ConfigError(msg)
     if size % 2:
-        msg = f"{keys.where('attention.key_length')}: expected an even size for RoPE, found {size}"
+        msg = f"{keys.where('attention.key_length')}: expected an even head size, as RoPE rotates pairs, found {size}"
         raise ConfigError(msg)
     return size
 
@@ -180,7 +177,7 @@ def _kv_heads(keys: _Keys) -> int:
 
 
 def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int, context: int) -> RopeConfig:
-    """Return the RoPE settings: frequency divisors (as stored for Llama 3) or a scaling by name."""
+    """Return the RoPE: with divisors of its frequencies (Llama 3), with a named scaling, or plain."""
     plain = RopeConfig(head_dim, keys.number("rope.freq_base", 10000.0, low=1))
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     kind = keys.get("rope.scaling.type", "linear")
@@ -190,12 +187,12 @@ def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int, context: int) 
     scaled = kind != "none" and factor not in (0, 1)
     if _ROPE_FREQUENCIES in checkpoint:
         if scaled:
-            msg = f"{keys.where('rope.scaling.type')}: expected none beside {_ROPE_FREQUENCIES}, found {kind}"
+            msg = f"{keys.where('rope.scaling.type')}: expected none with {_ROPE_FREQUENCIES}, found {kind}"
             raise ConfigError(msg)
         return replace(plain, kind="factors", divisors=_divisors(checkpoint, head_dim))
     if not scaled:
         return plain
-    factor = check_number(keys.where("rope.scaling.factor"), factor, 0, _HUGE, above=True, error=ConfigError)
+    factor = check_number(keys.where("rope.scaling.factor"), factor, 0, _MAX_NUMBER, above=True, error=ConfigError)
     if kind == "linear":
         return replace(plain, kind="linear", factor=_decimal(factor), original=context)
     return replace(
@@ -217,13 +214,13 @@ def _divisors(checkpoint: GgufCheckpoint, head_dim: int) -> tuple[float, ...]:
         raise ConfigError(msg)
     values = struct.unpack(f"<{head_dim // 2}f", bytes(checkpoint.stored(_ROPE_FREQUENCIES).tolist()))
     if not all(0 < value < math.inf for value in values):
-        msg = f"{checkpoint.folder}: tensor {_ROPE_FREQUENCIES}: expected numbers above 0, found others"
+        msg = f"{checkpoint.folder}: tensor {_ROPE_FREQUENCIES}: expected finite numbers above 0, found others"
         raise ConfigError(msg)
     return values
 
 
 def _vocab_size(checkpoint: GgufCheckpoint) -> int:
-    """Return the rows of the embedding; the metadata may lack the size, and the tokenizer may be smaller."""
+    """Return the rows of the embedding; the metadata may lack the size, the tokenizer some tokens."""
     if "token_embd.weight" not in checkpoint or len(checkpoint.shape("token_embd.weight")) != 2:
         msg = f"{checkpoint.folder}: expected a matrix token_embd.weight, found none; is it a language model?"
         raise ConfigError(msg)
@@ -231,7 +228,7 @@ def _vocab_size(checkpoint: GgufCheckpoint) -> int:
 
 
 def _dtype(checkpoint: GgufCheckpoint) -> str:
-    """Return the dtype of most bytes of the matrices; bfloat16 if any matrix is block-quantized."""
+    """Return the type with the most bytes if all matrices are floats, else ``bfloat16``."""
     sizes: Counter[str] = Counter()
     for name in checkpoint:
         if len(checkpoint.shape(name)) > 1:

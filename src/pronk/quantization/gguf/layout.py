@@ -1,7 +1,4 @@
-"""Numbers of the types in a GGUF file, for metadata values and for tensors.
-
-Source: ``gguf/constants.py`` of llama.cpp. A row of a tensor is a sequence of blocks.
-"""
+"""Type numbers of GGUF files: of metadata values, and of tensors (``gguf/constants.py`` of llama.cpp)."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ from typing import NamedTuple
 
 __all__ = ["ARRAY", "BOOL", "SCALARS", "STRING", "TENSOR_TYPES", "TensorType"]
 
-# Format characters of `struct` by type number.
+# Formats of `struct` for the numeric types.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 BOOL, STRING, ARRAY = 7, 8, 9
 
 
 class TensorType(NamedTuple):
-    """Storage type of a tensor: ``values`` numbers of a row per block of ``size`` bytes."""
+    """Type of a tensor whose rows consist of blocks of ``values`` numbers in ``size`` bytes."""
 
     name: str
     values: int

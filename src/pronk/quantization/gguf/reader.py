@@ -1,15 +1,15 @@
-"""Reader of a memory-mapped GGUF file: its metadata and the places of its tensors.
+"""Reader of the header of a GGUF file: its metadata and the places of its tensors.
 
 ::
 
     "GGUF"  version  tensors  pairs     4 + 4 + 8 + 8 bytes, little-endian
     key  type  value                    for each pair; a string is its length and its bytes
-    name  dimensions  type  offset      for each tensor; the dimension of stride 1 comes first
+    name  dimensions  type  offset      for each tensor; the dimension with the smallest stride comes first
     padding
     tensors                             each at a multiple of general.alignment
 
-The file is not trusted: each count or length is compared with the remaining bytes before memory is allocated. Arrays
-are skipped and decoded on access. Source: ``docs/gguf.md`` of ggml, versions 2 and 3.
+Files are not trusted: each count or length is compared with the remaining bytes before memory is allocated for it.
+Arrays are converted on access only. Source: ``docs/gguf.md`` of ggml, versions 2 and 3.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pronk.quantization.gguf.layout import ARRAY, BOOL, SCALARS, STRING, TENSOR_
 __all__ = ["GgufFile", "TensorInfo"]
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-# Minimum bytes of a pair and of a tensor description: empty name, shortest value, one dimension.
+# Minimum bytes of a pair and of a tensor's description: empty name, shortest value, one dimension.
 _PAIR, _TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 _LONGEST_NAME, _MOST_DIMENSIONS, _MOST_ALIGNMENT = 65_535, 4, 1 << 20
 _LENGTH = struct.Struct("<Q")
-_UNIT = 8  # every alignment is a multiple of it
+_UNIT = 8  # divisor of every alignment, in bytes
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class _Array:
-    """Skipped array: ``count`` values of a type from byte ``start`` on."""
+    """Array in the file: ``count`` values of a type, from byte ``start``."""
 
     type: int
     count: int
@@ -55,15 +55,15 @@ class _Array:
 
 
 class GgufFile:
-    """Validated header of one file.
+    """Checked header of one memory-mapped file.
 
     Attributes:
         path: path of the file.
-        buffer: copy-on-write mapping of the whole file.
+        buffer: the whole file, mapped copy-on-write: writes change the memory, not the file.
         tensors: places of the tensors by name, in the order of the file.
 
     Raises:
-        CheckpointError: the file is not GGUF, truncated or damaged, or has another version or byte order.
+        CheckpointError: the file is not GGUF, of another version or byte order, truncated or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,18 +81,14 @@ class GgufFile:
         return iter(self._pairs)
 
     def get(self, key: str) -> Any:
-        """Return a metadata value: int, float, bool or str, or a list of one of them; ``None`` if missing.
-
-        Raises:
-            CheckpointError: a string is not UTF-8.
-        """
+        """Return a metadata value (int, float, bool, str or a list of one of these), ``None`` if absent."""
         value = self._pairs.get(key)
         if isinstance(value, bytes):
             return self._decode(value, key)
         return self._values(value, key) if isinstance(value, _Array) else value
 
     def refuse(self, problem: str, remedy: str = "download it again") -> NoReturn:
-        """Raise :class:`CheckpointError` for this file."""
+        """Raise a :class:`CheckpointError` about this file."""
         msg = f"{self.path}: {problem}; {remedy}"
         raise CheckpointError(msg)
 
@@ -129,7 +125,7 @@ class GgufFile:
         return self._size - self._at
 
     def _skip(self, size: int) -> int:
-        """Skip ``size`` bytes and return the position of the first one."""
+        """Advance by ``size`` bytes and return the previous position."""
         start = self._at
         if size > self._left:
             self.refuse(f"expected {size} bytes at {start}, found {self._left}: the file is truncated or damaged")
@@ -149,7 +145,7 @@ class GgufFile:
         try:
             return text.decode()
         except UnicodeDecodeError:
-            self.refuse(f"{what:.80}: expected text in UTF-8, found other bytes")
+            self.refuse(f"{what:.80}: expected text in UTF-8, found invalid bytes")
 
     def _name(self, what: str) -> str:
         size = self._number("Q")
@@ -170,7 +166,6 @@ class GgufFile:
         return pairs
 
     def _value(self, key: str, kind: int) -> Any:
-        """Read a number, a flag, the bytes of a string, or the place of an array."""
         if kind == STRING:
             return self._take(self._number("Q"))
         if kind == ARRAY:
@@ -179,20 +174,20 @@ class GgufFile:
             self.refuse(f"{key:.80}: expected a value of a known type (0..12), found type {kind}")
         value = self._number(SCALARS[kind])
         if kind == BOOL and value > 1:
-            self.refuse(f"{key:.80}: expected 0 or 1 for a flag, found {value}")
+            self.refuse(f"{key:.80}: expected 0 or 1 for a bool, found {value}")
         return bool(value) if kind == BOOL else value
 
     def _array(self, key: str, kind: int, count: int) -> _Array:
         if kind in SCALARS:
             return _Array(kind, count, self._skip(count * struct.calcsize(SCALARS[kind])))
         if kind == ARRAY:
-            self.refuse(f"{key:.80}: expected an array of numbers or texts, found one of arrays")
+            self.refuse(f"{key:.80}: expected an array of numbers or strings, found an array of arrays")
         if kind != STRING:
             self.refuse(f"{key:.80}: expected an array of a known type (0..12), found type {kind}")
         if count * 8 > self._left:
-            self.refuse(f"{key:.80}: expected as many texts as {self._left} bytes can hold, found {count} announced")
+            self.refuse(f"{key:.80}: expected as many strings as {self._left} bytes can hold, found {count} announced")
         start = at = self._at
-        for _ in range(count):  # hundreds of thousands of strings: no method calls per string
+        for _ in range(count):  # hundreds of thousands of tokens, so without Python calls
             if at + 8 > self._size:
                 at = self._size + 1
                 break
@@ -201,7 +196,6 @@ class GgufFile:
         return _Array(kind, count, start)
 
     def _values(self, array: _Array, key: str) -> list[Any]:
-        """Decode an array, whose bounds were checked when it was skipped."""
         if array.type != STRING:
             values = struct.unpack_from(f"<{array.count}{SCALARS[array.type]}", self.buffer, array.start)
             return [value != 0 for value in values] if array.type == BOOL else list(values)
@@ -227,7 +221,7 @@ class GgufFile:
         return self._place(infos, base)
 
     def _read_info(self, alignment: int) -> TensorInfo:
-        """Read a tensor description; its ``start`` is relative to the first tensor."""
+        """Read the description of a tensor, with ``start`` relative to the first tensor."""
         name = self._name("a tensor")
         num_dimensions = self._number("I")
         if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
@@ -235,9 +229,7 @@ class GgufFile:
         shape = tuple(self._number("Q") for _ in range(num_dimensions))[::-1]
         kind, start = self._number("I"), self._number("Q")
         if kind not in TENSOR_TYPES:
-            self.refuse(
-                f"tensor {name:.80}: expected a known type, found type {kind}", "take another file of the model"
-            )
+            self.refuse(f"tensor {name:.80}: expected a known type, found type {kind}", "use another file of the model")
         type_ = TENSOR_TYPES[kind]
         if 0 in shape or shape[-1] % type_.values:
             wanted = f"rows of whole blocks of {type_.values} ({type_.name})"
@@ -250,14 +242,14 @@ class GgufFile:
         return TensorInfo(name, type_, shape, start, size)
 
     def _place(self, infos: dict[str, TensorInfo], base: int) -> dict[str, TensorInfo]:
-        """Make the starts absolute; raise if a tensor overlaps another one or ends beyond the file."""
+        """Make ``start`` absolute; refuse tensors that overlap or exceed the file."""
         placed = {
             name: TensorInfo(name, info.type, info.shape, base + info.start, info.size) for name, info in infos.items()
         }
         end = 0
         for info in sorted(placed.values(), key=lambda info: info.start):
             if info.start < end:
-                self.refuse(f"tensor {info.name:.80}: expected bytes of its own, found bytes of another tensor")
+                self.refuse(f"tensor {info.name:.80}: expected a place of its own, found an overlap with another one")
             end = info.start + info.size
             if end > self._size:
                 found = f"its {info.size} bytes at {info.start} of {self._size}: the file is truncated or damaged"

@@ -1,4 +1,4 @@
-"""Vocabulary of a GGUF file: texts and kinds of the tokens, and ids of the special tokens."""
+"""Tokens of a GGUF file: their texts, kinds and special ids."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["TokenKind", "Vocabulary", "flag", "scores", "texts"]
 
 _PREFIX = "tokenizer.ggml."
 _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
-_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # defaults of llama.cpp
-# Maximum characters of a token, to bound the work per token: SentencePiece merges try every split of it.
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # default ids of tokenizer.ggml.model = llama
+# Limit in characters. Real tokens are far shorter, and merges are searched at every split of a token.
 _LONGEST = 1024
-# Control tokens that end a text (usually a chat turn) besides the EOS token of the file. From `llama-vocab.cpp`,
-# without those of unsupported architectures.
-_ENDS = frozenset(
+# Control tokens that also end a generation (mostly a chat turn) if the file names another end token. Source:
+# `llama-vocab.cpp`, without tokens of unsupported architectures.
+_END_TOKENS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> [EOT] [EOS] "
     "<|end_of_text|> <\uff5cend\u2581of\u2581sentence\uff5c>".split()
 )
 
 
 class TokenKind(IntEnum):
-    """Kind of a token, as in ``tokenizer.ggml.token_type``."""
+    """Kind of a token (``tokenizer.ggml.token_type``)."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -43,9 +43,9 @@ class Vocabulary:
     """Tokens of a file, by id.
 
     Attributes:
-        tokens: texts in the notation of the tokenizer; ``None`` for padding of the vocabulary.
-        kinds: values of :class:`TokenKind`.
-        ids: ids of the special tokens: ``bos``, ``eos``, ``eot``, ``eom``, ``unknown``, ``padding``.
+        tokens: texts of the tokens in the tokenizer's own encoding; ``None`` for padding of the vocabulary.
+        kinds: :class:`TokenKind` of each token.
+        ids: ids of the named tokens ``bos``, ``eos``, ``eot``, ``eom``, ``unknown`` and ``padding``, if any.
     """
 
     tokens: Sequence[str | None]
@@ -54,14 +54,11 @@ class Vocabulary:
 
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
-        """Read the tokens of a file; empty without a tokenizer.
-
-        Raises:
-            TokenizerError: texts, kinds or ids are inconsistent.
-        """
+        """Read the tokens of a file, none without a tokenizer; refuse inconsistent tokens."""
         texts = _array(file, "tokens", str)
         kinds = _array(file, "token_type", int, len(texts)) or [int(TokenKind.NORMAL)] * len(texts)
-        tokens = [None if _is_padding(*each) else each[1] for each in zip(range(len(texts)), texts, kinds, strict=True)]
+        entries = zip(range(len(texts)), texts, kinds, strict=True)
+        tokens = [None if _is_padding(*entry) else entry[1] for entry in entries]
         _check(file, [token for token in tokens if token is not None])
         ids = {}
         default = _SENTENCEPIECE_IDS if file.get(f"{_PREFIX}model") == "llama" else {}
@@ -75,10 +72,10 @@ class Vocabulary:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Token ids that end a text: those in the metadata, then those with a known text."""
+        """Ids that end a text: the named tokens of the file, then control tokens with well-known texts."""
         named = [self.ids[name] for name in ("eos", "eot", "eom") if name in self.ids]
-        known = [i for i, token in enumerate(self.tokens) if token in _ENDS and self.kinds[i] == TokenKind.CONTROL]
-        return tuple(dict.fromkeys(named + known))
+        control = [i for i, kind in enumerate(self.kinds) if kind == TokenKind.CONTROL]
+        return tuple(dict.fromkeys([*named, *(i for i in control if self.tokens[i] in _END_TOKENS)]))
 
     @property
     def vocab(self) -> dict[str, int]:
@@ -86,27 +83,23 @@ class Vocabulary:
         return {token: i for i, token in enumerate(self.tokens) if token is not None}
 
     def text(self, name: str) -> str | None:
-        """Return the text of a special token; ``None`` if the file does not define it."""
+        """Return the text of a named token, or ``None``."""
         return self.tokens[self.ids[name]] if name in self.ids else None
 
 
 def flag(file: GgufFile, name: str, *, default: bool) -> bool:
-    """Return a flag of the tokenizer; :class:`TokenizerError` if its value is not a boolean."""
+    """Return a boolean setting of the tokenizer; refuse another value."""
     value = file.get(_PREFIX + name)
     return default if value is None else check_flag(f"{file.path}: {_PREFIX}{name}", value, error=TokenizerError)
 
 
 def texts(file: GgufFile, name: str) -> list[str]:
-    """Return an array of strings, empty if missing; :class:`TokenizerError` for another type."""
+    """Return an array of strings, empty if absent; refuse another value."""
     return _array(file, name, str)
 
 
 def scores(file: GgufFile, count: int) -> list[float]:
-    """Return the scores of ``count`` tokens; merges into tokens of higher score come first.
-
-    Raises:
-        TokenizerError: the scores are missing, of another number, or not finite.
-    """
+    """Return the scores of ``count`` tokens; tokens with higher scores are merged first."""
     found = _array(file, "scores", float, count)
     if len(found) != count or not all(map(math.isfinite, found)):
         msg = f"{file.path}: {_PREFIX}scores: expected a finite number for each of {count} tokens, found others"
@@ -128,7 +121,7 @@ def _array(file: GgufFile, name: str, kind: type, count: int | None = None) -> l
 
 
 def _is_padding(token_id: int, text: str, kind: int) -> bool:
-    """Whether a token is padding that the converter added for an unused id of the model."""
+    """Return whether the converter added a token for an id that has none in the original tokenizer."""
     return not text or (text == f"[PAD{token_id}]" and kind in (TokenKind.UNUSED, TokenKind.USER_DEFINED))
 
 

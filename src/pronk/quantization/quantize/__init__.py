@@ -1,1 +1,1 @@
-"""Quantization of checkpoints: rounding, calibration, and the compressed-tensors folder."""
+"""Quantization of checkpoints: calibration, rounding, and output in the format compressed-tensors."""

@@ -1,4 +1,4 @@
-"""Model card of a quantized checkpoint: its source, method, and perplexity before and after."""
+"""Model card of a quantized checkpoint: its source, method and perplexity."""
 
 from __future__ import annotations
 
@@ -15,22 +15,14 @@ __all__ = ["METHODS", "quantized_card"]
 
 # Descriptions of the methods for the card.
 METHODS = {
-    "nearest": "each weight rounded to the nearest code, with the clipping of each group that has the smallest error",
-    "scaled": "inputs scaled by a power of their RMS before rounding, folded into the preceding operation (AWQ)",
-    "gptq": "columns rounded in order, later columns compensating the errors of earlier ones (GPTQ)",
+    "nearest": "nearest code of each weight, with the clipping of each group that has the smallest squared error",
+    "scaled": "inputs scaled by powers of their RMS before rounding, folded into the previous norm or matrix (AWQ)",
+    "gptq": "column by column, later columns compensating for the errors of earlier ones (GPTQ)",
 }
 
 
 def quantized_card(made: QuantizedCheckpoint, name: str, source: str, command: str, text: str) -> str:
-    """Return the text of ``README.md``.
-
-    Args:
-        made: quantized checkpoint.
-        name: name of the model.
-        source: name of the model that was quantized.
-        command: command line that wrote the checkpoint.
-        text: description of the text that perplexity was measured on.
-    """
+    """Render ``README.md`` from the result, model names, command line and name of the evaluation text."""
     return render(
         "quantized",
         "pronk.quantization.quantize",

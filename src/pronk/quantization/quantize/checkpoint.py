@@ -1,7 +1,8 @@
-"""Write a checkpoint with 8-bit or 4-bit weights in the format of compressed-tensors.
+"""Write a checkpoint with 8-bit or 4-bit weights in the format compressed-tensors.
 
-The matrices of the layers are quantized; embedding, head, norms and biases are copied. Every method that the texts
-allow is tried, and the one with the lowest perplexity is kept. Memory holds one layer and the texts' hidden states.
+The matrices of the layers are quantized, but not the embedding, LM head, norms and biases. All possible methods are
+tried, and the one with the lowest perplexity on the evaluation text is kept. Memory holds one layer and the hidden
+states of the texts.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from pronk.quantization.quantize.source import SourceCheckpoint
 
 __all__ = ["QuantizedCheckpoint", "Status", "quantize"]
 
-# Arguments: label, units done, units in all.
+# Progress callback: the current step, the number of units done, and their total.
 Status = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class QuantizedCheckpoint:
-    """Summary of a written checkpoint.
+    """Result of the quantization.
 
     Attributes:
-        rule: quantization of its matrices.
-        method: name of the method that was kept.
-        tried: perplexity by method.
-        before: perplexity of the source.
-        tokens: number of predicted tokens behind each perplexity.
-        num_bytes: size of its weights in bytes.
-        source_bytes: size of the source's weights in bytes.
+        rule: rounding rule of the matrices.
+        method: method that was kept.
+        tried: perplexity of each method.
+        before: perplexity of the original model.
+        tokens: number of tokens that perplexity was measured on.
+        num_bytes: size of the quantized weights.
+        source_bytes: size of the original weights.
     """
 
     rule: RoundingRule
@@ -58,7 +59,7 @@ class QuantizedCheckpoint:
 
     @property
     def after(self) -> float:
-        """Perplexity of the written checkpoint, computed in float32 like ``before``."""
+        """Perplexity of the written checkpoint, computed like ``before``."""
         return self.tried[self.method]
 
 
@@ -75,25 +76,24 @@ def quantize(
     status: Status = lambda *_: None,
     shard_bytes: int = 10**9,
 ) -> QuantizedCheckpoint:
-    """Write the checkpoint ``out``, which appears under this name when it is complete.
+    """Write the checkpoint ``out``; the folder appears when it is complete.
 
     Args:
-        folder: folder of a checkpoint with unquantized weights.
-        out: new or empty folder.
-        bits: bits per weight, 8 or 4.
-        group: inputs per scale, as in :func:`~pronk.quantization.quantize.rounding.choose_group`.
-        read: returns the evaluation and calibration texts; called after the other checks.
-        name: name of the source in the card; the name of its folder by default.
-        command: command line for the card.
-        text: description of the evaluation text for the card.
-        status: receives label, units done and units in all.
-        shard_bytes: maximum size of a file with more than one tensor.
+        folder: folder of an unquantized checkpoint.
+        out: folder that does not exist or is empty.
+        bits: bits of a weight, 8 or 4.
+        group: number of inputs per scale; see :func:`~pronk.quantization.quantize.rounding.choose_group`.
+        read: reads the evaluation and calibration texts; called after all other checks.
+        name: name of the source for the model card; the name of its folder by default.
+        command: command line for the model card.
+        text: description of the evaluation text for the model card.
+        status: progress callback.
+        shard_bytes: size limit of a file with more than one tensor.
 
     Raises:
-        OptionError: bits, group or folder are invalid, disk space is too small, the kernels are missing, or ``read``
-            raises it.
-        CheckpointError: the source cannot be read, is quantized already, has an unsupported family or numbers that are
-            not finite, or ``out`` cannot be written.
+        OptionError: bits, group or folder are invalid, disk space or kernels are missing, or ``read`` fails.
+        CheckpointError: the source is unreadable, already quantized, of an unsupported family or not finite; or
+            ``out`` cannot be written.
     """
     source = SourceCheckpoint(folder)
     known, size = choose_group(source.config, bits, group)
@@ -102,7 +102,7 @@ def quantize(
     num_bytes = sum(entry.size for entry in entries)
     check_target(out, num_bytes)
     texts = read()
-    # The layers of every method stay on disk until the best method is known.
+    # The layers of every method stay on disk until the best one is known.
     check_target(out, num_bytes * (1 + len(texts.methods)))
     with writing(out, "the checkpoint", SafetensorError), new_folder(out) as partial:
         before, tried = _try_all(source, rule, texts, partial, status)
@@ -131,49 +131,45 @@ def _kernels() -> Kernels:
     try:
         return load_kernels()
     except KernelsError as error:
-        msg = f"expected pronk's kernels for rounding weights, found none: {error}; install pronk with a C++ compiler"
+        msg = f"expected pronk's kernels to round weights, found none: {error}; install pronk with a C++ compiler"
         raise OptionError(msg) from error
 
 
 def _try_all(
     source: SourceCheckpoint, rule: RoundingRule, texts: CalibrationTexts, partial: Path, status: Status
 ) -> tuple[float, dict[str, float]]:
-    """Return the perplexity before and by method; each method writes its layers to a folder of its name."""
+    """Return the perplexity of the source and of each method, whose layers are written to its folder."""
     total = source.config.num_layers * (1 + len(texts.methods))
     done = 0
 
-    def tick(what: str) -> Callable[[], None]:
-        status(what, done, total)
+    def begin(step: str) -> Callable[[], None]:
+        status(step, done, total)
 
-        def advance() -> None:
+        def layer_done() -> None:
             nonlocal done
             done += 1
-            status(what, done, total)
+            status(step, done, total)
 
-        return advance
+        return layer_done
 
-    before = measure(source, texts, tick("measuring"))
+    before = measure(source, texts, begin("measuring"))
     tried = {}
     for method in texts.methods:
         (partial / method).mkdir()
-        tried[method] = run(source, method, rule, texts, partial / method, tick(f"quantizing, {method}"))
+        tried[method] = run(source, method, rule, texts, partial / method, begin(f"quantizing, {method}"))
     return before, tried
 
 
 def _best(tried: Mapping[str, float], folder: Path) -> str:
-    """Return the method with the lowest finite perplexity."""
     finite = {method: perplexity for method, perplexity in tried.items() if math.isfinite(perplexity)}
     if not finite:
         found = ", ".join(f"{perplexity} by {method}" for method, perplexity in tried.items())
-        msg = (
-            f"{folder}: expected a finite perplexity after quantization, found {found}; use more bits or smaller groups"
-        )
+        msg = f"{folder}: expected a finite perplexity after quantization, found {found}; use more bits, smaller groups"
         raise CheckpointError(msg)
     return min(finite, key=lambda method: finite[method])
 
 
 def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntry]:
-    """Yield the tensors of the checkpoint, in the order of the layers."""
     for piece in source.beside():
         yield ShardEntry(piece, source.file_name(piece.name), source.inventory.tensor(piece).dtype)
     for index in range(source.config.num_layers):
@@ -188,7 +184,7 @@ def _entries(source: SourceCheckpoint, rule: RoundingRule) -> Iterator[ShardEntr
 
 
 class _Builder:
-    """Lookup of tensors: those of layers in the files of a method, the others in the source."""
+    """Reader of the output tensors: of layers from the files of a method, of other parts from the source."""
 
     def __init__(self, source: SourceCheckpoint, layers: Path) -> None:
         self.source = source

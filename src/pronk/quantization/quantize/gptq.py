@@ -1,11 +1,11 @@
-"""GPTQ (Frantar et al. 2023, algorithm 1): round columns in order; later ones compensate the errors.
+"""GPTQ (Frantar et al. 2023, algorithm 1): round columns in order and update later columns.
 
 With ``W`` ``[outputs, inputs]``, the layer's inputs ``X`` and ``H = X Xᵀ``, the squared error of the outputs is
 ``tr((W - Q) H (W - Q)ᵀ)``. After column ``j`` is rounded to ``q_j``, the optimal update of the later columns ``F`` is::
 
     W_F -= (w_j - q_j) / U_jj · U_jF        H⁻¹ = Uᵀ U, U upper triangular
 
-Rows are independent, so matrices with the same inputs are stacked. Columns stay in their order.
+Rows are independent, so matrices with the same inputs are concatenated. Columns are not reordered.
 """
 
 from __future__ import annotations
@@ -18,31 +18,26 @@ from pronk.quantization.quantize.rounding import RoundingRule
 
 __all__ = ["gptq", "output_error"]
 
-# Fraction of the mean diagonal of H that is added to its diagonal (section 3.3 of the paper).
+# Damping that is added to the diagonal of H, relative to its mean (section 3.3 of the paper).
 _DAMPING = 0.01
-# Attempts at the factorization; each has ten times the damping of the one before.
+# Number of attempts, each with ten times the damping of the one before.
 _TRIES = 8
-# Columns per block; the errors of a block update the columns after it in one matrix product.
+# Columns whose errors are applied to all later columns in one matrix product.
 _BLOCK = 128
 
 
 def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix:
-    """Round ``weight`` with a small error of the outputs.
+    """Quantize ``weight``, float32 ``[outputs, inputs]``, with ``hessian``, a multiple of ``H``.
 
-    The scale of a group is chosen before its first column is rounded, from the updated weights.
-
-    Args:
-        weight: float32 ``[outputs, inputs]``.
-        hessian: ``H`` ``[inputs, inputs]``, up to a constant factor.
-        rule: quantization of the matrix.
+    The scale of a group is chosen from the updated weights, when the first column of the group is rounded.
 
     Raises:
-        ValueError: a number is not finite, or ``hessian`` is far from positive definite; the message is one line.
+        ValueError: a tensor is not finite, or ``hessian`` is far from positive definite; the message is one line.
     """
     inputs = weight.shape[1]
     group = rule.group or inputs
     block = _block(group)
-    left = weight.t().clone(memory_format=torch.contiguous_format)  # [inputs, outputs]: each column of W is contiguous
+    left = weight.t().clone(memory_format=torch.contiguous_format)  # [inputs, outputs]: columns are contiguous
     factor = _factor(hessian)
     codes, scales = torch.empty_like(left), torch.empty(inputs // group, len(weight))
     for start in range(0, inputs, block):
@@ -64,9 +59,9 @@ def gptq(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> QuantizedMatrix
 
 
 def output_error(weight: Tensor, quantized: Tensor, hessian: Tensor) -> float:
-    """Return ``tr((W - Q) H (W - Q)ᵀ)``, the summed squared error of the outputs."""
-    wrong = weight - quantized
-    return float((wrong @ hessian).mul_(wrong).sum(dtype=torch.float64))
+    """Return the summed squared error of the outputs, ``tr((W - Q) H (W - Q)ᵀ)``."""
+    error = weight - quantized
+    return float((error @ hessian).mul_(error).sum(dtype=torch.float64))
 
 
 def _scale(columns: Tensor, rule: RoundingRule) -> Tensor:
@@ -74,16 +69,16 @@ def _scale(columns: Tensor, rule: RoundingRule) -> Tensor:
 
 
 def _block(group: int) -> int:
-    """Return the columns per block: whole groups, or a divisor of a larger group."""
+    """Return the columns of a block: a multiple of the group, or a divisor of a large group."""
     if group <= _BLOCK:
         return _BLOCK // group * group
     return next(size for size in range(_BLOCK, 0, -1) if group % size == 0)
 
 
 def _factor(hessian: Tensor) -> Tensor:
-    """Return ``U`` with ``H⁻¹ = Uᵀ U``, float32; inputs that are always 0 become independent."""
+    """Return ``U`` with ``H⁻¹ = Uᵀ U``, float32. Inputs that are always 0 do not affect other columns."""
     if not bool(hessian.isfinite().all()):
-        msg = "expected finite products of the inputs, found others; quantize without a text to calibrate with"
+        msg = "expected finite products of the inputs, found NaN or inf; quantize without a calibration text"
         raise ValueError(msg)
     wide = hessian.double()
     wide.diagonal().masked_fill_(wide.diagonal() <= 0, 1.0)
@@ -96,6 +91,6 @@ def _factor(hessian: Tensor) -> Tensor:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
                 return upper.float()
-        damping *= 10  # few or similar tokens: float32 rounding made H indefinite
-    msg = "expected products of the inputs with each other, found a matrix that is far from positive definite"
+        damping *= 10  # with few or similar tokens, float rounding can make H indefinite
+    msg = "expected products of inputs (X Xᵀ), found a matrix that is far from positive definite"
     raise ValueError(msg)

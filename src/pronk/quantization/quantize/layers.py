@@ -1,4 +1,4 @@
-"""Layer-by-layer evaluation of a model on text: inputs of its matrices, and perplexity."""
+"""Layer-by-layer forward pass over a text: inputs of the matrices, and perplexity."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ from pronk.train.text_loss import text_loss
 
 __all__ = ["LINEARS", "LayerStream", "hessians"]
 
-# The linear modules of a layer.
-LINEARS = ("qkv", "out", "up", "down")
+LINEARS = ("qkv", "out", "up", "down")  # linear modules of a layer
 
-# Tokens per forward pass of a layer, which bounds the memory.
-_ROWS = 4096
+_ROWS = 4096  # tokens per forward pass of a layer, to limit temporary memory
 
 
 class LayerStream:
-    """Sequences of equal length with their hidden states between two layers.
+    """Hidden states of sequences of equal length between two layers.
 
     Args:
-        frame: model without its layers (embedding, norm and head).
+        frame: model without its layers.
         tokens: token ids ``[sequences, length]``.
 
     Attributes:
-        rows: hidden states ``[sequences * length, hidden]``, float32.
+        rows: hidden states, float32 ``[sequences * length, hidden]``.
     """
 
     def __init__(self, frame: Decoder, tokens: Tensor) -> None:
@@ -42,7 +40,7 @@ class LayerStream:
         self.rows = frame.embed(tokens.reshape(-1), positions, torch.float32)
 
     def through(self, layer: Layer, index: int, *, keep: bool = True) -> None:
-        """Run layer ``index``; its output replaces the hidden states if ``keep``."""
+        """Compute layer number ``index``; replace the hidden states by its output if ``keep``."""
         step = max(1, _ROWS // self.length) * self.length
         for rows in self.rows.split(step):
             count = len(rows) // self.length
@@ -53,7 +51,7 @@ class LayerStream:
                 rows.copy_(out)
 
     def perplexity(self) -> float:
-        """Return the perplexity per predicted token; call after the last layer. May be infinite or NaN."""
+        """Return the perplexity after the last layer, without first tokens; may be NaN or infinity."""
         rows = self.rows.unflatten(0, (-1, self.length))[:, :-1].flatten(0, 1)
         head = self.frame.head
         assert isinstance(head, PlainLinear)
@@ -64,10 +62,10 @@ class LayerStream:
 
 @contextmanager
 def hessians(layer: Layer) -> Iterator[Mapping[str, Tensor]]:
-    """Accumulate ``X Xᵀ`` of the inputs of each linear module, by name, while the block runs the layer."""
+    """Collect ``X Xᵀ`` of the inputs of each linear module from forward passes within the context."""
     found: dict[str, Tensor] = {}
 
-    def watch(name: str) -> RemovableHandle:
+    def register(name: str) -> RemovableHandle:
         def add(_: nn.Module, inputs: tuple[Tensor]) -> None:
             (x,) = inputs
             if name not in found:
@@ -76,7 +74,7 @@ def hessians(layer: Layer) -> Iterator[Mapping[str, Tensor]]:
 
         return layer.get_submodule(name).register_forward_pre_hook(add)
 
-    handles = [watch(name) for name in LINEARS]
+    handles = [register(name) for name in LINEARS]
     try:
         yield found
     finally:

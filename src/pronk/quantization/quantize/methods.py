@@ -1,7 +1,7 @@
-"""Quantization methods, run layer by layer, and the perplexity of each.
+"""Quantization of all layers with one of the methods ``nearest``, ``scaled`` and ``gptq``.
 
-Layers are quantized from the first to the last. The inputs of a layer are the outputs of the quantized layers before,
-so that a calibrated method compensates part of their errors.
+Layers are quantized from the first to the last. The inputs of a layer are computed with the quantized layers before it,
+so that calibration compensates for some of their errors.
 """
 
 from __future__ import annotations
@@ -28,38 +28,27 @@ from pronk.quantization.quantize.source import SourceCheckpoint
 __all__ = ["CALIBRATED", "NEAREST", "CalibrationTexts", "layer_file", "measure", "run"]
 
 NEAREST = "nearest"
-# Methods that need calibration text.
-CALIBRATED = ("scaled", "gptq")
+CALIBRATED = ("scaled", "gptq")  # methods that need a calibration text
 
-# Called after each layer.
-Tick = Callable[[], None]
+Tick = Callable[[], None]  # called after each layer
 
 
 @dataclass(frozen=True)
 class CalibrationTexts:
-    """Token ids ``[sequences, length]``.
-
-    Attributes:
-        evaluation: text that perplexity is measured on.
-        calibration: text whose activations guide the rounding; ``None`` allows only the method ``nearest``.
-    """
+    """Evaluation text for perplexity and optional calibration text, as token ids ``[sequences, length]``."""
 
     evaluation: Tensor
     calibration: Tensor | None = None
 
     @property
     def methods(self) -> Sequence[str]:
-        """Names of the methods to try."""
+        """Methods that are possible with these texts."""
         return (NEAREST,) if self.calibration is None else (NEAREST, *CALIBRATED)
 
 
 @torch.no_grad()
 def measure(source: SourceCheckpoint, texts: CalibrationTexts, tick: Tick) -> float:
-    """Return the perplexity of the unquantized model, computed in float32.
-
-    Raises:
-        CheckpointError: the perplexity or a hidden state is not finite.
-    """
+    """Return the perplexity of the original model in float32; refuse hidden states that are not finite."""
     stream = LayerStream(source.frame(), texts.evaluation)
     _check_finite(stream.rows, f"{source.folder}: embedding")
     for index in range(source.config.num_layers):
@@ -75,18 +64,10 @@ def measure(source: SourceCheckpoint, texts: CalibrationTexts, tick: Tick) -> fl
 def run(
     source: SourceCheckpoint, method: str, rule: RoundingRule, texts: CalibrationTexts, folder: Path, tick: Tick
 ) -> float:
-    """Quantize every layer, write its tensors to its :func:`layer_file`, and measure the perplexity.
-
-    Args:
-        source: checkpoint to quantize.
-        method: ``"nearest"``, ``"scaled"`` or ``"gptq"``; the last two need calibration text.
-        rule: quantization of the matrices.
-        texts: evaluation and calibration texts.
-        folder: folder for the files.
-        tick: called after each layer.
+    """Quantize every layer, write its tensors to its :func:`layer_file` in ``folder``, and measure.
 
     Returns:
-        Perplexity with the written weights and float32 activations; not finite if the activations overflow.
+        Perplexity with the quantized weights, computed in float32; NaN or infinity after an overflow.
     """
     frame = source.frame()
     evaluation = LayerStream(frame, texts.evaluation)
@@ -110,20 +91,20 @@ def run(
 
 
 def layer_file(folder: Path, index: int) -> Path:
-    """Return the path of a layer's tensors until the checkpoint is assembled."""
+    """Return the temporary file of a quantized layer."""
     return folder / f"layer-{index}.safetensors"
 
 
 def _check_finite(states: Tensor, where: str) -> None:
     if not bool(states.isfinite().all()):
-        msg = f"{where}: expected finite numbers behind it, found others; restore the weights from their source"
+        msg = f"{where}: expected finite numbers in its output, found NaN or inf; restore the weights from their source"
         raise CheckpointError(msg)
 
 
 def _quantize(
     layer: Layer, method: str, rule: RoundingRule, seen: Mapping[str, Tensor], where: str
 ) -> dict[str, QuantizedMatrix]:
-    """Quantize the matrices of a layer and replace its weights by the dequantized ones."""
+    """Quantize the matrices of a layer, and replace its weights by the dequantized ones."""
     made: dict[str, QuantizedMatrix] = {}
     try:
         if method == "scaled":
@@ -134,7 +115,7 @@ def _quantize(
             weight = linear.weight.data
             made[name] = gptq(weight, seen[name], rule) if method == "gptq" else rule.nearest(weight)
             linear.weight.data = made[name].dequantize()
-    except ValueError as error:  # a number is not finite
+    except ValueError as error:  # weights or products of inputs that are not finite
         msg = f"{where}: {error}"
         raise CheckpointError(msg) from error
     return made

@@ -1,7 +1,7 @@
-"""Layout ``pack-quantized`` of compressed-tensors, and its ``quantization_config``.
+"""Tensors and ``quantization_config`` of the format ``pack-quantized`` of compressed-tensors.
 
-32-bit words hold the unsigned codes of a row in order, the first one in the lowest bits. ``weight_scale`` holds the
-scales of the groups. A weight is ``scale * (code - 2 ** (bits - 1))``.
+The unsigned codes of a row are packed into 32-bit words, the first code in the lowest bits. A weight is
+``scale * (code - 2 ** (bits - 1))`` with the ``weight_scale`` of its group.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pronk.quantization.quantize.rounding import WHOLE_ROW, RoundingRule
 
 __all__ = ["layout", "packed", "quantization_config"]
 
-# Version of compressed-tensors that reads the written folders in the tests.
+# Version of compressed-tensors that the output was tested with.
 _VERSION = "0.20.0"
 
 
 def packed(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of a matrix by name; ``dtype`` must represent its scales exactly."""
+    """Return the tensors of a matrix by name, with ``prefix``; ``dtype`` must hold the scales exactly."""
     integers = weight.codes
     if weight.bits == 4:
         integers = pad(integers, (0, integers.shape[1] % 2))
@@ -36,7 +36,7 @@ def packed(prefix: str, weight: QuantizedMatrix, dtype: torch.dtype) -> dict[str
 
 
 def layout(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shapes and dtypes of the tensors that :func:`packed` returns."""
+    """Return the shapes and types of the tensors of :func:`packed` for a matrix of shape ``shape``."""
     outputs, inputs = shape
     groups = inputs // (rule.group or inputs)
     return {
@@ -47,7 +47,7 @@ def layout(prefix: str, shape: tuple[int, int], rule: RoundingRule) -> dict[str,
 
 
 def quantization_config(rule: RoundingRule, head: str) -> dict[str, Any]:
-    """Return the ``quantization_config``; ``head`` is the name of the unquantized LM head."""
+    """Return the ``quantization_config``; ``head`` is the name of the LM head, which is not quantized."""
     whole = rule.group == WHOLE_ROW
     weights: dict[str, Any] = {
         "num_bits": rule.bits,

@@ -1,7 +1,7 @@
-"""Rounding of weights to codes, without minima.
+"""Rounding of weights with the scales that are stored in the file.
 
-A scale is stored in the model's dtype. It is rounded to this dtype before the codes are chosen, so the written weights
-are those that were measured.
+Scales are rounded to the model's dtype first, and codes are chosen for the rounded scales. So the perplexity is
+measured with exactly the weights that are written.
 """
 
 from __future__ import annotations
@@ -21,21 +21,18 @@ from pronk.quantization.formats.matrix import Bits, QuantizedMatrix
 
 __all__ = ["WHOLE_ROW", "RoundingRule", "choose_group", "inputs_of"]
 
-# Group size that stands for one scale per row.
-WHOLE_ROW = 0
-
-# Group size for the kernels that exceeds the inputs of every matrix.
-_ALL = 1 << 20
+WHOLE_ROW = 0  # group size that stands for all inputs of a matrix
+_ALL_INPUTS = 1 << 20  # more inputs than any matrix has
 
 
 @dataclass(frozen=True)
 class RoundingRule:
-    """Symmetric quantization of all matrices of a model.
+    """Symmetric rounding of all matrices of a model.
 
     Attributes:
         kernels: kernels that search for scales.
-        bits: bits per code.
-        group: inputs per scale, a multiple of 8 that divides the inputs of every matrix; or :data:`WHOLE_ROW`.
+        bits: bits of a code.
+        group: number of inputs per scale, a multiple of 8 and a divisor of all matrices' inputs; or :data:`WHOLE_ROW`.
         dtype: dtype of the scales in the file.
     """
 
@@ -46,19 +43,21 @@ class RoundingRule:
 
     @property
     def zero(self) -> int:
-        """Offset of the stored unsigned codes, ``2**(bits - 1)``."""
+        """Zero point of the codes."""
         return 1 << (self.bits - 1)
 
     def scales(self, weight: Tensor) -> Tensor:
-        """Return the scale per group of ``[outputs, inputs]`` with the smallest clipping error, as stored."""
-        return self._stored(round_weights(self.kernels, weight, self.bits, self.group or _ALL).scale)
+        """Return the stored scales ``[outputs, groups]`` that minimize the squared error of ``weight``."""
+        scale = round_weights(self.kernels, weight, self.bits, self.group or _ALL_INPUTS).scale
+        most = torch.finfo(self.dtype).max
+        return scale.clamp(-most, most).to(self.dtype).float()
 
     def nearest(self, weight: Tensor) -> QuantizedMatrix:
-        """Quantize ``[outputs, inputs]`` to the nearest codes."""
+        """Quantize ``weight`` ``[outputs, inputs]`` to the nearest codes."""
         return self.coded(weight, self.scales(weight))
 
     def coded(self, weight: Tensor, scale: Tensor) -> QuantizedMatrix:
-        """Quantize to the nearest codes for given scales, float32 ``[outputs, groups]``."""
+        """Quantize ``weight`` to the nearest codes for given scales, float32 ``[outputs, groups]``."""
         group = self.group or weight.shape[1]
         codes = self.codes(weight, scale.repeat_interleave(group, dim=1))
         return QuantizedMatrix(codes.add_(self.zero).to(torch.uint8), scale, None, self.bits, group)
@@ -68,16 +67,18 @@ class RoundingRule:
         times = torch.where(scale == 0, 0.0, 1 / scale)
         return (weight * times).round_().clamp_(-self.zero, self.zero - 1)
 
-    def _stored(self, scale: Tensor) -> Tensor:
-        most = torch.finfo(self.dtype).max
-        return scale.clamp(-most, most).to(self.dtype).float()
-
 
 def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bits, int]:
-    """Validate bits and group; ``None`` is the default group or a smaller power of 2 that fits.
+    """Return the checked bits and group size.
+
+    Args:
+        config: configuration of the model.
+        bits: 8 or 4.
+        group: group size, or 0 for a whole row; ``None`` for the largest power of two from 8 to the default for
+            ``bits`` that divides the inputs of all matrices.
 
     Raises:
-        OptionError: bits are not 8 or 4, or the group does not divide the inputs of every matrix.
+        OptionError: the bits are neither 8 nor 4, or the group does not divide the inputs of every matrix.
     """
     if bits not in DEFAULT_GROUPS:
         msg = f"bits: expected 4 or 8, found {bits}"
@@ -101,5 +102,5 @@ def choose_group(config: ModelConfig, bits: int, group: int | None) -> tuple[Bit
 
 
 def inputs_of(config: ModelConfig) -> list[int]:
-    """Return the distinct numbers of inputs of the matrices of a layer, ascending."""
+    """Return the distinct numbers of inputs of the matrices of a layer."""
     return sorted({config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size})

@@ -1,10 +1,10 @@
 """Scaling of inputs before rounding, as in AWQ (Lin et al. 2024, section 3.2).
 
-``W x = (W diag(s)) (x / s)``: weights of large inputs become large within their groups, so their relative rounding
-error is smaller. The division by ``s`` is folded into the preceding operation at no cost: the gain of a norm, or the
-rows of the preceding matrix. The best ``s`` is searched among powers of the inputs' RMS, by the error of the outputs::
+``W x = (W diag(s)) (x / s)``: the weights of large inputs become larger within their groups, so their relative rounding
+error shrinks. The division by ``s`` is free if folded into the gain of the norm or the rows of the matrix that computes
+``x``. The search tries powers of the inputs' RMS and keeps the one with the smallest error of the outputs::
 
-    s = rms(x) ** α        α of 0 changes nothing
+    s = rms(x) ** α        α = 0 is no scaling
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pronk.quantization.quantize.rounding import RoundingRule
 __all__ = ["scale_layer"]
 
 _POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-# Lower bound of an input's RMS relative to the largest one; avoids extreme scales for unused inputs.
+# Lower limit of the RMS of an input, relative to the largest RMS. It bounds the scales of inputs that are almost 0.
 _LEAST = 1e-4
 
 
 def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: RoundingRule) -> None:
-    """Scale the inputs of a layer's matrices in place, keeping its function up to float32 rounding.
+    """Scale the inputs of a layer's matrices in place; its output changes by float32 rounding only.
 
     Args:
-        layer: layer with unquantized float32 weights.
+        layer: layer with unquantized weights in float32.
         hessians: ``X Xᵀ`` of the inputs of ``qkv``, ``up`` and ``down``.
-        rule: quantization of the matrices; divided gains and biases are rounded to its dtype.
+        rule: rounding rule of the matrices; divided norms and biases are rounded to its dtype.
     """
     for name, norm in (("qkv", layer.attention_norm), ("up", layer.mlp_norm)):
         linear = _linear(layer, name)
@@ -53,9 +53,9 @@ def scale_layer(layer: Layer, hessians: Mapping[str, Tensor], rule: RoundingRule
 
 
 def _divide(values: Tensor, scale: Tensor, rule: RoundingRule) -> tuple[Tensor, Tensor]:
-    """Divide and round to the stored dtype; return the results and the effective divisors after rounding.
+    """Return ``values / scale`` in the precision of the file, and the divisors after this rounding.
 
-    A value that would become 0 or infinite is kept with divisor 1, as no weight could compensate it.
+    A value whose quotient would round to 0 or infinity is not divided.
     """
     divided = (values / scale).to(rule.dtype).float()
     fits = (divided != 0) & divided.isfinite()
@@ -69,7 +69,7 @@ def _linear(layer: Layer, name: str) -> PlainLinear:
 
 
 def _search(weight: Tensor, hessian: Tensor, rule: RoundingRule) -> Tensor:
-    """Search the best scale of each input, float32 ``[inputs]``."""
+    """Return the scale of each input with the smallest error of the outputs, float32 ``[inputs]``."""
     size = hessian.diagonal().clamp_min(0).sqrt()
     size = size.clamp_min(_LEAST * float(size.max()) + 1e-30)
     best = torch.ones_like(size)

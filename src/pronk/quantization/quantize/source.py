@@ -1,4 +1,4 @@
-"""Source checkpoint of a quantization, loaded one layer at a time to bound the memory."""
+"""Layer-by-layer access to the checkpoint that is quantized, with one layer in memory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class SourceCheckpoint:
 
     Attributes:
         folder: folder of the checkpoint.
-        document: content of its ``config.json``.
-        config: model configuration parsed from it.
+        document: content of ``config.json``.
+        config: configuration of the model.
         dtype: dtype of the model.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, is quantized already, or is of a family (GPT-2) that
-            compressed-tensors does not support.
+        CheckpointError: the checkpoint is unreadable, already quantized, or of a family that compressed-tensors does
+            not support (GPT-2).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class SourceCheckpoint:
         if self.names.transposed:
             msg = (
                 f"{folder}: expected a llama, mistral, qwen2 or qwen3 model, found {self.config.family}, which "
-                "compressed-tensors does not cover; load it with --weights int8 or int4"
+                "compressed-tensors does not support; load it with --weights int8 or int4"
             )
             raise CheckpointError(msg)
         self.dtype = parse_dtype("auto", self.config)
@@ -62,11 +62,11 @@ class SourceCheckpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the weights in bytes."""
+        """Size of the weights."""
         return sum(self.inventory.nbytes(part) for part in self.parts)
 
     def file_name(self, name: str) -> str:
-        """Return the name of a tensor in the written checkpoint, with the prefix that other engines expect."""
+        """Return the name of a tensor in the files of the checkpoint."""
         return name if name.startswith(f"{self.names.head}.") else self.names.prefix + name
 
     def beside(self) -> list[CheckpointTensor]:
@@ -78,7 +78,7 @@ class SourceCheckpoint:
         return [part for part in self.parts if part.target.startswith(f"layers.{index}.")]
 
     def frame(self) -> Decoder:
-        """Return the model without its layers (embedding, final norm, head), in float32."""
+        """Return the model without its layers (embedding, last norm and LM head), in float32."""
         with torch.device("meta"):
             decoder = Decoder(self.config)
         decoder.layers = nn.ModuleList()
@@ -91,7 +91,7 @@ class SourceCheckpoint:
         return decoder.requires_grad_(False).eval()
 
     def layer(self, index: int) -> Layer:
-        """Load a layer with unquantized float32 weights."""
+        """Return a layer with unquantized weights in float32."""
         layer = Layer(self.config, empty_linear)
         for part in self.of_layer(index):
             self._fill(layer.get_submodule(part.target.rpartition(".")[2]), part)
@@ -101,12 +101,12 @@ class SourceCheckpoint:
     def tensors(
         self, index: int, layer: Layer, matrices: Mapping[str, QuantizedMatrix]
     ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
-        """Yield the tensors of a layer: quantized matrices, and other tensors in their original dtypes.
+        """Yield names and tensors of a layer: quantized matrices, and others in their original dtypes.
 
         Args:
-            index: number of the layer.
-            layer: source of the norms and biases.
-            matrices: quantized matrices by linear module, each possibly a stack of several checkpoint matrices.
+            index: index of the layer.
+            layer: layer with the norms and biases.
+            matrices: quantized matrices by linear module; a fused module is split into the checkpoint's matrices.
         """
         for part in self.of_layer(index):
             name = part.target.rpartition(".")[2]

@@ -1,7 +1,7 @@
-"""Texts for calibration and perplexity: token ids in sequences of equal length.
+"""Texts for calibration and perplexity: token ids in sequences of one length.
 
-Without ``--calibrate``, perplexity is measured on ``evaluation.jsonl`` of this package: solved Python problems and
-arithmetic in words.
+By default, perplexity is measured on ``evaluation.jsonl`` of this package: solved Python problems and arithmetic word
+problems.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from pronk.train.sources import SourceSpec, read_source, spec_of
 
 __all__ = ["LENGTH", "read_texts"]
 
-# Tokens per sequence; less if the model's context is shorter.
-LENGTH = 512
-# Maximum tokens of the evaluation text, and minimum tokens of a text.
-_EVALUATION, _LEAST = 8192, 128
-# Characters per piece. Pieces are shuffled so that calibration covers all parts of a long text.
+LENGTH = 512  # tokens of a sequence, limited by the model's context
+_MAX_EVALUATION, _MIN_TOKENS = 8192, 128  # tokens of the evaluation text, of any text
+# Characters of a piece of text. Pieces are shuffled, so that calibration covers all parts of a long text.
 _PIECE = 4096
 
 
@@ -38,9 +36,10 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
 
     Args:
         folder: folder of the model.
-        text: file or folder to calibrate with, in the formats of ``pronk train``. One document in 100, or the end of
-            the longest one, is held out for the perplexity. ``None`` measures on the package's text, uncalibrated.
-        tokens: maximum number of tokens to calibrate with.
+        text: file or folder with the calibration text, in the formats of ``pronk train``. One document in 100, or the
+            end of the longest one, is held out for perplexity. With ``None``, there is no calibration, and perplexity
+            is measured on the package's text.
+        tokens: limit of calibration tokens.
 
     Raises:
         OptionError: the text is missing, unreadable or too short.
@@ -52,10 +51,10 @@ def read_texts(folder: Path, text: Path | None = None, tokens: int = 32_768) -> 
     if text is None:
         with as_file(files("pronk.quantization.quantize") / "evaluation.jsonl") as path:
             own = [each.text for each in read_source(SourceSpec("evaluation", "jsonl", path, 1.0))]
-        return CalibrationTexts(_sequences(encoder, own, _EVALUATION, length, "evaluation text"))
+        return CalibrationTexts(_sequences(encoder, own, _MAX_EVALUATION, length, "evaluation text"))
     (pool, *_) = collect(DataOptions((spec_of(text, "calibrate"),), dialogues=0.0)).pools
     return CalibrationTexts(
-        _sequences(encoder, pool.held_out, _EVALUATION, length, f"calibrate: held-out part of {text}"),
+        _sequences(encoder, pool.held_out, _MAX_EVALUATION, length, f"calibrate: held-out part of {text}"),
         _sequences(encoder, _shuffled(pool.documents), tokens, length, f"calibrate: rest of {text}"),
     )
 
@@ -66,10 +65,10 @@ def _shuffled(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _sequences(encoder: Encoder, texts: Iterable[str], tokens: int, length: int, what: str) -> Tensor:
-    """Return ids ``[sequences, length]`` of the first ``tokens``; a shorter text is one sequence."""
+    """Return the first ``tokens`` ids as ``[sequences, length]``; a shorter text is one sequence."""
     ids = torch.from_numpy(pack(encoder, iter(texts), tokens).astype("int64"))
-    if len(ids) < min(_LEAST, length):
-        msg = f"{what}: expected at least {min(_LEAST, length)} tokens, found {len(ids)}; give more text"
+    if len(ids) < min(_MIN_TOKENS, length):
+        msg = f"{what}: expected at least {min(_MIN_TOKENS, length)} tokens, found {len(ids)}; give more text"
         raise OptionError(msg)
     if len(ids) < length:
         return ids[None]
