@@ -106,7 +106,7 @@ def test_what_is_not_followed_is_said() -> None:
     assert len(static.notes) == 1
     assert "static scales of activations are not used" in static.notes[0]
     assert "bfloat16" in scheme_of(FP8).notes[0]
-    assert "static activation scales" in scheme_of(FP8 | {"activation_scheme": "static"}).notes[1]
+    assert "static scales of activations" in scheme_of(FP8 | {"activation_scheme": "static"}).notes[1]
 
 
 def test_awq_packs_eight_outputs() -> None:
