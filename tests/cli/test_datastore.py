@@ -116,7 +116,7 @@ def test_mistakes(run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch
     assert_mistake(run("build", out, tmp_path / "nowhere", *at), "expected text files, folders or JSON lines, found no")
     assert_mistake(run("build", out, text / "bad.txt", *at), "bad.txt: expected UTF-8 text, found")
     assert_mistake(run("build", out, text / "bad.jsonl", *at), "expected a string under 'text'")
-    assert_mistake(run("build", out, text / "empty.txt", *at), "expected text to take phrases from, found none")
+    assert_mistake(run("build", out, text / "empty.txt", *at), "expected documents with tokens, found none")
     assert_mistake(run("build", out, text / "code", "--model", tmp_path), "expected a model folder with config.json")
     assert_mistake(run("build", out, text / "code", *at, "--limit-tokens", 0), "--limit-tokens")
     assert_mistake(run("build", text, text / "code", *at), f"expected a new or empty folder, found {text} in use")

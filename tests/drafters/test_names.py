@@ -122,7 +122,7 @@ def test_options_in_a_name() -> None:
         ("suffix(depth_factor=0)", r"suffix: depth_factor: expected a number in 0\.25\.\.64, found 0"),
         ("suffix(store_tokens=16777217)", r"suffix: store_tokens: expected an integer in 0\.\.16777216"),
         ("suffix(store=3)", "suffix: store: expected a path, found 3"),
-        ("suffix(store='x', store_tokens=0)", "suffix: expected store_tokens of at least 1 for the store x, found 0"),
+        ("suffix(store='x', store_tokens=0)", "suffix: expected store_tokens of at least 1 for store='x', found 0"),
         ("medusa(tree=0)", r"medusa: tree: expected an integer in 1\.\.127, found 0"),
         ("medusa(tree=True)", r"medusa: tree: expected an integer in 1\.\.127, found True"),
         ("medusa(tree='0 1')", r"medusa: tree: expected 1\.\.127 paths of ranks, .* found '0 1'"),

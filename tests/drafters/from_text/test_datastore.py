@@ -156,7 +156,7 @@ def test_limit_and_empty_documents(tmp_path: Path) -> None:
     assert (store.header.tokens, store.header.documents, store.header.largest_id) == (5, 3, 3)
     assert taken == [0, 1, 2, 3]
     assert told == [0, 0, 1, 3, -1]
-    with pytest.raises(OptionError, match="expected text to take phrases from, found none"):
+    with pytest.raises(OptionError, match="expected documents with tokens, found none"):
         make(tmp_path / "empty", [[], []])
 
 

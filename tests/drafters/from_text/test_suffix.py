@@ -325,7 +325,9 @@ def test_damage_is_named_and_nothing_is_touched(tmp_path: Path, text: str, messa
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing" / "store.jsonl"):
-        with pytest.raises(OptionError, match=r"suffix: expected a file of past outputs.*; change store") as caught:
+        with pytest.raises(
+            OptionError, match=r"suffix: store: expected a readable and writable file.*; choose"
+        ) as caught:
             bound(store=str(path))
         assert "\n" not in str(caught.value)
 

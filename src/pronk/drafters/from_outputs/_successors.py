@@ -79,10 +79,11 @@ def load_successors(path: Path, table: Successors, vocabulary: str | None) -> No
         with safe_open(path, "pt") as file:
             found, tensor = file.metadata() or {}, file.get_tensor("successors")
     except (OSError, SafetensorError) as error:
-        msg = f"{path}: expected a table saved by RecyclingProposer.save, found: {error}"
+        msg = f"{path}: expected a table saved by RecyclingProposer.save, found: {error}; choose another table"
         raise OptionError(msg) from error
     if found.get("format") != _FORMAT or tensor.dim() != 2 or tensor.dtype != torch.int32 or tensor.shape[1] < 1:
-        msg = f"{path}: expected a table of format {_FORMAT}, found {found.get('format')!r}, {tuple(tensor.shape)}"
+        shape = tuple(tensor.shape)
+        msg = f"{path}: expected a table of format {_FORMAT}, found {found.get('format')!r}, {shape}; save it again"
         raise OptionError(msg)
     if found.get("vocabulary") != (vocabulary or ""):
         msg = f"{path}: expected a table of this model's tokenizer, found one of another; save one with this model"

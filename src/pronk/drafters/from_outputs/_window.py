@@ -162,9 +162,8 @@ class WindowTuner:
         self.sums.update(requests=requests, rows=rows, plain=plain, harvest=harvest)
         if self.rung == 0:
             self.waiting -= 1
-            if self.waiting < 0 and self._worth(1, costs, _PRIOR_HARVEST * self._mean("requests")) > self._worth(
-                0, costs
-            ):
+            prior = _PRIOR_HARVEST * self._mean("requests")
+            if self.waiting < 0 and self._worth(1, costs, prior) > self._worth(0, costs):
                 self._move(1)
             elif self.steps >= _TRIAL:
                 self._move(0)

@@ -150,9 +150,8 @@ class RecyclingProposer(Proposer[RecyclingState]):
             context.state.learn(context.tokens, context.root + 1)
         successors, size = context.state.successors, min(self.options.num_nodes, context.max_nodes)
         rates = [context.state.rates.rate(rank) for rank in range(self.options.top_k)]
-        rates = [
-            min(rates[: rank + 1]) for rank in range(self.options.top_k)
-        ]  # monotone: a lower rank never precedes a higher one
+        # Cumulative minima: a less likely successor never precedes a likelier one.
+        rates = [min(rates[: rank + 1]) for rank in range(self.options.top_k)]
         trie = Trie(context.tokens[-1])
         frontier = Frontier[tuple[int, int]]()
 

@@ -86,7 +86,7 @@ class SuffixStore:
             try:
                 outputs = _read(self.path, vocabulary, vocab_size, self.max_tokens)
             except OSError as error:
-                msg = f"suffix: expected a file of past outputs, or a place for one, found: {error}; change store"
+                msg = f"suffix: store: expected a readable and writable file, found: {error}; choose another path"
                 raise OptionError(msg) from error
         self._vocabulary, self._vocab_size, self._file = vocabulary, vocab_size, self.path
         for output in outputs:

@@ -96,7 +96,7 @@ class Suffix(Drafter):
             msg = f"{self.name}: expected min_match at most max_match = {self.max_match}, found {self.min_match}"
             raise OptionError(msg)
         if self.store is not None and not self.store_tokens:
-            msg = f"{self.name}: expected store_tokens of at least 1 for the store {self.store}, found 0"
+            msg = f"{self.name}: expected store_tokens of at least 1 for store={self.store!r}, found 0; increase it"
             raise OptionError(msg)
 
     def bind(self, target: Target) -> SuffixProposer:

@@ -75,7 +75,7 @@ def write_datastore(
     kind = np.dtype(TOKEN_TYPES[vocab_size > np.iinfo(TOKEN_TYPES[0]).max])
     count, largest, ended = _write_tokens(folder / TOKENS, documents, kind, limit, say)
     if not count:
-        msg = "datastore: expected text to take phrases from, found none"
+        msg = "datastore: expected documents with tokens, found none; choose files with text"
         raise OptionError(msg)
     say(SORTING)
     tokens = np.fromfile(folder / TOKENS, dtype=kind)
