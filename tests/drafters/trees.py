@@ -18,7 +18,7 @@ Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class DraftToken:
+class DraftCase:
     """What a shape may use.
 
     Attributes:
@@ -45,7 +45,7 @@ class DraftToken:
         return self.dice.choice([token for token in range(self.vocab) if token != right])
 
 
-Shape = Callable[[DraftToken], TokenTree]
+Shape = Callable[[DraftCase], TokenTree]
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Growing:
         return TokenTree(tuple(self.tokens), tuple(self.parents), None if all(self.verify) else tuple(self.verify))
 
 
-def random_trees(guess: DraftToken) -> TokenTree:
+def random_trees(guess: DraftCase) -> TokenTree:
     """Any shape and any tokens; once in a while more of them than the engine allows."""
     dice, tree = guess.dice, Growing([guess.root])
     size = dice.choice((0, 1, 2, 5, 9, 14, 14, 14, 2 * guess.nodes + 3))
@@ -97,7 +97,7 @@ def random_trees(guess: DraftToken) -> TokenTree:
 def oracle_trees(right: float, size: int = 12) -> Shape:
     """Each node right with probability ``right`` where its parent is; wherever in the tree that is."""
 
-    def shape(guess: DraftToken) -> TokenTree:
+    def shape(guess: DraftCase) -> TokenTree:
         dice, tree = guess.dice, Growing([guess.root])
         for _ in range(dice.randrange(size + 1)):
             parent = dice.randrange(len(tree.tokens))
@@ -111,7 +111,7 @@ def oracle_trees(right: float, size: int = 12) -> Shape:
     return shape
 
 
-def explore_trees(guess: DraftToken) -> TokenTree:
+def explore_trees(guess: DraftCase) -> TokenTree:
     """Right guesses among nodes that may not be accepted, which may carry the right token too, and have children."""
     dice, tree = guess.dice, Growing([guess.root])
     node = 0
@@ -127,7 +127,7 @@ def explore_trees(guess: DraftToken) -> TokenTree:
     return tree.done()
 
 
-def last_branch(guess: DraftToken) -> TokenTree:
+def last_branch(guess: DraftCase) -> TokenTree:
     """The main chain is wrong at once; what is right is the last and deepest branch."""
     tree = Growing([guess.root])
     tree.chain(0, [guess.wrong(1), *(guess.wrong(9) for _ in range(4))])
@@ -136,7 +136,7 @@ def last_branch(guess: DraftToken) -> TokenTree:
     return tree.done()
 
 
-def wide_star(guess: DraftToken) -> TokenTree:
+def wide_star(guess: DraftCase) -> TokenTree:
     """Many children of the root, the right one last, and one more level below it."""
     tree = Growing([guess.root])
     for _ in range(20):
@@ -148,7 +148,7 @@ def wide_star(guess: DraftToken) -> TokenTree:
     return tree.done()
 
 
-def right_then_wrong(guess: DraftToken) -> TokenTree:
+def right_then_wrong(guess: DraftCase) -> TokenTree:
     """A chain that is right for some tokens and then wrong, sometimes with a right branch where it goes wrong."""
     count = guess.dice.randrange(6)
     tree = Growing([guess.root])
@@ -159,7 +159,7 @@ def right_then_wrong(guess: DraftToken) -> TokenTree:
     return tree.done()
 
 
-def repeats(guess: DraftToken) -> TokenTree:
+def repeats(guess: DraftCase) -> TokenTree:
     """The same token again and again, in depth and as the child of every node."""
     tree = Growing([guess.root])
     right = guess.truth[:1] or [guess.root]
@@ -170,7 +170,7 @@ def repeats(guess: DraftToken) -> TokenTree:
     return tree.done()
 
 
-def past_the_end(guess: DraftToken) -> TokenTree:
+def past_the_end(guess: DraftCase) -> TokenTree:
     """Ends of the text everywhere, and tokens after them; and the right tokens with an end after each."""
     tree = Growing([guess.root])
     node = 0
@@ -183,7 +183,7 @@ def past_the_end(guess: DraftToken) -> TokenTree:
     return tree.done()
 
 
-def too_large(guess: DraftToken) -> TokenTree:
+def too_large(guess: DraftCase) -> TokenTree:
     """Deeper and wider than the engine allows; right beyond its limits."""
     tree = Growing([guess.root])
     tree.chain(0, guess.truth[:4] + [guess.wrong(999) for _ in range(guess.depth + 3)], guess.truth)
@@ -192,7 +192,7 @@ def too_large(guess: DraftToken) -> TokenTree:
     return tree.done()
 
 
-def off_chain(guess: DraftToken) -> TokenTree:
+def off_chain(guess: DraftCase) -> TokenTree:
     """One wrong child, and everything right beside it: all that is accepted has to be moved."""
     tree = Growing([guess.root])
     tree.add(0, guess.wrong(1), guess.truth)
@@ -200,7 +200,7 @@ def off_chain(guess: DraftToken) -> TokenTree:
     return tree.done()
 
 
-def outside(guess: DraftToken) -> TokenTree:
+def outside(guess: DraftCase) -> TokenTree:
     """Right guesses beside and below tokens that the vocabulary does not have."""
     tree = Growing([guess.root])
     tree.chain(0, [guess.vocab, *guess.truth[1:3]])
@@ -222,7 +222,7 @@ ADVERSARIAL: tuple[Shape, ...] = (
 )
 
 
-def adversarial(guess: DraftToken) -> TokenTree:
+def adversarial(guess: DraftCase) -> TokenTree:
     """Another trick at every step."""
     return guess.dice.choice(ADVERSARIAL)(guess)
 
@@ -245,7 +245,7 @@ def drawn_trees(parents: tuple[int, ...], drawn: float = 1.0, *, honest: bool = 
     dice, q, flat = random.Random(str(parents)), dict[int, Table](), dict[int, Table]()
     random_nodes = tuple(dice.random() < drawn for _ in parents)
 
-    def shape(guess: DraftToken) -> TokenTree:
+    def shape(guess: DraftCase) -> TokenTree:
         law = q.setdefault(guess.vocab, Table("drawn", guess.vocab, 0.0))
         claim = None if honest else flat.setdefault(guess.vocab, Same(*[1] * guess.vocab))
         tree = TreeSampler(parents, random_nodes, law, claim)(Rolled(guess.dice), (guess.root,))
@@ -278,18 +278,18 @@ class TreeDrafter(Proposer[Prompt]):
         return tuple(prompt)
 
     def propose(self, contexts: Sequence[DraftContext[Prompt]]) -> list[TokenTree]:
-        return [self.shape(self.guess(context, context.state)) for context in contexts]
+        return [self.shape(self.case(context, context.state)) for context in contexts]
 
     def observe(self, outcome: Outcome[Prompt]) -> None:
         """Nothing to learn."""
 
-    def guess(self, context: DraftContext[Any], prompt: Prompt) -> DraftToken:
+    def case(self, context: DraftContext[Any], prompt: Prompt) -> DraftCase:
         """What the shape is told."""
         length = len(context.tokens)
         text = self.texts.get((prompt, context.sampler.seed), [])
         # Provisional tokens may be wrong; then nothing is known of what follows.
         truth = text[length:] if list(context.tokens) == text[:length] else []
         dice = random.Random(f"{self.dice} {context.sampler.seed} {length}")
-        return DraftToken(
+        return DraftCase(
             context.tokens[-1], truth, context.max_depth, context.max_nodes, self.vocab, self.stop_token_ids, dice
         )

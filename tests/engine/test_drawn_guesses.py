@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.trees import DraftToken, TreeDrafter, drawn_trees
+from drafters.trees import DraftCase, TreeDrafter, drawn_trees
 from engine.cases import assert_same, total
 from engine.test_rejection_law import BATCH, OPTIONS, PROMPT, SMALL, bushy, law_of, p_value
 from laws import chain_shape
@@ -28,7 +28,7 @@ CHAIN = (-1, 0, 1, 2)
 TREE = (-1, 0, 1, 2, 0, 1, 4, 0)
 
 
-def outside(guess: DraftToken) -> TokenTree:
+def outside(guess: DraftCase) -> TokenTree:
     """Draws from a larger vocabulary than the target's."""
     wide = replace(guess, vocab=guess.vocab + 3)
     return drawn_trees(TREE)(wide)
@@ -125,7 +125,7 @@ def test_all_rules_in_one_batch() -> None:
     assert total(asked[2::3], "accepted") > 0
 
 
-def gained(guess: DraftToken) -> TokenTree:
+def gained(guess: DraftCase) -> TokenTree:
     tree = drawn_trees(chain_shape(30))(guess)
     return replace(tree, gain=(1.0, *(1e-6,) * 30))
 

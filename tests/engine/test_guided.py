@@ -442,8 +442,8 @@ def test_a_mask_that_fails_ends_a_guess_and_not_the_proposal() -> None:
         request = make_request((1, 2, 3), SamplingParams(temperature=1.0, guide=TOY, rule=rule))  # type: ignore[arg-type]
         request.sampler.guide = moody = Moody(VOCAB)
         request.sampler.processors = (moody,)
-        assert request.sampler.guess(torch.zeros(VOCAB), 2) is None
+        assert request.sampler.draft_token(torch.zeros(VOCAB), 2) is None
         with pytest.raises(GuideError):
             request.sampler.scores(torch.zeros(VOCAB))
         moody.states[-1] = 3
-        assert request.sampler.guess(torch.zeros(VOCAB), 2) is not None
+        assert request.sampler.draft_token(torch.zeros(VOCAB), 2) is not None

@@ -82,7 +82,7 @@ class Tabs(Proposer[Tab]):
     def propose(self, contexts: Sequence[DraftContext[Tab]]) -> list[TokenTree]:
         self._burn("propose")
         assert all(context.state in self.open for context in contexts)
-        return [self.trees.shape(self.trees.guess(context, tuple(context.state.prompt))) for context in contexts]
+        return [self.trees.shape(self.trees.case(context, tuple(context.state.prompt))) for context in contexts]
 
     def observe(self, outcome: Outcome[Tab]) -> None:
         self._burn("observe")

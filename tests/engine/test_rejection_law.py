@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from chi_square import p_value_of
-from drafters.trees import DraftToken, Growing, TreeDrafter, random_trees
+from drafters.trees import DraftCase, Growing, TreeDrafter, random_trees
 from engine.cases import PROMPTS, ask, assert_same, drafter, params, plain, total, watch
 from pronk.drafters import Drafter, Lookahead, Merged, PromptLookup, Proposer, Recycling, Suffix
 from pronk.engine.output_processor import OutputProcessor
@@ -37,7 +37,7 @@ from tiny_models import context_of, make_engine, make_request, run, tiny_decoder
 String = tuple[int, ...]
 
 
-def bushy(guess: DraftToken) -> TokenTree:
+def bushy(guess: DraftCase) -> TokenTree:
     """Nearly all there is, two levels deep: most of what is accepted is off the main chain.
 
     The order of siblings does not change from step to step; at random, defects that favour the first would cancel.

@@ -37,7 +37,7 @@ def test_samples_equal_torchs(vocab: int, temperature: float, kernels: Kernels) 
         want = int(scores(logits, temperature, seed, 7 * seed).argmax())
         before = logits.clone()
         assert kernels.choose(logits, temperature, key) == want
-        token, share, made = kernels.guess(logits, temperature, key if temperature else None)
+        token, share, made = kernels.draft_token(logits, temperature, key if temperature else None)
         assert token == want
         assert torch.equal(logits, before)
         expected = scores(logits, temperature, seed, 7 * seed)
@@ -52,9 +52,9 @@ def test_ties_go_to_the_first_token(kernels: Kernels) -> None:
     for vocab in SIZES:
         flat = torch.full((vocab,), -2.5)
         assert kernels.choose(flat, 0.0, 0) == 0
-        assert kernels.guess(flat, 0.0, None)[:2] == (0, pytest.approx(1 / vocab))
+        assert kernels.draft_token(flat, 0.0, None)[:2] == (0, pytest.approx(1 / vocab))
         flat[vocab // 2 :] = 4.0
-        assert kernels.choose(flat, 0.0, 0) == kernels.guess(flat, 0.0, None)[0] == vocab // 2
+        assert kernels.choose(flat, 0.0, 0) == kernels.draft_token(flat, 0.0, None)[0] == vocab // 2
 
 
 @EVERY
@@ -66,7 +66,7 @@ def test_logits_that_are_not_finite_are_found(vocab: int, number: float, kernels
         logits[place] = number
         for temperature in (0.0, 0.8):
             assert kernels.choose(logits, temperature, 5) == -1
-            token, _, made = kernels.guess(logits, temperature, 5)
+            token, _, made = kernels.draft_token(logits, temperature, 5)
             if number == -math.inf and vocab > 1:  # a banned draft token
                 assert token == int(made.argmax()) != place
             else:

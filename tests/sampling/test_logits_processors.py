@@ -103,7 +103,7 @@ def test_a_processor_that_was_told_half_is_not_asked_again(verb: str) -> None:
     told.raises = None
     sampler.recover()
     assert context_of(sampler) == text
-    for ask in (sampler.choose, sampler.distribution, lambda row: sampler.guess(row, 1)):
+    for ask in (sampler.choose, sampler.distribution, lambda row: sampler.draft_token(row, 1)):
         with pytest.raises(ArithmeticError, match=verb):
             ask(torch.rand(VOCAB))
 

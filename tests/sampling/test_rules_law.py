@@ -268,7 +268,7 @@ def test_guesses_of_another_law_than_they_claim_are_found(rule: str, parents: tu
 def with_replacement(source: Source, text: String) -> TokenTree:
     """The second sibling claims the distribution of the first, which it cannot have."""
     honest = TreeSampler((-1, 0, 0), (True,) * 3, Table("r0", zeros=0.0))(source, text)
-    return TokenTree(honest.tokens, honest.parents, probs=(None, honest.guess(1)[1], honest.guess(1)[1]))
+    return TokenTree(honest.tokens, honest.parents, probs=(None, honest.draft_sample(1)[1], honest.draft_sample(1)[1]))
 
 
 @pytest.mark.parametrize("rule", RULES)

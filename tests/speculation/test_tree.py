@@ -99,12 +99,12 @@ def test_child() -> None:
 def test_guesses() -> None:
     q, r = torch.rand(8), torch.rand(8)
     tree = TokenTree((0, 5, 6, 5, 7, 1), (-1, 0, 0, 1, 0, 4), (True, False, True, True, True, True), (None, q, r) * 2)
-    assert tree.draft_tokens(0) == ((6, r), (7, q))
-    assert tree.draft_tokens(1) == ()  # may not be accepted, nor what is below it
-    assert tree.draft_tokens(4) == ((1, r),)
-    assert tree.keep([2, 4, 5]).draft_tokens(0) == ((6, r), (7, q))
-    assert CAT.draft_tokens(0) == ((11, None), (13, None))
-    assert (CAT.guess(0), tree.guess(1)) == ((10, None), (5, q))
+    assert tree.draft_samples(0) == ((6, r), (7, q))
+    assert tree.draft_samples(1) == ()  # may not be accepted, nor what is below it
+    assert tree.draft_samples(4) == ((1, r),)
+    assert tree.keep([2, 4, 5]).draft_samples(0) == ((6, r), (7, q))
+    assert CAT.draft_samples(0) == ((11, None), (13, None))
+    assert (CAT.draft_sample(0), tree.draft_sample(1)) == ((10, None), (5, q))
 
 
 def test_first_chain() -> None:
@@ -216,7 +216,7 @@ def test_hang_below() -> None:
             old = below.child(below.parents[node], token)
             assert found == (None if old is None else old + above)
         for node in range(len(below)):
-            assert tree.guess(node + above) == below.guess(node)
-        assert all(tree.guess(node) == (node, None) for node in range(above))
+            assert tree.draft_sample(node + above) == below.draft_sample(node)
+        assert all(tree.draft_sample(node) == (node, None) for node in range(above))
         # The chain and the old root are certain, whatever the draft says.
         assert all(tree.child(node, tree.tokens[node + 1]) == node + 1 for node in range(above))

@@ -110,7 +110,9 @@ class Kernels:
         """
         return int(self.library.pronk_sample(logits.data_ptr(), logits.numel(), temperature, key, self.isa))
 
-    def guess(self, logits: Tensor, temperature: float, key: int | None) -> tuple[int, float, NDArray[np.float32]]:
+    def draft_token(
+        self, logits: Tensor, temperature: float, key: int | None
+    ) -> tuple[int, float, NDArray[np.float32]]:
         """Sample a draft token, with less precise noise or none; a logit of ``-inf`` bans its token.
 
         Returns:

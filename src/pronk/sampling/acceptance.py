@@ -59,7 +59,7 @@ class _RejectionRule:
 
     def __call__(self, node: int, _: int) -> int:
         p = self.sampler.distribution(self.logits[node])
-        return _advance(self.sampler, self.sampler.rejection_sample(p, self.tree.draft_tokens(node)))
+        return _advance(self.sampler, self.sampler.rejection_sample(p, self.tree.draft_samples(node)))
 
 
 class _Block(_RejectionRule):
@@ -81,7 +81,7 @@ class _Block(_RejectionRule):
     def _decide(self, node: int) -> list[int]:
         """Return the tokens after ``node`` up to the first outside its chain, in reverse; the context is kept."""
         sampler, chain = self.sampler, self.tree.first_chain(node)
-        draft_tokens = [self.tree.guess(child) for child in chain]
+        draft_tokens = [self.tree.draft_sample(child) for child in chain]
 
         def distribution(i: int) -> Tensor:
             with sampler.after([token for token, _ in draft_tokens[:i]]):
@@ -90,5 +90,5 @@ class _Block(_RejectionRule):
         accepted, p = sampler.block(distribution, draft_tokens)
         tokens = [token for token, _ in draft_tokens[:accepted]]
         with sampler.after(tokens):
-            tokens.append(sampler.rejection_sample(p, self.tree.draft_tokens((node, *chain)[accepted])[1:]))
+            tokens.append(sampler.rejection_sample(p, self.tree.draft_samples((node, *chain)[accepted])[1:]))
         return tokens[::-1]

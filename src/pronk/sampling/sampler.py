@@ -224,7 +224,7 @@ class Sampler:
         position = len(self.context)
         return block(p, chain, lambda i, chance: block_uniform(self.trial_seed, position, i) < chance)
 
-    def guess(self, logits: Tensor, root: int, *, draw: bool = True) -> DraftToken | None:
+    def draft_token(self, logits: Tensor, root: int, *, draw: bool = True) -> DraftToken | None:
         """Return the draft token that a draft model with these logits proposes after the context.
 
         Under the coupled rule this is :meth:`choose` on the draft's logits, with the target's own noise: if draft and
@@ -247,7 +247,7 @@ class Sampler:
     def _draft_token(self, logits: Tensor, root: int, *, draw: bool) -> DraftToken | None:
         if self.kernels is not None and not self.params.rejects:
             key = None if self.params.greedy else noise_key(self.seed, len(self.context))
-            token, confidence, scores = self.kernels.guess(logits.contiguous(), self._stateless.temperature, key)
+            token, confidence, scores = self.kernels.draft_token(logits.contiguous(), self._stateless.temperature, key)
             return None if token < 0 else DraftToken(token, confidence, scores)
         shaped = self._process(logits, allow_none=True)
         if not math.isfinite(float(shaped.max())):

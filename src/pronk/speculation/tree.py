@@ -133,13 +133,13 @@ class TokenTree:
         """Return the acceptable child of ``node`` with ``token``, or ``None``."""
         return self._children[node].get(token)
 
-    def guess(self, node: int) -> DraftSample:
+    def draft_sample(self, node: int) -> DraftSample:
         """Return the token of ``node`` and the distribution that it was drawn from."""
         return self.tokens[node], None if self.probs is None else self.probs[node]
 
-    def draft_tokens(self, node: int) -> tuple[DraftSample, ...]:
+    def draft_samples(self, node: int) -> tuple[DraftSample, ...]:
         """Return the acceptable children of ``node`` in node order."""
-        return tuple(self.guess(child) for child in self._children[node].values())
+        return tuple(self.draft_sample(child) for child in self._children[node].values())
 
     def first_chain(self, node: int) -> tuple[int, ...]:
         """Return the path below ``node`` along first acceptable children."""

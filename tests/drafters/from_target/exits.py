@@ -92,7 +92,7 @@ def slow_chain(slow: Slow, request: Request, tokens: Sequence[int], most: int, e
     sampler, drafted = chooser_at(request, tokens), list[int]()
     while len(drafted) < most:
         logits = slow([*tokens, *drafted])
-        guess = sampler.guess(logits, 0)
+        guess = sampler.draft_token(logits, 0)
         assert guess is not None
         drafted.append(sampler.choose(logits))
         sampler.advance(drafted[-1])

@@ -228,14 +228,14 @@ def test_where_nothing_can_be_chosen_there_is_no_guess() -> None:
     engine, drafter = watched(decoder, named(decoder, eta=0))
     segments = list[Segment]()
     watch(engine, lambda jobs, _: segments.extend(job.segment for job in jobs))
-    guess, said = Sampler.guess, list[bool]()
+    guess, said = Sampler.draft_token, list[bool]()
 
     def sometimes(self: Sampler, *args: Any, **more: Any) -> DraftToken | None:
         said.append(len(said) % 3 != 2)
         return guess(self, *args, **more) if said[-1] else None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sampler, "guess", sometimes)
+        patch.setattr(Sampler, "draft_token", sometimes)
         (request,) = decode(engine, drafter, [[1, 2, 3]])
     assert any(asked.started == StartedRows(2, asked.tree.tokens) for asked in drafter.of(request))
     assert any(each.early == (2, len(each.tree)) for each in segments)

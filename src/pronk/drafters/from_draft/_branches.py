@@ -92,12 +92,12 @@ class Branches:
             node = self.parents[node]
         return tokens[::-1]
 
-    def guess(self, node: int) -> DraftToken | None:
+    def draft_token(self, node: int) -> DraftToken | None:
         """Return the draft's choice after a computed node; ``None`` if every token is excluded."""
         if node not in self._draft_tokens:
             sampler = self.context.sampler
             with sampler.after(self.path(node)):
-                self._draft_tokens[node] = sampler.guess(self._rows[node], self.context.root, draw=False)
+                self._draft_tokens[node] = sampler.draft_token(self._rows[node], self.context.root, draw=False)
         return self._draft_tokens[node]
 
     def grown(self) -> TokenTree:

@@ -101,7 +101,7 @@ class BeamProposer(CompositeProposer):
         """Return the likeliest continuations; a branch that cannot be extended stays as it is."""
         found: list[tuple[_Branch, int | None]] = []
         for branch in beam:
-            chosen = None if branch.node is None else branches.guess(branch.node)
+            chosen = None if branch.node is None else branches.draft_token(branch.node)
             for token, share in [] if chosen is None else chosen.ranked(self.options.width):
                 found.append((_Branch(branch.reach * share, (*branch.steps, (token, share)), None), branch.node))
             if chosen is None:

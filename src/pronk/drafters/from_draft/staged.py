@@ -116,7 +116,7 @@ class _Growth:
 
     def _offer(self, node: int) -> None:
         place = self._places[node]
-        chosen = None if place is None else self.branches.guess(place)
+        chosen = None if place is None else self.branches.draft_token(place)
         for token, share in [] if chosen is None else chosen.ranked(self.breadth):
             self._frontier.offer(self._reach[node] * share, (node, token, share))
 

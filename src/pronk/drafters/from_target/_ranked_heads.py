@@ -59,7 +59,7 @@ def _ranked(context: DraftContext[Any], logits: Tensor, counts: Sequence[int]) -
     sampler, ranked = context.sampler, list[list[tuple[int, float]]]()
     with sampler.after():
         for row, count in zip(logits, counts, strict=False):
-            chosen = sampler.guess(row, context.root, draw=False)
+            chosen = sampler.draft_token(row, context.root, draw=False)
             if chosen is None:
                 break
             ranked.append(chosen.ranked(count))

@@ -73,7 +73,7 @@ class Chain:
     def add(self, logits: Tensor) -> bool:
         """Sample the next token from the drafter's logits ``[vocab]``; return False if none is possible."""
         context = self.context
-        chosen = context.sampler.guess(logits, context.root, draw=context.draws)
+        chosen = context.sampler.draft_token(logits, context.root, draw=context.draws)
         if chosen is not None:
             self.take(chosen)
         return chosen is not None

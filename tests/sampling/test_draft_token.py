@@ -63,7 +63,7 @@ def test_under_the_coupled_rule_it_is_the_target_s_choice(options: str, dtype: t
     for seed in range(80):
         logits = random_logits(seed, missing=0.3 * (seed % 2)).to(dtype)
         before = logits.clone()
-        guess = made(one.guess(logits, root=seed % 7))
+        guess = made(one.draft_token(logits, root=seed % 7))
         assert guess.token == one.choose(logits.clamp(min=-1e20))
         assert guess.q is None
         assert torch.equal(logits, before)
@@ -73,23 +73,25 @@ def test_under_the_coupled_rule_it_is_the_target_s_choice(options: str, dtype: t
 
 def test_neither_root_nor_draw_matters_where_nothing_is_drawn() -> None:
     one = sampler(temperature=0.9, seed=3)
-    draft_tokens = [made(one.guess(random_logits(1), root, draw=draw)) for root in (0, 1, 9) for draw in (True, False)]
+    draft_tokens = [
+        made(one.draft_token(random_logits(1), root, draw=draw)) for root in (0, 1, 9) for draw in (True, False)
+    ]
     assert len({(guess.token, guess.confidence) for guess in draft_tokens}) == 1
 
 
 def test_confidence_is_the_probability_of_the_likeliest_token() -> None:
     logits = torch.tensor([0.5, 0.2, 0.3]).log()
-    guess = made(sampler(vocab=3).guess(logits, 0))
+    guess = made(sampler(vocab=3).draft_token(logits, 0))
     assert (guess.token, guess.confidence) == (0, pytest.approx(0.5))
     assert guess.ranked(2) == [(0, pytest.approx(0.5)), (2, pytest.approx(0.3))]
     assert [token for token, _ in guess.ranked(9)] == [0, 2, 1]
-    banned = made(sampler(vocab=3, logit_bias={0: -100.0}).guess(logits, 0))
+    banned = made(sampler(vocab=3, logit_bias={0: -100.0}).draft_token(logits, 0))
     assert (banned.token, banned.confidence) == (2, pytest.approx(0.6))
 
 
 def test_with_noise_it_is_its_share_of_the_noisy_scores() -> None:
     probs = torch.tensor([0.5, 0.2, 0.3])
-    guess = made(sampler(vocab=3, temperature=0.5, seed=4).guess(probs.log(), 0))
+    guess = made(sampler(vocab=3, temperature=0.5, seed=4).draft_token(probs.log(), 0))
     weights = (2 * probs.log().double() + gumbel_noise(4, 2, torch.arange(3))).exp()
     order = weights.argsort(descending=True).tolist()
     shares = (weights / weights.sum())[order].tolist()
@@ -103,13 +105,13 @@ def test_where_guesses_are_drawn_q_is_the_law_of_the_draft(options: str, rule: s
     one = sampler(rule=rule, **OPTIONS[options])
     for seed in range(20):
         logits = random_logits(seed, missing=0.3)
-        drawn = made(one.guess(logits, 1))
+        drawn = made(one.draft_token(logits, 1))
         assert drawn.q is not None
         assert torch.allclose(drawn.q, one.distribution(logits), rtol=1e-12, atol=0.0)
         assert drawn.q[logits == -math.inf].sum() == 0
         assert drawn.q[drawn.token] > 0
         assert drawn.confidence == pytest.approx(float(drawn.q.max()))  # whatever was drawn
-        likeliest = made(one.guess(logits, 1, draw=False))
+        likeliest = made(one.draft_token(logits, 1, draw=False))
         assert likeliest.q is None
         assert likeliest.token == int(drawn.q.argmax())
         assert likeliest.confidence == drawn.confidence
@@ -122,7 +124,7 @@ def draws(count: int, **options: Any) -> list[int]:
     """Guesses with as many seeds, at the same place of the same text."""
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     params = SamplingParams(**{"temperature": 1.0, "rule": "rejection", **options})
-    return [made(Sampler(params, seed, (1, 2), 4).guess(logits, 1)).token for seed in range(count)]
+    return [made(Sampler(params, seed, (1, 2), 4).draft_token(logits, 1)).token for seed in range(count)]
 
 
 @pytest.mark.usefixtures("quickly_drawn")
@@ -148,11 +150,11 @@ def test_draws_of_different_places_and_steps_are_independent() -> None:
     pairs = {"positions": torch.zeros(3, 3), "roots": torch.zeros(3, 3), "trial": torch.zeros(3, 4)}
     for seed in range(3000):
         one = sampler(vocab=3, temperature=1.0, seed=seed, rule="rejection")
-        first, other = (made(one.guess(law.log(), root)).token for root in (1, 0))
+        first, other = (made(one.draft_token(law.log(), root)).token for root in (1, 0))
         pairs["roots"][first, other] += 1
         pairs["trial"][first, int(4 * rejection_uniform(seed, 2, 0))] += 1
         one.advance(first)
-        pairs["positions"][first, made(one.guess(law.log(), 1)).token] += 1
+        pairs["positions"][first, made(one.draft_token(law.log(), 1)).token] += 1
     for name, counts in pairs.items():
         second = torch.full((4,), 0.25) if name == "trial" else law
         assert p_value(counts, law[:, None] * second) > 1e-3, name
@@ -165,7 +167,7 @@ def test_draws_are_independent_of_the_target_s_own() -> None:
     ids = torch.arange(3)
     counts = [torch.zeros(3, 3), torch.zeros(3, 3)]
     for seed in range(3000):
-        token = made(sampler(vocab=3, temperature=1.0, seed=seed, rule="rejection").guess(law.log(), 1)).token
+        token = made(sampler(vocab=3, temperature=1.0, seed=seed, rule="rejection").draft_token(law.log(), 1)).token
         for table, noise in zip(
             counts, (rejection_noise(seed, 2, ids), quick_noise.gumbel_noise(seed, 2, ids)), strict=True
         ):
@@ -176,9 +178,9 @@ def test_draws_are_independent_of_the_target_s_own() -> None:
 
 def test_the_same_step_gives_the_same_draw() -> None:
     one = sampler(temperature=1.5, seed=3, rule="rejection")
-    tokens = {made(one.guess(random_logits(2), 1)).token for _ in range(5)}
+    tokens = {made(one.draft_token(random_logits(2), 1)).token for _ in range(5)}
     assert len(tokens) == 1
-    assert len({made(one.guess(random_logits(2), root)).token for root in range(40)}) > 3
+    assert len({made(one.draft_token(random_logits(2), root)).token for root in range(40)}) > 3
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -191,14 +193,14 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_there_is_no_guess_without_a_token_or_with_numbers_that_overflow(rule: dict[str, Any]) -> None:
     for bad in (math.inf, math.nan):
-        assert sampler(**rule).guess(random_logits(0).index_fill(0, torch.tensor([7]), bad), 0) is None
+        assert sampler(**rule).draft_token(random_logits(0).index_fill(0, torch.tensor([7]), bad), 0) is None
     nothing = torch.full((VOCAB,), -math.inf)
-    assert sampler(**rule).guess(nothing, 0) is None
+    assert sampler(**rule).draft_token(nothing, 0) is None
     only = nothing.index_fill(0, torch.tensor([5, 17]), 1.0)
     banning = sampler(bad_words=["given as tokens"], min_tokens=2, **rule)
-    assert banning.guess(only, 0) is None  # of the draft's tokens; the target has others
-    assert banning.guess(only, 0, draw=False) is None
-    assert made(banning.guess(only.index_fill(0, torch.tensor([8]), -50.0), 0)).token == 8
+    assert banning.draft_token(only, 0) is None  # of the draft's tokens; the target has others
+    assert banning.draft_token(only, 0, draw=False) is None
+    assert made(banning.draft_token(only.index_fill(0, torch.tensor([8]), -50.0), 0)).token == 8
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -209,7 +211,7 @@ def test_tokens_that_the_draft_lacks_are_never_guessed(options: str, rule: dict[
         one, logits = sampler(seed=seed, **both), random_logits(seed, missing=0.7)
         if bool((logits[[token for token in range(VOCAB) if token not in (3, 5, 17)]] == -math.inf).all()):
             continue
-        guess = made(one.guess(logits, 1))
+        guess = made(one.draft_token(logits, 1))
         assert logits[guess.token] > -math.inf
         assert 0 < guess.confidence <= 1 + 1e-12
         ranked = guess.ranked(VOCAB)
