@@ -1,13 +1,16 @@
-"""How many tokens a pass gives, for every drafter that needs no training, and for lookahead's sizes.
-
-Three tables in Markdown, and a plot if matplotlib is there: tokens per pass (S) of every method; lookahead with a tiny
-window, a tiny verification branch or both, with and without the text as reference (as table 3 of Fu et al. 2024); and S
-against the tokens that a step computes (as its figure 4). Nothing here depends on times: all guesses are computed.
+"""Tokens per forward pass of drafters that need no training, and of lookahead by its sizes.
 
     python benchmarks/ablation.py --data SUITES --limit 8 --plot lookahead.svg
 
-SUITES is a folder with humaneval.jsonl, gsm8k.jsonl, code_edit.jsonl and spec_bench.jsonl, one prompt a line (see
-docs/benchmarks.md); without it the prompts of the suite sample are used.
+Prints three tables in Markdown. The third one is also drawn if matplotlib is installed:
+
+1. tokens per forward pass (S) of every method;
+2. S of lookahead with a small window, a small verification branch or both, with and without candidates from the prompt
+   (Fu et al. 2024, table 3);
+3. S of lookahead by the number of tokens that a step computes (figure 4).
+
+No figure depends on times, because all draft tokens are verified. SUITES is a folder with humaneval.jsonl, gsm8k.jsonl,
+code_edit.jsonl and spec_bench.jsonl in the format of docs/benchmarks.md. The default is the suite sample.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from pronk.bench.prompts import encode, fit, limit_per_task, load_suite, sample_
 from pronk.drafters import make_drafter
 
 SUITES = ("humaneval", "gsm8k", "code_edit", "spec_bench")
-CHAT = "mt_bench"  # of Spec-Bench's tasks, the one that is chat
+CHAT = "mt_bench"  # the chat task of Spec-Bench
 
 METHODS = (
     "autoregressive",
@@ -40,7 +43,7 @@ METHODS = (
     "first_of",
     "merged",
 )
-# Table 3 of the paper: (N, W, G) and whether the text is a reference.
+# Table 3 of the paper: (N, W, G), and whether candidates come from the prompt as well.
 SETTINGS = (
     (10, 1, 3, True),
     (5, 1, 10, True),
@@ -55,7 +58,7 @@ WINDOWS = {3: (1, 2, 4, 8, 16, 30), 4: (1, 2, 4, 8, 16, 20), 5: (1, 2, 4, 8, 15)
 
 @dataclass
 class Counts:
-    """Sums over some outputs."""
+    """Sums over outputs."""
 
     tokens: int = 0
     steps: int = 0
@@ -65,12 +68,12 @@ class Counts:
 
     @property
     def compression(self) -> float:
-        """S."""
+        """Mean tokens per forward pass, S."""
         return self.tokens / self.steps
 
 
-class ModelRunner:
-    """Decodes the prompts and counts; every output is compared with plain decoding's."""
+class MethodRunner:
+    """Decodes the prompts with a drafter, and compares every output with plain decoding's."""
 
     def __init__(self, llm: LLM, prompts: dict[str, list[list[int]]], max_tokens: int) -> None:
         self.llm, self.prompts, self.max_tokens = llm, prompts, max_tokens
@@ -78,7 +81,7 @@ class ModelRunner:
         self.loops: dict[tuple[str, float], float] = {}
 
     def run(self, spec: str, temperature: float) -> dict[str, Counts]:
-        """Counts per task, with a drafter that has not seen the prompts before."""
+        """Return the counts of each task, with a new drafter that has stored no output."""
         found, drafter = {}, make_drafter(spec)
         for task, prompts in self.prompts.items():
             counts, loops = Counts(), []
@@ -101,7 +104,7 @@ class ModelRunner:
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """All tasks together."""
+    """Return the sums over all tasks."""
     sums = Counts()
     for one in counts:
         for name, value in vars(one).items():
@@ -110,15 +113,15 @@ def total(counts: Iterable[Counts]) -> Counts:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print Markdown, row by row."""
+    """Print a Markdown table row by row."""
     print(f"| {' | '.join(head)} |\n| --- {'| --: ' * (len(head) - 1)}|")
     for row in rows:
         print(f"| {' | '.join(row)} |", flush=True)
     print()
 
 
-def methods(runner: ModelRunner) -> Iterable[list[str]]:
-    """S per method and task, greedy / at temperature 0.8."""
+def methods(runner: MethodRunner) -> Iterable[list[str]]:
+    """Yield a row per method: S of each task, greedy / at temperature 0.8."""
     for spec in METHODS:
         greedy, seeded = runner.run(spec, 0.0), runner.run(spec, 0.8)
         both = [(greedy[task], seeded[task]) for task in greedy]
@@ -129,8 +132,8 @@ def methods(runner: ModelRunner) -> Iterable[list[str]]:
     yield ["repeated 4-grams", *loops, "", ""]
 
 
-def settings(runner: ModelRunner) -> Iterable[list[str]]:
-    """Table 3: S on all tasks."""
+def settings(runner: MethodRunner) -> Iterable[list[str]]:
+    """Yield the rows of table 3: S over all tasks."""
     lookup = total(runner.run("prompt_lookup(num_tokens=10, num_chains=1)", 0.0).values())
     yield ["prompt lookup", "yes", f"{lookup.compression:.2f}", f"{lookup.rows / lookup.steps:.0f}"]
     for ngram, window, draft_tokens, use_prompt in SETTINGS:
@@ -140,8 +143,8 @@ def settings(runner: ModelRunner) -> Iterable[list[str]]:
         yield [f"({ngram}, {window}, {draft_tokens})", "yes" if use_prompt else "no", f"{counts.compression:.2f}", rows]
 
 
-def scaling(runner: ModelRunner, points: dict[int, list[tuple[float, float]]]) -> Iterable[list[str]]:
-    """Figure 4: S against (W + G)(N - 1), without the text as reference."""
+def scaling(runner: MethodRunner, points: dict[int, list[tuple[float, float]]]) -> Iterable[list[str]]:
+    """Yield the rows of figure 4: S by (W + G)(N - 1), without candidates from the prompt."""
     for ngram, windows in WINDOWS.items():
         for window in windows:
             spec = f"lookahead(window={window}, ngram={ngram}, use_prompt=False)"
@@ -153,7 +156,7 @@ def scaling(runner: ModelRunner, points: dict[int, list[tuple[float, float]]]) -
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Slope of the line through ``points``, and the share of their variance that it leaves unexplained."""
+    """Fit a line to points; return its slope and the unexplained share of the variance."""
     mx, my = fmean(x for x, _ in points), fmean(y for _, y in points)
     slope = sum((x - mx) * (y - my) for x, y in points) / sum((x - mx) ** 2 for x, _ in points)
     left = sum((y - my - slope * (x - mx)) ** 2 for x, y in points)
@@ -161,8 +164,8 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def plot(points: dict[int, list[tuple[float, float]]], path: Path) -> None:
-    """Tokens per pass against tokens per step, on a logarithmic axis."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    """Draw S by tokens per step, on a logarithmic axis."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
@@ -170,14 +173,14 @@ def plot(points: dict[int, list[tuple[float, float]]], path: Path) -> None:
         axes.plot(*zip(*series, strict=True), marker="o", label=f"N = {ngram}")
     axes.set_xscale("log", base=2)
     axes.set_xlabel("tokens computed per step, (W + G)(N - 1), G = W")
-    axes.set_ylabel("S, tokens per pass")
+    axes.set_ylabel("S, tokens per forward pass")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
-    """Run all three."""
+    """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the suites")
     parser.add_argument("--limit", type=int, default=8, help="prompts per task")
@@ -193,11 +196,11 @@ def main() -> None:
         for task, chosen in limit_per_task(prompts, args.limit).items()
         if not args.data or task in (*SUITES, CHAT)
     }
-    runner = ModelRunner(llm, tasks, args.max_tokens)
+    runner = MethodRunner(llm, tasks, args.max_tokens)
     table(["method: S greedy / at 0.8", *tasks, "all", "accepted"], methods(runner))
-    table(["(N, W, G)", "text as reference", "S", "rows a pass"], settings(runner))
+    table(["(N, W, G)", "candidates from the prompt", "S", "rows per pass"], settings(runner))
     points: dict[int, list[tuple[float, float]]] = {}
-    table(["N", "tokens a step: S", "S per doubling", "unexplained"], scaling(runner, points))
+    table(["N", "tokens per step: S", "S per doubling", "unexplained"], scaling(runner, points))
     if args.plot:
         plot(points, args.plot)
 

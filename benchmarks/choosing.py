@@ -1,14 +1,15 @@
-"""Choosing by itself against every single configuration: which is best is known only afterwards, per suite and overall.
+"""Speed of ``auto`` relative to the best single drafter of each suite, which is known only afterwards.
 
     python benchmarks/inflate.py big --layers 24
     python benchmarks/choosing.py --model big --data SUITES --limit 4
     python benchmarks/choosing.py --data SUITES --limit 16
 
-For each prompt the same text is decoded by every method in turns, plain decoding among them; the tokens are the same,
-which is checked. A method's speed on a suite is that of all its tokens after the first ones, over plain decoding's of
-the same prompts. Texts that repeat themselves (over half of their 4-grams occurred before) are a suite of their own.
-``auto / best`` is against the single method that was best on that suite; below the table stands each method's geometric
-mean over the suites, and what auto has over the best of these. In brackets: 90 % of resampled prompts.
+All methods, plain decoding included, decode every prompt interleaved, and the script checks that their outputs are
+equal. The speed of a method on a suite is its tokens per second after the first step, divided by plain decoding's on
+the same prompts. Texts that loop (more than half of their 4-grams occurred before) form a suite of their own. ``auto /
+best`` compares with the single drafter that is best on the suite. A line below the table has the geometric mean of each
+method over the suites, and the ratio of auto to the best of these means. Brackets hold the 90 % interval of resampled
+prompts.
 """
 
 from __future__ import annotations
@@ -30,12 +31,18 @@ PLAIN, AUTO, WITHOUT = "autoregressive", "auto", "auto(bundled=False)"
 SINGLE = ("suffix(store_tokens=0)", "prompt_lookup", "recycling", "lookahead")
 DRAFTS = ("draft_model", "cape(draft_model)", "threshold(draft_model)")
 SUITES = ("humaneval", "gsm8k", "mbpp", "code_edit", "spec_bench")
-LOOPS = "texts that repeat themselves"
+LOOPS = "texts that loop"
 
 
 @dataclass
 class Measured:
-    """What the methods took for one prompt: seconds for each token after the first."""
+    """Measurements of one prompt by method.
+
+    Attributes:
+        suite: name of the suite, or :data:`LOOPS`.
+        seconds: seconds per token after the first step.
+        steps: tokens per forward pass.
+    """
 
     suite: str
     seconds: dict[str, float] = field(default_factory=dict)
@@ -45,7 +52,7 @@ class Measured:
 def measure(
     llm: LLM, suite: str, prompt: Prompt, place: int, methods: Sequence[str], args: argparse.Namespace
 ) -> list[Measured]:
-    """One prompt at one temperature, by all methods, in another order each time."""
+    """Decode one prompt with all methods; each round begins with another method."""
     rounds = []
     ids = encode(llm, prompt, chat=False)[-args.most :]
     for number in range(args.rounds):
@@ -68,12 +75,12 @@ def measure(
 
 
 def speed(found: Sequence[Measured], method: str) -> float:
-    """Over plain decoding, of all tokens."""
+    """Return the speed of a method relative to plain decoding, over all tokens."""
     return sum(each.seconds[PLAIN] for each in found) / sum(each.seconds[method] for each in found)
 
 
 def interval(found: Sequence[Measured], method: str, over: str | None) -> tuple[float, float]:
-    """90 % of what resampled prompts give."""
+    """Return the 90 % interval of the speed over resampled prompts."""
     dice = random.Random(0)
     values = []
     for _ in range(500):
@@ -84,7 +91,7 @@ def interval(found: Sequence[Measured], method: str, over: str | None) -> tuple[
 
 
 def report(found: Sequence[Measured], auto: str, singles: Sequence[str]) -> None:
-    """A table of one choice against its single configurations."""
+    """Print the table that compares ``auto`` with single drafters."""
     suites = list(dict.fromkeys(each.suite for each in found))
     print(f"\n| suite | prompts | {auto} | best single | which | auto / best |")
     print("|---|---|---|---|---|---|")
@@ -104,21 +111,21 @@ def report(found: Sequence[Measured], auto: str, singles: Sequence[str]) -> None
     }
     listed = ", ".join(f"{method} {value:.2f}" for method, value in sorted(overall.items(), key=lambda x: -x[1]))
     best = max(singles, key=overall.__getitem__)
-    print(f"\nOver all suites: {listed}. {auto} has {overall[auto] / overall[best]:.2f} times the best single one.")
+    print(f"\nOver all suites: {listed}. {auto} has {overall[auto] / overall[best]:.2f} of the best single drafter.")
 
 
 def main() -> None:
-    """Measure, and print tables."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--data", type=Path, required=True, help="folder with the suites")
     parser.add_argument("--suites", nargs="+", default=SUITES)
-    parser.add_argument("--limit", type=int, default=4, help="prompts of each suite")
+    parser.add_argument("--limit", type=int, default=4, help="prompts per suite")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--most", type=int, default=1024, help="tokens of a prompt, its last ones")
+    parser.add_argument("--most", type=int, default=1024, help="maximum prompt length in tokens, from the end")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--json", type=Path, help="write what was measured")
+    parser.add_argument("--json", type=Path, help="file for the measurements")
     args = parser.parse_args()
     llm = LLM(args.model, prefix_cache=True)  # a prompt is read once for all methods
     singles = [*SINGLE, *DRAFTS]

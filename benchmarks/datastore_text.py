@@ -1,11 +1,11 @@
-"""Choose the text of pronk-tiny's datastore: Python, sums and prose that may be passed on.
+"""Select redistributable text for pronk-tiny's datastore: Python, arithmetic problems and prose.
 
     python benchmarks/datastore_text.py FOLDER corpus.jsonl
     pronk datastore build datastore corpus.jsonl
 
-FOLDER is the project's data, with train/ and eval/. Half of the text is from the standard library of the Python that
-runs this, leaving out files with a copyright notice of their own. The rest is sums and books. Nothing is chosen that
-shares a run of 13 words with eval/.
+FOLDER is the project's data, with train/ and eval/. Half of the text is the standard library of the running Python,
+without files that have a copyright notice of their own. The rest is arithmetic problems and prose. Text that shares 13
+consecutive words with eval/ is left out.
 """
 
 import json
@@ -20,7 +20,7 @@ from pronk.files.json_lines import read_json_lines
 from pronk.train.exclude import Exclusion
 from pronk.train.python_source import read_python
 
-# Bytes of text per source: about 3.4 times as many as tokens.
+# Bytes of text per source, about 3.4 per token.
 BYTES = {"python": 360_000, "openai/grade-school-math": 150_000, "mlschmitt/": 100_000, "python/peps": 100_000}
 LONGEST = 6_000
 NOTICE = re.compile("copyright|licen[sc]e|all rights", re.IGNORECASE)
@@ -40,7 +40,7 @@ def rows(folder: Path, origin: str) -> Iterator[str]:
 
 
 def cut(text: str, dice: random.Random) -> str:
-    """At most ``LONGEST`` characters from anywhere in the text, whole lines where it has lines."""
+    """Cut up to ``LONGEST`` characters out of a text at a random place, at line ends if there are any."""
     start = dice.randrange(max(1, len(text) - LONGEST))
     part = text[start : start + LONGEST]
     return part if len(text) <= LONGEST else part[part.find("\n") + 1 : part.rfind("\n") + 1] or part

@@ -1,15 +1,16 @@
-"""What a draft model gains: chain lengths, threshold, trees and rules of acceptance, on easy, mixed and hopeless text.
-
-Four tables in Markdown, then one JSON document on the last line. The runs of a prompt are interleaved: plain decoding
-and every method take turns, ``--repeats`` times, and a method's speed is the ratio of the sums of its best times. Under
-the coupled rule every output is compared with plain decoding's. Beside the measured ratio stands what Leviathan et al.
-2023 expect of a chain, (1 - a^(g+1)) / ((1 - a)(g c + 1)), with the measured acceptance a and cost c of a pass.
+"""Gain of a draft model by chain length, threshold, tree and acceptance rule.
 
     python benchmarks/draft_models.py                         # pronk-tiny and its draft model
-    python benchmarks/draft_models.py --model BIG --draft D   # any other
+    python benchmarks/draft_models.py --model BIG --draft D   # other models
 
-"Random digits" are hopeless for whoever has to guess them; but a small model that continues them greedily soon repeats
-itself, and at a temperature the coupled rule lets the draft model throw the target's own dice.
+Prints tables in Markdown, and one JSON document on the last line. The prompts are easy, mixed or hopeless to predict.
+Plain decoding and all methods decode a prompt interleaved, ``--repeats`` times; the speed of a method is the ratio of
+the sums of best times. Under the coupled rule every output is compared with plain decoding's. ``expected`` is the
+speed-up of a chain of g tokens by Leviathan et al. 2023, (1 - a^(g+1)) / ((1 - a)(g c + 1)), with the measured
+acceptance rate a and the measured cost c of a forward pass of the draft.
+
+Hopeless prompts are random digits. A small target that continues them greedily loops soon, so that its text can be
+predicted; at a temperature above 0 the coupled rule gives draft and target the same random numbers.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ class Tally:
 
     @property
     def alpha(self) -> float | None:
-        """Probability that a guess is accepted if its parent was."""
+        """Acceptance rate of the first draft token."""
         shares = Stats(steps=self.passes).acceptance
         return shares[0] if shares else None
 
     def add(self, out: Any) -> None:
-        """One output more."""
+        """Add one output."""
         stats = out.stats
         self.tokens += stats.generated_tokens
         self.steps += stats.target_steps
@@ -72,7 +73,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Method:
-    """A drafter, and whether guesses that do not pay are left out."""
+    """A drafter, and whether draft tokens that do not pay for their rows are dropped (``thrifty``)."""
 
     label: str
     drafter: Proposer[Any]
@@ -80,14 +81,14 @@ class Method:
 
 
 class Bench:
-    """Runs methods over prompts, in turns."""
+    """Runs methods over prompts, interleaved."""
 
     def __init__(self, llm: LLM, prompts: dict[str, list[str]], max_tokens: int, repeats: int) -> None:
         self.llm, self.prompts, self.max_tokens, self.repeats = llm, prompts, max_tokens, repeats
         self.plain: dict[tuple[str, SamplingParams], list[int]] = {}
 
     def run(self, methods: Sequence[Method], kind: str, temperature: float, rule: Any = "coupled") -> list[Tally]:
-        """A tally for each method."""
+        """Return the sums of each method."""
         tallies = [Tally() for _ in methods]
         for method in methods:  # loads drafters and warms caches
             self._once("warm up", SamplingParams(4), method)
@@ -121,7 +122,7 @@ class Bench:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print Markdown."""
+    """Print a Markdown table."""
     print(f"| {' | '.join(head)} |\n| --- {'| --: ' * (len(head) - 1)}|")
     for row in rows:
         print(f"| {' | '.join(row)} |", flush=True)
@@ -129,12 +130,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def shown(value: float | None) -> str:
-    """Two digits, or a dash for what there is not."""
+    """Format a number with two digits, ``None`` as a dash."""
     return "–" if value is None else f"{value:.2f}"
 
 
 def lengths(bench: Bench, draft: str, temperature: float, cost: float) -> dict[str, Any]:
-    """Fixed chain lengths and the threshold, on every kind of text."""
+    """Print and return the speeds of fixed chain lengths and of the threshold, by kind of text."""
     plain = Method("plain", make_drafter("autoregressive"))
     fixed = [Method(f"{g} tokens", make_drafter(f"draft_model({draft}num_tokens={g})")) for g in LENGTHS]
     rest = [
@@ -143,8 +144,8 @@ def lengths(bench: Bench, draft: str, temperature: float, cost: float) -> dict[s
             "threshold, accepted",
             make_drafter(f"threshold(draft_model({draft[:-2]}), toward='accepted')"),
         ),
-        Method("threshold, as it pays", make_drafter(f"threshold(draft_model({draft[:-2]}))"), thrifty=True),
-        Method("up to 16, as it pays", make_drafter(f"draft_model({draft}num_tokens=16)"), thrifty=True),
+        Method("threshold, budget auto", make_drafter(f"threshold(draft_model({draft[:-2]}))"), thrifty=True),
+        Method("up to 16, budget auto", make_drafter(f"draft_model({draft}num_tokens=16)"), thrifty=True),
     ]
     methods = [plain, *fixed, *rest]
     found = {kind: bench.run(methods, kind, temperature) for kind in KINDS}
@@ -168,7 +169,7 @@ def lengths(bench: Bench, draft: str, temperature: float, cost: float) -> dict[s
 
 
 def rules(bench: Bench, draft: str) -> dict[str, Any]:
-    """Tokens per pass by rule and temperature; seeds differ in what they draw, so the outputs are not the same text."""
+    """Print and return tokens per forward pass by rule and temperature; the rules give different texts."""
     drafter = Method("4 tokens", make_drafter(f"draft_model({draft}num_tokens=4)"))
     rows, found = [], {}
     for temperature in (0.0, 0.6, 1.0):
@@ -183,7 +184,7 @@ def rules(bench: Bench, draft: str) -> dict[str, Any]:
 
 
 def trees(bench: Bench, draft: str, temperature: float) -> dict[str, Any]:
-    """Chains against trees."""
+    """Print and return the speeds of chains and trees."""
     model = f"draft_model({draft[:-2]})"
     specs = [
         "autoregressive",
@@ -208,16 +209,16 @@ def trees(bench: Bench, draft: str, temperature: float) -> dict[str, Any]:
             row += [shown(tally.tokens / tally.steps), f"**{ratio:.2f}**"]
         rows.append(row)
     head = [cell for kind in KINDS for cell in (f"{kind}: S", "ratio")]
-    table([f"tree, temperature {temperature:g}", "rows a pass", *head], rows)
+    table([f"tree, temperature {temperature:g}", "rows per pass", *head], rows)
     return ratios
 
 
 def expansion(llm: LLM, seconds: float) -> float:
-    """What CAPE's siblings cost over the plain chain, as a share of a pass of the draft."""
+    """Return the time of adding CAPE's siblings to a chain, in forward passes of the draft (``seconds``)."""
     size, generator = llm.config.vocab_size, np.random.default_rng(0)
     params = SamplingParams(max_tokens=64)
     from pronk.drafters import DraftContext  # noqa: PLC0415
-    from pronk.kv_cache.blocks import BlockTable  # noqa: PLC0415 - for this measurement alone
+    from pronk.kv_cache.blocks import BlockTable  # noqa: PLC0415 - used by this measurement only
     from pronk.sampling.sampler import Sampler  # noqa: PLC0415
 
     context = DraftContext(None, [1], 60, 120, params, Sampler(params, 0, [1], size), BlockTable())
@@ -238,7 +239,7 @@ def expansion(llm: LLM, seconds: float) -> float:
 
 
 def noise(folder: Path) -> str:
-    """Write pronk-tiny-draft with random matrices of the same size."""
+    """Write a copy of pronk-tiny-draft with random matrices; return its folder."""
     shutil.copytree(resolve_model("pronk-tiny-draft"), folder)
     generator, file = torch.Generator().manual_seed(0), folder / "model.safetensors"
     tensors = {
@@ -250,14 +251,14 @@ def noise(folder: Path) -> str:
 
 
 def main() -> None:
-    """Run all four."""
+    """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="the target; pronk-tiny by default")
     parser.add_argument("--draft", help="the draft model; pronk-tiny-draft by default")
-    parser.add_argument("--noise", action="store_true", help="a draft like pronk-tiny-draft with random weights")
+    parser.add_argument("--noise", action="store_true", help="use a draft model of the same shape with random weights")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--limit", type=int, default=4, help="prompts of each kind")
+    parser.add_argument("--limit", type=int, default=4, help="prompts per kind")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
     parser.add_argument(
@@ -280,8 +281,8 @@ def main() -> None:
     cost = own.at(1) / costs.at(1)
     share = expansion(llm, own.at(1))
     rows = ", ".join(f"{1e3 * costs.at(n):.2f}" for n in (1, 8, 16))
-    print(f"A pass of the target over 1 / 8 / 16 rows takes {rows} ms, one of the draft {1e3 * own.at(1):.2f} ms:")
-    print(f"c = {cost:.3f}. Expanding 5 tokens by CAPE takes {share:.1%} of the latter.\n")
+    print(f"A forward pass of the target over 1 / 8 / 16 rows takes {rows} ms, of the draft {1e3 * own.at(1):.2f} ms:")
+    print(f"c = {cost:.3f}. Expanding 5 tokens by CAPE takes {share:.1%} of a forward pass of the draft.\n")
     bench = Bench(llm, prompts, args.max_tokens, args.repeats)
     result: dict[str, Any] = {"cost": cost, "cape_share": share}
     for temperature in args.temperature:

@@ -1,10 +1,10 @@
-"""What drafting costs on the host: microseconds per step, and bytes of state, by the length of the context.
-
-A drafter is driven through a text that is known already, as a target that agrees with it would drive it: propose, walk,
-observe. The text is Python's own standard library in pronk-tiny's tokens, the logits are random.
+"""Cost of drafting on the host by context length: microseconds per step, and bytes of state.
 
     python benchmarks/drafting.py                     # Markdown table
     python benchmarks/drafting.py --vocab 128256      # logits of another width
+
+No target runs: its choices are a given text, Python's standard library in pronk-tiny's tokens. Each step calls
+``propose``, verifies the tree along the text and calls ``observe``. The logits are random.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SPECS = (
 LENGTHS = (512, 4096, 32768)
 STEPS = 200
 
-# A pass over up to 8 rows costs the same here: all that is measured is the drafter.
+# Seconds of a forward pass by rows, for drafters that use costs; only the drafter is measured.
 COSTS = CostCurve((1, 8, 16), (0.04, 0.05, 0.08))
 
 
 def library_text(llm: LLM, tokens: int) -> list[int]:
-    """So many tokens of the standard library's source."""
+    """Return the first ``tokens`` token ids of the standard library's source, largest files first."""
     ids: list[int] = []
     for path in sorted(Path(argparse.__file__).parent.glob("*.py"), key=lambda p: -p.stat().st_size):
         ids += llm.tokenizer.encode(path.read_text(encoding="utf-8", errors="replace"), add_special_tokens=False)
@@ -58,7 +58,7 @@ def library_text(llm: LLM, tokens: int) -> list[int]:
 
 
 def accepted(tree: TokenTree, truth: Sequence[int]) -> tuple[int, ...]:
-    """Nodes along the text that follows."""
+    """Return the nodes of the tree along ``truth``, without the root."""
     node, path = 0, list[int]()
     for token in truth:
         child = tree.child(node, token)
@@ -70,7 +70,11 @@ def accepted(tree: TokenTree, truth: Sequence[int]) -> tuple[int, ...]:
 
 
 def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) -> tuple[float, list[float], int, int]:
-    """Seconds of the start, of each step, guesses made and accepted."""
+    """Run a drafter along a text.
+
+    Returns:
+        Seconds of ``start``, seconds of each step, number of draft tokens, number of accepted ones.
+    """
     params, generator = SamplingParams(max_tokens=10**6), torch.Generator().manual_seed(0)
     noise = torch.randn(128, vocab, generator=generator).to(torch.bfloat16)
     began = perf_counter()
@@ -96,7 +100,7 @@ def drive(drafter: Proposer[Any], text: Sequence[int], prompt: int, vocab: int) 
 
 
 def state_bytes(drafter: Proposer[Any], text: Sequence[int], prompt: int) -> int:
-    """Memory of a request's state after its prompt."""
+    """Return the bytes of a request's state after its prompt."""
     gc.collect()
     tracemalloc.start()
     state = drafter.start(text[:prompt])
@@ -108,13 +112,13 @@ def state_bytes(drafter: Proposer[Any], text: Sequence[int], prompt: int) -> int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafter", action="append", help="default: all that need no training")
+    parser.add_argument("--drafter", action="append", help="repeatable; default: all that need no training")
     parser.add_argument("--vocab", type=int, help="width of the logits; default: pronk-tiny's")
-    parser.add_argument("--step", type=float, default=37.0, help="ms of a plain step to compare with (1.1 B: 37)")
+    parser.add_argument("--step", type=float, default=37.0, help="milliseconds of a plain step to compare with")
     arguments = parser.parse_args()
     llm = LLM(threads=1)
     text = library_text(llm, LENGTHS[-1] + 60 * (STEPS + 2))
-    print(f"| drafter | context | µs a step | steps /s | % of {arguments.step:g} ms | start, ms | state, MiB |")
+    print(f"| drafter | context | µs per step | steps/s | % of {arguments.step:g} ms | start, ms | state, MiB |")
     print("| --- | --: | --: | --: | --: | --: | --: |")
     for spec in arguments.drafter or SPECS:
         for prompt in LENGTHS:

@@ -1,12 +1,12 @@
-"""What guides cost and gain: forms to be filled, beside plain guided decoding; masks; alternatives scored at once.
+"""Cost and gain of guides: JSON forms relative to plain guided decoding, masks, and ``choose``.
 
     python benchmarks/inflate.py big --layers 24
     python benchmarks/guided.py --model big
 
-*Forms*: for each schema the same text is decoded by every method in turns; the figures are medians of the ratios to
-plain guided decoding of the same schema and round. The tokens are the same, which is checked. *Masks*: microseconds
-for the mask and the advance at each token of such texts, for the model's vocabulary and for one of 128,000 tokens that
-is made up, as a share of the step that was measured. *choose*: 50 alternatives, beside the model's plain steps.
+*Forms*: all methods decode the same text for each schema, interleaved. Figures are medians of the ratios to plain
+guided decoding of the same schema and round. The script checks that the tokens are equal. *Masks*: microseconds of mask
+and advance per token, for the model's vocabulary and for a synthetic one of 128,000 tokens, and their share of a plain
+step. *choose*: time for 50 alternatives, compared with plain steps.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ METHODS: dict[str, tuple[str, GuideMode]] = {
     "plain": ("autoregressive", "plain"),
     "forced alone": ("autoregressive", "forced"),
     "jump": ("autoregressive", "jump"),
-    "default, not forced": ("suffix(store_tokens=0)", "plain"),
-    "default": ("suffix(store_tokens=0)", "forced"),
+    "suffix, not forced": ("suffix(store_tokens=0)", "plain"),
+    "suffix": ("suffix(store_tokens=0)", "forced"),
     "draft_model, not forced": ("draft_model", "plain"),
     "draft_model": ("draft_model", "forced"),
 }
@@ -91,7 +91,7 @@ METHODS: dict[str, tuple[str, GuideMode]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
-    parser.add_argument("--rounds", type=int, default=3, help="of forms; 0 leaves them out")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of forms; 0 skips forms")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -112,8 +112,8 @@ def prompt(name: str) -> str:
 
 
 def forms(llm: LLM, rounds: int, temperature: float) -> float:
-    """Returns the seconds of a plain step."""
-    for method in METHODS.values():  # compiles, times passes, reads the prompts
+    """Print the table of forms; return the seconds of a plain step."""
+    for method in METHODS.values():  # compile grammars, measure forward passes, cache the prompts
         for name in SCHEMAS:
             fill(llm, name, method, 0, temperature, most=4)
     found: dict[str, list[tuple[float, Completion]]] = {name: [] for name in METHODS}
@@ -139,14 +139,14 @@ def forms(llm: LLM, rounds: int, temperature: float) -> float:
         same = all(
             done.token_ids == plainly.token_ids for (_, done), (_, plainly) in zip(runs, found["plain"], strict=True)
         )
-        assert same, f"{label}: other tokens"
+        assert same, f"{label}: tokens differ from plain guided decoding's"
     compiled = [done.stats.compile_seconds for _, done in found["plain"]]
     print(f"\ncompiled in {1e3 * min(compiled):.1f} to {1e3 * max(compiled):.1f} ms, once for each schema")
     return plain_step(llm)
 
 
 def plain_step(llm: LLM) -> float:
-    """Seconds of a step without guesses."""
+    """Return the seconds of a step without draft tokens."""
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     steps = llm.generate(prompt("person"), params, drafter="autoregressive").stats.steps
     return statistics.median(after.clock - before.clock for before, after in pairwise(steps))
@@ -165,7 +165,7 @@ def fill(
 
 
 def masks(llm: LLM, step: float) -> None:
-    """Of texts that the grammars allow, at random."""
+    """Print the table of masks, on random texts that the grammars allow."""
     print("\n| vocabulary | mask and advance, median | slowest | share of a plain step | tokenizer read in |")
     print("|---|---|---|---|---|")
     large = Tokenizer(made_up(128_000), special_tokens={"eos_token": "<|end|>"})
@@ -196,7 +196,7 @@ def masks(llm: LLM, step: float) -> None:
 
 
 def made_up(size: int) -> tokenizers.Tokenizer:
-    """A byte-level BPE whose tokens are all bytes, and made-up words."""
+    """Return a byte-level BPE tokenizer of all bytes and random words."""
     dice, alphabet = random.Random(0), sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<|end|>": 0} | {character: number for number, character in enumerate(alphabet, 1)}
     letters, merges = "etaoinshrdlucmfwypvbgkjqxz", list[tuple[str, str]]()
@@ -218,7 +218,7 @@ def choices(llm: LLM, rounds: int, step: float) -> None:
     first, second = "red green blue dark light".split(), "house car tree stone apple road list file name sum".split()
     options = [f" {a} {b}" for a in first for b in second]
     text = prompt("order")
-    llm.choose(text, options)  # the prompt is in the cache now, but for its last block
+    llm.choose(text, options)  # now the prompt is cached, except for its last block
     forward, passes, times = llm.engine.runner.forward, list[tuple[int, float]](), list[float]()
 
     def watched(jobs: Sequence[ForwardJob], *rest: Any) -> ForwardResult:
@@ -234,12 +234,12 @@ def choices(llm: LLM, rounds: int, step: float) -> None:
         times.append(perf_counter() - began)
     llm.engine.runner.forward = forward
     alone = [llm.choose(text, [option]).logprobs[0] for option in options]
-    assert list(found.logprobs) == alone, "other probabilities than alone"
+    assert list(found.logprobs) == alone, "probabilities differ from those of one option at a time"
     (end, reading), *beyond = passes
     rows, seconds = " and ".join(str(each) for each, _ in beyond), sum(each for _, each in beyond)
     median = statistics.median(times)
-    print(f"\nchoose of {len(options)}: {median:.2f} s, equal to each alone; the prompt's last {end} rows take")
-    print(f"{reading:.2f} s of it, a pass of {rows} rows beyond them the time of {seconds / step:.1f} plain steps")
+    print(f"\nchoose of {len(options)}: {median:.2f} s; the last {end} rows of the prompt take {reading:.2f} s of it,")
+    print(f"and a forward pass over the other {rows} rows takes the time of {seconds / step:.1f} plain steps")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Peak memory of a training pass by the number of tokens that are predicted, head by head and all heads at once.
-
-A Markdown table, then one JSON line. Counted are the bytes of all tensors that are alive at the same time during a
-forward and backward pass: weights, their gradients, activations, logits. The first row is the language model without
-further heads as ``pronk train lm`` trains it, whose logits exist as a whole; the others take logits a chunk at a time,
-except those of the naive way, which adds up the heads' losses and goes backward once.
+"""Peak memory of a training pass by number of heads, head by head and all heads at once.
 
     python benchmarks/head_memory.py --vocab 32768 --tokens 4096
+
+Prints a Markdown table, then one JSON line. A peak is the largest number of bytes of all tensors that are alive at the
+same time during a forward and backward pass: weights, gradients, activations, logits. *the language model* has no
+further heads and whole logits. *head by head* has the logits of one chunk at a time, as ``pronk train`` does. *all at
+once* has whole logits of all heads, whose summed losses go backward once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ HEADS = (1, 2, 4)
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that are alive, and remembers the most there have been."""
+    """Counts the bytes of live storages.
+
+    Attributes:
+        live: bytes of the storages that are alive.
+        peak: largest ``live`` so far.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -48,7 +53,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _add(self, tensors: Sequence[Tensor]) -> None:
         for storage in (tensor.untyped_storage() for tensor in tensors):
-            key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 - it has no public name
+            key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 - there is no public name
             if key not in self._known:
                 self._known.add(key)
                 self.live += size
@@ -61,14 +66,14 @@ class LiveBytes(TorchDispatchMode):
 
 
 def plain_pass(model: FutureModel, tokens: Tensor, _: int) -> None:
-    """The next token alone, whole logits."""
+    """Train the next token only, with whole logits."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = dense_logits(model.decoder, tokens[:, :-1])
     F.cross_entropy(logits.float(), tokens[:, 1:].reshape(-1)).backward()
 
 
 def one_by_one(model: FutureModel, tokens: Tensor, count: int) -> None:
-    """The first ``count`` heads, each forward and backward before the next."""
+    """Train the first ``count`` heads, each forward and backward before the next one."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:].reshape(-1)
     with torch.autocast("cpu", torch.bfloat16):
         trunk = model.trunk(inputs)
@@ -81,7 +86,7 @@ def one_by_one(model: FutureModel, tokens: Tensor, count: int) -> None:
 
 
 def all_at_once(model: FutureModel, tokens: Tensor, count: int) -> None:
-    """The sum of the heads' losses, whole logits."""
+    """Train the sum of the losses of the first ``count`` heads, with whole logits."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:].reshape(-1)
     losses = []
     with torch.autocast("cpu", torch.bfloat16):
@@ -96,7 +101,7 @@ def all_at_once(model: FutureModel, tokens: Tensor, count: int) -> None:
 def peak(
     work: Callable[[FutureModel, Tensor, int], None], shape: ModelShape, tokens: int, length: int, count: int
 ) -> int:
-    """Bytes at the peak of one pass over so many ``tokens`` in sequences of ``length``, for ``count`` heads."""
+    """Return the peak in bytes of one pass of ``work`` over ``tokens`` in sequences of ``length``."""
     heads = future_shape(shape, max(2, count), "transformer", "parallel", "shared")
     assert heads is not None
     model = FutureModel(model_config(shape, None, ()), heads)
@@ -109,7 +114,7 @@ def peak(
 
 
 def measure(shape: ModelShape, tokens: int, length: int) -> list[tuple[str, int, int]]:
-    """Ways of training, their numbers of heads, and the bytes at their peaks."""
+    """Return the name, the number of heads and the peak in bytes of each way of training."""
     rows = [("the language model", 1, peak(plain_pass, shape, tokens, length, 1))]
     for name, work in (("head by head", one_by_one), ("all at once", all_at_once)):
         rows += [(name, count, peak(work, shape, tokens, length, count)) for count in HEADS]
@@ -129,7 +134,7 @@ def main() -> None:
     shape = ModelShape(hidden=given.hidden, layers=given.layers, mlp=given.mlp, vocab=given.vocab)
     rows = measure(shape, given.tokens, given.length)
     first = {name: size for name, count, size in rows if count == 1}
-    print("| training | heads | peak, MB | to its own with one head |\n|---|---|---|---|")
+    print("| training | heads | peak, MB | relative to one head |\n|---|---|---|---|")
     for name, count, size in rows:
         print(f"| {name} | {count} | {size / 1e6:.0f} | {size / first[name]:.2f} |")
     print(json.dumps({"arguments": vars(given), "peak_bytes": [list(row) for row in rows]}))

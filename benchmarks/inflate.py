@@ -1,13 +1,14 @@
-"""Write a Llama checkpoint of a large shape that computes what a small one computes: real text at a simulated cost.
+"""Pad a Llama checkpoint to a large shape: same function and text, with the cost of a large model.
 
-    python benchmarks/inflate.py big --layers 24     # 1.07 B parameters, the function of the 9.7 M of pronk-tiny
+    python benchmarks/inflate.py big --layers 24     # 9.7 M model padded to 1.07 B, from pronk-tiny
 
-The yardstick of the reports in docs/. Prefer a real model, if there is one of that size.
+The figures in benchmarks/results/ use such checkpoints. A real model of the same size is preferable.
 
-- Hidden size d to D: the residual stream is padded with zeros. The mean of squares shrinks by d / D, so the norms'
-  epsilon does, too, and their gains shrink by its root. If D / d is no power of four, gains are stored in float32.
-- Added heads, MLP units and layers compute random values that leave through zeros. The head size stays, as the scale
-  of the softmax and RoPE follow from it.
+- The residual stream is padded with zeros from hidden size d to D. The mean of squares shrinks by d / D, so the epsilon
+  of a norm is multiplied by d / D and its gain by the root of d / D. Gains are stored in float32, unless D / d is a
+  power of four: then the factor is a power of two, and products are exact in 16 bits.
+- Added heads, MLP units and layers compute random values whose output matrices are zero. The head size does not change,
+  because the scale of the softmax and RoPE depend on the head size.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pronk.models.families import FAMILY_NAMES, CheckpointTensor, plan_tensors
 from pronk.models.loader import parse_dtype, read_config
 
 MARK = "pronk_inflated"  # in config.json; the reports of `pronk bench` show it
-GROUP = 8  # least number of queries per key/value head
+GROUP = 8  # minimum number of query heads per key/value head
 SHARD_BYTES = 10**9
 
 # Rows and columns of each module, and the value of its added weights; None is random.

@@ -1,8 +1,9 @@
-"""What loading a checkpoint costs: seconds, and peak memory as a multiple of the weights in the loaded dtype.
+"""Cost of loading a checkpoint: seconds, and peak memory relative to the weights in the loaded dtype.
 
     python benchmarks/loading.py FOLDER [--dtype bfloat16] [--kernels torch]
 
-Linux only: the peak is the kernel's own high-water mark, pages of the mapped file included. The last line is JSON.
+Linux only: the peak is the high-water mark of the operating system, pages of the mapped file included. Prints one line
+of JSON.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from pronk.models.loader import load_decoder, parse_dtype, read_config, resolve_
 
 
 def resident(key: str) -> int:
-    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at the highest."""
+    """Return bytes of this process: ``VmRSS`` is the current size, ``VmHWM`` the peak."""
     found = re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))
     assert found is not None
     return int(found[1]) * 1024
 
 
 def main() -> None:
-    """Load once and report."""
+    """Load once, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--kernels", default="auto", choices=CHOICES, help="for whom weights are packed")
+    parser.add_argument("--kernels", default="auto", choices=CHOICES, help="instruction set to pack weights for")
     args = parser.parse_args()
     folder = resolve_model(args.model)
     config = read_config(folder)

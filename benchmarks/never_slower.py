@@ -1,18 +1,18 @@
-"""Never slower than plain decoding: the cases that are made to make guessing slow.
+"""Speed of drafting relative to plain decoding, in cases that are built to make drafting slow.
 
     python benchmarks/inflate.py big --layers 24
     python benchmarks/never_slower.py --model big
     python benchmarks/never_slower.py
 
-For each case the same texts are decoded with guesses and without, by turns, in fresh guessers with nothing learned
-before the first round; the tokens are the same, which is checked. The figure is the time without over the time with:
-1 is as fast, less is slower. In brackets: 90 % of resampled rounds.
+Each case decodes the same texts with and without draft tokens, alternating, and the script checks that the tokens are
+equal. The figure is the time without draft tokens divided by the time with them: less than 1 is slower. Brackets hold
+the 90 % interval of resampled rounds.
 
-- *random*: prompts of random tokens; *T = 2*: texts without any order.
-- *sure and wrong*: a drafter that believes in 4 wrong guesses at each step; *50, then wrong*: the same, but for the
-  first 50 tokens, where it knows the text; *slow*: takes a plain step for each proposal, and is right in every third.
-- *one token*: texts of one token; *batch*: so many requests together; *context*: texts behind so many tokens.
-- *a core is gone*: a second process takes one from the middle of the text on.
+- *random*: prompts of random tokens. *T = 2*: texts without any structure.
+- *sure and wrong*: the drafter proposes 4 wrong tokens per step with high confidence. *50, then wrong*: the same after
+  50 correct tokens. *slow*: each proposal takes as long as a plain step, and a third of the proposals are correct.
+- *one token*: texts of one token. *batch of N*: N requests together. *context of N*: texts after N prompt tokens.
+- *a core is gone*: a second process occupies a core from the middle of the text on.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ CODE = "def area(shape):\n    return shape.width * shape.height\n\n\ndef volume(
 
 
 @dataclass(frozen=True)
-class Liar(Proposer[None]):
-    """Knows the texts for their first tokens, and is sure of other guesses later on.
+class WrongProposer(Proposer[None]):
+    """Proposes correct tokens at the beginning of a text, and wrong ones with high confidence afterwards.
 
     Attributes:
-        texts: by prompt.
-        right: tokens for which it says what it knows.
-        seconds: that a proposal takes.
-        share: of the proposals behind those that are right nevertheless.
+        texts: correct texts by prompt.
+        right: number of tokens with correct proposals.
+        seconds: duration of a proposal.
+        share: share of correct proposals afterwards.
     """
 
     texts: dict[tuple[int, ...], list[int]] = field(default_factory=dict, hash=False, compare=False)
@@ -50,13 +50,13 @@ class Liar(Proposer[None]):
     seconds: float = 0.0
     share: float = 0.0
 
-    name = "liar"
+    name = "wrong"
 
     def start(self, prompt: Sequence[int]) -> None:
-        """Nothing to know."""
+        """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """Four guesses."""
+        """Propose four tokens, and take at least ``seconds``."""
         until = time.perf_counter() + self.seconds
         trees = [self._tree(context) for context in contexts]
         while time.perf_counter() < until:
@@ -64,7 +64,7 @@ class Liar(Proposer[None]):
         return trees
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Nothing to learn."""
+        """Ignore the outcome."""
 
     def _tree(self, context: DraftContext[None]) -> TokenTree:
         made = context.sampler.context.num_chosen
@@ -78,7 +78,16 @@ class Liar(Proposer[None]):
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts, options, and who guesses; ``drafter`` is told the texts, and seconds of a plain step."""
+    """A case to measure.
+
+    Attributes:
+        name: name in the table.
+        prompts: token ids.
+        params: options of the requests.
+        drafter: returns the drafter; called with the correct texts by prompt, and the seconds of a plain step.
+        disturbed: whether another process occupies a core.
+        times: repetitions per measurement.
+    """
 
     name: str
     prompts: list[list[int]]
@@ -89,7 +98,7 @@ class Case:
 
 
 def cases(llm: LLM, tokens: int) -> list[Case]:
-    """All of them."""
+    """Return all cases, with texts of ``tokens`` tokens."""
     dice, vocab = random.Random(0), llm.config.vocab_size
     code = llm.tokenizer.encode(CODE)
     words = [[dice.randrange(16, vocab) for _ in range(100)] for _ in range(64)]
@@ -100,9 +109,9 @@ def cases(llm: LLM, tokens: int) -> list[Case]:
     return [
         Case("random", words[:1], plain),
         Case("T = 2", [code], wild),
-        Case("sure and wrong", [code], plain, lambda texts, _: Liar(texts)),
-        Case("50, then wrong", [code], plain, lambda texts, _: Liar(texts, right=50)),
-        Case("slow", [code], plain, lambda texts, step: Liar(texts, seconds=step, share=1 / 3)),
+        Case("sure and wrong", [code], plain, lambda texts, _: WrongProposer(texts)),
+        Case("50, then wrong", [code], plain, lambda texts, _: WrongProposer(texts, right=50)),
+        Case("slow", [code], plain, lambda texts, step: WrongProposer(texts, seconds=step, share=1 / 3)),
         Case("one token", words[:1], one, times=16),
         *(Case(f"batch of {size}", words[:size], wild) for size in (2, 8, 32)),
         *(Case(f"context of {size}", [(words[0] * 80)[:size]], wild) for size in long),
@@ -111,28 +120,28 @@ def cases(llm: LLM, tokens: int) -> list[Case]:
 
 
 def decode(llm: LLM, case: Case, drafter: str | Proposer[None], *, after: float = 0.0) -> tuple[float, list[list[int]]]:
-    """Seconds, and the texts; ``after`` so many seconds another process takes a core."""
-    thief = multiprocessing.Process(target=partial(_steal, after), daemon=True) if after else None
-    if thief is not None:
-        thief.start()
+    """Return the seconds and the texts; ``after`` seconds, another process occupies a core (0: never)."""
+    busy = multiprocessing.Process(target=partial(_occupy_core, after), daemon=True) if after else None
+    if busy is not None:
+        busy.start()
     began = time.perf_counter()
     for _ in range(case.times):
         out = llm.generate(case.prompts, case.params, drafter=drafter)
     seconds = time.perf_counter() - began
-    if thief is not None:
-        thief.kill()
-        thief.join()
+    if busy is not None:
+        busy.kill()
+        busy.join()
     return seconds, [each.token_ids for each in out]
 
 
-def _steal(after: float) -> None:
+def _occupy_core(after: float) -> None:
     time.sleep(after)
     while True:
         pass
 
 
 def run(llm: LLM, case: Case, rounds: int) -> list[float]:
-    """The ratio of each round."""
+    """Return the ratio of each round, and check that the tokens are equal."""
     ratios = []
     usual, texts = decode(llm, case, PLAIN)
     known = {tuple(prompt): text for prompt, text in zip(case.prompts, texts, strict=True)}
@@ -144,29 +153,29 @@ def run(llm: LLM, case: Case, rounds: int) -> list[float]:
         for method in order:
             after = usual / 2 if case.disturbed else 0.0
             seconds[method], said = decode(llm, case, method, after=after)
-            assert said == texts, f"{case.name}: other tokens"
+            assert said == texts, f"{case.name}: tokens differ from plain decoding's"
         ratios.append(seconds[PLAIN] / seconds[proposer])
     return ratios
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """90 % of the means of resampled rounds."""
+    """Return the 90 % interval of the mean of resampled rounds."""
     dice = random.Random(0)
     means = sorted(sum(dice.choices(ratios, k=len(ratios))) / len(ratios) for _ in range(1000))
     return means[50], means[949]
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=192, help="of each text")
-    parser.add_argument("--only", nargs="+", help="cases whose names begin so")
+    parser.add_argument("--tokens", type=int, default=192, help="length of each text")
+    parser.add_argument("--only", nargs="+", help="beginnings of the names of cases")
     args = parser.parse_args()
     llm = LLM(args.model, kv_memory="2GiB", max_batch=32)
     llm.generate(CODE, SamplingParams(max_tokens=8))
-    print("| case | without / with guesses |\n|---|---|")
+    print("| case | time without / with draft tokens |\n|---|---|")
     for case in cases(llm, args.tokens):
         if args.only and not any(case.name.startswith(name) for name in args.only):
             continue

@@ -1,11 +1,11 @@
-"""What a pass costs: by its rows, against the memory floor, outside the kernels, and beside a busy process.
+"""Time of forward passes by rows, relative to the memory floor, and beside a busy process.
 
     python benchmarks/passes.py                          pronk-tiny
     python benchmarks/passes.py --model big --prefill 500
     python benchmarks/passes.py --busy                   while another process keeps one core busy
 
-The floor is the time to read the same packed weights once, on the same threads, in the same run and interleaved with
-the passes. Every figure is a median; the smallest is in brackets. The last line is one JSON object.
+The floor is the time to read the same packed weights once with the same threads, interleaved with the forward passes.
+Figures are medians, with the minimum in brackets. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def main() -> None:
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--prefill", type=int, default=500, help="tokens of the prompt that is read")
+    parser.add_argument("--prefill", type=int, default=500, help="length of the prompt in tokens")
     parser.add_argument(
-        "--busy", action="store_true", help="beside a process that never waits, with one thread as well"
+        "--busy", action="store_true", help="measure beside a process that never waits, also with one thread"
     )
     options = parser.parse_args()
     llm = LLM(options.model, kernels=options.kernels)
@@ -98,7 +98,7 @@ def by_rows(llm: LLM, rounds: int) -> dict[str, Any]:
 
 
 def prepared(llm: LLM, rows: int) -> tuple[BlockTable, list[ForwardJob]]:
-    """A pass over so many rows behind a context that has been read."""
+    """Return a block table with a context, and the jobs of a forward pass over ``rows`` rows after it."""
     block_table, runner = BlockTable(), llm.engine.runner
     llm.engine.cache.prepare(block_table, CONTEXT + rows)
     runner.forward([ForwardJob(Segment(block_table, TokenTree.chain([5] * CONTEXT)), range(0), CONTEXT)])
@@ -107,7 +107,7 @@ def prepared(llm: LLM, rows: int) -> tuple[BlockTable, list[ForwardJob]]:
 
 
 def prefill(llm: LLM, tokens: int) -> dict[str, float]:
-    """A prompt of so many tokens, in one pass as the engine would make it."""
+    """Measure the prefill of ``tokens`` tokens, in chunks of 512 as in the engine."""
     seconds = []
     for _ in range(5):
         block_table = BlockTable()
@@ -128,7 +128,7 @@ def prefill(llm: LLM, tokens: int) -> dict[str, float]:
 
 
 def outside(llm: LLM) -> dict[str, float]:
-    """What a step of plain decoding takes beside the call into the kernels."""
+    """Measure the time of a plain step inside and outside the call into the kernels."""
     runs = []
     for _ in range(5):
         inside = [0.0]
@@ -171,7 +171,7 @@ def beside_a_busy_process(llm: LLM, threads: int, rounds: int) -> dict[str, floa
     finally:
         other.kill()
     one, all_of_them = (statistics.median(took) for took in seconds.values())
-    print(f"beside a busy process: {threads} threads take {all_of_them / one:.2f} times what one takes")
+    print(f"beside a busy process: {threads} threads take {all_of_them / one:.2f} times as long as one thread")
     return {"one": one, "all": all_of_them, "ratio": all_of_them / one}
 
 

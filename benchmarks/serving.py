@@ -5,11 +5,11 @@
     python benchmarks/serving.py --model big
     python benchmarks/serving.py --model big --server llama=http://127.0.0.1:8080 --server vllm=http://127.0.0.1:8001
 
-Each measurement starts a `pronk serve` of its own, so that nothing is cached: `plain` asks for no drafter,
-`speculative` for the server's own choice. Start other servers yourself, on the same model and threads; an idle server
-costs nothing. A level is a closed loop: each client sends its next request when the last one is answered. There are two
-sets of prompts: `random` words, which repeat nothing, and `edit`, the bundled prompts that ask to repair the code they
-contain, so that the answer repeats the prompt.
+Each measurement starts a `pronk serve` of its own, so that nothing is cached. `plain` requests the drafter
+`autoregressive`, `speculative` the server's default or `--drafter`. Start other servers yourself, with the same model
+and threads; an idle server costs nothing. A level is a closed loop: each client sends its next request when the last
+one is answered. There are two sets of prompts: `random` words without repetition, and `edit`, bundled prompts with code
+to repair, whose answers repeat the prompt.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def main() -> None:
         "--model", type=Path, required=True, help="folder of the checkpoint, for pronk and the tokenizer"
     )
     parser.add_argument("--server", action="append", default=[], metavar="NAME=URL", help="another server; repeatable")
-    parser.add_argument("--drafter", help="of the speculative row; by default the server's own choice")
+    parser.add_argument("--drafter", help="drafter of the speculative column; default: the server's")
     parser.add_argument("--levels", default="1,2,4,8,16", help="numbers of clients")
-    parser.add_argument("--requests", type=int, default=2, help="of each client, after one that is not counted")
-    parser.add_argument("--prompt-tokens", type=int, default=128, help="of a random prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=1, help="servers take turns; the table has medians over rounds")
-    parser.add_argument("--threads", type=int, default=2, help="of pronk serve")
-    parser.add_argument("--guidellm", default="guidellm", help="the command, where it is not on PATH")
+    parser.add_argument("--requests", type=int, default=2, help="requests per client, after one that is not counted")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="length of a random prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="length of each answer")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds over all servers; the table has their medians")
+    parser.add_argument("--threads", type=int, default=2, help="threads of pronk serve")
+    parser.add_argument("--guidellm", default="guidellm", help="the guidellm command, if it is not on PATH")
     options = parser.parse_args()
     if shutil.which(options.guidellm) is None:
         sys.exit(f"expected the command {options.guidellm}, found none; pip install guidellm")
@@ -165,10 +165,13 @@ def row(name: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
 
 
 def cell(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    """Return the medians over rounds; ``pairs`` holds a server's metrics and those of plain decoding, per round.
+    """Return the medians over rounds as text.
 
-    Output tokens per second of all clients, over those of plain decoding; the medians over requests of the time to the
-    first token and of the inter-token latency.
+    The cell has the output tokens per second of all clients, their ratio to plain decoding's, and the medians over
+    requests of the time to the first token and of the inter-token latency.
+
+    Args:
+        pairs: metrics of a server and of plain decoding, per round.
     """
     total = sum(own["request_totals"]["total"] for own, _ in pairs)
     answered = sum(own["request_totals"]["successful"] for own, _ in pairs)

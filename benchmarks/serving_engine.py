@@ -1,16 +1,16 @@
-"""What the engine adds to its passes when it serves: the host's share of a step, and the second turn of a long chat.
+"""Cost of the engine: the host's share of a step, and the second turn of a long chat.
 
     python benchmarks/inflate.py big --layers 24
     python benchmarks/serving_engine.py --model big
 
-The host's share is that of the time between the passes, drafting included, of requests that decode side by side. The
-second turn repeats the first one with the answer and a question behind it, so that the cache has all but the question;
-the model's context is raised for it. Every drafter has a prompt of its own.
+The host's share is the time between forward passes, drafting included, while all requests decode. The second turn
+consists of the first turn, its answer and a question, so that the KV cache has everything but the question. The model's
+context is raised for this. Every drafter has a prompt of its own.
 
     python benchmarks/serving_engine.py --model big --rounds 3 --requests 16 --drafters 'suffix(store_tokens=0)'
 
-sets each drafter beside plain decoding instead, in turns, without HTTP: how fast, how much it guesses, and its share of
-the time.
+compares each drafter with plain decoding instead, interleaved, without HTTP: speed, draft tokens, and the share of time
+for drafting.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--drafters", default="autoregressive,suffix(store_tokens=0),draft_model")
     parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=4000, help="of the first turn; 0 leaves turns out")
-    parser.add_argument("--rounds", type=int, default=0, help="beside plain decoding, so often")
-    parser.add_argument("--output", type=int, default=32, help="tokens of each answer, of a comparison")
+    parser.add_argument("--tokens", type=int, default=4000, help="length of the first turn; 0 skips turns")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds of the comparison with plain decoding")
+    parser.add_argument("--output", type=int, default=32, help="length of each answer of the comparison")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     drafters = options.drafters.split(",")
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def longer(model: Path, folder: Path, context: int) -> Path:
-    """The same model with room for more tokens."""
+    """Write the model with another context length into ``folder``, as links; return the folder."""
     for path in model.iterdir():
         (folder / path.name).symlink_to(path)
     (folder / "config.json").unlink()
@@ -73,13 +73,13 @@ def longer(model: Path, folder: Path, context: int) -> Path:
 
 
 def host_share(llm: LLM, drafter: str, requests: int) -> tuple[float, float]:
-    """While all of them decode: the share of time outside the target's passes; and S, with what came before."""
+    """Return the share of time outside forward passes while all requests decode, and S of all steps."""
     suite = sample_prompts()
     prompts = [encode(llm, suite[number % len(suite)]) for number in range(requests)]
-    llm.generate(prompts[0], SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)  # times passes, once
+    llm.generate(prompts[0], SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)  # warm-up
     done = llm.generate(prompts, SamplingParams(max_tokens=48, ignore_eos=True), drafter=drafter)
     every = [completion.stats.steps for completion in done]
-    # All of them start together, so that their clocks are one.
+    # All requests start together, so their clocks can be compared.
     begin, end = max(steps[0].clock for steps in every), min(steps[-1].clock for steps in every)
     both = [step for step in every[-1] if begin <= step.clock <= end]
     share = 1 - (both[-1].target_clock - both[0].target_clock) / (both[-1].clock - both[0].clock)
@@ -87,13 +87,13 @@ def host_share(llm: LLM, drafter: str, requests: int) -> tuple[float, float]:
 
 
 def compare(llm: LLM, drafters: list[str], requests: int, output: int, rounds: int) -> None:
-    """Each drafter beside plain decoding, in turns; a number in front of each prompt keeps the cache from having it."""
+    """Print the comparison of each drafter with plain decoding; numbered prompts are never cached."""
     suite, numbers = sample_prompts(), count(1)
     params = SamplingParams(max_tokens=output, ignore_eos=True)
     print("| round | drafter | seconds | × plain | tokens | drafted | accepted | drafting |")
     print("|---|---|---|---|---|---|---|---|")
     for drafter in drafters:
-        llm.generate("1.", SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)  # times passes, once
+        llm.generate("1.", SamplingParams(max_tokens=8, ignore_eos=True), drafter=drafter)  # warm-up
     for turn in range(rounds):
         plain = 0.0
         for drafter in ("autoregressive", *drafters):
@@ -113,7 +113,7 @@ def compare(llm: LLM, drafters: list[str], requests: int, output: int, rounds: i
 
 
 def turns(llm: LLM, drafter: str, tokens: int, number: int) -> tuple[float, float]:
-    """Seconds to the first token of the first and of the second turn."""
+    """Return the seconds to the first token of the first and of the second turn."""
     ids = [token for prompt in sample_prompts() for token in encode(llm, prompt)]
     first = [*llm.tokenizer.encode(f"Chat {number}.\n"), *ids * (tokens // len(ids) + 1)][:tokens]
     answer = llm.generate([first], SamplingParams(max_tokens=64, ignore_eos=True), drafter=drafter)[0]

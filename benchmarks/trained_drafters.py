@@ -1,14 +1,14 @@
-"""Drafters that were trained on the target: tokens per pass, acceptance and speed on code, sums, chat and prose.
+"""Tokens per forward pass, acceptance and speed of trained drafters on code, sums, chat and prose.
 
-One table in Markdown for each temperature, then one JSON document on the last line. A row is a drafter, a group of
-columns a suite: S, tokens per pass of the target; alpha, acceptance of the first guess; and the speed as a ratio to
-plain decoding, which takes turns with every drafter. Every output is compared with plain decoding's.
+Prints one table in Markdown per temperature, and one JSON document on the last line. A row is a drafter, a group of
+columns a suite: S, tokens per forward pass; α, acceptance rate of the first draft token; and with ``--budget auto`` the
+speed relative to plain decoding, interleaved, else CTAR(2). Every output is compared with plain decoding's.
 
     python benchmarks/trained_drafters.py --data EVAL kangaroo medusa "cape(glide)"
     python benchmarks/trained_drafters.py --data EVAL --model BIG --budget auto "exit 6: kangaroo(model='D')"
 
-``--data`` is a folder with humaneval.jsonl, gsm8k.jsonl, spec_bench.jsonl (of which the chat is taken) and
-long_context.jsonl.gz (passages of a novel, cut to ``--prose`` characters and continued).
+``--data`` is a folder with humaneval.jsonl, gsm8k.jsonl, spec_bench.jsonl (its task mt_bench is the chat) and
+long_context.jsonl.gz (passages of a novel, cut to ``--prose`` characters).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Tally:
     different: int = 0
 
     def add(self, out: Any, plain: Any) -> None:
-        """One output more, and what plain decoding says."""
+        """Add an output, and compare it with plain decoding's."""
         self.tokens += out.stats.generated_tokens
         self.steps += out.stats.target_steps
         self.passes += out.stats.steps
@@ -57,13 +57,13 @@ class Tally:
 
     @property
     def alpha(self) -> float | None:
-        """Acceptance of the first guess."""
+        """Acceptance rate of the first draft token."""
         shares = Stats(steps=self.passes).acceptance
         return shares[0] if shares else None
 
 
 def prompts(data: Path, llm: LLM, limit: int, characters: int) -> dict[str, list[list[int]]]:
-    """Token ids by suite."""
+    """Return the token ids of at most ``limit`` prompts by suite."""
 
     def lines(name: str) -> Iterator[dict[str, Any]]:
         opened = gzip.open if name.endswith(".gz") else open
@@ -83,13 +83,13 @@ def prompts(data: Path, llm: LLM, limit: int, characters: int) -> dict[str, list
 
 
 def _passage(text: str, characters: int) -> str:
-    """The passage without what it is asked for: its second half's beginning, from a new sentence on."""
+    """Return the beginning of a text's second half, from the start of a sentence."""
     middle = text[len(text) // 2 :]
     return re.split(r"(?<=[.!?])\s", middle, maxsplit=1)[-1][:characters].rsplit(" ", 1)[0]
 
 
 def parameters(spec: str) -> str:
-    """Millions of them in the drafter's own files."""
+    """Return the millions of parameters in the drafter's own files, as text."""
     named = [Path(each) for each in re.findall(r"model='([^']+)'", spec)]
     words = {"draft" if word == "draft_model" else word.replace("_", "-") for word in re.findall(r"[a-z_]+", spec)}
     found = named or [default_model().parent / f"pronk-tiny-{word}" for word in words]
@@ -104,7 +104,7 @@ def parameters(spec: str) -> str:
 def measure(
     llm: LLM, drafters: dict[str, Proposer[Any]], suites: dict[str, list[list[int]]], temperature: float, args: Any
 ) -> dict[str, dict[str, Tally]]:
-    """Every drafter and plain decoding on every prompt: in turns if they are timed, and else a suite at a time."""
+    """Run all drafters on all prompts: one at a time with ``--budget auto``, else a suite per batch."""
     made = {label: {suite: Tally() for suite in suites} for label in drafters}
     for suite, texts in suites.items():
         params = [
@@ -131,7 +131,7 @@ def measure(
 
 
 def table(made: dict[str, dict[str, Tally]], specs: dict[str, str], temperature: float, *, timed: bool) -> str:
-    """Markdown."""
+    """Return the table as Markdown."""
     columns = ("S", "α", "×") if timed else ("S", "α", "CTAR(2)")
     head = [f"{suite}: {columns[0]}" for suite in SUITES]
     rows = [
@@ -156,7 +156,7 @@ def _ctar(tally: Tally) -> float:
 
 
 def report(made: dict[str, dict[str, Tally]]) -> dict[str, Any]:
-    """The figures as JSON."""
+    """Return the figures as JSON values."""
     return {
         label: {
             suite: {
@@ -175,17 +175,17 @@ def report(made: dict[str, dict[str, Tally]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run it."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("drafters", nargs="+", metavar="DRAFTER", help="a drafter, or 'LABEL: DRAFTER'")
     parser.add_argument("--data", type=Path, required=True, help="folder with the suites")
     parser.add_argument("--model", help="the target; pronk-tiny by default")
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
-    parser.add_argument("--limit", type=int, default=8, help="prompts of each suite")
+    parser.add_argument("--limit", type=int, default=8, help="prompts per suite")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--prose", type=int, default=600, help="characters of a passage")
-    parser.add_argument("--budget", choices=("all", "auto"), default="all", help="auto: guesses that pay, and speeds")
+    parser.add_argument("--prose", type=int, default=600, help="characters per passage")
+    parser.add_argument("--budget", choices=("all", "auto"), default="all", help="auto also measures speed")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args(arguments)
     specs = {"plain": "autoregressive"}

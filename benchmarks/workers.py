@@ -1,12 +1,12 @@
-"""What several processes bring: lookahead and a tree of 64 nodes dealt to workers, and split models beside memory.
+"""Gain of several processes: token trees split among workers, and tensor parallelism.
 
-    python benchmarks/workers.py --model big                       one worker and two, by turns, one thread each
-    python benchmarks/workers.py --model big --tensor              the same of a model that is split
-    python benchmarks/workers.py --model big --scaling scaling.svg    on paper: 1 to 8 workers, --kernels avx512_bf16
+    python benchmarks/workers.py --model big                       trees: one process and two, one thread each
+    python benchmarks/workers.py --model big --tensor              tensor parallelism: one process and two
+    python benchmarks/workers.py --model big --scaling scaling.svg    simulation: trees on 1 to 8 workers
 
-The simulation deals the trees of long texts of pronk-tiny to workers that are not there: a step takes as long as
-the longest share, by the costs of passes of --model that were measured here, and an exchange besides. With it goes
-lookahead's window, as in figure 7 of the paper (Fu et al. 2024, section 5.3): more workers pay for wider ones. The last
+The simulation splits the trees of long texts of pronk-tiny among workers that do not exist. A step takes as long as the
+longest share, by the measured costs of forward passes of --model, plus an exchange. For each number of workers the best
+window of lookahead is taken (Fu et al. 2024, section 5.3 and figure 7): more workers pay for wider windows. The last
 line is one JSON object.
 """
 
@@ -46,7 +46,7 @@ LONG = 512
 
 
 class Tree(Proposer[None]):
-    """Guesses a random tree of so many nodes: nearly nothing of it is right, and all of it is computed."""
+    """Proposes a random tree of ``nodes`` nodes, of which hardly any is accepted."""
 
     name = "tree"
 
@@ -56,28 +56,28 @@ class Tree(Proposer[None]):
         self.parents = (-1, *(dice.randrange(max(0, node - 8), node) for node in range(1, nodes)))
 
     def start(self, prompt: Sequence[int]) -> None:
-        """No state."""
+        """Return no state."""
 
     def propose(self, contexts: Sequence[DraftContext[None]]) -> list[TokenTree]:
-        """The same tree always."""
+        """Propose a tree of the same shape for each request."""
         return [
             TokenTree(tuple((each.tokens[-1] + node) % self.vocab_size for node in range(self.nodes)), self.parents)
             for each in contexts
         ]
 
     def observe(self, outcome: Outcome[None]) -> None:
-        """Nothing to learn."""
+        """Ignore the outcome."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model folder; by default pronk-tiny")
-    parser.add_argument("--kernels", default="auto", help="an instruction set, for what other processors might say")
+    parser.add_argument("--model", help="folder of the model; default: pronk-tiny")
+    parser.add_argument("--kernels", default="auto", help="instruction set, to imitate another processor")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--tensor", action="store_true", help="split the model, instead of dealing trees")
-    parser.add_argument("--scaling", type=Path, metavar="FILE", help="simulate more workers, and draw them")
+    parser.add_argument("--tensor", action="store_true", help="measure tensor parallelism instead of trees")
+    parser.add_argument("--scaling", type=Path, metavar="FILE", help="simulate more workers, and draw the result")
     options = parser.parse_args()
     measure = scaling if options.scaling is not None else tensor if options.tensor else trees
     report = measure(options)
@@ -89,7 +89,7 @@ def ask(llm: LLM, prompt: str, tokens: int, drafter: Any) -> Completion:
 
 
 def trees(options: argparse.Namespace) -> dict[str, Any]:
-    """A step's time with workers, over that of this process alone, by turns in one run."""
+    """Measure the time of a step with workers relative to one process, alternating within a run."""
     llm = LLM(options.model, workers=options.workers, threads=1, budget="all", kernels=options.kernels)
     runner = llm.engine.runner
     assert isinstance(runner, TreeRunner)
@@ -107,7 +107,7 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
                 done = ask(llm, PROMPTS[turn % len(PROMPTS)], options.max_tokens, drafter)
                 texts.add((turn % len(PROMPTS), done.text))
                 seconds, rows = full(done)
-                if turn:  # the first round is cold, and learns what passes cost
+                if turn:  # the first round warms up and measures costs
                     times[shared].append(median(seconds))
                 if turn and shared:
                     dealt.append((runner.shared - passes) / len(done.stats.steps))
@@ -121,13 +121,13 @@ def trees(options: argparse.Namespace) -> dict[str, Any]:
             f"{name:22} {rows:4.0f} rows  alone {1e3 * median(times[False]):6.1f} ms  "
             f"{options.workers} workers {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})  "
             f"exchange and waiting {median(waited):.1%}, of which exchange {median(told):.1%}  "
-            f"dealt {median(dealt):.0%} of the steps"
+            f"split {median(dealt):.0%} of the steps"
         )
     return {"trees": found}
 
 
 def full(done: Completion) -> tuple[list[float], float]:
-    """Seconds of the steps that are about as large as the largest, and their rows: the first and the last are small."""
+    """Return the seconds and the median rows of large steps; the first and last steps of a text are small."""
     pairs = [*pairwise(done.stats.steps)]
     most = max(step.rows for _, step in pairs)
     chosen = [(b.target_clock - a.target_clock, b.rows) for a, b in pairs if b.rows >= 0.75 * most]
@@ -135,7 +135,7 @@ def full(done: Completion) -> tuple[list[float], float]:
 
 
 def tensor(options: argparse.Namespace) -> dict[str, Any]:
-    """A plain step of a split model, beside one process with as many threads, and beside the memory."""
+    """Measure a plain step of one process and of several with tensor parallelism, and the bandwidth."""
     split = LLM(
         options.model, workers=options.workers, parallel="tensor", threads=1, budget="all", kernels=options.kernels
     )
@@ -167,11 +167,15 @@ def tensor(options: argparse.Namespace) -> dict[str, Any]:
     for name, own in times.items():
         print(f"{name:16} {1e3 * median(own):7.1f} ms a step ({1e3 * min(own):.1f} to {1e3 * max(own):.1f})")
     found = {name: median(own) for name, own in times.items()}
-    return {"tensor": found, "bytes_per_second": speeds, "parted": [*parted(whole, split, options.max_tokens)]}
+    return {"tensor": found, "bytes_per_second": speeds, "parted": [*divergences(whole, split, options.max_tokens)]}
 
 
-def parted(whole: LLM, split: LLM, tokens: int) -> Iterator[dict[str, Any]]:
-    """Where greedy texts of a split model leave the whole one's, and by how much that preferred its own token."""
+def divergences(whole: LLM, split: LLM, tokens: int) -> Iterator[dict[str, Any]]:
+    """Yield the first difference between greedy texts of one process and of several.
+
+    ``gap`` is the difference of the two tokens' log-probabilities in one process, ``rounding`` the largest difference
+    of log-probabilities before.
+    """
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=8)
     for number, prompt in enumerate(PROMPTS):
         one, other = (llm.generate(prompt, params) for llm in (whole, split))
@@ -187,17 +191,17 @@ def parted(whole: LLM, split: LLM, tokens: int) -> Iterator[dict[str, Any]]:
             if place is None
             else one.logprobs[place][one.token_ids[place]] - one.logprobs[place][other.token_ids[place]]
         )
-        where = "the same tokens" if place is None else f"parts at token {place}, which it preferred by {gap:.3f}"
-        print(f"text {number}: {where}; log-probabilities before differ by {rounding:.3f} at most")
+        where = "equal tokens" if place is None else f"differs from token {place} on, by a log-probability of {gap:.3f}"
+        print(f"text {number}: {where}; earlier log-probabilities differ by at most {rounding:.3f}")
         yield {"text": number, "place": place, "gap": gap, "rounding": rounding}
 
 
 def scaling(options: argparse.Namespace) -> dict[str, Any]:
-    """Speed over plain decoding by workers, for each exchange time, with the window that is best there."""
+    """Simulate the speed relative to plain decoding by workers and exchange time, with the best window."""
     llm = LLM(options.model, threads=1, budget="all", kernels=options.kernels)
     plain = [ask(llm, prompt, options.max_tokens, "autoregressive") for prompt in PROMPTS]
     one = median([b.target_clock - a.target_clock for done in plain for a, b in pairwise(done.stats.steps)])
-    # pronk-tiny says what an inflated one does. Near its end a text needs no window, so that it has to be long.
+    # pronk-tiny has the trees of its inflated copy. Lookahead uses no window near the end, so the texts are long.
     small = LLM(threads=1, budget="all")
     runs = {window: watched(small, window, LONG) for window in WINDOWS}
     cost = step_cost(llm, one)
@@ -218,7 +222,7 @@ def scaling(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], int]:
-    """The trees of every step of lookahead with a window, and how many tokens they brought."""
+    """Return the trees of each step of lookahead with a window, and the number of tokens after the first."""
     steps: list[list[TokenTree]] = []
     forward: Callable[..., Any] = ModelRunner.forward
 
@@ -237,7 +241,7 @@ def watched(llm: LLM, window: int, tokens: int) -> tuple[list[list[TokenTree]], 
 
 
 def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
-    """Seconds of a pass by its rows: measured to 128, and a line between."""
+    """Return the seconds of a forward pass by rows: measured up to 128 rows, interpolated linearly."""
     sizes = (2, 4, 8, 16, 32, 64, 128)
     seen = [*pass_times(llm, llm.request_factory.ids(PROMPTS[0]), sizes, rounds=2)]
     found = {rows: [each.seconds for each in seen if each.rows == rows] for rows in sizes}
@@ -255,13 +259,13 @@ def step_cost(llm: LLM, one: float) -> Callable[[int], float]:
 
 
 def span(trees: Sequence[TokenTree], cost: Callable[[int], float], extra: Sequence[float]) -> float:
-    """Seconds of a step: those of the longest share, and an exchange if there are several."""
+    """Return the seconds of a step: the longest share, with the exchange if there are several shares."""
     shares = deal(trees, [cost] * len(extra), extra)
     return max(cost(share.rows) + more for share, more in zip(shares, extra, strict=True) if share.rows)
 
 
 def draw(speeds: dict[float, dict[int, tuple[float, int]]], path: Path, kernels: str) -> None:
-    import matplotlib as mpl  # noqa: PLC0415 - of an extra, and not always drawn
+    import matplotlib as mpl  # noqa: PLC0415 - an optional package, used for --scaling only
 
     mpl.use("svg")
     from matplotlib import pyplot as plt  # noqa: PLC0415

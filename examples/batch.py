@@ -1,4 +1,4 @@
-"""One batch of prompts, every drafter, the same tokens.
+"""Decode a batch of prompts with several drafters, and compare their tokens.
 
 Run it with ``python examples/batch.py``; give a folder or a Hub id to use another model.
 """
@@ -26,7 +26,7 @@ def main(model: str | None = None) -> None:
         tokens = [out.token_ids for out in completions]
         passes = [out.stats.target_steps for out in completions]
         expected = expected or tokens
-        print(f"{drafter}: passes {passes}, {'the same' if tokens == expected else 'OTHER'} tokens")
+        print(f"{drafter}: forward passes {passes}, {'the same' if tokens == expected else 'OTHER'} tokens")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Let a small model guess for a large one, in three ways, and count what each way gains.
+"""Use a small model as the drafter of a large one in four ways, and count the tokens per forward pass.
 
-Run it with ``python examples/draft_model.py`` in a clone; or with a target and a draft model of yours:
+Run it with ``python examples/draft_model.py`` in a clone, or with your own target and draft model:
 ``python examples/draft_model.py TARGET DRAFT``.
 """
 
@@ -25,8 +25,8 @@ def main(model: str | None = None, draft: str | None = None) -> None:
         Staged((proposer, PromptLookup()), num_nodes=15),
     ):
         out = llm.generate(PROMPT, params, drafter=drafter)
-        assert out.token_ids == plain.token_ids  # same seed, same text, whoever guesses
-        print(f"{drafter.name:12} {out.stats.step_compression:.2f} tokens per pass, {out.stats.drafted} guesses")
+        assert out.token_ids == plain.token_ids  # same seed, same text, whatever the drafter
+        print(f"{drafter.name:12} {out.stats.step_compression:.2f} tokens per pass, {out.stats.drafted} draft tokens")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Continue a text, and look at what came of the guesses.
+"""Continue a text, and print the statistics of its draft tokens.
 
 Run it with ``python examples/generate.py``; give a folder or a Hub id to use another model.
 """
@@ -23,8 +23,8 @@ def main(model: str | None = None) -> None:
     out = llm.generate(PROMPT, SamplingParams(max_tokens=64, logprobs=2))
     stats = out.stats
     print(PROMPT + out.text)
-    print(f"\n{stats.generated_tokens} tokens in {stats.target_steps} passes: S = {stats.step_compression:.2f}")
-    print(f"{stats.accepted} of {stats.drafted} guesses were right; the text ended by {out.finish_reason}")
+    print(f"\n{stats.generated_tokens} tokens in {stats.target_steps} forward passes: S = {stats.step_compression:.2f}")
+    print(f"{stats.accepted} of {stats.drafted} draft tokens were accepted; finish reason: {out.finish_reason}")
     print(f"log-probabilities at the first token: {out.logprobs[0] if out.logprobs else {}}")
 
 

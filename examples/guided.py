@@ -1,6 +1,6 @@
-"""Texts that have to have a form: what the form forces is guessed for nothing. And: which of some texts is likeliest.
+"""Generate JSON that fits a schema, then compare the probabilities of three texts.
 
-Run it with ``python examples/guided.py``, after ``pip install 'pronk[guided]'``; a model of your own is the argument.
+Run it with ``python examples/guided.py`` after ``pip install 'pronk[guided]'``; the argument is another model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(model: str | None = None) -> None:
     out = llm.generate("A ticket: ", params)
     assert out.token_ids == plain.token_ids  # forcing changes the speed, never the text
     print(json.loads(out.text))
-    print(f"{out.stats.target_steps} passes, {plain.stats.target_steps} without guesses")
+    print(f"{out.stats.target_steps} forward passes, {plain.stats.target_steps} without draft tokens")
 
     found = llm.choose("A ticket: it crashes whenever I click. Severity:", [" low", " medium", " high"])
     for option, share in zip(found.options, found.probabilities, strict=True):

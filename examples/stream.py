@@ -1,4 +1,4 @@
-"""Show tokens as they come, the guessed ones in [brackets], and stop when there is enough.
+"""Stream a text with accepted draft tokens in [brackets], and stop after four lines.
 
 Run it with ``python examples/stream.py``; give a folder or a Hub id to use another model.
 """

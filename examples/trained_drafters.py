@@ -1,7 +1,7 @@
-"""Compare the drafters that were trained on the target: heads, the target's own first layers, a look into its cache.
+"""Compare drafters that were trained on the target, by tokens per forward pass.
 
-Run it with ``python examples/trained_drafters.py`` in a clone. For another model, train its drafters
-(``pronk train kangaroo --help``) and give both:
+Run it with ``python examples/trained_drafters.py`` in a clone. For another model, train a drafter
+(``pronk train kangaroo --help``) and pass both:
 ``python examples/trained_drafters.py ./checkpoint "kangaroo(model='run/export')"``.
 """
 
@@ -21,8 +21,8 @@ def main(model: str | None = None, *drafters: str) -> None:
     plain = llm.generate(PROMPT, params, drafter="autoregressive")
     for drafter in drafters or DRAFTERS:
         out = llm.generate(PROMPT, params, drafter=drafter)
-        assert out.token_ids == plain.token_ids  # same seed, same text, whoever guesses
-        print(f"{drafter:26} {out.stats.step_compression:.2f} tokens per pass, {out.stats.drafted} guesses")
+        assert out.token_ids == plain.token_ids  # same seed, same text, whatever the drafter
+        print(f"{drafter:26} {out.stats.step_compression:.2f} tokens per pass, {out.stats.drafted} draft tokens")
 
 
 if __name__ == "__main__":
