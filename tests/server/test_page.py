@@ -38,7 +38,7 @@ def visit(browser: Browser, here: Running) -> Iterator[Visits]:
         yield visits
 
 
-def test_leaps_show_and_are_counted(visit: Visits) -> None:
+def test_draft_tokens_are_marked_and_counted(visit: Visits) -> None:
     page = visit()
     expect(page.locator("#model")).to_contain_text("tiny context 2,048 · suffix")
     replies = list[str]()
@@ -60,31 +60,29 @@ def test_leaps_show_and_are_counted(visit: Visits) -> None:
     assert number(page, "prompt") == str(usage["prompt_tokens"])
     text = page.locator(".answer .text")
     assert text.evaluate("text => text.textContent") == "".join(leap["text"] for leap in leaps)
-    guessed = [leap for leap in leaps if leap["source"] is not None]
-    assert len(guessed) > 10
-    expect(text.locator(".guess")).to_have_count(len(guessed))
-    expect(page.locator('.legend [data-source="suffix"] b')).to_have_text(str(len(guessed)))
+    drafted = [leap for leap in leaps if leap["source"] is not None]
+    assert len(drafted) > 10
+    expect(text.locator(".draft")).to_have_count(len(drafted))
+    expect(page.locator('.legend [data-source="suffix"] b')).to_have_text(str(len(drafted)))
     sizes = [sum(leap["step"] == step for leap in leaps) for step in range(usage["steps"])]
     shown = text.locator(".pass").evaluate_all("all => all.map(each => each.childElementCount)")
     assert shown == sizes
     counts = text.locator(".count").evaluate_all("all => all.map(each => Number(each.dataset.count))")
     assert counts == [size for size in sizes if size > 1]
-    own, guess = (text.locator(which).first for which in (".token:not(.guess)", ".guess"))
+    own, draft = (text.locator(which).first for which in (".token:not(.draft)", ".draft"))
     look = "each => getComputedStyle(each).backgroundImage + getComputedStyle(each).backgroundColor"
-    assert own.evaluate(look) != guess.evaluate(look)
+    assert own.evaluate(look) != draft.evaluate(look)
     assert page.locator(".strip path.s0").get_attribute("d")
     page.click("#marks")
-    assert own.evaluate(look) == guess.evaluate(look)
+    assert own.evaluate(look) == draft.evaluate(look)
 
 
 def test_beside_plain_decoding_the_text_is_the_same(visit: Visits) -> None:
     page = visit(settings={"temperature": "0.7", "drafter": "draft_model", "seed": "9"})
     ask(page, "Write a Python function.")
     tokens = number(page, "tokens")
-    page.click("text=Beside plain decoding")
-    expect(page.locator(".verdict.agrees .same")).to_have_text(
-        f"Same text: all {tokens} tokens are the same, one by one."
-    )
+    page.click("text=Compare with plain decoding")
+    expect(page.locator(".verdict.agrees .same")).to_have_text(f"Same text: all {tokens} tokens are equal.")
     settle(page)
     left, right = page.locator(".answer .text").evaluate_all("all => all.map(each => each.textContent)")
     assert left == right
@@ -102,10 +100,10 @@ def test_texts_that_differ_are_shown_loudly(visit: Visits) -> None:
     ask(page)
     page.unroute(CHAT)
     answer_with(page, chunk(["one"], 0), chunk([" too"], 1, ids=9), *end(2, 2))
-    page.click("text=Beside plain decoding")
+    page.click("text=Compare with plain decoding")
     settle(page)
     expect(page.locator(".verdict.differs .same")).to_have_text(
-        "The texts differ from token 2 on: “␣two” with guesses, “␣too” without."
+        "The texts differ from token 2 on: “␣two” with draft tokens, “␣too” in plain decoding."
     )
     expect(page.locator(".token.differs")).to_have_count(2)
 
@@ -114,8 +112,8 @@ def test_candidates_by_pointer_keyboard_and_finger(visit: Visits) -> None:
     page = visit(has_touch=True)
     ask(page)
     card, tokens = page.locator("#candidates"), page.locator(".answer .token")
-    page.locator(".answer .guess").first.hover()
-    expect(card).to_contain_text("guessed by suffix")
+    page.locator(".answer .draft").first.hover()
+    expect(card).to_contain_text("drafted by suffix")
     expect(card.locator("li")).to_have_count(5)
     expect(card.locator(".chosen")).to_have_count(1)
     shares = [float(re.sub(r"[<% ]", "", each)) for each in card.locator(".share").all_inner_texts()]
@@ -124,15 +122,15 @@ def test_candidates_by_pointer_keyboard_and_finger(visit: Visits) -> None:
     page.mouse.move(5, 5)
     expect(card).to_be_hidden()
     tokens.first.focus()
-    expect(card).to_contain_text("chosen by the model itself")
-    expect(card).to_contain_text("pass 1, alone")
+    expect(card).to_contain_text("chosen by the target model")
+    expect(card).to_contain_text("the only token of forward pass 1")
     for key, focused in (("ArrowRight", 1), ("End", -1), ("Home", 0), ("ArrowRight", 1), ("ArrowLeft", 0)):
         page.keyboard.press(key)
         expect(tokens.nth(focused)).to_be_focused()
         expect(tokens.nth(focused)).to_have_attribute("aria-describedby", "candidates")
     assert page.locator('.answer .token[tabindex="0"]').count() == 1
     page.keyboard.press("ArrowDown")
-    expect(card).to_contain_text("pass 2")
+    expect(card).to_contain_text("forward pass 2")
     page.keyboard.press("Escape")
     expect(card).to_be_hidden()
     tokens.nth(12).tap()
@@ -152,7 +150,7 @@ def test_stopping_ends_the_request(visit: Visits, here: Running) -> None:
             settle(page)
             expect(page.locator(".ending")).to_have_text("Stopped.")
             assert int(number(page, "tokens").replace(",", "")) < 1800
-            page.get_by_role("button", name="Again", exact=True).click()
+            page.get_by_role("button", name="Regenerate", exact=True).click()
 
 
 def test_texts_are_never_markup(visit: Visits) -> None:
@@ -161,7 +159,7 @@ def test_texts_are_never_markup(visit: Visits) -> None:
     source = '"><svg onload=window.hacked=1>'
     answer_with(page, chunk([attack, "&amp;", "</div>", "<svg/onload=hacked=1>"], 0, source), *end(4, 1))
     ask(page, attack)
-    expect(page.locator(".said")).to_have_text(attack)
+    expect(page.locator(".question")).to_have_text(attack)
     expect(page.locator(".answer .text")).to_have_text(f"{attack}&amp;</div><svg/onload=hacked=1>")
     page.locator(".answer .token").first.hover()
     expect(page.locator("#candidates")).to_contain_text("<img")
@@ -196,7 +194,7 @@ def test_a_server_with_a_key_is_given_one(visit: Visits, served: Running) -> Non
     page.keyboard.press("Enter")
     expect(page.locator(".problem")).to_contain_text("The server refused the request.")
     page.fill("#key", KEY)
-    page.click("text=Use it")
+    page.click("text=Use this key")
     expect(page.locator(".answer .token").first).to_be_attached()
     expect(page.locator(".problem")).to_be_empty()
     settle(page)
@@ -208,7 +206,7 @@ def test_what_goes_wrong_is_said(visit: Visits) -> None:
         (browsing.mistaken_seed, "Hi", ["The server refused the request.", "seed"]),
         (browsing.lost_network, "Hi", ["The server does not answer."]),
         (browsing.broken_stream, "Hi", ["The connection ended before the answer was complete."]),
-        (browsing.failed_stream, "Hi", ["The server failed while it answered.", "no more"]),
+        (browsing.failed_stream, "Hi", ["The server failed during the answer.", "no more"]),
         (browsing.refused_drafter, "Hi", ["found 'retrieval'", "Choose another drafter"]),
         (browsing.own_drafter, "many words " * 2000, ["(context 2048)", "Shorten the message"]),
     ):
@@ -236,7 +234,7 @@ def test_narrow_screens(visit: Visits) -> None:
     assert box is not None
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 360
-    page.click("text=Beside plain decoding")
+    page.click("text=Compare with plain decoding")
     settle(page)
     assert page.evaluate(width) == 360
     page.click("#open-settings")
@@ -247,7 +245,7 @@ def test_narrow_screens(visit: Visits) -> None:
 
 def test_colours_follow_the_system_or_the_reader(visit: Visits) -> None:
     page = visit(color_scheme="dark")
-    look = "[document.body, document.querySelector('.guess')].map(each => getComputedStyle(each).color).join()"
+    look = "[document.body, document.querySelector('.draft')].map(each => getComputedStyle(each).color).join()"
     system_dark = page.evaluate(look)
     page.emulate_media(color_scheme="light")
     system_light = page.evaluate(look)
@@ -296,11 +294,11 @@ def test_a_conversation(visit: Visits) -> None:
     kept = last.evaluate("text => text.textContent")
     page.locator(".turn").last.get_by_text("Copy").click()
     until(lambda: page.evaluate("navigator.clipboard.readText()") == kept)
-    page.get_by_role("button", name="Again", exact=True).last.click()
+    page.get_by_role("button", name="Regenerate", exact=True).last.click()
     settle(page)
     assert {**bodies[-1]} == {**bodies[-2]}
     assert last.evaluate("text => text.textContent") == kept  # the same seed
-    page.click("text=Again with a new seed >> visible=true")
+    page.click("text=Regenerate with a new seed >> visible=true")
     settle(page)
     assert bodies[-1]["seed"] != bodies[-2]["seed"]
     page.click("text=Edit the message >> visible=true")
@@ -323,7 +321,7 @@ def test_clearing_asks_first(visit: Visits) -> None:
     ask(page)
     assert page.locator(".code").all_inner_texts() == ["\n```py\n", "x", " = 1", "\n```\n"]
     page.click("#clear")
-    page.click("text=Keep it")
+    page.click("#clear-cancel")
     assert page.locator(".turn").count() == 1
     page.click("#clear")
     page.locator("#clear-dialog").get_by_role("button", name="Clear").click()
@@ -331,4 +329,4 @@ def test_clearing_asks_first(visit: Visits) -> None:
     expect(page.locator("#welcome")).to_be_visible()
     page.locator(".starter").last.click()
     settle(page)
-    expect(page.locator(".said")).to_contain_text("tea")
+    expect(page.locator(".question")).to_contain_text("tea")

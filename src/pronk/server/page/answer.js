@@ -1,4 +1,4 @@
-// One answer as it comes: its tokens, the passes that they came with, and what it took.
+// One streamed answer: its tokens, grouped by forward pass, and its statistics.
 
 import { make } from "./dom.js";
 import { Counts, Figures } from "./figures.js";
@@ -8,40 +8,40 @@ const FENCE = /^\s*```/;
 
 export class Answer {
   constructor(title) {
-    this.tokens = []; // leaps with the likeliest of each
-    this.spans = [];
-    this.passes = []; // elements
+    this.tokens = []; // entries of the stream's `leaps`, merged with the log-probabilities of each token
+    this.spans = []; // elements of the tokens
+    this.passes = []; // elements of the forward passes
     this.content = "";
     this.counts = new Counts(performance.now());
     this.figures = new Figures(this.counts);
-    this.fenced = false;
-    this.line = ""; // the beginning of the last one
+    this.fenced = false; // whether the text so far ends inside a code block
+    this.line = ""; // the beginning of the last line
     this.text = make("div", "text");
     this.text.setAttribute("role", "group");
-    this.text.setAttribute("aria-label", "Answer. Arrow keys go from token to token.");
-    this.text.addEventListener("copy", copyPlainly);
+    this.text.setAttribute("aria-label", "Answer. Arrow keys move between tokens.");
+    this.text.addEventListener("copy", copyPlainText);
     this.ending = make("p", "ending");
     this.title = make("h3", "title", title);
     this.element = make("section", "answer running", this.title, this.text, this.ending, this.figures.element);
     this.element.setAttribute("aria-label", title);
-    this.figures.onpoint = (step) => this.#light(step);
+    this.figures.onpoint = (step) => this.#highlight(step);
     this.figures.onpick = (step) => this.passes[step]?.firstChild?.focus();
   }
 
-  /** A chunk has come, at a time; it is drawn with the next frame. */
+  /** Add a chunk of the stream, received at time `now` in milliseconds. The next animation frame draws it. */
   add({ delta, leaps, logprobs }, now) {
     if (!leaps) return;
     this.content += delta.content ?? "";
-    leaps.forEach((leap, place) => this.tokens.push({ ...leap, ...logprobs?.content[place] }));
+    leaps.forEach((token, index) => this.tokens.push({ ...token, ...logprobs?.content[index] }));
     this.counts.add(leaps, now);
     this.frame ??= requestAnimationFrame(() => this.flush());
   }
 
-  /** Draw what has come. */
+  /** Draw all tokens that are not drawn yet. */
   flush() {
     cancelAnimationFrame(this.frame);
     this.frame = null;
-    const fresh = new Map(); // tokens of each pass, so that each is appended to once
+    const fresh = new Map(); // forward pass to its new elements, so that each pass is changed once
     while (this.spans.length < this.tokens.length) {
       const token = this.tokens[this.spans.length];
       const span = this.#span(token);
@@ -53,16 +53,16 @@ export class Answer {
       if (!this.passes[step]) this.#paragraph().append((this.passes[step] = make("span", "pass")));
       const pass = this.passes[step];
       pass.append(...spans);
-      if (pass.childElementCount > 1) number(pass);
+      if (pass.childElementCount > 1) markCount(pass);
     }
     this.figures.update();
     this.onflush();
   }
 
-  /** Called after something was drawn. */
+  /** Called after each drawing. */
   onflush = () => {};
 
-  /** It is over: with the server's usage, if it came to its end, and with a word on the end. */
+  /** End the answer. `usage` is the server's, or null if the stream broke off; `ending` is a note below the text. */
   finish(usage, ending) {
     this.done = Boolean(usage);
     if (usage) this.counts.finish(usage);
@@ -72,7 +72,7 @@ export class Answer {
     if (this.tokens.length === 0) this.figures.element.hidden = true;
   }
 
-  /** Where the next pass goes: a block of its own after the end of a line, so that only the last one is laid out again. */
+  /** The element for the next forward pass. Each line break starts a new one, so that layout changes stay in the last. */
   #paragraph() {
     const last = this.text.lastChild;
     if (last && !last.lastChild.textContent.endsWith("\n")) return last;
@@ -83,9 +83,9 @@ export class Answer {
     const number = this.spans.length;
     const span = make("span", "token", token.text);
     const kinds = [
-      ...(token.source === null ? [] : ["guess", slot(token.source)]),
+      ...(token.source === null ? [] : ["draft", slot(token.source)]),
       this.#isCode(token.text) && "code",
-      token.text === "" && "none",
+      token.text === "" && "empty",
       token.text.startsWith("\n") && "newline",
     ];
     span.classList.add(...kinds.filter(Boolean));
@@ -94,7 +94,7 @@ export class Answer {
     return span;
   }
 
-  /** Whether a token belongs to a block of code; tokens are asked in their order. */
+  /** Whether a token is part of a code block. Call once per token, in the order of the text. */
   #isCode(text) {
     const before = this.fenced;
     const lines = (this.line + text).split("\n");
@@ -103,16 +103,16 @@ export class Answer {
     return before || this.fenced || FENCE.test(this.line);
   }
 
-  #light(step) {
-    this.lit?.classList.remove("lit");
-    this.lit = this.passes[step];
-    this.lit?.classList.add("lit");
+  #highlight(step) {
+    this.highlighted?.classList.remove("lit");
+    this.highlighted = this.passes[step];
+    this.highlighted?.classList.add("lit");
   }
 }
 
-/** A pass with several tokens is a leap; their number stands where it lands, in front of the end of a line. */
-function number(pass) {
-  pass.classList.add("leap");
+/** Mark a forward pass of several tokens with their number, before a line break in its last token. */
+function markCount(pass) {
+  pass.classList.add("several");
   pass.querySelector(".count")?.remove();
   const figure = make("i", "count");
   figure.dataset.count = pass.childElementCount;
@@ -122,8 +122,8 @@ function number(pass) {
   last.replaceChildren(text.slice(0, place), figure, text.slice(place));
 }
 
-/** Ends of lines are in the text; that its paragraphs are blocks would give them twice. */
-function copyPlainly(event) {
+/** Copy the text itself: browsers would add a line break for each paragraph element. */
+function copyPlainText(event) {
   const range = getSelection().getRangeAt(0);
   if (!event.currentTarget.contains(range.commonAncestorContainer)) return;
   event.clipboardData.setData("text/plain", range.cloneContents().textContent);

@@ -1,4 +1,4 @@
-// What else the model could have said: the likeliest candidates of the token under the pointer, the finger, the focus.
+// Card with the target's most likely candidates at a token; opens by pointer, touch or focus.
 
 import { count, fixed, make, visible } from "./dom.js";
 import { slot } from "./sources.js";
@@ -11,7 +11,7 @@ export class Candidates {
     addEventListener("resize", () => this.hide());
   }
 
-  /** Show those of an answer's tokens when they are pointed at, and let arrow keys go from one to the next. */
+  /** Open the card for tokens of an answer under the pointer or with focus; arrow keys move the focus. */
   attach(answer) {
     const { text } = answer;
     const number = (event) => event.target.closest?.(".token")?.dataset.number;
@@ -25,7 +25,7 @@ export class Candidates {
       else this.hide();
     });
     text.addEventListener("click", (event) => {
-      // A selection that is being made is not disturbed.
+      // A click that ends a selection must not move the focus.
       if (number(event) && getSelection().isCollapsed) this.#focus(answer, Number(number(event)));
     });
     text.addEventListener("focusin", (event) => number(event) && this.show(answer, Number(number(event))));
@@ -56,7 +56,7 @@ export class Candidates {
     return !this.element.hidden;
   }
 
-  /** Below the token, or above it where there is no room; never beyond an edge. */
+  /** Place the card below the token, or above if the space below is too small, within the window. */
   #place(at) {
     const { offsetWidth: width, offsetHeight: height, style } = this.element;
     const floor = document.querySelector(".dock").getBoundingClientRect().top;
@@ -79,29 +79,30 @@ export class Candidates {
     if (!event.target.dataset.number || event.ctrlKey || event.metaKey || event.altKey) return;
     const number = Number(event.target.dataset.number);
     const { step } = answer.tokens[number];
-    const of = (pass) => answer.tokens.findIndex((token) => token.step === pass);
-    const aim = {
+    const firstOf = (pass) => answer.tokens.findIndex((token) => token.step === pass);
+    const target = {
       ArrowRight: () => number + 1,
       ArrowLeft: () => number - 1,
-      ArrowDown: () => of(step + 1),
-      ArrowUp: () => of(step - 1),
+      ArrowDown: () => firstOf(step + 1),
+      ArrowUp: () => firstOf(step - 1),
       Home: () => 0,
       End: () => answer.tokens.length - 1,
     }[event.key];
-    if (!aim) return;
+    if (!target) return;
     event.preventDefault();
-    this.#focus(answer, aim());
+    this.#focus(answer, target());
   }
 }
 
 function card(answer, token) {
   const { source, step, text } = token;
   const pass = answer.tokens.filter((each) => each.step === step);
-  const place = pass.indexOf(token) + 1;
-  const who = source === null ? make("span", "", "chosen by the model itself") : make("span", "", "guessed by ");
-  if (source !== null) who.append(make("span", `token guess ${slot(source)}`, source));
-  const where = pass.length > 1 ? `token ${place} of ${pass.length} of pass ${count(step + 1)}` : `pass ${count(step + 1)}, alone`;
-  const head = make("p", "what", make("code", "", visible(token.token ?? text)), who, make("small", "", where));
+  const index = pass.indexOf(token) + 1;
+  const origin = make("span", "", source === null ? "chosen by the target model" : "drafted by ");
+  if (source !== null) origin.append(make("span", `token draft ${slot(source)}`, source));
+  const name = `forward pass ${count(step + 1)}`;
+  const where = pass.length > 1 ? `token ${index} of ${pass.length} in ${name}` : `the only token of ${name}`;
+  const head = make("p", "head", make("code", "", visible(token.token ?? text)), origin, make("small", "", where));
   const rows = (token.top_logprobs ?? []).map((each) => row(each, same(each, token)));
   if (rows.length && !token.top_logprobs.some((each) => same(each, token))) rows.push(row(token, true));
   return [head, make("ol", "", ...rows)];
@@ -114,7 +115,7 @@ function row({ token, logprob }, chosen) {
   const bar = make("span", "bar", make("span", "fill"));
   bar.firstChild.style.width = `${100 * share}%`;
   const item = make("li", chosen ? "chosen" : "", make("code", "", visible(token)), bar, make("span", "share", percent(share)));
-  if (chosen) item.append(make("span", "unseen", "the one that was chosen"));
+  if (chosen) item.append(make("span", "visually-hidden", "chosen token"));
   return item;
 }
 

@@ -1,6 +1,6 @@
-// Elements, made without ever reading text as HTML: what a model writes is not to be trusted.
+// Helpers for elements and numbers. Text is never parsed as HTML, because the model's output is not trusted.
 
-/** An element with a class and children; texts become text. */
+/** Return an element with a class and children; strings become text nodes. */
 export function make(tag, name, ...children) {
   const element = document.createElement(tag);
   if (name) element.className = name;
@@ -8,7 +8,7 @@ export function make(tag, name, ...children) {
   return element;
 }
 
-/** A button that says what it does. */
+/** Return a button with a label and a click handler. */
 export function button(label, name, action) {
   const element = make("button", name, label);
   element.type = "button";
@@ -16,7 +16,7 @@ export function button(label, name, action) {
   return element;
 }
 
-/** An element of SVG. */
+/** Return an SVG element. */
 export function draw(tag, attributes) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -25,14 +25,14 @@ export function draw(tag, attributes) {
 
 const counts = new Intl.NumberFormat("en");
 
-/** 1234 as 1,234. */
+/** Format 1234 as 1,234. */
 export const count = (number) => counts.format(number);
 
-/** A number with as many places, or a dash if there is none yet. */
+/** Format a number with `places` decimals; a dash if the number is not finite. */
 export const fixed = (number, places) => (Number.isFinite(number) ? number.toFixed(places) : "–");
 
-/** A speed: a place behind the point where it says something. */
+/** Format tokens per second: one decimal below 100, none above. */
 export const speed = (rate) => fixed(rate, rate < 100 ? 1 : 0);
 
-/** A text whose spaces and ends of lines are seen. */
+/** Return a text with visible symbols for spaces, line breaks and tabs; ∅ for the empty text. */
 export const visible = (text) => text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";

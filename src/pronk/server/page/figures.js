@@ -1,20 +1,20 @@
-// What an answer took: counters, a legend of who guessed, and a strip with the tokens of each pass.
+// Statistics of an answer: numbers, a legend of its drafters, and a chart of the tokens per forward pass.
 
 import { count, draw, fixed, make, speed } from "./dom.js";
 import { slot } from "./sources.js";
 
-const COLUMNS = 240; // most columns of the strip: longer answers have several passes in each
+const COLUMNS = 240; // maximum columns of the chart; in longer answers a column is the mean of several passes
 
-/** The counts of a stream, as they are while it goes on and, with the server's usage, when it is over. */
+/** Counts of a streamed answer; at its end they are replaced by the server's usage. */
 export class Counts {
-  constructor(asked) {
-    this.asked = asked; // when
+  constructor(start) {
+    this.start = start; // time of the request in milliseconds
     this.tokens = this.accepted = 0;
-    this.passes = []; // of each pass the tokens of each source; null is the model itself
+    this.passes = []; // for each forward pass: drafter, or null for the target, to its number of tokens
     this.sources = new Map([[null, 0]]);
   }
 
-  /** A chunk has come: the tokens of a pass, at a time in milliseconds. */
+  /** Add the tokens of a chunk, received at time `now` in milliseconds. */
   add(leaps, now) {
     for (const { source, step } of leaps) {
       this.passes[step] ??= new Map();
@@ -39,12 +39,12 @@ export class Counts {
     return this.tokens / this.steps;
   }
 
-  /** Seconds from the first tokens to the last. */
+  /** Seconds from the first chunk to the last. */
   get seconds() {
     return (this.last - this.first?.now) / 1000;
   }
 
-  /** Tokens per second after the first ones, which wait for the prompt. */
+  /** Tokens per second after the first chunk, whose time includes the prefill. */
   get rate() {
     return this.seconds > 0 ? (this.tokens - this.first.tokens) / this.seconds : NaN;
   }
@@ -53,14 +53,14 @@ export class Counts {
 export class Figures {
   constructor(counts) {
     this.counts = counts;
-    this.least = { passes: 48, tokens: 2 }; // of the strip's width and height
+    this.minimum = { passes: 48, tokens: 2 }; // smallest width and height of the chart
     this.strip = draw("svg", { class: "strip", preserveAspectRatio: "none", "aria-hidden": "true" });
     this.layers = new Map();
     this.one = this.strip.appendChild(draw("path", { class: "one" }));
     this.mean = this.strip.appendChild(draw("path", { class: "mean" }));
-    this.most = make("span", "most");
-    this.plainly = make("span", "plainly", "1");
-    this.chart = make("div", "chart", this.most, this.plainly, this.strip);
+    this.maxLabel = make("span", "max-label");
+    this.oneLabel = make("span", "one-label", "1");
+    this.chart = make("div", "chart", this.maxLabel, this.oneLabel, this.strip);
     this.chart.setAttribute("role", "img");
     this.legend = make("ul", "legend");
     this.values = {};
@@ -76,10 +76,10 @@ export class Figures {
     this.update();
   }
 
-  /** Called with a pass under the pointer, or null. */
+  /** Called with the index of the forward pass under the pointer, or null. */
   onpoint = () => {};
 
-  /** Called with a pass that was clicked. */
+  /** Called with the index of a clicked forward pass. */
   onpick = () => {};
 
   update() {
@@ -92,8 +92,8 @@ export class Figures {
     values.rate.textContent = speed(counts.rate);
     values.accepted.textContent = count(counts.accepted) + (usage ? ` of ${count(counts.drafted)}` : "");
     values.prompt.textContent = usage ? count(usage.prompt_tokens) : "–";
-    values.prompt.previousSibling.textContent = cached ? `prompt, ${count(cached)} from the cache` : LABELS.prompt;
-    values.wait.textContent = counts.first ? wait(counts.first.now - counts.asked) : "–";
+    values.prompt.previousSibling.textContent = cached ? `prompt tokens, ${count(cached)} cached` : LABELS.prompt;
+    values.wait.textContent = counts.first ? duration(counts.first.now - counts.start) : "–";
     this.#updateLegend();
     this.#updateStrip();
   }
@@ -103,9 +103,9 @@ export class Figures {
     for (const [source, tokens] of sources) {
       let item = this.legend.querySelector(`[data-source="${CSS.escape(source ?? "")}"]`);
       if (!item) {
-        const swatch = make("span", source === null ? "swatch own" : `swatch guess ${slot(source)}`, "abc");
+        const swatch = make("span", source === null ? "swatch target" : `swatch draft ${slot(source)}`, "abc");
         swatch.setAttribute("aria-hidden", "true");
-        item = make("li", "", swatch, ` ${source ?? "the model itself"} `, make("b"));
+        item = make("li", "", swatch, ` ${source ?? "target model"} `, make("b"));
         item.dataset.source = source ?? "";
         this.legend.append(item);
       }
@@ -115,10 +115,10 @@ export class Figures {
 
   #updateStrip() {
     const { passes, sources } = this.counts;
-    const bin = (this.bin = Math.ceil(Math.max(passes.length, this.least.passes) / COLUMNS));
-    this.columns = Math.max(Math.ceil(passes.length / bin), Math.ceil(this.least.passes / bin));
+    const bin = (this.bin = Math.ceil(Math.max(passes.length, this.minimum.passes) / COLUMNS));
+    this.columns = Math.max(Math.ceil(passes.length / bin), Math.ceil(this.minimum.passes / bin));
     const sizes = passes.map((pass) => [...pass.values()].reduce((sum, each) => sum + each, 0));
-    const most = sizes.reduce((largest, each) => Math.max(largest, each), this.least.tokens);
+    const most = sizes.reduce((largest, each) => Math.max(largest, each), this.minimum.tokens);
     this.top = most;
     this.strip.setAttribute("viewBox", `0 0 ${this.columns} ${most}`);
     const heights = new Float64Array(this.columns);
@@ -135,14 +135,14 @@ export class Figures {
     const mean = this.counts.perPass || 0;
     this.one.setAttribute("d", `M0 ${most - 1}H${this.columns}`);
     this.mean.setAttribute("d", `M0 ${most - mean}H${this.columns}`);
-    this.most.textContent = most;
-    this.plainly.style.bottom = `${100 / most}%`;
-    this.chart.setAttribute("aria-label", `Tokens of each pass: ${fixed(mean, 2)} on average, ${most} at most`);
+    this.maxLabel.textContent = most;
+    this.oneLabel.style.bottom = `${100 / most}%`;
+    this.chart.setAttribute("aria-label", `Tokens per forward pass: ${fixed(mean, 2)} on average, ${most} at most`);
   }
 
   #layer(source) {
     if (!this.layers.has(source)) {
-      const path = draw("path", { class: source === null ? "own" : slot(source) });
+      const path = draw("path", { class: source === null ? "target" : slot(source) });
       this.strip.insertBefore(path, this.one);
       this.layers.set(source, path);
     }
@@ -157,14 +157,14 @@ export class Figures {
 }
 
 const LABELS = {
-  perPass: "tokens per pass",
+  perPass: "tokens per forward pass",
   rate: "tokens per second",
   tokens: "tokens",
-  passes: "passes",
-  accepted: "guesses kept",
-  prompt: "prompt",
-  wait: "until the first",
+  passes: "forward passes",
+  accepted: "draft tokens accepted",
+  prompt: "prompt tokens",
+  wait: "time to first token",
 };
 
-const wait = (milliseconds) =>
+const duration = (milliseconds) =>
   milliseconds < 995 ? `${fixed(milliseconds, 0)} ms` : `${fixed(milliseconds / 1000, 1)} s`;

@@ -1,4 +1,4 @@
-// The page: a conversation, what it is asked with, and where it is scrolled to.
+// The page: the conversation, its settings, and its scroll position.
 
 import { Candidates } from "./candidates.js";
 import { count, make } from "./dom.js";
@@ -11,41 +11,41 @@ const settings = new Settings($("options"));
 const candidates = new Candidates($("candidates"));
 const message = $("message");
 let turns = [];
-let running = null; // what stops the answer that is being written
-let known = []; // models
-let after = null; // what to do once there is a key
+let running = null; // AbortController of the answer in progress
+let knownModels = [];
+let onKey = null; // action to take once the user has entered a key
 
 const page = {
-  before(turn) {
+  history(turn) {
     const system = settings.values.system.trim();
     const earlier = turns.slice(0, turns.indexOf(turn)).flatMap(({ messages }) => messages);
     return [...(system ? [{ role: "system", content: system.toWellFormed() }] : []), ...earlier];
   },
   key: () => settings.key,
-  drafter: () => known.find(({ id }) => id === settings.values.model)?.drafter,
+  drafter: () => knownModels.find(({ id }) => id === settings.values.model)?.drafter,
   running: () => running !== null,
-  busy(control) {
-    running = control;
+  setBusy(controller) {
+    running = controller;
     document.body.classList.toggle("busy", running !== null);
     $("send").hidden = running !== null;
     $("stop").hidden = running === null;
-    if (running) say("Answering.");
+    if (running) announce("Answering.");
     refresh();
   },
   attach(answer) {
     const { onflush } = answer;
     answer.onflush = () => {
       onflush();
-      page.drawn();
+      page.onDraw();
     };
     candidates.attach(answer);
   },
-  drawn: follow,
-  say,
+  onDraw: follow,
+  announce,
   askKey,
-  again(turn, reseed) {
+  regenerate(turn, newSeed) {
     if (running) return;
-    if (reseed) settings.newSeed();
+    if (newSeed) settings.newSeed();
     for (const later of turns.splice(turns.indexOf(turn) + 1)) later.element.remove();
     ask(turn);
   },
@@ -57,10 +57,10 @@ function send() {
   const turn = new Turn(text, page);
   if (!ask(turn)) return;
   message.value = "";
-  fit();
+  resizeMessage();
 }
 
-/** Ask for the answer of a turn, a new one or one again; says whether the settings allow it. */
+/** Request the answer of a new or an earlier turn. Return false, and show the settings, if a setting is invalid. */
 function ask(turn) {
   const options = settings.options();
   if (!options) {
@@ -88,11 +88,11 @@ function refresh() {
   $("summary").textContent = [drafter, `temperature ${temperature}`, `seed ${seed}`].filter(Boolean).join(" · ");
 }
 
-function say(text) {
+function announce(text) {
   $("status").textContent = text;
 }
 
-// Where it is scrolled to: at the end as long as nobody scrolls up.
+// Scroll position: follow the end of the conversation until the user scrolls up.
 
 let following = true;
 
@@ -103,25 +103,25 @@ function follow() {
   $("latest").hidden = following || distance() < 80;
 }
 
-let seen = 0;
-let lifted = -Infinity; // when somebody last turned the wheel upward
+let lastScrollY = 0;
+let lastWheelUp = -Infinity; // time of the last upward turn of the wheel
 addEventListener(
   "wheel",
   ({ deltaY, timeStamp }) => {
     if (deltaY >= 0 || scrollY === 0) return;
     following = false;
-    lifted = timeStamp;
+    lastWheelUp = timeStamp;
   },
   { passive: true },
 );
 addEventListener(
   "scroll",
   ({ timeStamp }) => {
-    // A page that becomes shorter scrolls up by itself, and is at its end then.
-    if (distance() < 2) following ||= timeStamp - lifted > 200;
-    else if (scrollY < seen) following = false;
+    // A page that becomes shorter scrolls up without the user, and is then at its end.
+    if (distance() < 2) following ||= timeStamp - lastWheelUp > 200;
+    else if (scrollY < lastScrollY) following = false;
     else if (distance() < 40) following = true;
-    seen = scrollY;
+    lastScrollY = scrollY;
     $("latest").hidden = following || distance() < 80;
   },
   { passive: true },
@@ -131,15 +131,15 @@ $("latest").addEventListener("click", () => {
   follow();
 });
 
-// The message.
+// Message field.
 
-function fit() {
+function resizeMessage() {
   message.style.height = "auto";
   message.style.height = `${message.scrollHeight}px`;
   refresh();
 }
 
-message.addEventListener("input", fit);
+message.addEventListener("input", resizeMessage);
 message.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
@@ -166,7 +166,7 @@ addEventListener("keydown", (event) => {
   else if (!$("settings").hidden) openSettings(false);
 });
 
-// Settings, colours, marks.
+// Settings, colour theme, marks of draft tokens.
 
 function openSettings(open) {
   $("settings").hidden = !open;
@@ -181,7 +181,7 @@ $("open-settings").addEventListener("click", () => openSettings($("settings").hi
 $("summary").addEventListener("click", () => openSettings($("settings").hidden));
 $("close-settings").addEventListener("click", () => openSettings(false));
 $("new-seed").addEventListener("click", () => settings.newSeed());
-$("set-key").addEventListener("click", () => askKey("Requests are made with it.", loadModels));
+$("set-key").addEventListener("click", () => askKey("The page sends this key with every request.", loadModels));
 
 const THEMES = ["auto", "dark", "light"];
 $("theme").addEventListener("click", () => {
@@ -202,11 +202,11 @@ function apply() {
 
 settings.onchange = apply;
 
-// The key.
+// API key.
 
-function askKey(why, then) {
-  after = then;
-  $("key-why").textContent = why;
+function askKey(reason, then) {
+  onKey = then;
+  $("key-reason").textContent = reason;
   $("key").value = "";
   $("key-dialog").showModal();
 }
@@ -215,12 +215,12 @@ $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   settings.key = $("key").value.trim();
   $("key-dialog").close();
-  if (known.length === 0) loadModels();
-  after?.();
+  if (knownModels.length === 0) loadModels();
+  onKey?.();
 });
 $("key-cancel").addEventListener("click", () => $("key-dialog").close());
 
-// Clearing.
+// Clear the conversation.
 
 $("clear").addEventListener("click", () => $("clear-dialog").showModal());
 $("clear-cancel").addEventListener("click", () => $("clear-dialog").close());
@@ -235,22 +235,22 @@ $("clear-confirm").addEventListener("click", () => {
 
 async function loadModels() {
   try {
-    known = await models(settings.key);
+    knownModels = await models(settings.key);
   } catch (error) {
     if (error instanceof Refusal && error.status === 401) askKey(error.message, null);
     else $("model").textContent = explain(error).title;
     return;
   }
   const { model } = settings.form.elements;
-  model.replaceChildren(...known.map(({ id }) => make("option", "", id)));
-  if (!known.some(({ id }) => id === settings.values.model)) settings.set("model", known[0].id);
+  model.replaceChildren(...knownModels.map(({ id }) => make("option", "", id)));
+  if (!knownModels.some(({ id }) => id === settings.values.model)) settings.set("model", knownModels[0].id);
   settings.show();
   showModel();
   refresh();
 }
 
 function showModel() {
-  const found = known.find(({ id }) => id === settings.values.model);
+  const found = knownModels.find(({ id }) => id === settings.values.model);
   if (!found) return;
   const { id, max_model_len: context, drafter } = found;
   const more = make("span", "more", `context ${count(context)} · ${drafter}`);

@@ -1,4 +1,4 @@
-// What requests are asked with: kept in this browser, but for the key, which ends with the tab.
+// Settings of requests, stored in this browser; the API key is stored until the tab is closed.
 
 const DEFAULTS = {
   model: "",
@@ -15,18 +15,18 @@ const DEFAULTS = {
 const STORE = "pronk.settings";
 const KEY = "pronk.key";
 
-/** Settings as the form has them: texts, so that what is half written stays as it is. */
+/** Settings as strings of the form fields, so that incomplete input is preserved. */
 export class Settings {
   constructor(form) {
     this.form = form;
     this.values = { ...DEFAULTS };
     try {
-      const kept = JSON.parse(localStorage.getItem(STORE) ?? "{}");
+      const stored = JSON.parse(localStorage.getItem(STORE) ?? "{}");
       for (const [name, value] of Object.entries(DEFAULTS)) {
-        if (typeof kept[name] === typeof value) this.values[name] = kept[name];
+        if (typeof stored[name] === typeof value) this.values[name] = stored[name];
       }
     } catch {
-      // Kept by another version, or not to be read: the defaults will do.
+      // Storage is blocked or has an unknown format: use the defaults.
     }
     form.addEventListener("input", () => this.#read());
     form.addEventListener("submit", (event) => event.preventDefault());
@@ -49,14 +49,14 @@ export class Settings {
   set(name, value) {
     this.values[name] = value;
     this.show();
-    this.#keep();
+    this.#store();
   }
 
   newSeed() {
     this.set("seed", String(crypto.getRandomValues(new Uint32Array(1))[0]));
   }
 
-  /** The options of a request, or nothing if the form has some that cannot be. */
+  /** Return the options of a request, or null if a form field is invalid. */
   options() {
     if (!this.form.checkValidity()) return null;
     const { model, temperature, top_p, seed, max_tokens } = this.values;
@@ -76,12 +76,12 @@ export class Settings {
   }
 
   get key() {
-    return kept(() => sessionStorage.getItem(KEY)) ?? this.lent ?? "";
+    return tryStorage(() => sessionStorage.getItem(KEY)) ?? this.currentKey ?? "";
   }
 
   set key(key) {
-    this.lent = key;
-    kept(() => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)));
+    this.currentKey = key;
+    tryStorage(() => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)));
   }
 
   #read() {
@@ -89,17 +89,17 @@ export class Settings {
       if (field.name) this.values[field.name] = field.value;
     }
     document.getElementById("other-field").hidden = this.values.drafter !== "other";
-    this.#keep();
+    this.#store();
   }
 
-  #keep() {
-    kept(() => localStorage.setItem(STORE, JSON.stringify(this.values)));
+  #store() {
+    tryStorage(() => localStorage.setItem(STORE, JSON.stringify(this.values)));
     this.onchange();
   }
 }
 
-/** Browsers may forbid to keep anything; then it is kept as long as the page is open. */
-function kept(action) {
+/** Return the result of a storage access, or null if the browser blocks storage. */
+function tryStorage(action) {
   try {
     return action();
   } catch {

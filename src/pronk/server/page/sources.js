@@ -1,4 +1,4 @@
-// Which colour and underline each drafter has: the same in every answer.
+// Colour and underline of each drafter, the same in every answer.
 
 const PREFERRED = {
   suffix: 0,
@@ -13,15 +13,15 @@ const PREFERRED = {
   medusa: 5,
 };
 const SLOTS = 6;
-const given = new Map();
+const assigned = new Map();
 
-/** The class of a drafter: its own if it is free, or else the next one that is. */
+/** Return the CSS class of a drafter: the preferred one, or the next free one if that is taken. */
 export function slot(source) {
-  if (!given.has(source)) {
-    const taken = new Set(given.values());
+  if (!assigned.has(source)) {
+    const taken = new Set(assigned.values());
     const first = PREFERRED[source] ?? 0;
     const order = [...Array(SLOTS).keys()].map((step) => (first + step) % SLOTS);
-    given.set(source, order.find((each) => !taken.has(each)) ?? first);
+    assigned.set(source, order.find((each) => !taken.has(each)) ?? first);
   }
-  return `s${given.get(source)}`;
+  return `s${assigned.get(source)}`;
 }

@@ -1,6 +1,6 @@
-// Asks the server, reads its stream of events, and says in plain words what went wrong.
+// Requests to the server, its stream of events, and messages for errors.
 
-/** What the server refuses, or says of a failure in the midst of an answer. */
+/** An error response of the server, or an error event in a stream (status 0). */
 export class Refusal extends Error {
   constructor(status, { message, code, param } = {}) {
     super(message || `the server answered with status ${status}`);
@@ -8,7 +8,7 @@ export class Refusal extends Error {
   }
 }
 
-/** The connection failed, or ended before the answer did. */
+/** The connection failed, or ended before the end of the answer. */
 export class Broken extends Error {}
 
 async function request(path, { key, body, signal }) {
@@ -24,19 +24,19 @@ async function request(path, { key, body, signal }) {
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Broken("The server does not answer. Is it still running, and is the network there?");
+    throw new Broken("The server does not answer. Check that the server runs and that the network works.");
   }
   if (response.ok) return response;
-  const said = await response.json().catch(() => null);
-  throw new Refusal(response.status, said?.error);
+  const refusal = await response.json().catch(() => null);
+  throw new Refusal(response.status, refusal?.error);
 }
 
-/** The models that there are. */
+/** Return the server's models. */
 export async function models(key) {
   return (await (await request("v1/models", { key })).json()).data;
 }
 
-/** The chunks of an answer as they come, each with the time at which it came. */
+/** Yield the chunks of an answer, each with the time of its arrival in milliseconds. */
 export async function* chat(body, key, signal) {
   const response = await request("v1/chat/completions", { key, body, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -63,21 +63,21 @@ export async function* chat(body, key, signal) {
 const ADVICE = {
   context_length_exceeded: "Shorten the message, or clear the conversation.",
   body_too_large: "Shorten the message, or clear the conversation.",
-  cache_too_small: "Shorten the message, or ask for fewer tokens.",
+  cache_too_small: "Shorten the message, or request fewer tokens.",
   drafter_not_allowed: "Choose another drafter in the settings.",
-  overloaded: "Others are being answered; try again in a moment.",
-  too_many_connections: "Others are being answered; try again in a moment.",
-  timeout: "The answer took longer than the server allows; ask for fewer tokens.",
-  draining: "The server is being stopped.",
-  unsupported_by_tokenizer: "This model was not made for conversations.",
-  invalid_api_key: "Give a key in the settings.",
+  overloaded: "The server is busy; try again in a moment.",
+  too_many_connections: "The server is busy; try again in a moment.",
+  timeout: "The answer took longer than the server allows; request fewer tokens.",
+  draining: "The server is shutting down.",
+  unsupported_by_tokenizer: "This model does not support conversations.",
+  invalid_api_key: "Enter an API key in the settings.",
 };
 
-/** What to tell a person of an error: what happened, and what to do. */
+/** Return a title, a detail and an advice for an error. */
 export function explain(error) {
   if (error instanceof Broken) return { title: error.message, detail: "", advice: "Try again." };
   if (error instanceof Refusal) {
-    const title = error.status === 0 ? "The server failed while it answered." : "The server refused the request.";
+    const title = error.status === 0 ? "The server failed during the answer." : "The server refused the request.";
     const where = { drafter: "Choose another drafter in the settings." }[error.param];
     return { title, detail: error.message, advice: ADVICE[error.code] ?? where ?? "" };
   }

@@ -1,43 +1,44 @@
-// A message, its answer, and the same answer without guessing.
+// One turn of the conversation: the user's message, its answer, and optionally the same answer in plain decoding.
 
 import { Answer } from "./answer.js";
 import { button, make } from "./dom.js";
 import { Broken, Refusal, chat, explain } from "./stream.js";
 import { Verdict } from "./verdict.js";
 
-const ENDINGS = { length: "It ended at the most tokens that were asked for.", stop: "" };
+const ENDINGS = { length: "The answer reached the maximum number of tokens.", stop: "" };
 
 export class Turn {
   /**
-   * @param {string} message what the person says
-   * @param {object} page what the turn asks of the page: before(turn) messages, options(), key(), busy(abort),
-   *   edit(turn, message), again(turn), ask for a key, and what is told of every drawing
+   * @param {string} message the user's message
+   * @param {object} page callbacks of the page: history(turn) returns the messages before a turn, key() the API key,
+   *   drafter() the server's drafter, running() whether an answer is in progress; setBusy(controller) begins or, with
+   *   null, ends one; attach(answer), onDraw(), announce(text), askKey(reason, then), regenerate(turn, newSeed)
    */
   constructor(message, page) {
     this.message = message;
     this.page = page;
-    this.said = make("div", "said", make("p", "", message));
+    this.question = make("div", "question", make("p", "", message));
     this.answers = make("div", "answers");
     this.problem = make("div", "problem");
     this.problem.setAttribute("role", "alert");
     this.actions = make("div", "actions");
-    this.element = make("article", "turn", this.said, this.answers, this.problem, this.actions);
+    this.element = make("article", "turn", this.question, this.answers, this.problem, this.actions);
   }
 
-  /** What a later message is asked after. */
+  /** The messages of this turn for later requests. */
   get messages() {
-    const said = { role: "user", content: this.message };
-    return this.failed ? [] : [said, { role: "assistant", content: this.answer.content }];
+    const question = { role: "user", content: this.message };
+    return this.failed ? [] : [question, { role: "assistant", content: this.answer.content }];
   }
 
-  /** Whether nothing came of it. */
+  /** Whether there is no answer. */
   get failed() {
     return !this.answer?.tokens.length && !this.answer?.done;
   }
 
-  /** Ask for the answer. */
+  /** Request the answer. */
   async run(options) {
-    const messages = [...this.page.before(this), { role: "user", content: this.message.toWellFormed() }];
+    const messages = [...this.page.history(this), { role: "user", content: this.message.toWellFormed() }];
     this.body = {
       ...options,
       messages,
@@ -53,21 +54,21 @@ export class Turn {
     await this.#stream(this.answer, this.body);
   }
 
-  /** The same without guessing, beside it. */
+  /** Request the same answer in plain decoding and show both side by side. */
   async compare() {
     const { answer } = this;
     const plain = new Answer("Plain decoding");
     const verdict = new Verdict(answer, plain);
-    answer.title.textContent = "With guesses";
+    answer.title.textContent = "With draft tokens";
     this.answers.replaceChildren(answer.element, plain.element, verdict.element);
     this.element.classList.add("compared");
     plain.onflush = () => {
       verdict.update();
-      // Both strips on one scale.
+      // Both charts have the same scale.
       const passes = Math.max(answer.counts.passes.length, plain.counts.passes.length);
-      for (const { figures } of [answer, plain]) figures.least = { passes, tokens: answer.figures.top };
+      for (const { figures } of [answer, plain]) figures.minimum = { passes, tokens: answer.figures.top };
       answer.figures.update();
-      this.page.drawn();
+      this.page.onDraw();
     };
     const whole = answer.done ? {} : { max_tokens: answer.tokens.length };
     await this.#stream(plain, { ...this.body, ...whole, drafter: "autoregressive" });
@@ -76,7 +77,7 @@ export class Turn {
 
   async #stream(answer, body) {
     const control = new AbortController();
-    this.page.busy(control);
+    this.page.setBusy(control);
     this.#offer([]);
     this.problem.replaceChildren();
     this.page.attach(answer);
@@ -96,53 +97,53 @@ export class Turn {
     }
     answer.finish(usage, ending);
     this.#offerAll();
-    this.page.busy(null);
-    this.page.say(spoken(answer, this.problem.textContent));
+    this.page.setBusy(null);
+    this.page.announce(announcement(answer, this.problem.textContent));
   }
 
   #fail(error) {
     const { title, detail, advice } = explain(error);
     this.problem.replaceChildren(make("p", "", make("b", "", title)));
     for (const line of [detail, advice]) if (line) this.problem.append(make("p", "", line));
-    if (error instanceof Refusal && error.status === 401) this.page.askKey(error.message, () => this.page.again(this));
+    if (error instanceof Refusal && error.status === 401) this.page.askKey(error.message, () => this.page.regenerate(this));
     else if (!(error instanceof Broken || error instanceof Refusal)) console.error(error);
   }
 
   #offerAll() {
     const { page, answer, body } = this;
-    const chosen = [body.drafter ?? page.drafter(), `temperature ${body.temperature}`, `seed ${body.seed}`];
+    const settings = [body.drafter ?? page.drafter(), `temperature ${body.temperature}`, `seed ${body.seed}`];
     const offers = [];
     if (!this.failed) {
       if (body.drafter !== "autoregressive" && answer.tokens.length) {
-        const label = this.answers.children.length > 1 ? "Compare again" : "Beside plain decoding";
+        const label = this.answers.children.length > 1 ? "Compare again" : "Compare with plain decoding";
         offers.push(button(label, "plain", () => this.compare()));
       }
       offers.push(button("Copy", "plain", (event) => copy(answer.content, event.target)));
     }
-    offers.push(button(this.failed ? "Try again" : "Again", "plain again", () => page.again(this)));
+    offers.push(button(this.failed ? "Try again" : "Regenerate", "plain again", () => page.regenerate(this)));
     if (!this.failed && body.temperature > 0) {
-      offers.push(button("Again with a new seed", "plain again", () => page.again(this, true)));
+      offers.push(button("Regenerate with a new seed", "plain again", () => page.regenerate(this, true)));
     }
     offers.push(button("Edit the message", "plain again", () => this.#edit()));
-    this.#offer([...offers, make("span", "chosen", chosen.filter(Boolean).join(" · "))]);
+    this.#offer([...offers, make("span", "used", settings.filter(Boolean).join(" · "))]);
   }
 
   #offer(offers) {
     this.actions.replaceChildren(...offers);
   }
 
-  /** The message becomes a field. */
+  /** Replace the message by a text field. */
   #edit() {
     const field = make("textarea", "");
     field.value = this.message;
     field.rows = Math.min(12, this.message.split("\n").length + 1);
     field.setAttribute("aria-label", "Edit the message");
-    const close = () => this.said.replaceChildren(make("p", "", this.message));
+    const close = () => this.question.replaceChildren(make("p", "", this.message));
     const send = () => {
       if (!field.value.trim() || this.page.running()) return;
       this.message = field.value;
       close();
-      this.page.again(this);
+      this.page.regenerate(this);
     };
     field.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -154,22 +155,22 @@ export class Turn {
       }
     });
     const choices = make("div", "choices", button("Cancel", "plain", close), button("Send", "main", send));
-    this.said.replaceChildren(make("div", "edited", field, choices));
+    this.question.replaceChildren(make("div", "edited", field, choices));
     field.focus();
   }
 }
 
-/** For those who listen: an answer as a whole, when it is complete. */
-function spoken({ content, counts }, problem) {
-  return problem || `${content} End of the answer: ${counts.tokens} tokens in ${counts.steps} passes.`;
+/** Text for screen readers at the end of an answer. */
+function announcement({ content, counts }, problem) {
+  return problem || `${content} End of the answer: ${counts.tokens} tokens in ${counts.steps} forward passes.`;
 }
 
-/** Without a secure connection browsers have no clipboard but the old one. */
+/** Copy a text. Browsers have `navigator.clipboard` on secure connections only, so there is a fallback. */
 async function copy(text, pressed) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    const field = make("textarea", "unseen");
+    const field = make("textarea", "visually-hidden");
     field.value = text;
     document.body.append(field);
     field.select();

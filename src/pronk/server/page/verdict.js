@@ -1,8 +1,8 @@
-// An answer beside the same without guessing: is it the same text, and how much sooner was it there.
+// Comparison of an answer with plain decoding: whether the texts are equal, and the speeds.
 
 import { count, fixed, make, speed, visible } from "./dom.js";
 
-/** The place of the first token that differs, or -1. */
+/** Return the index of the first token that differs, or -1. */
 export function difference(one, other) {
   const most = Math.min(one.tokens.length, other.tokens.length);
   for (let place = 0; place < most; place++) {
@@ -12,8 +12,8 @@ export function difference(one, other) {
 }
 
 export class Verdict {
-  constructor(guessed, plain) {
-    this.guessed = guessed;
+  constructor(drafted, plain) {
+    this.drafted = drafted;
     this.plain = plain;
     this.head = make("p", "same");
     this.gain = make("p", "gain");
@@ -21,21 +21,21 @@ export class Verdict {
     this.note = make(
       "p",
       "note",
-      "The same request, seed and options, one run after the other so that they do not disturb each other. " +
-        "Times count from each first token, as this page saw them.",
+      "Both answers have the same prompt, seed and options, and were generated one after the other. " +
+        "Each time is measured by this page, from the first token on.",
     );
     this.element = make("div", "verdict", this.head, this.gain, this.race, this.note);
     this.element.setAttribute("role", "status");
     this.place = -1;
   }
 
-  /** While the plain run goes on, and when it is over. */
+  /** Update during plain decoding and at its end. */
   update() {
-    const { guessed, plain } = this;
+    const { drafted, plain } = this;
     if (this.place < 0) {
-      this.place = difference(guessed, plain);
-      if (this.place < 0 && plain.done && guessed.tokens.length !== plain.tokens.length) {
-        this.place = Math.min(guessed.tokens.length, plain.tokens.length);
+      this.place = difference(drafted, plain);
+      if (this.place < 0 && plain.done && drafted.tokens.length !== plain.tokens.length) {
+        this.place = Math.min(drafted.tokens.length, plain.tokens.length);
       }
       if (this.place >= 0) this.#mark();
     }
@@ -46,31 +46,31 @@ export class Verdict {
   }
 
   #sentence() {
-    const { guessed, plain, place } = this;
+    const { drafted, plain, place } = this;
     if (place >= 0) {
-      const [here, there] = [guessed, plain].map(({ tokens }) =>
+      const [here, there] = [drafted, plain].map(({ tokens }) =>
         tokens[place] ? `“${visible(tokens[place].token ?? tokens[place].text)}”` : "the end of the text",
       );
-      return `The texts differ from token ${count(place + 1)} on: ${here} with guesses, ${there} without.`;
+      return `The texts differ from token ${count(place + 1)} on: ${here} with draft tokens, ${there} in plain decoding.`;
     }
     const seen = count(plain.tokens.length);
-    if (!plain.done) return `Same so far: ${seen} of ${count(guessed.tokens.length)} tokens.`;
-    return `Same text: all ${seen} tokens are the same, one by one.`;
+    if (!plain.done) return `Same text so far: ${seen} of ${count(drafted.tokens.length)} tokens.`;
+    return `Same text: all ${seen} tokens are equal.`;
   }
 
   #finish() {
-    const [one, other] = [this.guessed.counts, this.plain.counts];
+    const [one, other] = [this.drafted.counts, this.plain.counts];
     const ratio = one.rate / other.rate;
-    const passes = `${count(one.steps)} passes instead of ${count(other.steps)}`;
+    const passes = `${count(one.steps)} forward passes instead of ${count(other.steps)}`;
     const rates = `${speed(one.rate)} tokens per second instead of ${speed(other.rate)}`;
     const times = Number.isFinite(ratio) ? [make("b", "", `${fixed(ratio, 2)}×`), ` the speed: ${rates}, `] : [];
     this.gain.replaceChildren(...times, passes, ".");
     const longest = Math.max(one.seconds, other.seconds) || 1;
-    this.race.replaceChildren(lane("With guesses", one, longest), lane("Plain decoding", other, longest));
+    this.race.replaceChildren(lane("With draft tokens", one, longest), lane("Plain decoding", other, longest));
   }
 
   #mark() {
-    for (const { spans } of [this.guessed, this.plain]) spans[this.place]?.classList.add("differs");
+    for (const { spans } of [this.drafted, this.plain]) spans[this.place]?.classList.add("differs");
   }
 }
 
