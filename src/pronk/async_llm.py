@@ -176,10 +176,10 @@ class AsyncLLM:
             job = PendingRequests(requests, asyncio.get_running_loop())
             try:
                 self._thread.add(job)
-                while (news := await job.news.get()) is not None:
-                    if isinstance(news, BaseException):
-                        raise news
-                    yield news
+                while (item := await job.queue.get()) is not None:
+                    if isinstance(item, BaseException):
+                        raise item
+                    yield item
             finally:
                 self._thread.leave(job)
 

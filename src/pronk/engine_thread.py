@@ -26,17 +26,17 @@ class PendingRequests:
     Attributes:
         requests: sample index to request.
         loop: event loop of the caller.
-        news: queue of the pieces of each step, ended by an exception or ``None``.
+        queue: pieces of each step, ended by an exception or ``None``.
     """
 
     requests: Mapping[int, Request]
     loop: asyncio.AbstractEventLoop
-    news: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[list[Piece] | BaseException | None] = field(default_factory=asyncio.Queue)
 
-    def tell(self, news: list[Piece] | BaseException | None) -> None:
-        """Put an item on the queue from any thread."""
+    def put(self, item: list[Piece] | BaseException | None) -> None:
+        """Add an item to the queue from any thread."""
         with suppress(RuntimeError):  # the event loop is closed
-            self.loop.call_soon_threadsafe(self.news.put_nowait, news)
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
 
 class EngineThread:
@@ -133,11 +133,11 @@ class EngineThread:
                     last = request.finish_reason is not None and not request.pieces
                     pieces.append(Piece.of(token, index, request, last=last))
         if pieces and error is None:
-            job.tell(pieces)
+            job.put(pieces)
         if ended or error is not None:
             self._leave(job, error)
             if error is None:
-                job.tell(None)
+                job.put(None)
 
     def _leave(self, job: PendingRequests, error: BaseException | None = None) -> None:
         """Abort the requests of a job and remove the job; without effect on a removed job."""
@@ -146,4 +146,4 @@ class EngineThread:
         if job in self._jobs:
             self._jobs.remove(job)
             if error is not None:
-                job.tell(error)
+                job.put(error)

@@ -1,4 +1,4 @@
-"""Pages in Chromium, and answers that they are made to hear."""
+"""Pages in Chromium, and responses that replace those of the server."""
 
 import json
 import os
@@ -22,13 +22,13 @@ REPEAT = "Repeat this three times: The quick brown fox jumps over the lazy dog."
 
 
 class Visits:
-    """Opens pages. They may complain of nothing but what they are expected to, and go nowhere else."""
+    """Opens pages; fails on unexpected console messages and on requests to other servers."""
 
     def __init__(self, browser: Browser, url: str) -> None:
         self._browser, self._url = browser, url
         self._contexts: list[Any] = []
-        self._complaints: list[str] = []
-        self._strangers: list[str] = []
+        self._messages: list[str] = []
+        self._foreign_urls: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -37,17 +37,17 @@ class Visits:
         for context in self._contexts:
             context.close()
         if kind is None:
-            assert self._complaints == []
-            assert self._strangers == []
+            assert self._messages == []
+            assert self._foreign_urls == []
 
     def __call__(self, url: str = "", *, expected: str = "$^", settings: Any = None, **context: Any) -> Page:
-        """The page.
+        """Open a page.
 
         Args:
-            url: of the server, if it is another than usual.
-            expected: what it may complain of, as a regular expression.
-            settings: as if they had been made in an earlier visit.
-            context: options of the browser.
+            url: address of the server, if it is not the usual one.
+            expected: regular expression for console messages that are allowed.
+            settings: stored settings of an earlier visit.
+            context: options of the browser context.
         """
         made = self._browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **context})
         self._contexts.append(made)
@@ -56,19 +56,19 @@ class Visits:
         made.add_init_script(f"localStorage['pronk.settings'] ??= {kept}")
         page, url = made.new_page(), url or self._url
 
-        def hear(message: ConsoleMessage) -> None:
+        def check(message: ConsoleMessage) -> None:
             if message.type in ("error", "warning") and not re.search(expected, message.text):
-                self._complaints.append(message.text)
+                self._messages.append(message.text)
 
-        page.on("console", hear)
-        page.on("pageerror", lambda error: self._complaints.append(str(error)))
-        page.on("request", lambda each: each.url.startswith((url, "data:")) or self._strangers.append(each.url))
+        page.on("console", check)
+        page.on("pageerror", lambda error: self._messages.append(str(error)))
+        page.on("request", lambda each: each.url.startswith((url, "data:")) or self._foreign_urls.append(each.url))
         page.goto(url)
         return page
 
 
 def ask(page: Page, text: str = REPEAT) -> None:
-    """Send a message and wait for the end of its answer."""
+    """Send a message and wait for the end of the answer."""
     page.fill("#message", text)
     page.keyboard.press("Enter")
     settle(page)
@@ -80,7 +80,7 @@ def settle(page: Page) -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what no element of the page shows."""
+    """Wait for a condition that no element of the page shows."""
     end, pause = monotonic() + 10, Event()
     while not condition():
         assert monotonic() < end
@@ -111,7 +111,7 @@ def end(tokens: int, steps: int) -> list[dict[str, Any]]:
 
 
 def answer_with(page: Page, *events: dict[str, Any], done: bool = True) -> None:
-    """Let the page hear these events instead of the server's."""
+    """Answer chat requests of the page with these events."""
     lines = [*(f"data: {json.dumps(event)}\n\n" for event in events), "data: [DONE]\n\n" if done else ""]
     page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body="".join(lines)))
 

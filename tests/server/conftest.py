@@ -1,4 +1,4 @@
-"""A server of pronk-tiny for the tests of one file, closed before the next file."""
+"""Fixtures: a server of pronk-tiny for the tests of one file, and its client."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from server.serving import Running, running
 
 @pytest.fixture(scope="session")
 def model() -> LLM:
-    return LLM(prefix_cache=True, max_batch=8, threads=1, budget="all")  # what is guessed depends on no clock
+    return LLM(prefix_cache=True, max_batch=8, threads=1, budget="all")  # drafting does not depend on measured times
 
 
 @pytest.fixture(scope="module")

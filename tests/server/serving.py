@@ -1,4 +1,4 @@
-"""Servers in a thread of the tests' own process."""
+"""Servers in a thread of the test process."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ KEY = "a-key-for-tests"
 
 
 def eventually(fine: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether something comes true in time."""
+    """Wait for a condition; return whether it became true in time."""
     end = time.monotonic() + seconds
     while not fine() and time.monotonic() < end:
         time.sleep(0.005)
@@ -32,13 +32,13 @@ def eventually(fine: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        url: where.
-        llm: its model.
-        server: the server itself.
-        thread: that it runs in.
+        url: address of the server.
+        llm: model of the server.
+        server: the server.
+        thread: thread of the server.
     """
 
     url: str
@@ -47,19 +47,19 @@ class Running:
     thread: threading.Thread
 
     def client(self, **options: Any) -> httpx.Client:
-        """A client with the key."""
+        """Return a client with the API key."""
         headers = {"Authorization": f"Bearer {KEY}"}
         return httpx.Client(**{"base_url": self.url, "headers": headers, "timeout": 60, **options})
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs, nothing waits, and every block is back."""
+        """Whether no request runs or waits and all KV blocks are free."""
         engine, blocks = self.llm.engine, self.llm.engine.cache.allocator
         return not (engine.scheduler.running or engine.scheduler.waiting) and blocks.num_free == blocks.num_blocks
 
     @property
     def drained(self) -> bool:
-        """Whether it soon is idle: an answer may be read before its request has left."""
+        """Whether the server soon is idle: a client may read an answer before the engine removes its request."""
         return eventually(lambda: self.idle)
 
 
@@ -85,11 +85,11 @@ def running(
     finally:
         server.stop()
         thread.join(30)
-    assert not thread.is_alive(), _whereabouts(server)
+    assert not thread.is_alive(), _stacks(server)
 
 
-def _whereabouts(server: Server) -> str:
-    """What each thread, and each task of the server's, is at: a line for each, short enough for the end of a log."""
+def _stacks(server: Server) -> str:
+    """Return one line per thread and task of the server, with its innermost frames."""
     frames, main = sys._current_frames(), threading.main_thread()
     threads = {each.name: frames.get(each.ident or 0) for each in threading.enumerate() if each is not main}
     places = {name: _places(traceback.extract_stack(frame)) for name, frame in threads.items() if frame is not None}
@@ -98,7 +98,7 @@ def _whereabouts(server: Server) -> str:
             stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in task.get_stack())
             places[task.get_name()] = _places(stack)
     state = {"exit": server.should_exit, "busy": server.service.busy}
-    return "\n".join(f"{name}: {what}" for name, what in (state | places).items())
+    return "\n".join(f"{name}: {place}" for name, place in (state | places).items())
 
 
 def _places(stack: traceback.StackSummary) -> str:

@@ -1,4 +1,4 @@
-"""Batches: every request is answered once, whatever was interrupted, as the library itself would."""
+"""Batches: every request is answered once, with the text of LLM.generate, also after interruptions."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ def answers(target: Path) -> dict[str, Any]:
     return found
 
 
-def test_answers_are_those_of_the_library(model: LLM, source: Path, tmp_path: Path) -> None:
+def test_answers_equal_llm_generate(model: LLM, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     assert run(model, source, target) == 4
     found = answers(target)
@@ -89,7 +89,7 @@ def test_answers_are_those_of_the_library(model: LLM, source: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("stop_after", [1, 5, 9])
-def test_goes_on_where_it_was(model: LLM, source: Path, tmp_path: Path, stop_after: int) -> None:
+def test_interrupted_batch_continues(model: LLM, source: Path, tmp_path: Path, stop_after: int) -> None:
     target = tmp_path / "out.jsonl"
     assert run(model, source, target, stop_after) == -1
     before = target.read_bytes()
@@ -107,23 +107,26 @@ def test_goes_on_where_it_was(model: LLM, source: Path, tmp_path: Path, stop_aft
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"custom_id": "\ud800"}, "line 2: custom_id: expected a text"),
-        ({"custom_id": ""}, "line 2: custom_id: expected a text that is not empty, found ''"),
+        ({"custom_id": "\ud800"}, "line 2: custom_id: expected a string"),
+        ({"custom_id": ""}, "line 2: custom_id: expected a string that is not empty, found ''"),
         ({"method": "GET"}, "line 2: method: expected 'POST', found 'GET'"),
         ({"url": "/v1/embeddings"}, "line 2: url: expected one of /v1/completions"),
         ({"body": []}, "line 2: body: expected an object"),
-        ({"custom_id": "r0"}, "line 2: expected a custom_id of its own, found 'r0' for the second time"),
+        ({"custom_id": "r0"}, "line 2: expected a unique custom_id, found 'r0' for the second time"),
     ],
 )
-def test_damaged_files_are_told_before_anything_runs(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+def test_malformed_line_is_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in (LINES[0], LINES[1] | row)))
     with pytest.raises(OptionError, match=message):
         list(read_batch(path))
 
 
-@pytest.mark.parametrize("text", ["my only notes", '{"a": 1}\n{"b": 2}', '{"id": "batch_req_1"}\n', "\n"])
-def test_files_of_somebody_elses_stay_as_they_are(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["my only notes", '{"a": 1}\n{"b": 2}', '{"id": "batch_req_1"}\n', "\n", '{"custom_id": "r1"}\n'],
+)
+def test_output_file_with_other_content_is_left_unchanged(tmp_path: Path, text: str) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text(text)
     with pytest.raises(OptionError, match="line 1: expected answers of a batch"):
@@ -131,17 +134,12 @@ def test_files_of_somebody_elses_stay_as_they_are(tmp_path: Path, text: str) -> 
     assert path.read_text() == text
 
 
-def test_a_file_of_something_else_is_not_written_to(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    path.write_text('{"custom_id": "r1"}\n')
-    with pytest.raises(OptionError, match="line 1: expected answers of a batch"):
-        BatchOutput(path)
-    assert path.read_text() == '{"custom_id": "r1"}\n'
+def test_output_file_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="expected a file to write to"):
         BatchOutput(tmp_path / "nowhere" / "out.jsonl")
 
 
-def test_a_file_is_one_runs_at_a_time(tmp_path: Path) -> None:
+def test_output_file_is_locked_for_one_run(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with BatchOutput(path) as first:
         with pytest.raises(OptionError, match="found another run that writes to it"):
@@ -151,15 +149,15 @@ def test_a_file_is_one_runs_at_a_time(tmp_path: Path) -> None:
         assert second.done == {"r1"}
 
 
-def test_pipes_are_not_read_twice(tmp_path: Path) -> None:
+def test_batch_from_a_pipe_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with pytest.raises(OptionError, match="write its lines to a file first"):
         next(read_batch(path))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is a file of Linux")
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_full_disk_raises_an_error(tmp_path: Path) -> None:
     with BatchOutput(tmp_path / "out.jsonl") as answers, Path("/dev/full").open("wb") as full:
         os.dup2(full.fileno(), answers._file.fileno())
         with pytest.raises(PronkError, match="expected room for an answer, found No space left"):

@@ -1,4 +1,4 @@
-"""Answers that must have a form, by every name that clients have for it; bad forms hurt nobody."""
+"""Guides by every field that clients have for them; an invalid guide fails its own request only."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def api(served: Running) -> Iterator[openai.OpenAI]:
         ({"structured_outputs": {"json_object": False}, "max_tokens": 5, "guided_json": None}, None),
     ],
 )
-def test_forms_are_those_of_the_library(client: httpx.Client, model: LLM, asked: Any, guide: Guide | None) -> None:
+def test_guided_answers_equal_those_of_llm(client: httpx.Client, model: LLM, asked: Any, guide: Guide | None) -> None:
     params = SamplingParams(max_tokens=asked.get("max_tokens", 60), temperature=0.9, seed=3, guide=guide)
     texts = {
         "/v1/chat/completions": (CHAT, model.chat(MESSAGES, params).text),
@@ -70,13 +70,13 @@ def test_forms_are_those_of_the_library(client: httpx.Client, model: LLM, asked:
         assert guide != JSON or json.loads(want)["city"] in ("Paris", "Oslo")
 
 
-def test_forced_text_is_jumped_over(client: httpx.Client, model: LLM) -> None:
+def test_guide_mode_jump_equals_llm(client: httpx.Client, model: LLM) -> None:
     answer = client.post("/v1/chat/completions", json=CHAT | {"guided_json": SCHEMA, "guide_mode": "jump"})
     params = SamplingParams(max_tokens=60, temperature=0.9, seed=3, guide=JSON, guide_mode="jump")
     assert answer.json()["choices"][0]["message"]["content"] == model.chat(MESSAGES, params).text
 
 
-def test_responses_have_their_own_field(api: openai.OpenAI) -> None:
+def test_text_format_of_responses(api: openai.OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEMA, "strict": True}}
     got = api.responses.create(model="tiny", input="Where to?", max_output_tokens=60, text=form)
     assert json.loads(got.output_text)["city"] in ("Paris", "Oslo")
@@ -89,7 +89,7 @@ def test_responses_have_their_own_field(api: openai.OpenAI) -> None:
     assert cut.status in ("incomplete", "completed")
 
 
-def test_streams_are_guided_too(api: openai.OpenAI) -> None:
+def test_streamed_answers_follow_the_schema(api: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": NAMED}
     stream = api.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=60, temperature=1.5, response_format=form, stream=True, n=2
@@ -128,15 +128,15 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_grammar": "root ::= x"}, "guided_grammar", "expected one that can be followed"),
     ({"guided_grammar": 'start: "a' + "b" * 10**7}, "guided_grammar", "expected at most 262144 characters"),
     ({"guided_whitespace_pattern": "[ ]*"}, "guided_whitespace_pattern", "not built here"),
-    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "expected only fields that are known here"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "expected only known fields"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag", "not built here"),
-    ({"structured_outputs": {"json_schema": {}}}, "structured_outputs.json_schema", "expected only fields that are"),
+    ({"structured_outputs": {"json_schema": {}}}, "structured_outputs.json_schema", "expected only known fields"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "and structured_out"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "expected 'text', 'json_object' or 'json_schema'"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "expected json_schema with the type"),
     ({"response_format": {"type": "text", "json_schema": NAMED}}, "response_format", "expected json_schema with"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
-     "response_format.json_schema.name", "expected a text of the pattern"),
+     "response_format.json_schema.name", "expected a string that matches"),
     ({"response_format": {"type": "json_schema", "json_schema": {**NAMED, "schema": {"not": {}}}}},
      "response_format", "expected one that can be followed"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "response_format and guided"),
@@ -147,15 +147,15 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.fixture(scope="module")
-def roomy(model: LLM) -> Iterator[Running]:
+def large_bodies(model: LLM) -> Iterator[Running]:
     with running(model, limits=RequestLimits(body=2**25)) as made:
         yield made
 
 
 @pytest.mark.parametrize(("asked", "param", "message"), BAD, ids=range(len(BAD)))
-def test_bad_forms_are_refused_and_hurt_nobody(roomy: Running, asked: Any, param: str, message: str) -> None:
+def test_invalid_guide_is_refused_alone(large_bodies: Running, asked: Any, param: str, message: str) -> None:
     neighbour = {"prompt": "def add(a, b):\n    return", "max_tokens": 24, "temperature": 0.8, "seed": 5}
-    with roomy.client() as client, ThreadPoolExecutor(2) as threads:
+    with large_bodies.client() as client, ThreadPoolExecutor(2) as threads:
         beside = threads.submit(client.post, "/v1/completions", json=neighbour)
         began = time.monotonic()
         answer = threads.submit(client.post, "/v1/chat/completions", json=CHAT | asked).result()
@@ -166,12 +166,12 @@ def test_bad_forms_are_refused_and_hurt_nobody(roomy: Running, asked: Any, param
         assert message in error["message"]
         assert error["message"].startswith(f"{param}: ")
         assert "\n" not in error["message"]
-        want = roomy.llm.generate(neighbour["prompt"], SamplingParams(max_tokens=24, temperature=0.8, seed=5))  # type: ignore[arg-type]
+        want = large_bodies.llm.generate(neighbour["prompt"], SamplingParams(max_tokens=24, temperature=0.8, seed=5))  # type: ignore[arg-type]
         assert beside.result().json()["choices"][0]["text"] == want.text
-    assert roomy.drained
+    assert large_bodies.drained
 
 
-def test_expressions_that_others_backtrack_over(client: httpx.Client) -> None:
+def test_regular_expressions_that_backtrack_in_other_engines(client: httpx.Client) -> None:
     for expression in ("(a+)+b", "(a|a)*b", "(x*)*y"):
         answer = client.post("/v1/completions", json=TEXT | {"guided_regex": expression, "temperature": 0.0})
         assert answer.status_code == 200, answer.text
@@ -179,18 +179,18 @@ def test_expressions_that_others_backtrack_over(client: httpx.Client) -> None:
         assert len(text) > 50 or re.fullmatch(expression, text)
 
 
-def test_a_form_that_takes_too_much_work_on_the_way(client: httpx.Client) -> None:
+def test_guide_beyond_the_work_limit_of_decoding(client: httpx.Client) -> None:
     ask = {"guided_regex": "((a{1,1000}){1,1000}){1,1000}", "logit_bias": {"3": -100}}
     answer = client.post("/v1/completions", json=TEXT | ask)
     assert answer.status_code == 200 or answer.json()["error"]["param"] == "guided_regex", answer.text
 
 
-def test_a_body_beyond_the_limit_is_not_read(client: httpx.Client) -> None:
+def test_body_beyond_the_limit_is_refused(client: httpx.Client) -> None:
     answer = client.post("/v1/completions", json=TEXT | {"guided_grammar": "x" * 10**7})
     assert answer.status_code == 413
 
 
-def test_responses_with_bad_forms(client: httpx.Client) -> None:
+def test_invalid_text_format_names_its_field(client: httpx.Client) -> None:
     for form, param in (
         ({"type": "json_schema", "name": "a"}, "text.format.schema"),
         ({"type": "json_object", "schema": {}}, "text.format.schema"),
@@ -202,7 +202,7 @@ def test_responses_with_bad_forms(client: httpx.Client) -> None:
 
 
 def chain(length: int) -> dict[str, Any]:
-    """A schema that leads from one to the next: without a trial elsewhere it would end the process."""
+    """Return a schema of chained references; compiling it crashes a process (here the trial process)."""
     defs: dict[str, Any] = {
         f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["a"]}
         for i in range(length)
@@ -210,18 +210,18 @@ def chain(length: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{length}": {"type": "integer"}}}
 
 
-def test_deadly_schemas_hurt_nobody(served: Running) -> None:
-    """Neither the process, nor those who have no guide, nor those who wait behind them."""
+def test_schemas_that_crash_the_compiler_fail_alone(served: Running) -> None:
+    """The server, requests without a guide and later guides are unaffected."""
 
     def ask(more: dict[str, Any]) -> httpx.Response:
         with served.client() as client:
             return client.post("/v1/completions", json={"prompt": "x", "max_tokens": 4} | more)
 
     with ThreadPoolExecutor(5) as pool:
-        deadly = [pool.submit(ask, {"guided_json": chain(1000 + number)}) for number in range(3)]
-        waiting = pool.submit(ask, {"guided_choice": ["behind them"]})
+        crashing = [pool.submit(ask, {"guided_json": chain(1000 + number)}) for number in range(3)]
+        waiting = pool.submit(ask, {"guided_choice": ["later"]})
         assert pool.submit(ask, {}).result().status_code == 200
-        for each in deadly:
+        for each in crashing:
             assert each.result().status_code == 400
             assert each.result().json()["error"]["param"] == "guided_json"
         assert waiting.result().status_code == 200

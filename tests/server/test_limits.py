@@ -1,4 +1,4 @@
-"""Every limit answers with its own refusal; nothing unknown is ignored; keys open what they should."""
+"""Limits, unknown fields and API keys: every refusal has its own status and code."""
 
 import threading
 from collections.abc import Iterator
@@ -103,7 +103,9 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("/detokenize", {"tokens": [-1]}, "invalid_value", "tokens"),
     ],
 )
-def test_refused_by_name(client: httpx.Client, route: str, body: dict[str, Any], code: str, param: str | None) -> None:
+def test_invalid_field_is_refused_and_named(
+    client: httpx.Client, route: str, body: dict[str, Any], code: str, param: str | None
+) -> None:
     found = error(client.post(route, json=body), 400, code)
     if param is not None:
         assert found["param"] == param
@@ -111,7 +113,7 @@ def test_refused_by_name(client: httpx.Client, route: str, body: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("route", "body", "idle"),
+    ("route", "body", "neutral"),
     [
         ("/v1/completions", TEXT, {"service_tier": "auto", "user": "me", "best_of": 1, "suffix": "", "seed": -1}),
         (
@@ -129,10 +131,10 @@ def test_refused_by_name(client: httpx.Client, route: str, body: dict[str, Any],
         ),
     ],
 )  # fmt: skip
-def test_what_asks_for_nothing_is_taken(
-    client: httpx.Client, route: str, body: dict[str, Any], idle: dict[str, Any]
+def test_unsupported_fields_are_accepted_with_neutral_values(
+    client: httpx.Client, route: str, body: dict[str, Any], neutral: dict[str, Any]
 ) -> None:
-    for given in (idle, dict.fromkeys(idle), *({name: value} for name, value in idle.items())):
+    for given in (neutral, dict.fromkeys(neutral), *({name: value} for name, value in neutral.items())):
         answer = client.post(route, json=body | given)
         assert answer.status_code == 200, answer.text
 
@@ -140,7 +142,7 @@ def test_what_asks_for_nothing_is_taken(
 @pytest.mark.parametrize(
     "drafter", ["autoregressive", "recycling(num_nodes=7)", "merged(suffix, jacobi)", "draft_model", "jacobi"]
 )
-def test_drafters_of_requests(client: httpx.Client, drafter: str) -> None:
+def test_request_selects_a_drafter_and_keeps_its_text(client: httpx.Client, drafter: str) -> None:
     body = {"prompt": "def f(x):", "max_tokens": 12, "seed": 1}
     plain = client.post("/v1/completions", json=body).json()
     got = client.post("/v1/completions", json=body | {"drafter": drafter}).json()
@@ -148,15 +150,15 @@ def test_drafters_of_requests(client: httpx.Client, drafter: str) -> None:
     assert (got["usage"]["drafted"] > 0) == (drafter != "autoregressive")
 
 
-def test_every_drafter_with_files_is_known(served: Running) -> None:
-    """A new one with an option of another name must be put where requests cannot reach it."""
+def test_options_that_name_files_are_listed(served: Running) -> None:
+    """A new text option must be checked: if it names a file, requests must not set it."""
     for name in DRAFTERS:
         drafter = make_drafter(name)
         found = {each.name for each in fields(drafter) if "str" in str(each.type)} if is_dataclass(drafter) else set()
         assert found <= {"model", "datastore", "store", "table", "dtype", "weights", "sizes", "toward"}, (name, found)
 
 
-def test_message_with_an_image(client: httpx.Client) -> None:
+def test_image_in_a_message_is_refused(client: httpx.Client) -> None:
     image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
     error(
         client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [image]}]}),
@@ -165,24 +167,24 @@ def test_message_with_an_image(client: httpx.Client) -> None:
     )
 
 
-def test_model_of_another_name(client: httpx.Client) -> None:
+def test_another_model_name_is_not_found(client: httpx.Client) -> None:
     for route, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT), ("/tokenize", {"prompt": "x"})):
         error(client.post(route, json=body | {"model": "gpt-4"}), 404, "model_not_found")
 
 
-def test_other_media_types(client: httpx.Client) -> None:
+def test_media_types_other_than_json_are_refused(client: httpx.Client) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
         error(answer, 415, "unsupported_media_type")
 
 
-def test_routes_and_methods_that_there_are_not(client: httpx.Client) -> None:
+def test_unknown_routes_and_methods_are_refused(client: httpx.Client) -> None:
     error(client.get("/v1/nonsense"), 404, "not_found")
     error(client.get("/docs"), 404, "not_found")
     error(client.delete("/v1/models"), 405, "method_not_allowed")
 
 
-def test_keys_open_everything_but_health(served: Running) -> None:
+def test_every_route_but_health_requires_a_key(served: Running) -> None:
     posts = {"/v1/completions": TEXT, "/v1/chat/completions": CHAT, "/v1/moderations": {"input": "x"}}
     gets = ("/v1/models", "/metrics", "/openapi.json", "/v1/models/tiny", "/nonsense")
     for key in (None, "a-key-for-test", f"{KEY}x", f"{KEY} {KEY}", "ä"):
@@ -198,8 +200,8 @@ def test_keys_open_everything_but_health(served: Running) -> None:
         error(other.get("/v1/models"), 401, "invalid_api_key")
 
 
-def test_sizes(client: httpx.Client) -> None:
-    for size in (20_000, 60_000):  # more than is read at once
+def test_large_headers_and_bodies_are_refused(client: httpx.Client) -> None:
+    for size in (20_000, 60_000):  # refused by the guard, and by h11
         error(client.get("/health", headers={"X-Long": "x" * size}), 431, "headers_too_large")
     error(client.post("/v1/completions", json={"prompt": "x" * (4 * 2**20 + 1)}), 413, "body_too_large")
 
@@ -214,7 +216,7 @@ def test_sizes(client: httpx.Client) -> None:
     )
 
 
-def test_hosts(model: LLM) -> None:
+def test_unknown_host_header_is_refused(model: LLM) -> None:
     with running(model, keys=(), hosts={"127.0.0.1", "localhost"}) as made, httpx.Client(base_url=made.url) as other:
         assert other.get("/v1/models").status_code == 200
         for host in ("evil.example", "evil.example:80", "[::1]:1", ""):
@@ -223,7 +225,7 @@ def test_hosts(model: LLM) -> None:
         assert other.head("/ready").status_code == 200
 
 
-def test_a_crowd(model: LLM) -> None:
+def test_samples_beyond_the_limit_are_refused(model: LLM) -> None:
     with running(model, limits=RequestLimits(requests=3, max_tokens=1500)) as made, made.client() as other:
         error(other.post("/v1/completions", json=TEXT | {"n": 4}), 400, "invalid_value")
         busy = {"prompt": "Hi", "max_tokens": 1500, "n": 3, "ignore_eos": True, "stream": True}
@@ -235,7 +237,7 @@ def test_a_crowd(model: LLM) -> None:
         assert other.post("/v1/completions", json=TEXT | {"n": 3}).status_code == 200
 
 
-def test_time(model: LLM) -> None:
+def test_request_beyond_the_time_limit_ends_with_408(model: LLM) -> None:
     with running(model, limits=RequestLimits(seconds=0.3, max_tokens=1500)) as made, made.client() as other:
         long = {"prompt": "Hi", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.5, "drafter": "autoregressive"}
         answer = other.post("/v1/completions", json=long)
@@ -244,7 +246,7 @@ def test_time(model: LLM) -> None:
         assert made.drained
 
 
-def test_connections(model: LLM) -> None:
+def test_connections_beyond_the_limit_are_refused(model: LLM) -> None:
     with running(model, limits=RequestLimits(connections=2)) as made:
         clients = [made.client() for _ in range(3)]
         try:
@@ -257,29 +259,29 @@ def test_connections(model: LLM) -> None:
 
 
 @pytest.mark.parametrize("key", ["short", "with space in it", "umläut-umläut", "a\nnewline-in"])
-def test_keys_that_cannot_be(key: str) -> None:
+def test_invalid_api_key_is_refused(key: str) -> None:
     with pytest.raises(OptionError, match="at least 8 printable ASCII characters"):
         ServerSettings(name="x", keys=(key,))
 
 
 @pytest.mark.parametrize(("name", "value"), [("body", 0), ("n", 1.5), ("seconds", 0.0), ("receive_seconds", -1)])
-def test_limits_that_cannot_be(name: str, value: Any) -> None:
+def test_invalid_limit_is_refused(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=name):
         RequestLimits(**{name: value})
 
 
-def test_what_named_drafters_have_loaded_stays(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many others come: loading again would keep a client waiting."""
+def test_allowed_drafters_stay_loaded(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allowed drafter is not loaded again after the proposer cache has dropped it."""
     service = served.server.service
-    held = service._allowed("draft_model")
+    held = service._check_drafter("draft_model")
     assert held is served.llm.get_proposer("draft_model")
     monkeypatch.setattr(served.llm._proposers, "_kept", {})
-    assert service._allowed("draft_model") is held
+    assert service._check_drafter("draft_model") is held
 
 
 @pytest.fixture
 def held(model: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Prompts are read once this is set."""
+    """Event that tokenization of prompts waits for."""
     event, read = threading.Event(), model.request_factory.ids
 
     def slow(prompt: Any) -> list[int]:
@@ -296,7 +298,7 @@ def _ask(made: Running) -> httpx.Response:
         return client.post("/v1/completions", json=TEXT)
 
 
-def test_a_crowd_is_sent_away_before_its_prompts_are_read(model: LLM, held: threading.Event) -> None:
+def test_requests_beyond_the_limit_are_refused_before_tokenization(model: LLM, held: threading.Event) -> None:
     with running(model, limits=RequestLimits(requests=2)) as made, ThreadPoolExecutor(2) as pool:
         service = made.server.service
         first = [pool.submit(_ask, made) for _ in range(2)]
@@ -310,7 +312,7 @@ def test_a_crowd_is_sent_away_before_its_prompts_are_read(model: LLM, held: thre
         assert not service.busy
 
 
-def test_who_waits_too_long_for_its_prompt_to_be_read_is_told(model: LLM, held: threading.Event) -> None:
+def test_slow_tokenization_ends_with_408(model: LLM, held: threading.Event) -> None:
     with running(model, limits=RequestLimits(seconds=0.2)) as made:
         try:
             assert _ask(made).status_code == 408

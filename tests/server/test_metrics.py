@@ -1,4 +1,4 @@
-"""What Prometheus reads is what happened."""
+"""Metrics equal the usage and the statuses of responses."""
 
 import time
 
@@ -21,7 +21,7 @@ def scraped(client: httpx.Client) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_counts_are_those_of_the_usage(model: LLM) -> None:
+def test_token_counters_equal_the_usage(model: LLM) -> None:
     with running(model) as made, made.client() as client:
         before = scraped(client)
         assert before["vllm:num_requests_running",] == before["vllm:kv_cache_usage_perc",] == 0.0
@@ -50,16 +50,16 @@ def test_counts_are_those_of_the_usage(model: LLM) -> None:
         assert sum(value for key, value in after.items() if key[0] == "pronk:accepted_tokens_total") == accepted
 
 
-def test_failures_are_counted_by_why(model: LLM) -> None:
+def test_timeout_is_counted_as_failure(model: LLM) -> None:
     body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 1.9}
     with running(model, limits=RequestLimits(seconds=0.2)) as made, made.client() as client:
         assert client.post("/v1/completions", json=body).status_code == 408
         found = scraped(client)
         assert found["pronk:request_failure_total", "timeout"] == found["vllm:time_to_first_token_seconds_count",] == 1
-        assert found["vllm:generation_tokens_total",] > 0  # of what was not finished, too
+        assert found["vllm:generation_tokens_total",] > 0  # tokens of unfinished samples count
 
 
-def test_who_does_not_get_to_the_model_is_counted(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_before_the_engine_are_counted(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(model, limits=RequestLimits(seconds=0.2)) as made, made.client() as client:
         assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 10**6}).status_code == 400
         monkeypatch.setattr(made.llm.tokenizer, "encode", lambda *_, **__: time.sleep(0.5))
@@ -68,7 +68,7 @@ def test_who_does_not_get_to_the_model_is_counted(model: LLM, monkeypatch: pytes
         assert found["pronk:request_failure_total", "refused"] == found["pronk:request_failure_total", "timeout"] == 1
 
 
-def test_refusals_and_judgements_are_counted(model: LLM) -> None:
+def test_refusals_and_moderations_are_counted(model: LLM) -> None:
     with running(model) as made, made.client() as client:
         client.post("/v1/moderations", json={"input": ["a", "b"]})
         client.post("/v1/completions", json={"nonsense": 1})
@@ -81,7 +81,7 @@ def test_refusals_and_judgements_are_counted(model: LLM) -> None:
         assert answers["none", "other", "404"] == answers["none", "GET", "401"] == 1
 
 
-def test_who_leaves_is_counted(served: Running, client: httpx.Client) -> None:
+def test_disconnect_is_counted_as_abort(served: Running, client: httpx.Client) -> None:
     before = scraped(client).get(("pronk:request_failure_total", "abort"), 0.0)
     body = {"prompt": "x", "max_tokens": 1900, "stream": True, "ignore_eos": True}
     with client.stream("POST", "/v1/completions", json=body) as answer:

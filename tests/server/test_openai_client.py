@@ -1,4 +1,4 @@
-"""The official client drives every route, as its users do, and gets what the library itself gives."""
+"""OpenAI's client on every route; the answers equal those of LLM."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def test_models(api: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_completions_are_those_of_the_library(api: openai.OpenAI, model: LLM, temperature: float) -> None:
+def test_completions_equal_llm_generate(api: openai.OpenAI, model: LLM, temperature: float) -> None:
     own = SamplingParams(max_tokens=24, temperature=temperature, seed=3, logprobs=2, stop=("zq",), n=2)
     want = model.generate(PROMPT, own)
     options: Any = {"max_tokens": 24, "temperature": temperature, "seed": 3, "logprobs": 2, "stop": "zq", "n": 2}
@@ -84,7 +84,7 @@ def test_several_prompts_and_echo(api: openai.OpenAI, model: LLM) -> None:
     assert len(scored.choices[0].logprobs.tokens or ()) == scored.usage.prompt_tokens
 
 
-def test_chat(api: openai.OpenAI, model: LLM) -> None:
+def test_chat_equals_llm_chat(api: openai.OpenAI, model: LLM) -> None:
     own = SamplingParams(max_tokens=24, temperature=0.7, seed=11, top_p=0.9, logprobs=3)
     want = model.chat(MESSAGES, own)
     options: Any = {"max_tokens": 24, "temperature": 0.7, "seed": 11, "top_p": 0.9, "logprobs": True, "top_logprobs": 3}
@@ -115,8 +115,8 @@ def test_chat(api: openai.OpenAI, model: LLM) -> None:
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-def test_usage_so_far_is_in_each_chunk(api: openai.OpenAI, path: str) -> None:
-    """``continuous_usage_stats``, which the load generators of vLLM and GuideLLM send."""
+def test_each_chunk_has_the_usage_so_far(api: openai.OpenAI, path: str) -> None:
+    """The load generators of vLLM and GuideLLM send ``continuous_usage_stats``."""
     prompt: Any = {"messages": MESSAGES} if path.startswith("chat") else {"prompt": [PROMPT, "x"]}
     options: Any = {"model": "tiny", "max_tokens": 16, "n": 2, "temperature": 0.9, "seed": 3, "stream": True, **prompt}
     usage: Any = {"include_usage": True, "continuous_usage_stats": True}
@@ -132,7 +132,7 @@ def test_usage_so_far_is_in_each_chunk(api: openai.OpenAI, path: str) -> None:
     assert sum(own[-1][0] for own in counts.values()) == 2 * last.usage.prompt_tokens
 
 
-def test_responses(api: openai.OpenAI, model: LLM) -> None:
+def test_responses_equal_llm_chat(api: openai.OpenAI, model: LLM) -> None:
     own = SamplingParams(max_tokens=20, temperature=0.5, logprobs=0)
     asked: Any = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Say hello, please."}]
     options: Any = {"max_output_tokens": 20, "temperature": 0.5, "extra_body": {"seed": 5}}
@@ -159,7 +159,7 @@ def test_moderations(api: openai.OpenAI) -> None:
         assert 0.0 < sum(scores.values()) < 1.0
 
 
-def test_errors_are_the_clients_own(api: openai.OpenAI, served: Running) -> None:
+def test_errors_raise_exceptions_of_the_client(api: openai.OpenAI, served: Running) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
         api.chat.completions.create(model="tiny", messages=MESSAGES, temperature=200)
     tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
@@ -175,7 +175,7 @@ def test_errors_are_the_clients_own(api: openai.OpenAI, served: Running) -> None
         other.models.list()
 
 
-def test_errors_in_the_midst_of_a_stream(api: openai.OpenAI, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_within_a_stream(api: openai.OpenAI, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     step, steps = served.llm.engine.step, 0
 
     def fail() -> None:
@@ -187,18 +187,18 @@ def test_errors_in_the_midst_of_a_stream(api: openai.OpenAI, served: Running, mo
         step()
 
     monkeypatch.setattr(served.llm.engine, "step", fail)
-    whole = {"ignore_eos": True}  # a text that ends by itself would be no midst
+    whole = {"ignore_eos": True}  # a longer text than the steps before the error
     events = [*api.responses.create(model="tiny", input="Hi", max_output_tokens=50, stream=True, extra_body=whole)]
     assert [event.sequence_number for event in events] == [*range(len(events))]
     last: Any = events[-1]
     assert (last.type, last.code, last.param) == ("error", "internal_error", None)
     assert "SECRET" not in last.message
     steps = 0
-    with pytest.raises(openai.APIError, match="an error inside the server"):
+    with pytest.raises(openai.APIError, match="internal server error"):
         list(api.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=50, stream=True, extra_body=whole))
 
 
-def test_the_snippet_of_the_readme(model: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_snippet_runs(model: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     [snippet] = re.findall(r"```python\n(from openai .*?)```", readme, re.DOTALL)
     with running(model, name="pronk-tiny", keys=()) as made:

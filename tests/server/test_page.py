@@ -1,4 +1,4 @@
-"""The page at ``/``, in Chromium, as a person uses it: with a pointer, a keyboard, a finger."""
+"""The chat page at ``/`` in Chromium, used by pointer, keyboard and touch."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from server import browsing
 from server.browsing import ARGS, CHAT, CHROMIUM, REPEAT, Visits, answer_with, ask, chunk, end, number, settle, until
 from server.serving import KEY, Running, running
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine, nor a path in $CHROMIUM")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="expected Chromium, found none; set $CHROMIUM")
 
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Running]:
-    """A server that asks for no key, and whose only source of draft tokens is the text."""
+    """Server without a key, with the suffix drafter."""
     model = LLM(prefix_cache=True, max_batch=8, threads=1, budget="all", drafter="suffix")
     with running(model, keys=(), drafters=("draft_model",)) as made:
         yield made
@@ -77,7 +77,7 @@ def test_draft_tokens_are_marked_and_counted(visit: Visits) -> None:
     assert own.evaluate(look) == draft.evaluate(look)
 
 
-def test_beside_plain_decoding_the_text_is_the_same(visit: Visits) -> None:
+def test_plain_decoding_beside_it_shows_the_same_text(visit: Visits) -> None:
     page = visit(settings={"temperature": "0.7", "drafter": "draft_model", "seed": "9"})
     ask(page, "Write a Python function.")
     tokens = number(page, "tokens")
@@ -94,7 +94,7 @@ def test_beside_plain_decoding_the_text_is_the_same(visit: Visits) -> None:
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]  # type: ignore[index]
 
 
-def test_texts_that_differ_are_shown_loudly(visit: Visits) -> None:
+def test_different_texts_are_marked(visit: Visits) -> None:
     page = visit()
     answer_with(page, chunk(["one", " two"], 0), *end(2, 1))
     ask(page)
@@ -108,7 +108,7 @@ def test_texts_that_differ_are_shown_loudly(visit: Visits) -> None:
     expect(page.locator(".token.differs")).to_have_count(2)
 
 
-def test_candidates_by_pointer_keyboard_and_finger(visit: Visits) -> None:
+def test_candidates_open_by_pointer_keyboard_and_touch(visit: Visits) -> None:
     page = visit(has_touch=True)
     ask(page)
     card, tokens = page.locator("#candidates"), page.locator(".answer .token")
@@ -138,7 +138,7 @@ def test_candidates_by_pointer_keyboard_and_finger(visit: Visits) -> None:
 
 
 def test_stopping_ends_the_request(visit: Visits, here: Running) -> None:
-    page = visit(settings={"max_tokens": "1800", "drafter": "autoregressive"})  # it takes its time
+    page = visit(settings={"max_tokens": "1800", "drafter": "autoregressive"})  # slow enough to stop
     page.fill("#message", REPEAT)
     page.click("#send")
     for stop in (lambda: page.keyboard.press("Escape"), lambda: page.click("#stop"), page.context.close):
@@ -153,7 +153,7 @@ def test_stopping_ends_the_request(visit: Visits, here: Running) -> None:
             page.get_by_role("button", name="Regenerate", exact=True).click()
 
 
-def test_texts_are_never_markup(visit: Visits) -> None:
+def test_texts_are_never_rendered_as_markup(visit: Visits) -> None:
     page = visit()
     attack = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"
     source = '"><svg onload=window.hacked=1>'
@@ -171,13 +171,13 @@ def test_texts_are_never_markup(visit: Visits) -> None:
     assert page.evaluate("window.hacked") is None
 
 
-def test_a_server_with_a_key_is_given_one(visit: Visits, served: Running) -> None:
+def test_page_asks_for_the_api_key(visit: Visits, served: Running) -> None:
     page = visit(served.url, expected="401")
     dialog = page.locator("#key-dialog")
     expect(dialog).to_contain_text("Bearer KEY")
     page.fill("#key", "another-key")
     page.keyboard.press("Enter")
-    expect(dialog).to_contain_text("found none, or another")
+    expect(dialog).to_contain_text("found none or another")
     page.fill("#key", KEY)
     page.keyboard.press("Enter")
     expect(page.locator("#model b")).to_have_text("tiny")
@@ -200,7 +200,7 @@ def test_a_server_with_a_key_is_given_one(visit: Visits, served: Running) -> Non
     settle(page)
 
 
-def test_what_goes_wrong_is_said(visit: Visits) -> None:
+def test_errors_are_shown(visit: Visits) -> None:
     page = visit(expected="400|ERR_FAILED")
     for trouble, text, said in (
         (browsing.mistaken_seed, "Hi", ["The server refused the request.", "seed"]),
@@ -223,7 +223,7 @@ def test_what_goes_wrong_is_said(visit: Visits) -> None:
     expect(page.locator(".problem").last).to_be_empty()
 
 
-def test_narrow_screens(visit: Visits) -> None:
+def test_page_fits_a_narrow_screen(visit: Visits) -> None:
     page = visit(viewport={"width": 360, "height": 640}, has_touch=True)
     width = "document.documentElement.scrollWidth"
     answer_with(page, chunk(["x" * 90, " y", "\n    " * 9], 0), chunk(["z" * 300], 1), *end(4, 2))
@@ -243,7 +243,7 @@ def test_narrow_screens(visit: Visits) -> None:
     expect(page.locator("#settings")).to_be_hidden()
 
 
-def test_colours_follow_the_system_or_the_reader(visit: Visits) -> None:
+def test_colours_follow_the_system_or_the_setting(visit: Visits) -> None:
     page = visit(color_scheme="dark")
     look = "[document.body, document.querySelector('.draft')].map(each => getComputedStyle(each).color).join()"
     system_dark = page.evaluate(look)
@@ -255,10 +255,10 @@ def test_colours_follow_the_system_or_the_reader(visit: Visits) -> None:
         assert page.evaluate(look) == expected
     page.click("#theme")
     page.reload()
-    assert page.evaluate(look) == system_dark  # it is remembered
+    assert page.evaluate(look) == system_dark  # the setting is stored
 
 
-def test_scrolling_yields_to_the_reader(visit: Visits) -> None:
+def test_scrolling_up_stops_automatic_scrolling(visit: Visits) -> None:
     page = visit(settings={"max_tokens": "300"}, viewport={"width": 400, "height": 400})
     page.fill("#message", REPEAT)
     page.keyboard.press("Enter")
@@ -274,7 +274,7 @@ def test_scrolling_yields_to_the_reader(visit: Visits) -> None:
     assert page.evaluate("document.documentElement.scrollHeight - innerHeight - scrollY") < 2
 
 
-def test_a_conversation(visit: Visits) -> None:
+def test_conversation_of_several_messages(visit: Visits) -> None:
     page = visit(
         settings={"system": "Be brief.", "temperature": "0.5", "max_tokens": "16"},
         permissions=["clipboard-read", "clipboard-write"],
@@ -315,7 +315,7 @@ def test_a_conversation(visit: Visits) -> None:
     assert page.input_value("[name=seed]") == str(bodies[-1]["seed"])
 
 
-def test_clearing_asks_first(visit: Visits) -> None:
+def test_clear_asks_for_confirmation(visit: Visits) -> None:
     page = visit()
     answer_with(page, chunk(["a", "\n```py\n", "x", " = 1", "\n```\n", "b"], 0), *end(6, 1))
     ask(page)

@@ -1,4 +1,4 @@
-"""Hard to kill: damaged requests, slow and leaving clients, signals, full disks, clocks that jump."""
+"""Robustness: malformed requests, slow clients, disconnects, signals, full disks, clock jumps."""
 
 import http.client
 import json
@@ -38,7 +38,7 @@ def head(route: str, length: int | str, *more: str) -> bytes:
 
 
 def status(sock: socket.socket) -> int:
-    """Of the answer; 0 if the connection is closed without one."""
+    """Return the status of the response, or 0 if the connection is closed without one."""
     answer = http.client.HTTPResponse(sock)
     try:
         answer.begin()
@@ -85,7 +85,7 @@ DEEP = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     ],
 )
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
-def test_damaged_bodies(client: httpx.Client, body: bytes, route: str) -> None:
+def test_malformed_body_is_refused(client: httpx.Client, body: bytes, route: str) -> None:
     if route == "/v1/chat/completions":
         body = body.replace(b'"prompt": "x"', b'"messages": [{"role": "user", "content": "x"}]')
         body = body.replace(b'"prompt"', b'"messages"')
@@ -100,7 +100,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("text", ODD, ids=range(9))
-def test_unicode_edges(client: httpx.Client, text: str) -> None:
+def test_unusual_unicode_is_kept(client: httpx.Client, text: str) -> None:
     for route, body in (
         ("/v1/completions", {"prompt": text, "stop": [text], "echo": True}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "stop": [text]}),
@@ -126,7 +126,7 @@ def test_unicode_edges(client: httpx.Client, text: str) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00",
     ],
 )
-def test_what_is_no_request(served: Running, data: bytes) -> None:
+def test_malformed_http_is_refused(served: Running, data: bytes) -> None:
     with connected(served) as sock:
         with suppress(OSError):
             sock.sendall(data)
@@ -141,8 +141,8 @@ def test_what_is_no_request(served: Running, data: bytes) -> None:
     [(True, b""), (False, b""), (False, b"GET /health HTTP/1.1\r\n")],
     ids=["stream", "whole", "more"],
 )
-def test_a_client_that_leaves_frees_its_request(stream: bool, more: bytes, served: Running) -> None:
-    """Even where the next request's head has begun, which is not read as long as this one runs."""
+def test_disconnect_aborts_the_request(stream: bool, more: bytes, served: Running) -> None:
+    """The request is also aborted if the head of a pipelined request has arrived."""
     body = json.dumps({**LONG, "stream": stream}).encode()
     with connected(served) as sock:
         sock.sendall(head("/v1/completions", len(body)) + body)
@@ -154,7 +154,7 @@ def test_a_client_that_leaves_frees_its_request(stream: bool, more: bytes, serve
     assert request.num_generated < 1800
 
 
-def test_a_refused_body_is_not_waited_for(served: Running) -> None:
+def test_refused_request_does_not_wait_for_its_body(served: Running) -> None:
     with connected(served) as sock:
         sock.sendall(head("/v1/completions", 1000).replace(KEY.encode(), b"another-key"))
         assert status(sock) == 401
@@ -164,8 +164,8 @@ def test_a_refused_body_is_not_waited_for(served: Running) -> None:
             assert sock.recv(1) == b""
 
 
-def test_bodies_in_crumbs_are_cut_off(served: Running) -> None:
-    """Each byte in a chunk of its own costs the server more than it costs the client."""
+def test_body_of_tiny_chunks_is_aborted(served: Running) -> None:
+    """A chunk per byte costs the server far more time than the client; a few such bytes are accepted."""
     start = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     body = json.dumps({"prompt": "x" * 100, "max_tokens": 2}).encode()
     with connected(served) as sock:
@@ -181,7 +181,7 @@ def test_bodies_in_crumbs_are_cut_off(served: Running) -> None:
         assert status(sock) == 200
 
 
-def test_damage_behind_a_refusal(served: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_chunk_after_a_refusal(served: Running, caplog: pytest.LogCaptureFixture) -> None:
     start = head("/v1/completions", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     with connected(served) as sock:
         sock.sendall(start.replace(KEY.encode(), b"another-key"))
@@ -207,32 +207,32 @@ def test_damage_behind_a_refusal(served: Running, caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     "kind", ["[]", *(pytest.param(each, marks=pytest.mark.slow) for each in ("1.5", "{}", "null"))]
 )
-def test_a_million_mistakes_are_one(client: httpx.Client, route: str, item: str, kind: str) -> None:
+def test_many_invalid_items_give_one_short_error(client: httpx.Client, route: str, item: str, kind: str) -> None:
     body = (item % ",".join([kind] * 300_000)).encode()
     answer = client.post(route, content=body, headers={"Content-Type": "application/json"}, timeout=10)
     assert answer.status_code == 400
     assert len(answer.content) < 1000
 
 
-def test_a_client_that_leaves_with_its_body_half_sent(served: Running) -> None:
+def test_disconnect_within_the_body(served: Running) -> None:
     with connected(served) as sock:
         sock.sendall(head("/v1/completions", 1000) + b'{"prompt": "')
-    with connected(served) as sock:  # half closed: no more is coming
+    with connected(served) as sock:  # half-closed connection
         sock.sendall(head("/v1/completions", 1000) + b'{"prompt": "')
         sock.shutdown(socket.SHUT_WR)
         assert status(sock) in {0, 400}
     assert served.drained
 
 
-def test_slow_clients_are_cut_off(model: LLM) -> None:
+def test_slow_clients_are_disconnected(model: LLM) -> None:
     limits = RequestLimits(receive_seconds=0.3, send_seconds=0.3)
     with running(model, limits=limits) as made:
-        with connected(made) as sock:  # says nothing
+        with connected(made) as sock:  # sends nothing
             assert sock.recv(1) == b""
         with connected(made) as sock:  # half a head
             sock.sendall(b"GET /health HTTP/1.1\r\nHo")
             assert sock.recv(1) == b""
-        with connected(made) as sock:  # half a head behind a whole request
+        with connected(made) as sock:  # half a head after a whole request
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
             assert status(sock) == 200
             assert sock.recv(1) == b""
@@ -240,7 +240,7 @@ def test_slow_clients_are_cut_off(model: LLM) -> None:
             sock.sendall(head("/v1/completions", 100) + b"{")
             assert status(sock) == 408
         body = json.dumps({**LONG, "stream": True, "logprobs": 20, "max_tokens": 1500, "n": 4, "leaps": True}).encode()
-        with connected(made) as sock:  # takes nothing of what it asked for
+        with connected(made) as sock:  # does not read the response
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             sock.sendall(head("/v1/completions", len(body)) + body)
             assert eventually(lambda: bool(model.engine.scheduler.running))
@@ -250,7 +250,7 @@ def test_slow_clients_are_cut_off(model: LLM) -> None:
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_client_that_reads_nothing_does_not_delay_shutdown(model: LLM, signals: int) -> None:
-    """Answers that fill all buffers, and one after the other: the client would be waited for, for a minute."""
+    """Pipelined responses fill all buffers; without a limit, shutdown would wait a minute for the client."""
     body = json.dumps({"prompt": "x y z " * 200, "max_tokens": 1, "echo": True, "logprobs": 20}).encode()
     with running(model, drain_seconds=1.0) as made, connected(made) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -263,7 +263,7 @@ def test_a_client_that_reads_nothing_does_not_delay_shutdown(model: LLM, signals
         assert not made.thread.is_alive()
 
 
-def test_a_body_that_is_not_whole_when_the_server_ends(model: LLM) -> None:
+def test_incomplete_body_is_answered_with_503_at_shutdown(model: LLM) -> None:
     with running(model, drain_seconds=0.0) as made, connected(made) as sock:
         sock.sendall(head("/v1/completions", 100) + b"{")
         assert eventually(lambda: bool(made.server.server_state.tasks))
@@ -274,7 +274,7 @@ def test_a_body_that_is_not_whole_when_the_server_ends(model: LLM) -> None:
         assert json.loads(answer.read())["error"]["code"] == "closed"
 
 
-def test_many_at_once_under_leaving_and_failing_neighbours(served: Running, model: LLM) -> None:
+def test_answers_beside_aborted_and_failed_requests(served: Running, model: LLM) -> None:
     options = {"max_tokens": 24, "temperature": 0.8, "logprobs": 0}
 
     def ask(seed: int) -> Any:
@@ -291,15 +291,15 @@ def test_many_at_once_under_leaving_and_failing_neighbours(served: Running, mode
             return other.post("/v1/completions", json=body).json()["choices"][0]
 
     with ThreadPoolExecutor(8) as pool:
-        storm = [*pool.map(ask, range(24))]
-    assert storm[2::3] == [400] * 8
+        answers = [*pool.map(ask, range(24))]
+    assert answers[2::3] == [400] * 8
     for seed in range(0, 24, 3):
         alone = ask(seed)
-        assert (storm[seed]["text"], storm[seed]["logprobs"]) == (alone["text"], alone["logprobs"])
+        assert (answers[seed]["text"], answers[seed]["logprobs"]) == (alone["text"], alone["logprobs"])
     assert served.drained
 
 
-def test_clocks_that_jump(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jumps_of_the_system_clock_end_no_request(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
     with served.client() as other:
         for shift in (-1e9, 1e9, -now()):
@@ -307,7 +307,7 @@ def test_clocks_that_jump(served: Running, monkeypatch: pytest.MonkeyPatch) -> N
             assert other.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).status_code == 200
 
 
-def test_an_error_inside_says_nothing_of_it(
+def test_internal_error_reveals_no_prompt(
     served: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
@@ -327,7 +327,7 @@ def test_an_error_inside_says_nothing_of_it(
 
 
 class Process:
-    """``pronk serve`` as its users run it."""
+    """Process of ``pronk serve``."""
 
     def __init__(self, *options: str, stderr: Any = subprocess.PIPE) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -349,8 +349,8 @@ class Process:
         return self.state("/ready") == 200 or self.process.poll() is not None
 
     def state(self, route: str, body: Any = None) -> int:
-        """The status that a route answers with; 0 if there is nobody."""
-        ask = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)  # httpx takes 50 ms to begin with
+        """Return the status of a route, or 0 if the server does not answer."""
+        ask = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)  # creating an httpx client takes 50 ms
         try:
             ask.request(
                 "GET" if body is None else "POST", route, json.dumps(body), {"Content-Type": "application/json"}
@@ -392,8 +392,8 @@ def test_the_first_signal_drains_and_the_second_stops(signals: int) -> None:
         assert b"Traceback" not in log, log.decode()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is a file of Linux")
-def test_a_full_disk_below_the_log_and_no_process_is_left_behind() -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_full_disk_of_the_log_and_no_remaining_process() -> None:
     with Path("/dev/full").open("wb") as full, Process("--access-log", stderr=full) as made:
         for _ in range(3):
             assert httpx.post(f"{made.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200

@@ -1,4 +1,4 @@
-"""Whatever fits the schema, and whatever does not: never an error of the server's own, never without an answer."""
+"""Generated requests, valid and invalid: every one is answered, and none causes a server error."""
 
 import hypothesis
 import pytest
@@ -17,19 +17,20 @@ ROUTES = [
     "/detokenize",
     "/v1/models/{name}",
 ]
-# Every path is a name of a model. Bodies that fit the schema of responses take long to make up: on demand.
+# Every model name is a valid path, so that route has no invalid case. Valid bodies of /v1/responses are slow to
+# generate and only part of the slow test.
 QUICK = [
     (route, mode)
     for route in ROUTES
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
     if (route, mode) not in ((ROUTES[-1], GenerationMode.NEGATIVE), ("/v1/responses", GenerationMode.POSITIVE))
 ]
-# What makes a request long is cut short: this is about what the server makes of it, not about the text.
+# Upper bounds for fields that make a request slow.
 SHORT = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 1}
 
 
 def drive(served: Running, route: str, mode: GenerationMode, examples: int) -> int:
-    """Returns how many were answered with 200."""
+    """Send generated requests to a route; return the number of answers with status 200."""
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json", headers={"Authorization": f"Bearer {KEY}"})
     (operation,) = (found.ok() for found in schema.include(path=route).get_all_operations())
     fine = 0
@@ -57,7 +58,7 @@ def drive(served: Running, route: str, mode: GenerationMode, examples: int) -> i
 
 
 @pytest.mark.parametrize(("route", "mode"), QUICK, ids=str)
-def test_no_error_of_its_own(served: Running, route: str, mode: GenerationMode) -> None:
+def test_generated_requests_cause_no_server_error(served: Running, route: str, mode: GenerationMode) -> None:
     drive(served, route, mode, 5)
     assert served.drained
 
@@ -65,7 +66,7 @@ def test_no_error_of_its_own(served: Running, route: str, mode: GenerationMode) 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES[:-1])
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.name)
-def test_no_error_of_its_own_at_length(served: Running, route: str, mode: GenerationMode) -> None:
+def test_many_generated_requests_cause_no_server_error(served: Running, route: str, mode: GenerationMode) -> None:
     fine = drive(served, route, mode, 600)
     assert fine > 0 or mode is GenerationMode.NEGATIVE
     assert served.drained

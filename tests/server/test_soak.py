@@ -1,7 +1,7 @@
-"""Many clients, most of whom leave, in a pool that is far too small: nobody gets another's text, and nothing is lost.
+"""Load of many clients on a KV cache that is far too small; most of them disconnect.
 
-Every client may only say letters of its own, and says them at random: a letter of another's would have crossed over.
-What is finished is, besides, what the client would get alone.
+Each client may generate only two letters of its own (by ``logit_bias``), so that a letter of another client shows
+mixed-up requests. A finished answer must also equal the answer without other requests.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ DRAFTERS = ("suffix(store_tokens=0)", "suffix", "recycling", "lookahead", "promp
 
 
 def resident() -> int:
-    """Bytes of memory that this process has."""
+    """Return the resident memory of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize()
 
@@ -54,7 +54,7 @@ def options(llm: LLM, client: int) -> SamplingParams:
 
 
 async def visit(engine: AsyncLLM, client: int, number: int, want: Mapping[int, str]) -> str:
-    """One request; most of them leave after a few tokens, or before the first, or at once."""
+    """Send one request; most requests are aborted before the first token or after a few."""
     luck = random.Random(number)
     leaves = luck.choice([None, 0, 1, 2, 5, 9])
     deadline = 0.002 if luck.random() < 0.05 else None
@@ -74,19 +74,19 @@ async def visit(engine: AsyncLLM, client: int, number: int, want: Mapping[int, s
     async with aclosing(stream):
         async for piece in stream:
             said += piece.text
-            assert set(said) <= set(canary(client)), f"{canary(client)} was told {said}"
+            assert set(said) <= set(canary(client)), f"expected letters of {canary(client)}, found {said}"
             if leaves is not None and len(said) >= leaves > 0:
                 return "left"
     assert said == want[client]
     return "done"
 
 
-async def storm(llm: LLM, count: int, want: Mapping[int, str], first: int = 0) -> dict[str, int]:
+async def load(llm: LLM, count: int, want: Mapping[int, str], first: int = 0) -> dict[str, int]:
     found: dict[str, int] = {"done": 0, "left": 0, "late": 0}
-    room = asyncio.Semaphore(48)
+    slots = asyncio.Semaphore(48)
 
     async def one(engine: AsyncLLM, number: int) -> None:
-        async with room:
+        async with slots:
             try:
                 found[await asyncio.create_task(visit(engine, number % CLIENTS, number, want))] += 1
             except asyncio.CancelledError:
@@ -113,32 +113,32 @@ def alone(llm: LLM) -> dict[int, str]:
 
 
 def preempted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts those whom the scheduler preempts from now on."""
+    """Return a list that collects the arrival numbers of preempted requests from now on."""
     found, scheduler = list[int](), llm.engine.scheduler
     preempt = scheduler._preempt
     monkeypatch.setattr(scheduler, "_preempt", lambda request: (found.append(request.arrival), preempt(request)))
     return found
 
 
-def test_nobody_gets_anothers_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_get_their_own_text_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = preempted(llm, monkeypatch)
-    found = asyncio.run(storm(llm, 300, alone(llm)))
+    found = asyncio.run(load(llm, 300, alone(llm)))
     assert sum(found.values()) == 300
     assert min(found["done"], found["left"]) > 30
     assert counted
 
 
 @pytest.mark.slow
-def test_ten_minutes_of_storms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_minutes_of_load_leak_no_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, want = preempted(llm, monkeypatch), alone(llm)
     memory, first, began = list[int](), 0, time.monotonic()
     while time.monotonic() - began < 600:
-        found = asyncio.run(storm(llm, 2000, want, first))
+        found = asyncio.run(load(llm, 2000, want, first))
         assert sum(found.values()) == 2000
         first += 2000
         gc.collect()
         memory.append(resident())
     assert len(counted) > 100
-    # The first storms fill what grows to a limit: what drafters remember, and caches of all kinds.
+    # Drafters' stores and caches grow up to their limits during the first third.
     settled = memory[len(memory) // 3]
     assert memory[-1] - settled < 16 * 2**20, memory

@@ -1,4 +1,4 @@
-"""A stream says the same as the whole, however the tokens are cut into steps."""
+"""A streamed reply equals the whole reply, however the tokens are divided into steps."""
 
 import random
 from collections import defaultdict
@@ -17,7 +17,7 @@ from pronk.server.protocol.responses import ResponsesRequest
 
 FRAME = {"model": "tiny"}
 PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\ndef mean(values):\n"
-# Characters of several tokens, a stop string that lies across tokens, text that is held back until it is none.
+# Characters of several tokens, stop strings across tokens, text held back as the possible start of a stop string.
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.3, "seed": 4, "max_tokens": 40, "n": 3, "stop": ["retu", "\n\n"]},
     {"temperature": 0.0, "seed": 0, "max_tokens": 33, "n": 1, "stop": ["values)\n"]},
@@ -73,7 +73,7 @@ def answer_of(model: LLM, kind: str, ask: Any) -> tuple[Reply, SamplingParams]:
 
 
 def cut(pieces: list[Piece], random_: random.Random) -> list[list[Piece]]:
-    """Steps of any size; each sample's tokens stay in order, and samples may move against each other."""
+    """Divide pieces into steps of random size; samples interleave at random, each in its own order."""
     queues = [[p for p in pieces if p.index == index] for index in sorted({p.index for p in pieces})]
     mixed = list[Piece]()
     while any(queues):
@@ -88,7 +88,7 @@ def cut(pieces: list[Piece], random_: random.Random) -> list[list[Piece]]:
 
 @pytest.mark.parametrize("kind", ["completions", "chat", "responses"])
 @pytest.mark.parametrize("options", OPTIONS, ids=range(3))
-def test_any_chunking_says_the_same(model: LLM, kind: str, options: dict[str, Any]) -> None:
+def test_stream_equals_the_whole_reply_for_any_division(model: LLM, kind: str, options: dict[str, Any]) -> None:
     ask = ask_of(kind, options)
     _, params = answer_of(model, kind, ask)
     pieces = [*model.stream(PROMPT, params, drafter="recycling")]

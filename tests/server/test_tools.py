@@ -1,4 +1,4 @@
-"""Tools, driven by the official client: what OpenAI's format has where, streaming and not."""
+"""Tool calls with OpenAI's client, streamed and whole."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def family(made: Running) -> str:
 
 
 def whole(stream: Any) -> dict[int, Any]:
-    """The message of each sample, put together from its chunks as OpenAI's clients do."""
+    """Return the message of each sample, joined from its chunks as in OpenAI's clients."""
     found = dict[int, Any]()
     for chunk in stream:
         assert chunk.object == "chat.completion.chunk"
@@ -67,7 +67,7 @@ def whole(stream: Any) -> dict[int, Any]:
                 said["content"] = (said["content"] or "") + delta.content
             for call in delta.tool_calls or []:
                 assert call.function is not None
-                if call.id is not None:  # the first of a call: its name, and no arguments yet
+                if call.id is not None:  # the first chunk of a call has its name and no arguments
                     assert re.fullmatch("call_[0-9a-f]{24}", call.id)
                     assert (call.type, call.function.arguments, call.index) == ("function", "", len(said["calls"]))
                     said["calls"].append((call.function.name, ""))
@@ -94,7 +94,7 @@ def check_calls(calls: list[tuple[str, str]]) -> None:
     ],
     ids=str,
 )
-def test_every_choice_streaming_and_not(tooled: Running, api: openai.OpenAI, choice: Any, parallel: bool) -> None:
+def test_every_tool_choice_streamed_and_whole(tooled: Running, api: openai.OpenAI, choice: Any, parallel: bool) -> None:
     options = {**OPTIONS, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel, "n": 2}
     got = api.chat.completions.create(messages=ASK, **options)
     stream: Any = {"stream": True, "stream_options": {"include_usage": True}}
@@ -124,9 +124,11 @@ def test_every_choice_streaming_and_not(tooled: Running, api: openai.OpenAI, cho
     assert tooled.drained
 
 
-@pytest.mark.parametrize("tooled", ["mistral"], indirect=True)  # others begin with a text, to which no bias leads
-def test_a_model_that_wants_to_call_does_so_by_itself(tooled: Running, api: openai.OpenAI) -> None:
-    """Whatever it says before; arguments fit although nothing asked it to call."""
+@pytest.mark.parametrize(
+    "tooled", ["mistral"], indirect=True
+)  # the other formats begin calls with text, which no bias of one token forces
+def test_model_begins_a_call_by_itself(tooled: Running, api: openai.OpenAI) -> None:
+    """With tool_choice ``auto``, the arguments follow the schema too."""
     options = {**OPTIONS, "tools": TOOLS, "logit_bias": {str(BEGIN): 100}}
     got = api.chat.completions.create(messages=ASK, **options).choices[0]
     assert (got.finish_reason, got.message.content) == ("tool_calls", None)
@@ -137,7 +139,7 @@ def test_a_model_that_wants_to_call_does_so_by_itself(tooled: Running, api: open
     assert said == {"content": None, "calls": calls, "reason": "tool_calls"}
 
 
-def test_the_conversation_goes_on(tooled: Running, api: openai.OpenAI) -> None:
+def test_tool_result_is_in_the_next_prompt(tooled: Running, api: openai.OpenAI) -> None:
     first = api.chat.completions.create(messages=ASK, tools=TOOLS, tool_choice=NAMED, **OPTIONS)
     message = first.choices[0].message
     (call,) = (message.tool_calls or [])[:1]
@@ -155,7 +157,7 @@ def test_the_conversation_goes_on(tooled: Running, api: openai.OpenAI) -> None:
     assert untold.choices[0].message.content
 
 
-def test_calls_that_are_cut_off_are_given_as_far_as_they_came(tooled: Running, api: openai.OpenAI) -> None:
+def test_truncated_calls_are_returned_as_far_as_generated(tooled: Running, api: openai.OpenAI) -> None:
     options = {**OPTIONS, "tools": TOOLS, "tool_choice": NAMED, "temperature": 0}
     full = api.chat.completions.create(messages=ASK, **options).choices[0].message.tool_calls or []
     assert full
@@ -175,7 +177,7 @@ def test_calls_that_are_cut_off_are_given_as_far_as_they_came(tooled: Running, a
     assert len(seen) > 2
 
 
-def test_log_probabilities_and_leaps_are_of_every_token(tooled: Running, api: openai.OpenAI) -> None:
+def test_every_token_has_logprobs_and_leaps(tooled: Running, api: openai.OpenAI) -> None:
     options = {**OPTIONS, "tools": TOOLS, "tool_choice": "required", "logprobs": True, "extra_body": {"leaps": True}}
     stream: Any = {"stream": True, "stream_options": {"include_usage": True}}
     chunks = [*api.chat.completions.create(messages=ASK, **stream, **options)]
@@ -213,12 +215,12 @@ DEEP: Any = {"type": "object"}
 for _ in range(80):
     DEEP = {"type": "object", "properties": {"a": DEEP}}
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [tool(name="rm -rf")]}, "tools.0.function.name", "expected a text of the pattern"),
-    ({"tools": [tool(name="a" * 65)]}, "tools.0.function.name", "expected a text of the pattern"),
+    ({"tools": [tool(name="rm -rf")]}, "tools.0.function.name", "expected a string that matches"),
+    ({"tools": [tool(name="a" * 65)]}, "tools.0.function.name", "expected a string that matches"),
     ({"tools": [tool(), tool()]}, "tools", "expected names of which no two are alike"),
-    ({"tools": [tool(name=f"f{n}") for n in range(129)]}, "tools", "expected at most 128 in it"),
+    ({"tools": [tool(name=f"f{n}") for n in range(129)]}, "tools", "expected at most 128 items"),
     ({"tools": [tool(), {"type": "web_search"}]}, "tools.1.type", "expected 'function'"),
-    ({"tools": [tool(code="x")]}, "tools.0.function.code", "expected only fields that are known here"),
+    ({"tools": [tool(code="x")]}, "tools.0.function.code", "expected only known fields"),
     ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters", "the type 'object'"),
     ({"tools": [tool(parameters=DEEP)]}, "tools.0.function.parameters", "expected a schema of at most 64 levels"),
     ({"tools": [tool(parameters={"not": {}})]}, "tools", "expected one that can be followed"),
@@ -235,7 +237,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "expected a valid boolean"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "expected a tool_call_id with the role 'tool'"),
     ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages", "with the role 'tool'"),
-    ({"messages": [{"role": "assistant"}]}, "messages.0.content", "expected it, found no such field"),
+    ({"messages": [{"role": "assistant"}]}, "messages.0.content", "expected a value, found no such field"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages", "of the assistant alone"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[]"}}]}]},
      "", "messages[0], call 0: expected arguments that are a JSON object"),
@@ -246,7 +248,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("tooled", ["hermes"], indirect=True)
 @pytest.mark.parametrize(("asked", "param", "message"), BAD, ids=range(len(BAD)))
-def test_bad_tools_are_refused(tooled: Running, asked: Any, param: str, message: str) -> None:
+def test_invalid_tools_are_refused(tooled: Running, asked: Any, param: str, message: str) -> None:
     with tooled.client() as client:
         began = time.monotonic()
         answer = client.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 4} | asked)
@@ -270,7 +272,7 @@ def test_special_tokens_in_tools_are_text(tooled: Running) -> None:
     assert counts["prompt_tokens"] > len(tokenizer.chat_ids(ASK, tools=[bad]))
 
 
-def test_neighbours_are_as_they_are_alone(tooled: Running, api: openai.OpenAI) -> None:
+def test_tool_calls_do_not_change_other_requests(tooled: Running, api: openai.OpenAI) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.8, seed=4)
     want = tooled.llm.chat(ASK, params).text
     with tooled.client() as client:
@@ -281,8 +283,8 @@ def test_neighbours_are_as_they_are_alone(tooled: Running, api: openai.OpenAI) -
         calling.close()
 
 
-def test_why_an_answer_with_calls_has_ended() -> None:
-    """A text to stop at may stand within a call; the beginning of one that must come is no content."""
+def test_finish_reason_and_content_of_stopped_calls() -> None:
+    """A stop string may end a call; the start of a required call is no content."""
     from pronk.engine.stats import Stats
     from pronk.outputs import Completion, Piece
     from pronk.server.protocol.tools import ToolCallMessage

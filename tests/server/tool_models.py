@@ -1,4 +1,4 @@
-"""pronk-tiny with templates that have tools."""
+"""Copies of pronk-tiny with chat templates that render tools."""
 
 import json
 import shutil
@@ -12,7 +12,10 @@ TINY = default_model()
 
 
 def tool_model(folder: Path, family: str) -> LLM:
-    """A copy in ``folder`` with the family's template; for Mistral a token that reads as nothing begins calls."""
+    """Return a copy of pronk-tiny with the template of a family.
+
+    For Mistral, the special token ``<|user|>`` is renamed ``[TOOL_CALLS]``, which begins calls.
+    """
     for path in TINY.iterdir():
         if path.is_file():
             shutil.copy(path, folder / path.name)

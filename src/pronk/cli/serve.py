@@ -30,7 +30,7 @@ def _server(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - typer's
 
 
 def _limit(help: str, **more: Any) -> Any:  # noqa: A002 - typer's word
-    return typer.Option(help=help, rich_help_panel="RequestLimits", **more)
+    return typer.Option(help=help, rich_help_panel="Limits", **more)
 
 
 @shares(load=model_options, options=model_options, spread=replica_options)

@@ -1,5 +1,5 @@
-"""An OpenAI-compatible server; ``pip install 'pronk[serve]'`` brings what it needs.
+"""OpenAI-compatible server; ``pip install 'pronk[serve]'`` installs its dependencies.
 
-A request's way: the guard lets it in (``guard``), its body becomes an ask (``protocol``), the service runs that on the
-model's thread and hands back chunks or one body (``service``), and the app (``app``) puts them on the wire.
+A request passes four modules: ``guard`` checks its headers and reads its body, ``protocol`` validates the body,
+``service`` runs it on the engine thread, and ``app`` sends the response.
 """

@@ -1,4 +1,4 @@
-"""The routes, with FastAPI."""
+"""HTTP routes, with FastAPI."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 
 from pronk import __version__
 from pronk.errors import PronkError
-from pronk.server.errors import ApiError, of_exception, of_validation
+from pronk.server.errors import ApiError, to_api_error, validation_error
 from pronk.server.guard import SCRIPTS, tenant_of
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
@@ -34,7 +34,7 @@ __all__ = ["make_app"]
 
 _log = logging.getLogger(__name__)
 
-# Nothing from elsewhere, nothing inline, no frames around the page, and no other site learns where one came from.
+# The chat page loads nothing from other origins, runs no inline code, cannot be framed and sends no Referer.
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -53,7 +53,7 @@ _PAGE = {
 
 
 class ErrorDetail(BaseModel):
-    """What was expected, what was found, and which field is meant."""
+    """Message, type, field and code of an error."""
 
     message: str
     type: str
@@ -62,113 +62,109 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Every refusal's body."""
+    """Body of every error response."""
 
     error: ErrorDetail
 
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
+_ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
 }
 
 
 def make_app(service: Service) -> FastAPI:
-    """The app of one model."""
+    """Return the application that serves one model."""
     app = FastAPI(
         title="pronk",
         version=__version__,
-        docs_url=None,  # their pages fetch scripts from elsewhere
+        docs_url=None,  # FastAPI's documentation pages load scripts from other sites
         redoc_url=None,
-        responses=_REFUSALS,
+        responses=_ERRORS,
         redirect_slashes=False,
     )
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _refused)
-    for kind in (ApiError, PronkError, Exception):
-        app.add_exception_handler(kind, _failed)
-    _add_state(app, service)
-    _add_texts(app, service)
-    _add_others(app, service)
+    for kind in (RequestValidationError, HTTPException, ApiError, PronkError, Exception):
+        app.add_exception_handler(kind, _error_response)
+    _add_status_routes(app, service)
+    _add_generation_routes(app, service)
+    _add_other_routes(app, service)
     if service.settings.page:
         _add_page(app)
     return app
 
 
-def _add_state(app: FastAPI, service: Service) -> None:
+def _add_status_routes(app: FastAPI, service: Service) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """The server is there."""
+        """Report that the server is running."""
         return {"status": "ok"}
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", response_model=None)
     async def ready() -> Response:
-        """The server takes requests."""
+        """Report whether the server accepts requests; the status is 503 if it does not."""
         if service.draining or not service.engine.alive:
             return JSONResponse({"status": "ending"}, HTTPStatus.SERVICE_UNAVAILABLE)
         return JSONResponse({"status": "ready"})
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
-        """What happens, for Prometheus."""
+        """Return the metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The model that there is."""
+        """List the model."""
         return {"object": "list", "data": [_model(service)]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """The model, by its name."""
-        if name != service.settings.name:
-            message = f"model: expected {service.settings.name!r}, found {name!r}"
-            raise ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
+        """Describe the model."""
+        service.check_model(name)
         return _model(service)
 
 
-def _add_texts(app: FastAPI, service: Service) -> None:
+def _add_generation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", response_model=None)
-    async def completions(request: Request, ask: CompletionRequest) -> Response:
-        """Continue texts."""
-        return await _reply(service, request, ask)
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        """Continue one or more prompts."""
+        return await _reply(service, request, body)
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat(request: Request, ask: ChatRequest) -> Response:
+    async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        return await _reply(service, request, ask)
+        return await _reply(service, request, body)
 
     @app.post("/v1/responses", response_model=None)
-    async def responses(request: Request, ask: ResponsesRequest) -> Response:
-        """Answer a conversation, in OpenAI's newer form."""
-        return await _reply(service, request, ask, named=True)
+    async def responses(request: Request, body: ResponsesRequest) -> Response:
+        """Answer a conversation in the format of OpenAI's Responses API."""
+        return await _reply(service, request, body, named=True)
 
 
-def _add_others(app: FastAPI, service: Service) -> None:
+def _add_other_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/moderations")
-    async def moderations(request: Request, ask: ModerationRequest) -> dict[str, Any]:
-        """Say to which category texts belong, by the model's own judgement."""
+    async def moderations(request: Request, body: ModerationRequest) -> dict[str, Any]:
+        """Classify texts by the model's own probabilities."""
         _check_open(service)
-        return await service.moderate(ask, tenant_of(request.scope))
+        return await service.moderate(body, tenant_of(request.scope))
 
     @app.post("/tokenize", response_model=None)
-    async def tokenize(ask: TokenizeRequest) -> Response:
-        """Token ids of a text or a conversation."""
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """Return the token ids of a text or a conversation."""
         _check_open(service)
-        return await asyncio.to_thread(JSONResponse, await service.tokenize(ask))
+        return await asyncio.to_thread(JSONResponse, await service.tokenize(body))
 
     @app.post("/detokenize", response_model=None)
-    async def detokenize(ask: DetokenizeRequest) -> Response:
-        """The text of token ids."""
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """Return the text of token ids."""
         _check_open(service)
-        return await asyncio.to_thread(JSONResponse, await service.detokenize(ask))
+        return await asyncio.to_thread(JSONResponse, await service.detokenize(body))
 
 
 def _add_page(app: FastAPI) -> None:
     folder = files("pronk.server") / "page"
-    for path, (name, kind) in _PAGE.items():
-        page = Response((folder / name).read_bytes(), media_type=kind, headers=PAGE_HEADERS)
+    for path, (name, media_type) in _PAGE.items():
+        page = Response((folder / name).read_bytes(), media_type=media_type, headers=PAGE_HEADERS)
         app.add_api_route(path, lambda page=page: page, response_model=None, include_in_schema=False)
 
 
@@ -181,18 +177,18 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "pronk",
         "max_model_len": llm.config.context,
         "drafter": llm.get_proposer().name,
-        "drafters": [*service.settings.drafters],  # with files of their own, which requests may ask for
+        "drafters": [*service.settings.drafters],
     }
 
 
-async def _reply(service: Service, request: Request, ask: TextRequest, *, named: bool = False) -> Response:
-    """One body, or a stream of events; ``named`` events say their type in a line of their own."""
+async def _reply(service: Service, request: Request, body: TextRequest, *, named: bool = False) -> Response:
+    """Return one JSON body or a stream of events; ``named`` adds an ``event:`` line to each event."""
     _check_open(service)
     tenant = tenant_of(request.scope)
-    if not ask.stream:
-        return await asyncio.to_thread(JSONResponse, await service.whole(ask, tenant))
-    chunks = service.chunks(ask, tenant)
-    first = await anext(chunks)  # what is wrong with the request shows here, while there is a status to say it with
+    if not body.stream:
+        return await asyncio.to_thread(JSONResponse, await service.complete(body, tenant))
+    chunks = service.stream(body, tenant)
+    first = await anext(chunks)  # raises the errors of the request before the status line is sent
     events = _events(chunks, first, named=named)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -200,7 +196,7 @@ async def _reply(service: Service, request: Request, ask: TextRequest, *, named:
 async def _events(
     chunks: AsyncGenerator[list[dict[str, Any]]], first: list[dict[str, Any]], *, named: bool
 ) -> AsyncGenerator[str]:
-    """Server-sent events; a failure in the midst of a stream is an event of its own."""
+    """Encode chunks as server-sent events; an error ends the stream with an event of its own."""
     sent = len(first)
     async with aclosing(chunks):
         try:
@@ -209,8 +205,8 @@ async def _events(
                 if chunk:
                     yield _encode(chunk, named=named)
                     sent += len(chunk)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
-            body = _api_error(error).body()
+        except Exception as error:  # noqa: BLE001 - the status is sent, so that the client gets every error as an event
+            body = _logged_error(error).body()
             event = {**body["error"], "type": "error", "sequence_number": sent} if named else body
             yield _encode([event], named=named)
             return
@@ -229,33 +225,24 @@ def _encode(events: list[dict[str, Any]], *, named: bool) -> str:
 
 def _check_open(service: Service) -> None:
     if service.draining:
-        message = "expected a server that goes on, found one that is being stopped; ask another"
+        message = "expected a running server, found one that is shutting down; send the request to another server"
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "draining", headers={"Retry-After": "5"})
 
 
-def _api_error(error: BaseException) -> ApiError:
-    found = of_exception(error)
+async def _error_response(_: Request, error: Exception) -> Response:
+    found = _logged_error(error)
+    return JSONResponse(found.body(), found.status, headers=found.headers)
+
+
+def _logged_error(error: Exception) -> ApiError:
+    """Convert an exception to an error response; log unexpected exceptions."""
+    if isinstance(error, RequestValidationError):
+        return validation_error(error.errors(), error.body)
+    if isinstance(error, HTTPException):
+        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        return ApiError(error.status_code, str(error.detail), code, headers=error.headers)
+    found = to_api_error(error)
     if found.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
-        # By its kind and its places: its message may quote a text.
-        places = "".join(format_tb(error.__traceback__))
-        _log.error("a request failed with %s\n%s", type(error).__name__, places)
+        # The log omits the exception's message, which may quote a prompt.
+        _log.error("request failed with %s\n%s", type(error).__name__, "".join(format_tb(error.__traceback__)))
     return found
-
-
-async def _invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _refusal(of_validation(error.errors(), error.body))
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    return _refusal(ApiError(error.status_code, str(error.detail), code, headers=error.headers))
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    return _refusal(_api_error(error))
-
-
-def _refusal(error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status, headers=error.headers)

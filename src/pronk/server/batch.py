@@ -1,4 +1,4 @@
-"""Files of requests, in OpenAI's batch format, through the same service as the server's."""
+"""Files of requests in OpenAI's batch format, answered by the same service as those of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
@@ -17,10 +16,10 @@ from pydantic import ValidationError
 
 from pronk.errors import OptionError, PronkError
 from pronk.files.json_lines import read_json_lines
-from pronk.server.errors import ApiError, of_exception, of_validation
+from pronk.server.errors import to_api_error, validation_error
 from pronk.server.protocol.chat import ChatRequest
 from pronk.server.protocol.completions import CompletionRequest
-from pronk.server.protocol.request import TextRequest
+from pronk.server.protocol.request import TextRequest, refuse
 from pronk.server.protocol.responses import ResponsesRequest
 from pronk.server.protocol.small_routes import ModerationRequest
 from pronk.server.service import Service
@@ -32,22 +31,22 @@ except ImportError:  # Windows
 
 __all__ = ["BatchLine", "BatchOutput", "answer_line", "read_batch", "run_batch"]
 
-_TEXTS: Mapping[str, type[TextRequest]] = {
+_GENERATION_ROUTES: Mapping[str, type[TextRequest]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
 }
-_ROUTES = (*_TEXTS, "/v1/moderations")
-_BEGINNING = b'{"id": "batch_req_'  # of every answer
+_ROUTES = (*_GENERATION_ROUTES, "/v1/moderations")
+_LINE_START = b'{"id": "batch_req_'  # of every line of the output file
 
 
 class BatchLine(NamedTuple):
     """One request of a batch.
 
     Attributes:
-        custom_id: its name, by which its answer is found.
-        url: the route it is for.
-        body: what that route takes.
+        custom_id: unique id, repeated in the answer.
+        url: route, e.g. ``/v1/completions``.
+        body: JSON body of the request.
     """
 
     custom_id: str
@@ -56,66 +55,66 @@ class BatchLine(NamedTuple):
 
 
 def read_batch(path: Path) -> Iterator[BatchLine]:
-    """The requests of a file.
+    """Iterate over the requests of a file.
 
     Raises:
-        OptionError: a line is not as the format has it, or its ``custom_id`` has been there before; or it is no file.
+        OptionError: the path is no regular file, a line is malformed, or a ``custom_id`` occurs twice.
     """
     if path.exists() and not path.is_file():
-        msg = f"{path}: expected a file, which is read twice, found something else; write its lines to a file first"
+        msg = f"{path}: expected a regular file (it is read twice), found another kind; write its lines to a file first"
         raise OptionError(msg)
     seen = set[str]()
     for number, row in read_json_lines(path):
         where = f"{path}, line {number}"
         line = _line(row, where)
         if line.custom_id in seen:
-            msg = f"{where}: expected a custom_id of its own, found {line.custom_id!r} for the second time"
+            msg = f"{where}: expected a unique custom_id, found {line.custom_id!r} for the second time; rename one"
             raise OptionError(msg)
         seen.add(line.custom_id)
         yield line
 
 
 def _line(row: Mapping[str, Any], where: str) -> BatchLine:
-    for name, fine, wanted in (
-        ("custom_id", lambda value: isinstance(value, str) and value and _encodable(value), "a text that is not empty"),
+    for name, is_valid, expected in (
+        ("custom_id", _is_id, "a string that is not empty"),
         ("method", lambda value: value == "POST", "'POST'"),
         ("url", lambda value: value in _ROUTES, f"one of {', '.join(_ROUTES)}"),
         ("body", lambda value: isinstance(value, dict), "an object"),
     ):
-        if not fine(row.get(name)):
-            msg = f"{where}: {name}: expected {wanted}, found {row.get(name)!r:.60}"
+        if not is_valid(row.get(name)):
+            msg = f"{where}: {name}: expected {expected}, found {row.get(name)!r:.60}"
             raise OptionError(msg)
     return BatchLine(row["custom_id"], row["url"], row["body"])
 
 
-def _encodable(text: str) -> bool:
-    """JSON can write halves of characters, which no file takes."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+def _is_id(value: object) -> bool:
+    """Accept a non-empty string that UTF-8 can encode; a JSON escape may be a lone surrogate."""
+    return isinstance(value, str) and value != "" and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 class BatchOutput:
-    """A file of answers, which is this run's alone until it is closed.
+    """Output file of a batch, locked until it is closed.
 
     Attributes:
-        path: of the file; new answers are written to its end.
-        done: ``custom_id`` of the requests that have an answer.
+        path: path of the file; answers are appended.
+        done: ``custom_id`` of each request that has an answer in the file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open a file, old or new; half an answer, of a run that was cut off, is taken off its end.
+        """Open or create the file, and cut off an incomplete last line of an interrupted run.
 
         Raises:
-            OptionError: the file is no file of answers, which leaves it as it is; or it cannot be written, or another
-                run writes to it.
+            OptionError: the file has other content (which is left unchanged), cannot be written, or is locked by
+                another run.
         """
         self.path, self.done = path, set[str]()
         if path.suffix == ".gz":
-            msg = f"{path}: expected a plain file for the answers, found a name that ends with .gz"
+            msg = f"{path}: expected a plain file for the answers, found a name that ends with .gz; choose another name"
             raise OptionError(msg)
         try:
             self._file = path.open("a+b")
         except OSError as error:
-            msg = f"{path}: expected a file to write to, found {error.strerror}"
+            msg = f"{path}: expected a file to write to, found {error.strerror}; choose another path"
             raise OptionError(msg) from error
         try:
             self._lock()
@@ -125,10 +124,10 @@ class BatchOutput:
             raise
 
     def write(self, custom_id: str, status: int, body: Mapping[str, Any]) -> None:
-        """Write an answer, whole, and see it to the disk.
+        """Append an answer and flush it to the disk.
 
         Raises:
-            PronkError: there is no room for it.
+            PronkError: the write failed, e.g. because the disk is full.
         """
         request = f"batch_req_{uuid4().hex}"
         response = {"status_code": int(status), "request_id": request, "body": body}
@@ -138,20 +137,19 @@ class BatchOutput:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            msg = f"{self.path}: expected room for an answer, found {error.strerror}; the same command goes on there"
+            found = f"{self.path}: expected room for an answer, found {error.strerror}"
+            msg = f"{found}; free disk space and run the same command again"
             raise PronkError(msg) from error
 
     def close(self) -> None:
-        """Let others write to it."""
-        with suppress(OSError):  # what there was no room for
+        """Close the file and release its lock."""
+        with suppress(OSError):  # a full disk: buffered bytes cannot be written
             self._file.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _lock(self) -> None:
@@ -160,30 +158,32 @@ class BatchOutput:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            msg = f"{self.path}: expected a file of this run's own, found another run that writes to it; wait for it"
+            msg = f"{self.path}: expected one run per file, found another run that writes to it; wait for its end"
             raise OptionError(msg) from error
         except OSError:
-            return  # a file system without locks
+            return  # the file system has no locks
 
     def _read(self) -> None:
+        """Collect the ids of all answers and truncate the file behind the last complete one."""
         end = 0
         self._file.seek(0)
         for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n") and line.startswith(_BEGINNING[: len(line)]):
+            if not line.endswith(b"\n") and line.startswith(_LINE_START[: len(line)]):
                 break
-            self.done.add(_answered(line, f"{self.path}, line {number}"))
+            self.done.add(_custom_id(line, f"{self.path}, line {number}"))
             end += len(line)
         self._file.truncate(end)
 
 
-def _answered(line: bytes, where: str) -> str:
+def _custom_id(line: bytes, where: str) -> str:
+    """Return the ``custom_id`` of an answer; raise ``OptionError`` for any other line."""
     try:
         row = json.loads(line)
         name = row["custom_id"] if "response" in row and line.endswith(b"\n") else None
     except (ValueError, TypeError, KeyError, RecursionError):
         name = None
     if not isinstance(name, str):
-        msg = f"{where}: expected answers of a batch to go on from, found something else"
+        msg = f"{where}: expected answers of a batch, found something else; choose another file"
         raise OptionError(msg)
     return name
 
@@ -196,20 +196,15 @@ async def run_batch(
     at_a_time: int,
     progress: Callable[[], None] = lambda: None,
 ) -> int:
-    """Answer what has no answer yet, and write each answer as it comes.
+    """Answer the requests that have no answer yet, ``at_a_time`` concurrently.
 
-    Args:
-        service: who answers.
-        source: the requests.
-        answers: where they go.
-        at_a_time: requests that are worked on together.
-        progress: called with every answer.
+    Each answer is written as soon as it is complete; then ``progress`` is called.
 
     Returns:
-        How many were refused.
+        Number of answers with another status than 200.
 
     Raises:
-        PronkError: there is no room for an answer.
+        PronkError: an answer cannot be written, or the service fails (see :func:`answer_line`).
     """
     refused = 0
     waiting = (line for line in read_batch(source) if line.custom_id not in answers.done)
@@ -222,13 +217,13 @@ async def run_batch(
             refused += status != HTTPStatus.OK
             progress()
 
-    await _all([work() for _ in range(at_a_time)])
+    await _run_all([work() for _ in range(at_a_time)])
     return refused
 
 
-async def _all(works: list[Awaitable[None]]) -> None:
-    """Run them to their end; if one fails, the others are stopped."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+async def _run_all(workers: list[Awaitable[None]]) -> None:
+    """Run all workers; if one fails, cancel the others and raise its error."""
+    tasks = [asyncio.ensure_future(worker) for worker in workers]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -239,15 +234,15 @@ async def _all(works: list[Awaitable[None]]) -> None:
 
 
 async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str, Any]]:
-    """One answer: its status, and its body.
+    """Return the status and the body of an answer.
 
     Raises:
-        PronkError: of the service, and not of the request, which has no answer yet.
+        PronkError: the service is closed, overloaded or has lost a process; the request can be sent again.
     """
     try:
         return HTTPStatus.OK, await _reply(service, line)
     except Exception as error:
-        found = of_exception(error)
+        found = to_api_error(error)
         if found.status == HTTPStatus.SERVICE_UNAVAILABLE or found.code == "overloaded":
             raise
         return found.status, found.body()
@@ -255,11 +250,11 @@ async def answer_line(service: Service, line: BatchLine) -> tuple[int, dict[str,
 
 async def _reply(service: Service, line: BatchLine) -> dict[str, Any]:
     try:
-        if line.url not in _TEXTS:
+        if line.url not in _GENERATION_ROUTES:
             return await service.moderate(ModerationRequest.model_validate(line.body))
-        ask = _TEXTS[line.url].model_validate(line.body)
+        body = _GENERATION_ROUTES[line.url].model_validate(line.body)
     except ValidationError as error:
-        raise of_validation(error.errors(include_url=False), line.body) from error
-    if ask.stream:
-        raise ApiError(HTTPStatus.BAD_REQUEST, "stream: expected false in a batch", "invalid_value", "stream")
-    return await service.whole(ask)
+        raise validation_error(error.errors(include_url=False), line.body) from error
+    if body.stream:
+        raise refuse("stream", "expected false in a batch, found true; remove it")
+    return await service.complete(body)

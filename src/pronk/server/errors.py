@@ -1,4 +1,4 @@
-"""What goes wrong, as OpenAI's interface says it: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from __future__ import annotations
 
@@ -20,43 +20,38 @@ from pronk.errors import (
 )
 from pronk.parallel.connection import ConnectionLostError
 
-__all__ = ["ApiError", "of_exception", "of_validation"]
+__all__ = ["ApiError", "to_api_error", "validation_error"]
 
-_SHOWN = 300  # characters of a message: it may quote what the client sent
+_MAX_MESSAGE = 300  # characters; a message may quote a long value of the request
 
 
 class ApiError(Exception):
-    """An answer that is a refusal.
+    """Error response.
 
     Attributes:
-        status: of HTTP.
-        message: expected, found, what to do.
-        code: a word for programs.
-        param: which field is meant, if it is one.
-        headers: to answer with.
+        status: HTTP status.
+        message: one line, at most 300 characters.
+        code: error code for programs.
+        param: wrong field of the request, if any.
+        headers: headers of the response.
     """
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, status: int, message: str, code: str, param: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.param = int(status), code, param
         line = " ".join(message.split())
-        self.message = line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+        self.message = line if len(line) <= _MAX_MESSAGE else f"{line[: _MAX_MESSAGE - 1]}…"
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the body of the response as JSON values."""
         kind = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-_KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
+_STATUSES: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (ClosedError, HTTPStatus.SERVICE_UNAVAILABLE, "closed"),
     (ResumeError, HTTPStatus.SERVICE_UNAVAILABLE, "not_resumed"),
     (ConnectionLostError, HTTPStatus.SERVICE_UNAVAILABLE, "worker_lost"),
@@ -68,70 +63,73 @@ _KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (OptionError, HTTPStatus.BAD_REQUEST, "invalid_value"),
     (TokenizerError, HTTPStatus.BAD_REQUEST, "unsupported_by_tokenizer"),
 )
-# Of lists and texts, by pydantic's names.
+# Messages by pydantic's error type, formatted with the context of the error.
 _LENGTHS = {
-    "too_short": "expected at least {min_length} in it, found {actual_length}",
-    "too_long": "expected at most {max_length} in it, found {actual_length}",
+    "too_short": "expected at least {min_length} items, found {actual_length}",
+    "too_long": "expected at most {max_length} items, found {actual_length}",
     "string_too_short": "expected at least {min_length} characters, found fewer",
     "string_too_long": "expected at most {max_length} characters, found more",
 }
-# For OpenAI's clients, which otherwise ask again, once or twice, what has just taken all the time that there is.
+# OpenAI's clients retry a 408 by default; X-Should-Retry stops them, because a retry would take as long again.
 _HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
     OverloadedError: {"Retry-After": "1"},
     DeadlineError: {"X-Should-Retry": "false"},
 }
 
 
-def of_exception(error: BaseException) -> ApiError:
-    """What a client hears of an error; of one that nobody raised on purpose it learns no more than that."""
+def to_api_error(error: BaseException) -> ApiError:
+    """Convert an exception to an error response; an unexpected exception reveals nothing to the client."""
     if isinstance(error, ApiError):
         return error
-    for kind, status, code in _KNOWN:
+    for kind, status, code in _STATUSES:
         if isinstance(error, kind):
             field = str(error).partition(":")[0] if kind is OptionError else ""
             return ApiError(status, str(error), code, field if field.isidentifier() else None, _HEADERS.get(kind))
-    message = "an error inside the server; its log has the cause"
+    message = "internal server error; the cause is in the log of the server"
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "internal_error")
 
 
-def of_validation(errors: Sequence[Any], body: object) -> ApiError:
-    """The first of pydantic's complaints about a body, in our words."""
-    # Of several types that were tried the one that fits best got furthest.
-    places = [_place([part for part in error["loc"] if part != "body"], body) for error in errors]
-    first, names = max(zip(errors, places, strict=True), key=lambda pair: len(pair[1]))
-    param = ".".join(names) or None
-    kind, code = str(first["type"]), "invalid_value"
+def validation_error(errors: Sequence[Any], body: object) -> ApiError:
+    """Convert pydantic's errors about a body to one error response.
+
+    Pydantic lists the errors of every member of a union. The error with the deepest field belongs to the member that
+    fits best.
+    """
+    fields = [_field([part for part in error["loc"] if part != "body"], body) for error in errors]
+    error, field = max(zip(errors, fields, strict=True), key=lambda pair: len(pair[1]))
+    param = ".".join(field) or None
+    kind, code = str(error["type"]), "invalid_value"
     if kind == "extra_forbidden":
-        code, message = "unknown_field", "expected only fields that are known here, found this one; leave it out"
+        code, message = "unknown_field", "expected only known fields, found an unknown one; remove it"
     elif kind == "missing":
-        message = "expected it, found no such field"
+        message = "expected a value, found no such field; add it"
     elif kind in _LENGTHS:
-        message = _LENGTHS[kind].format(**first["ctx"])
+        message = _LENGTHS[kind].format(**error["ctx"])
     elif kind.startswith("json_"):
         param, message = None, "body: expected JSON, found something else"
     else:
-        message = first["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
-        message = message.replace("String should match pattern ", "expected a text of the pattern ")
-        message += f", found {_shown(first['input'])}" if ", found " not in message else ""
+        message = error["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+        message = message.replace("String should match pattern ", "expected a string that matches ")
+        message += f", found {_describe(error['input'])}" if ", found " not in message else ""
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {message}" if param else message, code, param)
 
 
-def _place(parts: Sequence[str | int], body: Any) -> list[str]:
-    """Where it is, without what pydantic puts between: which of several types it has tried."""
-    names, at = list[str](), body
-    for number, part in enumerate(parts, 1):
-        if (isinstance(at, list) and part in range(len(at))) or (isinstance(at, dict) and part in at):
-            at = at[part]  # type: ignore[index]
-        elif part == "[key]" or not (isinstance(at, dict) and number == len(parts)):  # which is missing there
+def _field(location: Sequence[str | int], body: Any) -> list[str]:
+    """Return the names that lead to a field of the body, without the union members in pydantic's location."""
+    names, value = list[str](), body
+    for number, part in enumerate(location, 1):
+        if (isinstance(value, list) and part in range(len(value))) or (isinstance(value, dict) and part in value):
+            value = value[part]  # type: ignore[index]
+        elif part == "[key]" or not (isinstance(value, dict) and number == len(location)):  # not a missing field
             continue
         names.append(str(part))
     return names
 
 
-def _shown(value: object) -> str:
-    """What kind of JSON value it is; a small one as it is."""
+def _describe(value: object) -> str:
+    """Describe a JSON value in at most 60 characters."""
     if isinstance(value, (bool, int, float)) or value is None:
         return f"{json.dumps(value):.40}"
     if isinstance(value, str):
-        return f"the text {value!r:.40}"
+        return f"the string {value!r:.40}"
     return "a list" if isinstance(value, list) else "an object"

@@ -1,4 +1,4 @@
-"""What stands between the network and the app: keys, sizes, times, and clients that leave."""
+"""ASGI middleware: API keys, limits of size and time, and cancellation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from pronk.server.errors import ApiError
 from pronk.server.settings import ServerSettings
 
-__all__ = ["OPEN", "SCRIPTS", "Guard", "tenant_of"]
+__all__ = ["PUBLIC_PATHS", "SCRIPTS", "Guard", "tenant_of"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -21,21 +21,21 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Modules of the page at ``/``.
+# JavaScript modules of the chat page.
 SCRIPTS = tuple(
     f"/{name}.js"
     for name in ("page", "answer", "candidates", "dom", "figures", "settings", "sources", "stream", "turn", "verdict")
 )
-# Nothing of anybody is behind them: the state of the server, and the page's own files.
 PROBES = ("/health", "/ready")
-OPEN = frozenset({*PROBES, "/", "/page.css", *SCRIPTS})
+# Paths that need no API key: they reveal neither texts nor keys.
+PUBLIC_PATHS = frozenset({*PROBES, "/", "/page.css", *SCRIPTS})
 
 
 class Guard:
-    """Lets requests through to an app, one by one.
+    """Checks each request before the application runs.
 
-    The body is read here, whole and in time, before the app hears of the request; while the app works on it, the guard
-    listens for the client's leaving, and cancels the work at once.
+    The guard reads the whole body, within a time limit, before it calls the application. If the client disconnects
+    while the application runs, the guard cancels the application's task.
     """
 
     def __init__(
@@ -44,89 +44,83 @@ class Guard:
         settings: ServerSettings,
         *,
         connections: Callable[[], int] = lambda: 0,
-        answered: Callable[[Scope, int], None] = lambda _scope, _status: None,
+        on_response: Callable[[Scope, int], None] = lambda _scope, _status: None,
     ) -> None:
-        """Stand before an app.
+        """Wrap an ASGI application.
 
-        Args:
-            app: it.
-            settings: what is let through.
-            connections: how many are open.
-            answered: told of every request with which status it was answered.
+        ``connections`` returns the number of open connections. ``on_response`` is called with the scope of a request
+        and the status of its response.
         """
         self._app = app
         self._settings = settings
         self._connections = connections
-        self._answered = answered
+        self._on_response = on_response
         self._keys = [_digest(key) for key in settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, as ASGI has it."""
+        """Handle one request, as ASGI specifies."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         status = 0
 
-        async def tell(message: Message) -> None:
+        async def report(message: Message) -> None:
             nonlocal status
             await send(message)
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._answered(scope, status)
+                self._on_response(scope, status)
 
         try:
             self._check(scope)
             body = await self._read(scope, receive)
             if body is not None:
-                await self._work(scope, body, receive, tell)
+                await self._run(scope, body, receive, report)
         except ApiError as error:
-            # The rest of its body is not waited for.
-            error.headers["Connection"] = "close"
-            await _refuse(tell, error)
-        except asyncio.CancelledError:  # the server ends, and with it this task
+            error.headers["Connection"] = "close"  # the rest of the body is not read
+            await _send_error(report, error)
+        except asyncio.CancelledError:  # the server is shutting down
             if not status:
-                message = "expected a server that goes on, found one that is being stopped; ask another"
-                await _refuse(tell, ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed"))
+                message = "expected a running server, found one that is shutting down; use another server"
+                await _send_error(report, ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "closed"))
 
     def _check(self, scope: Scope) -> None:
         limits = self._settings.limits
         headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
         if self._connections() > limits.connections:
-            msg = f"expected at most {limits.connections} connections at a time; try again later"
-            more = {"Retry-After": "1", "Connection": "close"}
-            raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, msg, "too_many_connections", headers=more)
+            msg = f"expected at most {limits.connections} open connections, found more; try again later"
+            raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, msg, "too_many_connections", headers={"Retry-After": "1"})
         size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         size += len(scope["raw_path"]) + len(scope["query_string"])
         if size > limits.headers:
-            msg = f"headers: expected at most {limits.headers} bytes, found {size}"
+            msg = f"headers: expected at most {limits.headers} bytes, found {size}; shorten them"
             raise ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, msg, "headers_too_large")
         host = _host(headers.get("host", b""))
         if self._settings.hosts is not None and host not in self._settings.hosts and scope["path"] not in PROBES:
-            msg = "host: expected a name that this server is called by; add it with --allow-host"
+            msg = "Host: expected a name of this server, found another; add it with --allow-host"
             raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, msg, "unknown_host")
         scope["pronk.tenant"] = self._tenant(scope["path"], headers.get("authorization", b""))
         kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
         if scope["method"] == "POST" and kind != b"application/json":
-            # Other types are what a page of another site may send without asking.
-            msg = "Content-Type: expected application/json, found another, or none"
+            # Browsers send some other types across origins without a preflight request.
+            msg = "Content-Type: expected application/json, found another type or none; set the header"
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, msg, "unsupported_media_type")
 
     def _tenant(self, path: str, authorization: bytes) -> str:
-        """Who asks, by the key: a digest of it, or nothing where no key is asked for."""
+        """Return the digest of the API key, or an empty string where none is required."""
         if not self._keys:
             return ""
         kind, _, given = authorization.partition(b" ")
         digest = _digest(given.strip().decode("latin-1"))
-        # All of them are compared, each in constant time, so that the time says nothing of any.
+        # Every key is compared, each in constant time, so that the duration reveals nothing about a key.
         known = sum(hmac.compare_digest(digest, key) for key in self._keys) > 0 and kind.lower() == b"bearer"
-        if not known and path not in OPEN:
-            msg = "Authorization: expected 'Bearer KEY' with a key of this server; found none, or another"
-            headers = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(HTTPStatus.UNAUTHORIZED, msg, "invalid_api_key", headers=headers)
+        if not known and path not in PUBLIC_PATHS:
+            msg = "Authorization: expected 'Bearer KEY' with a key of this server, found none or another; send a key"
+            raise ApiError(HTTPStatus.UNAUTHORIZED, msg, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return digest.hex() if known else ""
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; ``None`` if the client has left."""
+        """Return the body, or ``None`` if the client has disconnected."""
         limit = self._settings.limits.body
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > limit:
@@ -145,40 +139,39 @@ class Guard:
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
-            msg = f"expected the body within {self._settings.limits.receive_seconds:g} s; send it faster"
-            raise ApiError(HTTPStatus.REQUEST_TIMEOUT, msg, "slow_body", headers={"Connection": "close"}) from None
+            seconds = self._settings.limits.receive_seconds
+            msg = f"body: expected all of it within {seconds:g} s, found only a part; send it faster"
+            raise ApiError(HTTPStatus.REQUEST_TIMEOUT, msg, "slow_body") from None
 
-    async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Let the app answer, until it has, or the client has left."""
-        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Run the application until it ends or the client disconnects."""
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
-            if given:
-                return given.pop()
-            await asyncio.Event().wait()  # whether the client leaves is the guard's to hear
+            if unread:
+                return unread.pop()
+            await asyncio.Event().wait()  # forever; _wait_for_disconnect receives the disconnect
             raise AssertionError
 
         work = asyncio.ensure_future(self._app(scope, replay, send))
-        gone = asyncio.ensure_future(_until_gone(receive))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (gone, work):
-                if not task.done():
-                    task.cancel()
-            await asyncio.wait({work, gone})
+            disconnect.cancel()  # without effect on a task that is done
+            work.cancel()
+            await asyncio.wait({work, disconnect})
         if not work.cancelled():
-            # What the app could not answer it has logged, without the message, which may quote a text.
-            work.exception()
+            work.exception()  # the application has logged it; asyncio would log its message, which may quote a prompt
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def tenant_of(scope: Scope) -> str:
-    """Who asks, as the guard has found out."""
+    """Return the tenant that the guard has set."""
     return str(scope.get("pronk.tenant", ""))
 
 
@@ -187,18 +180,17 @@ def _digest(key: str) -> bytes:
 
 
 def _host(header: bytes) -> str:
-    """The name in a ``Host`` header, without its port."""
+    """Return the name in a ``Host`` header, without the port."""
     text = header.decode("latin-1").strip().lower()
     return text[: text.find("]") + 1] if text.startswith("[") else text.partition(":")[0]
 
 
 def _too_large(limit: int) -> ApiError:
-    headers = {"Connection": "close"}
-    msg = f"body: expected at most {limit} bytes, found more"
-    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, msg, "body_too_large", headers=headers)
+    msg = f"body: expected at most {limit} bytes, found more; send less"
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, msg, "body_too_large")
 
 
-async def _refuse(send: Send, error: ApiError) -> None:
+async def _send_error(send: Send, error: ApiError) -> None:
     body = json.dumps(error.body()).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
     pairs = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,9 +1,9 @@
-"""A system prompt in front of conversations, and moderation by the model's own judgement.
+"""System prompt before conversations, and moderation by the model's own probabilities.
 
-Mistral 7B (Jiang et al. 2023), section 5: a system prompt that asks for careful answers (5.1), and self-reflection, in
-which the model itself says to which category a prompt or an answer belongs (5.2). There the model writes the category's
-name; here each category has a letter, and the probabilities of the letters are read, so that there is no text to
-parse, and every category has a score.
+Both follow Mistral 7B (Jiang et al. 2023), section 5: a system prompt that asks for careful answers (5.1), and
+self-reflection, in which the model assigns a prompt or an answer to a category (5.2). In the paper, the model writes
+the name of the category. Here each category has a letter, and the score of a category is the probability of its letter
+as the first token of the answer, so that no text is parsed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pronk.errors import OptionError, PromptError, TokenizerError
 from pronk.outputs import Choice
 from pronk.tokenization.tokenizer import Tokenizer
 
-__all__ = ["MISTRAL_PROMPT", "REFLECTION", "Reflection", "guarded", "knows_system"]
+__all__ = ["MISTRAL_PROMPT", "REFLECTION", "Reflection", "add_system_prompt", "has_system_role"]
 
-# The recommended system prompt of section 5.1, which is the method: other words would be another one.
+# System prompt of section 5.1, word for word.
 MISTRAL_PROMPT = (
     "Always assist with care, respect, and truth. Respond with utmost utility yet securely. Avoid harmful, unethical, "
     "prejudiced, or negative content. Ensure replies promote fairness and positivity."
 )
 
-# The categories of section 5.2; the last is that of acceptable texts.
+# Categories of section 5.2, and a last one for acceptable texts.
 CATEGORIES = {
     "illegal": "illegal activities, such as terrorism, child abuse or fraud",
     "hateful": "hate, harassment or violence, such as discrimination, bullying or self-harm",
@@ -49,13 +49,15 @@ To which of these categories does the text belong?
 Answer with the letter of one category and nothing else."""
 
 
-def guarded(messages: Sequence[Mapping[str, Any]], prompt: str | None, *, system: bool) -> list[dict[str, Any]]:
-    """The conversation with ``prompt`` in front: before the system's own words, if it has some.
+def add_system_prompt(
+    messages: Sequence[Mapping[str, Any]], prompt: str | None, *, system: bool
+) -> list[dict[str, Any]]:
+    """Return a copy of the conversation with ``prompt`` in front of its system prompt.
 
     Args:
-        messages: the conversation.
-        prompt: what goes in front, if anything.
-        system: whether the template has a place for a system; if not, it goes before the first words of the user.
+        messages: conversation.
+        prompt: text to add; ``None`` adds nothing.
+        system: whether the chat template has a system role; if not, the text goes before the first user message.
     """
     plain = [dict(message) for message in messages]
     if prompt is None:
@@ -71,8 +73,8 @@ def guarded(messages: Sequence[Mapping[str, Any]], prompt: str | None, *, system
     return plain
 
 
-def knows_system(tokenizer: Tokenizer) -> bool:
-    """Whether the template puts what a system says into the text."""
+def has_system_role(tokenizer: Tokenizer) -> bool:
+    """Return whether the chat template renders system messages."""
     word = "Zanzibar"
     try:
         text = tokenizer.chat([{"role": "system", "content": word}, {"role": "user", "content": "?"}])
@@ -83,12 +85,12 @@ def knows_system(tokenizer: Tokenizer) -> bool:
 
 @dataclass(frozen=True)
 class Reflection:
-    """Asks a model what it thinks of a text.
+    """Prompt with which a model classifies texts.
 
     Attributes:
-        tokenizer: the model's.
-        prompt: with ``{text}``, ``{categories}`` and, if it is to know what the text is, ``{kind}``.
-        categories: names and what they mean; the last is that of texts that are fine.
+        tokenizer: tokenizer of the model.
+        prompt: template with ``{text}``, ``{categories}`` and optionally ``{kind}`` (prompt or answer).
+        categories: name to description; the last category is that of acceptable texts.
     """
 
     tokenizer: Tokenizer
@@ -98,46 +100,48 @@ class Reflection:
     def __post_init__(self) -> None:
         missing = [name for name in ("{text}", "{categories}") if name not in self.prompt]
         if missing:
-            msg = f"moderation prompt: expected {' and '.join(missing)} in it, found no such place"
+            msg = f"moderation-prompt: expected {' and '.join(missing)} in it, found no such placeholder; add it"
             raise OptionError(msg)
 
     def letters(self) -> dict[str, int]:
-        """The token of each category's letter, as an answer begins with it.
+        """Return for each category the token id of its letter at the start of an answer.
 
         Raises:
-            TokenizerError: the tokenizer has no such tokens.
+            TokenizerError: two letters have the same token.
         """
-        found = {}
-        for name, letter in zip(self.categories, ascii_uppercase, strict=False):
-            ids = self.tokenizer.encode(letter, add_special_tokens=False)
-            found[name] = ids[-1]
+        found = {
+            name: self.tokenizer.encode(letter, add_special_tokens=False)[-1]
+            for name, letter in zip(self.categories, ascii_uppercase, strict=False)
+        }
         if len(set(found.values())) < len(found):
-            msg = "moderation: expected a tokenizer with a token for each of the letters A, B, …; found them shared"
+            msg = "moderation: expected a token for each of the letters A, B, …, found a shared one; use another model"
             raise TokenizerError(msg)
         return found
 
     def messages(self, text: str, kind: str) -> list[dict[str, str]]:
-        """What the model is asked about a text, which is a ``prompt`` or an ``answer``."""
+        """Return the conversation that asks for the category of a text; ``kind`` is ``prompt`` or ``answer``."""
         pairs = zip(ascii_uppercase, self.categories.values(), strict=False)
         listed = "\n".join(f"{letter}. {meaning}" for letter, meaning in pairs)
-        what = "a message of the user" if kind == "prompt" else "an answer of the assistant"
-        # One pass over the prompt, so that a text with braces in it stays as it is.
-        values = {"{text}": text, "{categories}": listed, "{kind}": what}
+        described = "a message of the user" if kind == "prompt" else "an answer of the assistant"
+        values = {"{text}": text, "{categories}": listed, "{kind}": described}
         return [{"role": "user", "content": _fill(self.prompt, values)}]
 
     def scores(self, report: Mapping[int, float]) -> tuple[dict[str, float], bool]:
-        """From log-probabilities of the first token, those of the letters among them, to probabilities.
+        """Return the scores of a text, and whether it is flagged.
+
+        Args:
+            report: log-probabilities of the answer's first token, by token id; includes every letter.
 
         Returns:
-            Of each category but the last its probability among all of them; and whether any is likelier than the last.
+            The probability of each category but the last, normalized over all categories, and whether one of them is
+            more probable than the last.
         """
         letters = self.letters()
-        # Alternatives of one token each: what :meth:`pronk.llm.LLM.choose` finds in a tree is in the prompt's own pass.
-        found = Choice(tuple(letters), tuple(report[token] for token in letters.values()))
-        shares = dict(zip(found.options, found.probabilities, strict=True))
-        fine = shares.pop(list(shares)[-1])
-        return shares, any(share > fine for share in shares.values())
+        choice = Choice(tuple(letters), tuple(report[token] for token in letters.values()))
+        *scores, (_, acceptable) = zip(choice.options, choice.probabilities, strict=True)
+        return dict(scores), any(score > acceptable for _, score in scores)
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace all placeholders at once, so that placeholders within a value stay as they are."""
     return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], template)

@@ -1,11 +1,13 @@
-"""What happens, for Prometheus: under vLLM's names where it counts the same, so that its dashboards fit."""
+"""Metrics for Prometheus; a metric that vLLM also has bears vLLM's name, so that dashboards fit both."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
+from operator import attrgetter
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -13,154 +15,137 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pronk.engine.stats import Stats
 from pronk.outputs import Piece
 from pronk.sampling.params import SamplingParams
-from pronk.server.errors import of_exception
+from pronk.server.errors import to_api_error
 from pronk.server.served_engine import ServedEngine
 
 __all__ = ["Metrics"]
 
+# Upper bounds of histogram buckets: seconds of a request, seconds of a token, numbers of tokens.
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+# Gauge: help text, field of EngineLoad.
+_GAUGES = {
+    "vllm:num_requests_running": ("Running requests.", "running"),
+    "vllm:num_requests_waiting": ("Queued requests.", "waiting"),
+    "vllm:kv_cache_usage_perc": ("Fraction of KV blocks in use, 0..1.", "kv_used"),
+    "pronk:kv_cache_idle_blocks": ("KV blocks that only the prefix cache holds.", "kv_idle"),
+    "pronk:requests_resumed": ("Requests resumed on another replica after theirs had ended.", "resumed"),
+}
 
 
 class Metrics:
     """Counters, gauges and histograms of one server, in a registry of their own."""
 
     def __init__(self, engine: ServedEngine, model: str) -> None:
-        self._engine, self._model = engine, model
+        self._model = model
         self.registry = CollectorRegistry()
-        self._gauges()
-        self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
-        self._generated = self._counter("vllm:generation_tokens", "Generated tokens.")
-        self._preempted = self._counter("vllm:num_preemptions", "Requests that had to give their blocks away.")
-        self._looked_up = self._counter("vllm:prefix_cache_queries", "Tokens that were looked for in the cache.")
-        self._found = self._counter("vllm:prefix_cache_hits", "Tokens that were found there.")
-        self._ended = self._counter("vllm:request_success", "Requests that ended well, by why.", "finished_reason")
-        self._failed = self._counter("pronk:request_failure", "Requests that did not, by why.", "reason")
-        self._answers = Counter(
-            "http_requests", "Answers.", ["handler", "method", "status"], registry=self.registry
-        )  # as prometheus-fastapi-instrumentator, which vLLM has, calls them
-        self._steps = self._counter("pronk:steps", "Passes that chose tokens, of each request.")
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Passes that had guesses.")
-        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Guesses that were computed.")
-        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Guesses that were confirmed.")
-        self._by_place = self._counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place behind the text.", "position"
+        for name, (text, field) in _GAUGES.items():
+            gauge = Gauge(name, text, ["model_name"], registry=self.registry)
+            gauge.labels(model).set_function(partial(attrgetter(f"load.{field}"), engine))
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens.")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Generated tokens.")
+        self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of requests.")
+        self._prefix_queries = self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.")
+        self._prefix_hits = self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.")
+        self._success = self._counter("vllm:request_success", "Finished samples by reason.", "finished_reason")
+        self._failure = self._counter("pronk:request_failure", "Failed requests by reason.", "reason")
+        # Name and labels are those of prometheus-fastapi-instrumentator, which vLLM uses.
+        labels = ["handler", "method", "status"]
+        self._responses = Counter("http_requests", "HTTP responses.", labels, registry=self.registry)
+        self._steps = self._counter("pronk:steps", "Decoding steps, summed over samples.")
+        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Decoding steps with draft tokens.")
+        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Verified draft tokens.")
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.")
+        self._accepted_per_pos = self._counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.", "position"
         )
-        self._drafted_by = self._counter("pronk:draft_tokens", "Guesses that were computed, by who guessed.", "source")
-        self._accepted_by = self._counter("pronk:accepted_tokens", "Guesses that were confirmed, likewise.", "source")
-        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        self._between = self._histogram("vllm:inter_token_latency_seconds", "Between tokens that came apart.", _SHORT)
+        self._drafted_by = self._counter("pronk:draft_tokens", "Verified draft tokens by drafter.", "source")
+        self._accepted_by = self._counter("pronk:accepted_tokens", "Accepted draft tokens by drafter.", "source")
+        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to the first token.", _SECONDS)
+        self._inter_token = self._histogram(
+            "vllm:inter_token_latency_seconds", "Time between steps with new tokens of a sample.", _TOKEN_SECONDS
+        )
         self._per_token = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "After the first, for each.", _SHORT
+            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first one.", _TOKEN_SECONDS
         )
-        self._whole = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
-        self._prompts = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _COUNTS)
-        self._outputs = self._histogram("vllm:request_generation_tokens", "Tokens of an output.", _COUNTS)
-        self._most = self._histogram("vllm:request_params_max_tokens", "Tokens that were asked for.", _COUNTS)
-        self._samples = self._histogram("vllm:request_params_n", "Samples that were asked for.", (1, 2, 4, 8, 16))
+        self._latency = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to the last token.", _SECONDS)
+        self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _COUNTS)
+        self._output_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of an output.", _COUNTS)
+        self._max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", _COUNTS)
+        self._n = self._histogram("vllm:request_params_n", "n of a request.", (1, 2, 4, 8, 16))
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     @contextmanager
     def request(self) -> Iterator[float]:
-        """Count a client's request if it does not come to its end. Gives when it came, by ``perf_counter``."""
+        """Yield the arrival time by ``perf_counter``; count the request as failed if the block raises."""
         try:
             yield perf_counter()
         except (GeneratorExit, asyncio.CancelledError):
-            self._failed.labels(self._model, "abort").inc()
+            self._failure.labels(self._model, "abort").inc()
             raise
         except Exception as error:
-            self._failed.labels(self._model, _reason(error)).inc()
+            self._failure.labels(self._model, _reason(error)).inc()
             raise
 
     def observer(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, arrived: float
     ) -> Callable[[Sequence[Piece]], None]:
-        """What is to be called with the pieces of each step of a request.
-
-        Args:
-            prompts: token ids of each.
-            params: of all.
-            arrived: see :meth:`request`.
-        """
-        self._most.labels(self._model).observe(params.max_tokens)
-        self._samples.labels(self._model).observe(params.n)
+        """Return a callback for the pieces of each step; ``arrived`` is the time from :meth:`request`."""
+        self._max_tokens.labels(self._model).observe(params.max_tokens)
+        self._n.labels(self._model).observe(params.n)
         last: dict[int, float] = {}
 
         def observe(pieces: Sequence[Piece]) -> None:
             now = perf_counter()
-            self._add(self._generated, len(pieces))
+            self._add(self._generation_tokens, len(pieces))
             for index in {piece.index for piece in pieces}:
                 if index in last:
-                    self._between.labels(self._model).observe(now - last[index])
+                    self._inter_token.labels(self._model).observe(now - last[index])
                 else:
-                    self._begin(prompts[index // params.n], now - arrived, first=index % params.n == 0)
+                    self._count_start(prompts[index // params.n], now - arrived, first=index % params.n == 0)
                 last[index] = now
             for piece in pieces:
                 if piece.completion is not None:
-                    self._ended.labels(self._model, piece.completion.finish_reason).inc()
-                    self._whole.labels(self._model).observe(now - arrived)
-                    self._count(piece.completion.stats)
+                    self._success.labels(self._model, piece.completion.finish_reason).inc()
+                    self._latency.labels(self._model).observe(now - arrived)
+                    self._count_end(piece.completion.stats)
 
         return observe
 
-    def answered(self, method: str, route: str, status: int) -> None:
-        """Count an answer of HTTP."""
-        self._answers.labels(route, method, str(status)).inc()
+    def count_response(self, method: str, route: str, status: int) -> None:
+        """Count an HTTP response."""
+        self._responses.labels(route, method, str(status)).inc()
 
-    def _begin(self, prompt: Sequence[int], seconds: float, *, first: bool) -> None:
-        """A sample's first token has come."""
+    def _count_start(self, prompt: Sequence[int], seconds: float, *, first: bool) -> None:
+        """Count the first token of a sample; prompt tokens count once, with the first sample."""
         self._ttft.labels(self._model).observe(seconds)
-        self._prompts.labels(self._model).observe(len(prompt))
-        self._add(self._prompt, len(prompt) if first else 0)
+        self._prompt_lengths.labels(self._model).observe(len(prompt))
+        self._add(self._prompt_tokens, len(prompt) if first else 0)
 
-    def _count(self, stats: Stats) -> None:
-        """A sample has come to its end."""
-        self._add(self._preempted, stats.preemptions)
-        self._add(self._looked_up, stats.prompt_tokens)
-        self._add(self._found, min(stats.cached_tokens, stats.prompt_tokens))
+    def _count_end(self, stats: Stats) -> None:
+        """Count a finished sample."""
+        self._add(self._preemptions, stats.preemptions)
+        self._add(self._prefix_queries, stats.prompt_tokens)
+        self._add(self._prefix_hits, min(stats.cached_tokens, stats.prompt_tokens))
         self._add(self._steps, stats.target_steps)
         self._add(self._drafts, sum(step.drafted > 0 for step in stats.steps))
         self._add(self._drafted, stats.drafted)
         self._add(self._accepted, stats.accepted)
-        for place in range(max((step.accepted for step in stats.steps), default=0)):
-            count = sum(step.accepted > place for step in stats.steps)
-            self._by_place.labels(self._model, str(place)).inc(count)
+        for position in range(max((step.accepted for step in stats.steps), default=0)):
+            count = sum(step.accepted > position for step in stats.steps)
+            self._accepted_per_pos.labels(self._model, str(position)).inc(count)
         for name, source in stats.sources.items():
             self._drafted_by.labels(self._model, name).inc(source.drafted)
             self._accepted_by.labels(self._model, name).inc(source.accepted)
-        self._outputs.labels(self._model).observe(stats.generated_tokens)
+        self._output_lengths.labels(self._model).observe(stats.generated_tokens)
         if stats.generated_tokens > 1:
             seconds = (stats.steps[-1].clock if stats.steps else 0.0) - stats.ttft
             self._per_token.labels(self._model).observe(seconds / (stats.generated_tokens - 1))
-
-    def _gauges(self) -> None:
-        """What is read when somebody looks."""
-        engine = self._engine
-        for name, text, read in (
-            ("vllm:num_requests_running", "Requests in the passes.", lambda: engine.load.running),
-            ("vllm:num_requests_waiting", "Requests that wait for room.", lambda: engine.load.waiting),
-            (
-                "vllm:kv_cache_usage_perc",
-                "Share of the cache's blocks that requests hold, 0..1.",
-                lambda: engine.load.kv_used,
-            ),
-            (
-                "pronk:kv_cache_idle_blocks",
-                "Blocks kept for texts that begin alike.",
-                lambda: engine.load.kv_idle,
-            ),
-            (
-                "pronk:requests_resumed",
-                "Times that requests were asked again elsewhere, as their replica had died.",
-                lambda: engine.load.resumed,
-            ),
-        ):
-            gauge = Gauge(name, text, ["model_name"], registry=self.registry)
-            gauge.labels(self._model).set_function(read)
 
     def _add(self, counter: Counter, count: int) -> None:
         counter.labels(self._model).inc(count)
@@ -173,8 +158,8 @@ class Metrics:
 
 
 def _reason(error: Exception) -> str:
-    """Why a request did not come to its end, in a word."""
-    status = of_exception(error).status
+    """Return the label of a failed request."""
+    status = to_api_error(error).status
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return "error"
     return {408: "timeout", 429: "overloaded"}.get(status, "refused")

@@ -1,4 +1,4 @@
-"""The process: sockets, signals, and an end in good order, with uvicorn."""
+"""Server process: sockets, signals and graceful shutdown, with uvicorn."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = ["Server", "check_free"]
 
 _log = logging.getLogger("pronk.server.access")
 
-# Of what is sent, so much may wait in the system for a client to take it: what waits there is not seen to be waiting.
+# Bytes of the kernel's send buffer per connection. A client that stops reading is noticed only when the buffer is full.
 _SEND_BUFFER = 2**17
 
-_METHODS = ("GET", "HEAD", "POST")  # that there are; a client may write any
-_SLICE = 2**14  # bytes of HTTP that are read at once
-_LOOKS = 0.05  # seconds between looks at whether all is done
-_FAREWELL = 1.0  # seconds for last answers, of requests that are cut off
+_METHODS = ("GET", "HEAD", "POST")  # labels of the metrics; others become "other", as clients may send any word
+_READ_SIZE = 2**14  # bytes parsed at a time
+_POLL_SECONDS = 0.05  # interval of checks for running requests during shutdown
+_CANCEL_SECONDS = 1.0  # time for cancelled requests to send their last response
 
 _LOG: dict[str, Any] = {
     "version": 1,
@@ -51,7 +51,10 @@ _LOG: dict[str, Any] = {
 
 
 class Server(uvicorn.Server):
-    """Serves one model. The first signal drains: what runs is finished, nothing new is taken in; the next one stops."""
+    """Serves one model.
+
+    After the first signal, running requests finish and new ones are refused. The second signal stops the server.
+    """
 
     def __init__(
         self,
@@ -63,36 +66,38 @@ class Server(uvicorn.Server):
         access_log: bool = False,
         on_start: Callable[[str, int], None] | None = None,
     ) -> None:
-        """Prepare to listen.
+        """Configure the server.
 
         Args:
-            service: what is served.
-            host: the address to listen at.
-            port: the port; 0 is any that is free.
-            drain_seconds: after which a drain stops what still runs.
-            access_log: write a line for each request: who, which route, which status; never a text.
-            on_start: told the address and the port, once clients may come.
+            service: answers the requests.
+            host: address to listen at.
+            port: port to listen at; 0 picks a free port.
+            drain_seconds: time limit for running requests after the first signal.
+            access_log: log client, route and status of each request; texts are never logged.
+            on_start: called with the address and the port as soon as connections are accepted.
         """
         self.service = service
         self._on_start = on_start
         self._access_log = access_log
         self._drain_seconds = drain_seconds
         limits = service.settings.limits
+        names = {"limits": limits, "count_response": service.metrics.count_response}
+        protocol = type("HttpProtocol", (_HttpProtocol,), names)
         config = uvicorn.Config(
             Guard(
                 make_app(service),
                 service.settings,
                 connections=lambda: len(self.server_state.connections),
-                answered=self._answered,
+                on_response=self._on_response,
             ),
             host=host,
             port=port,
-            http=type("Patient", (_Patient,), {"limits": limits, "refused": service.metrics.answered}),
+            http=protocol,
             ws="none",
             lifespan="off",
             server_header=False,
             proxy_headers=False,
-            access_log=False,  # uvicorn's has whatever stands behind the question mark
+            access_log=False,  # uvicorn's log includes the query string
             log_config=_LOG,
             log_level="error",
             h11_max_incomplete_event_size=2 * limits.headers,
@@ -100,10 +105,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Listen.
+        """Start to accept connections.
 
         Raises:
-            OptionError: it cannot be listened at the address.
+            OptionError: the address cannot be listened at.
         """
         await super().startup(sockets or _listen(self.config.host, self.config.port))
         if self.started and self._on_start is not None:
@@ -111,116 +116,116 @@ class Server(uvicorn.Server):
             self._on_start(host, port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Wait for what runs, or cut it off, and let the model's thread end.
+        """Finish or cancel running requests, then end the engine thread.
 
-        Meanwhile clients may still come, to be told to ask elsewhere.
+        While requests finish, new ones are accepted and answered with 503.
         """
         ends_at = perf_counter() + self._drain_seconds
         try:
             while self.service.busy and not self.force_exit and perf_counter() < ends_at:  # noqa: ASYNC110 - as uvicorn
-                await asyncio.sleep(_LOOKS)
+                await asyncio.sleep(_POLL_SECONDS)
             self.config.timeout_graceful_shutdown = max(1, round(ends_at - perf_counter()))
             await super().shutdown(sockets)
         finally:
             self.service.close()
-            await self._cut_off()
+            await self._cancel_requests()
             if not self.force_exit:
                 await self.service.engine.close()
 
-    async def _cut_off(self) -> None:
-        """End what still runs. Whoever does not take its answer, which its task would wait for, is left without."""
+    async def _cancel_requests(self) -> None:
+        """Cancel running requests, then abort all connections, whose clients may not read the responses."""
         tasks = [*self.server_state.tasks]
         for task in tasks:
             if not task.cancelling():
                 task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=_FAREWELL)
+            await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
         for connection in [*self.server_state.connections]:
             connection.transport.abort()
         if tasks:
-            await asyncio.wait(tasks, timeout=_FAREWELL)
+            await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
 
-    def _answered(self, scope: Scope, status: int) -> None:
+    def _on_response(self, scope: Scope, status: int) -> None:
         method, route = scope["method"], getattr(scope.get("route"), "path", "none")
-        self.service.metrics.answered(method if method in _METHODS else "other", route, status)
+        self.service.metrics.count_response(method if method in _METHODS else "other", route, status)
         if self._access_log:
             client, path = (scope["client"] or ("?",))[0], scope["raw_path"].decode("latin-1")
-            _log.info('%s "%s %s" %d', client, scope["method"], path, status)
+            _log.info('%s "%s %s" %d', client, method, path, status)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: drain, or, if that has begun, stop."""
+        """Start the shutdown, or stop at once if it has started."""
         del sig, frame
         self.force_exit = self.should_exit
         self.service.draining = self.should_exit = True
 
     def stop(self) -> None:
-        """What a signal does, from any thread."""
+        """Do the same as a signal, from any thread."""
         self.handle_exit(signal.SIGTERM, None)
 
 
 def check_free(host: str, port: int) -> None:
-    """See whether an address is to be had, before a model is loaded for it.
+    """Check that an address is free, before a model is loaded.
 
     Raises:
-        OptionError: it cannot be listened at.
+        OptionError: the address cannot be listened at.
     """
-    for each in _listen(host, port):
-        each.close()
+    for sock in _listen(host, port):
+        sock.close()
 
 
 def _listen(host: str, port: int) -> list[socket]:
-    """At every address of a name."""
+    """Return a listening socket for each address of a host name."""
     try:
         found = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)
         return [create_server(address, family=family) for family, *_, address in found]
     except OSError as error:
-        cause = str(error.strerror).partition(" (while")[0]  # Python adds what it was doing
+        cause = str(error.strerror).partition(" (while")[0]  # without the address, which Python appends
         msg = f"port: expected an address to listen at, found {host}:{port}: {cause}; choose another"
         raise OptionError(msg) from error
 
 
-class _Patient(H11Protocol):
-    """uvicorn's, with clients cut off that do not send the head of a request, or do not take what they are sent."""
+class _HttpProtocol(H11Protocol):
+    """uvicorn's protocol, with time limits for clients that send a head or read a response too slowly."""
 
     limits: ClassVar[RequestLimits]
-    refused: ClassVar[Callable[[str, str, int], None]]  # told the method, the route, and the status
+    count_response: ClassVar[Callable[[str, str, int], None]]  # method, route, status
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._wrapping = 0  # bytes of the body that came and are not of it: lengths of chunks
+        self._overhead = 0  # bytes of the chunked encoding around the bytes of the body
         if len(self.connections) > 2 * self.limits.connections:
             transport.abort()
         transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
-        self._wait("head", self.limits.receive_seconds)
+        self._start_timer("head", self.limits.receive_seconds)
 
     def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), _SLICE):
+        for start in range(0, len(data), _READ_SIZE):
             if not self.transport.is_closing():
-                self._take(data[start : start + _SLICE])
-        self._watch_head()
+                self._parse(data[start : start + _READ_SIZE])
+        self._update_head_timer()
         if self.flow.read_paused and not (self.cycle.more_body or self.cycle.response_complete):
-            # The next request waits for this one; but whether the client leaves is to be heard meanwhile.
+            # uvicorn stops reading while a pipelined request waits. A disconnect is only noticed while reading.
             if len(self.conn.trailing_data[0]) > 2 * self.limits.headers:
                 self.transport.abort()
             else:
                 self.flow.resume_reading()
 
-    def _take(self, data: bytes) -> None:
-        """Read a little, and cut off who sends a body in crumbs: each costs more to take up than it holds."""
+    def _parse(self, data: bytes) -> None:
+        """Parse some bytes; abort a body of tiny chunks, which cost far more time than their few bytes."""
         cycle = self.cycle
         if cycle is None or not cycle.more_body:
-            self._wrapping = 0
+            self._overhead = 0
             super().data_received(data)
             return
         before = len(cycle.body)
         super().data_received(data)
-        self._wrapping += len(data) - (len(cycle.body) - before)
-        if self._wrapping > 4 * self.limits.headers:
+        self._overhead += len(data) - (len(cycle.body) - before)
+        if self._overhead > 4 * self.limits.headers:
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Damaged HTTP, or too much of it; where an answer has begun, another cannot follow."""
+        """Answer malformed HTTP with an error in OpenAI's format, unless a response has already started."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
@@ -236,41 +241,41 @@ class _Patient(H11Protocol):
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
-        type(self).refused("other", "none", status)
+        type(self).count_response("other", "none", status)
         self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch_head()
+        self._update_head_timer()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._wait("end", self.limits.send_seconds)  # closing waits for the client to take the rest
+        self._start_timer("end", self.limits.send_seconds)  # closing waits until the client has read all
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
-        self._wait("write", self.limits.send_seconds)
+        self._start_timer("write", self.limits.send_seconds)
 
     def resume_writing(self) -> None:
         self.flow.resume_writing()
-        self._cancel("write")
+        self._stop_timer("write")
 
     def connection_lost(self, exc: Exception | None) -> None:
         for name in [*self._timers]:
-            self._cancel(name)
+            self._stop_timer(name)
         super().connection_lost(exc)
 
-    def _watch_head(self) -> None:
-        """The head of the next request may have begun."""
+    def _update_head_timer(self) -> None:
+        """Time the head of the next request while no request is in progress."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self._cancel("head")
+            self._stop_timer("head")
         elif self.conn.trailing_data[0] and "head" not in self._timers:
-            self._wait("head", self.limits.receive_seconds)
+            self._start_timer("head", self.limits.receive_seconds)
 
-    def _wait(self, name: str, seconds: float) -> None:
-        self._cancel(name)
+    def _start_timer(self, name: str, seconds: float) -> None:
+        self._stop_timer(name)
         self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
 
-    def _cancel(self, name: str) -> None:
+    def _stop_timer(self, name: str) -> None:
         if name in self._timers:
             self._timers.pop(name).cancel()

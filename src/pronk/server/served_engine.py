@@ -1,4 +1,4 @@
-"""What a server needs of a model: one in this process, or replicas elsewhere."""
+"""Engine that the server needs: an :class:`~pronk.async_llm.AsyncLLM`, or a dispatcher to replicas."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["ServedEngine", "ServedModel"]
 
 
 class ServedModel(Protocol):
-    """What is known of a model without asking it.
+    """Metadata of a served model.
 
     Attributes:
-        path: its folder.
-        tokenizer: its own.
-        config: its shape.
-        request_factory: reads prompts.
-        drafter: who guesses, if a request does not say.
+        path: checkpoint folder.
+        tokenizer: tokenizer of the model.
+        config: configuration of the model.
+        request_factory: tokenizes prompts.
+        drafter: default drafter.
     """
 
     path: Path
@@ -37,35 +37,35 @@ class ServedModel(Protocol):
 
     @property
     def kernels(self) -> str:
-        """What computes."""
+        """Instruction set of the kernels in use, or ``"torch"``."""
         ...
 
     def get_proposer(self, spec: str | Drafter | None = None) -> Any:
-        """Return the proposer of a drafter, by default the model's own; see :meth:`pronk.llm.LLM.get_proposer`."""
+        """Return the proposer of a drafter, by default the model's; see :meth:`pronk.llm.LLM.get_proposer`."""
         ...
 
 
 class ServedEngine(Protocol):
-    """Continues prompts; :class:`~pronk.async_llm.AsyncLLM` is one."""
+    """Generates text for prompts."""
 
     @property
     def llm(self) -> ServedModel:
-        """What it continues them with."""
+        """Model of the engine."""
         ...
 
     @property
     def num_requests(self) -> int:
-        """Samples that are here, waiting ones included."""
+        """Number of running and waiting samples."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Whether requests are still served."""
+        """Whether the engine accepts requests."""
         ...
 
     @property
     def load(self) -> EngineLoad:
-        """What it is busy with."""
+        """Current load."""
         ...
 
     def steps(
@@ -79,13 +79,13 @@ class ServedEngine(Protocol):
         salt: bytes = b"",
         tenant: str = "",
     ) -> AsyncGenerator[list[Piece]]:
-        """See :meth:`pronk.async_llm.AsyncLLM.steps`."""
+        """Continue prompts and yield the pieces of each step; see :meth:`pronk.async_llm.AsyncLLM.steps`."""
         ...
 
     def stop(self) -> None:
-        """End what still runs, with an error."""
+        """Fail all requests after the current step and refuse new ones."""
         ...
 
     async def close(self) -> None:
-        """The same, and wait for it."""
+        """Stop and wait for the end of the engine thread."""
         ...

@@ -1,10 +1,9 @@
-"""From what a client asks to what it gets; the app and ``pronk batch`` go this way alike."""
+"""Service that runs validated requests on the engine, for the HTTP routes and ``pronk batch``."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -21,7 +20,7 @@ from pronk.errors import DeadlineError, OptionError, OverloadedError, PromptErro
 from pronk.outputs import Completion, Piece
 from pronk.sampling.params import SamplingParams
 from pronk.server.errors import ApiError
-from pronk.server.guardrails import Reflection, guarded, knows_system
+from pronk.server.guardrails import Reflection, add_system_prompt, has_system_role
 from pronk.server.metrics import Metrics
 from pronk.server.protocol.chat import ChatRequest, plain_messages
 from pronk.server.protocol.completions import CompletionRequest
@@ -36,108 +35,111 @@ from pronk.tokenization.chat.tools import ToolForm, find_form
 
 __all__ = ["Service"]
 
-_log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
-# Options of drafters that name files: a request may not choose which files are read. An option of the first kind has a
-# file even if it is left out: in a clone, one of pronk-tiny's.
-_MODELS, _FILES = ("model", "datastore"), ("store", "table")
-_MOST_PARTS = 8  # of a drafter that a request asks for, which may be made of others
+# Drafter options that name files: requests must not choose which files are read. A drafter with an option of the first
+# kind reads a file even by default (in a clone, one of pronk-tiny's), a drafter of the second kind only if it is set.
+_DEFAULT_FILE_OPTIONS, _FILE_OPTIONS = ("model", "datastore"), ("store", "table")
+_MAX_PARTS = 8  # drafters within a combined drafter of a request
+
+_READING_THREADS = 2  # leave the other cores to the engine while long prompts are tokenized
 
 
 class Service:
-    """One model, for clients who need not trust each other.
+    """One model, shared by clients that do not trust each other.
 
     Attributes:
-        engine: the model.
-        settings: what is allowed.
-        metrics: what happens.
-        reflection: how texts are moderated.
-        draining: whether it is on its way out, and takes nothing more in.
+        engine: runs the requests.
+        settings: settings of the server.
+        metrics: counters of the server.
+        reflection: prompt of moderations.
+        draining: whether the server is shutting down and refuses new requests.
     """
 
     def __init__(self, engine: ServedEngine, settings: ServerSettings, *, reflection: Reflection | None = None) -> None:
         self.engine = engine
         self.settings = settings
         self.metrics = Metrics(engine, settings.name)
-        # Those whom whoever started the server has named: a mistake in one shows now, and what they load stays.
-        self._named = {make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.drafters}
+        # Bound at the start, so that errors show at once and loaded draft models stay in memory.
+        self._allowed = {make_drafter(spec): engine.llm.get_proposer(spec) for spec in settings.drafters}
         self.reflection = reflection or Reflection(engine.llm.tokenizer)
         self.draining = False
-        # Templates and long prompts take a while; a few threads, so that they cannot take all of the machine.
-        self._pool = ThreadPoolExecutor(2, "pronk-reading")
-        self._reading = 0
-        self._drafter = lru_cache(256)(self._allowed)
+        self._pool = ThreadPoolExecutor(_READING_THREADS, "pronk-reading")
+        self._reading = 0  # requests in the pool or waiting for it
+        self._drafter = lru_cache(256)(self._check_drafter)
 
     @property
     def busy(self) -> bool:
-        """Whether there is work that a client waits for."""
+        """Whether requests are in progress."""
         return self._reading > 0 or self.engine.num_requests > 0
 
     def close(self) -> None:
-        """Let its threads go, the model's with the step that it is at."""
+        """End the reading threads, and the engine thread after its current step."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
-    async def work(self, ask: TextRequest) -> GenerationWork:
-        """Read what is asked.
+    def check_model(self, name: str | None) -> None:
+        """Raise ``ApiError`` for the name of another model; ``None`` is this model."""
+        if name not in (None, self.settings.name):
+            message = f"model: expected {self.settings.name!r}, found {name!r}"
+            raise ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
+
+    async def prepare(self, body: TextRequest) -> GenerationWork:
+        """Check a request and tokenize its prompts.
 
         Raises:
-            ApiError: it asks for more than is allowed, or for what there is not.
-            PronkError: its prompt or its options do not fit the model.
+            ApiError: an option is beyond the limits or unsupported.
+            PronkError: the prompt or an option does not fit the model.
         """
-        self._check_model(ask.model)
-        ask.check(self.settings.limits)
-        if ask.drafter is not None:
-            self._drafter(ask.drafter)
-        return await self._read(self._work, ask)
+        self.check_model(body.model)
+        body.check(self.settings.limits)
+        if body.drafter is not None:
+            self._drafter(body.drafter)
+        return await self._read(self._work, body)
 
-    async def whole(self, ask: TextRequest, tenant: str = "") -> dict[str, Any]:
-        """The reply, all at once.
+    async def complete(self, body: TextRequest, tenant: str = "") -> dict[str, Any]:
+        """Return the whole reply to a request.
 
         Args:
-            ask: what is asked for.
-            tenant: who asks; texts of others are neither found in the cache nor ever seen.
+            body: validated body of the request.
+            tenant: digest of the client's API key; cached KV blocks are shared within a tenant only.
 
         Raises:
-            ApiError, PronkError: see :meth:`work`; or it came to no end.
+            ApiError: see :meth:`prepare`.
+            PronkError: see :meth:`prepare`, or the request failed.
         """
         with self.metrics.request() as arrived:
-            work = await self.work(ask)
-            done = dict[int, Completion]()
-            async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
+            work, done = await self.prepare(body), dict[int, Completion]()
+            async with aclosing(self._steps(work.prompts, work.params, body, tenant, arrived)) as steps:
                 async for pieces in steps:
                     work.answer.read(pieces)
-                    done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
-            return await asyncio.to_thread(work.answer.body, [done[index] for index in sorted(done)])
+                    done.update(_finished(pieces))
+            return await asyncio.to_thread(work.answer.body, _in_order(done))
 
-    async def chunks(self, ask: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
-        """The same as it comes, step by step.
+    async def stream(self, body: TextRequest, tenant: str = "") -> AsyncGenerator[list[dict[str, Any]]]:
+        """Yield the chunks of each step; see :meth:`complete`.
 
-        Nothing is given out before the model has begun, so that whatever is wrong with the request is raised first.
+        The first item follows the first step, so that errors of the request are raised before any chunk.
         """
         with self.metrics.request() as arrived:
-            work = await self.work(ask)
-            done, begun = dict[int, Completion](), False
-            running = RunningUsage(work.prompts, ask.n or 1)
-            async with aclosing(self._steps(work.prompts, work.params, ask, tenant, arrived)) as steps:
+            work, done = await self.prepare(body), dict[int, Completion]()
+            first, running = work.answer.start(), RunningUsage(work.prompts, body.n or 1)
+            async with aclosing(self._steps(work.prompts, work.params, body, tenant, arrived)) as steps:
                 async for pieces in steps:
-                    first = [] if begun else work.answer.start()
-                    begun = True
-                    done.update((piece.index, piece.completion) for piece in pieces if piece.completion is not None)
+                    done.update(_finished(pieces))
                     chunks = work.answer.step(pieces)
-                    if ask.continuous_usage:
+                    if body.continuous_usage:
                         running.add(pieces, chunks)
                     yield [*first, *chunks]
-        yield work.answer.end([done[index] for index in sorted(done)])
+                    first = []
+        yield work.answer.end(_in_order(done))
 
-    async def moderate(self, ask: ModerationRequest, tenant: str = "") -> dict[str, Any]:
-        """What the model thinks of texts; see :mod:`pronk.server.guardrails`."""
-        found: dict[int, dict[int, float]] = {}
+    async def moderate(self, body: ModerationRequest, tenant: str = "") -> dict[str, Any]:
+        """Classify texts by the model's own probabilities; see :mod:`pronk.server.guardrails`."""
+        reports: dict[int, dict[int, float]] = {}
         with self.metrics.request() as arrived:
-            self._check_model(ask.model)
-            texts, kind = ask.texts, ask.kind or "prompt"
+            self.check_model(body.model)
+            texts, kind = body.texts, body.kind or "prompt"
             if not 1 <= len(texts) <= self.settings.limits.prompts:
                 raise refuse("input", f"expected 1..{self.settings.limits.prompts} texts, found {len(texts)}")
             prompts = await self._read(lambda: [self._chat_ids(self.reflection.messages(text, kind)) for text in texts])
@@ -145,38 +147,39 @@ class Service:
             params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=letters, ignore_eos=True)
             async with aclosing(self._steps(prompts, params, TextRequest.model_validate({}), tenant, arrived)) as steps:
                 async for pieces in steps:
-                    found.update((piece.index, piece.logprobs or {}) for piece in pieces)
-        scores, flagged = zip(*(self.reflection.scores(found[index]) for index in sorted(found)), strict=True)
+                    reports.update((piece.index, piece.logprobs or {}) for piece in pieces)
+        scores, flagged = zip(*(self.reflection.scores(report) for report in _in_order(reports)), strict=True)
         return moderation(f"modr-{uuid4().hex}", self.settings.name, list(scores), list(flagged))
 
-    async def tokenize(self, ask: TokenizeRequest) -> dict[str, Any]:
-        """Token ids of a text or of a conversation."""
-        self._check_model(ask.model)
-        if (ask.prompt is None) == (ask.messages is None):
-            raise refuse("prompt", "expected either it or messages")
-        ids = await self._read(self._tokenize, ask)
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """Return the token ids of a text or a conversation."""
+        self.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise refuse("prompt", "expected either prompt or messages, found both or none; send one of them")
+        ids = await self._read(self._tokenize, body)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.llm.config.context}
 
-    async def detokenize(self, ask: DetokenizeRequest) -> dict[str, Any]:
-        """The text of token ids."""
-        self._check_model(ask.model)
-        most = self.engine.llm.config.vocab_size
-        if not all(0 <= token < most for token in ask.tokens):
-            raise refuse("tokens", f"expected token ids in 0..{most - 1}")
+    async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+        """Return the text of token ids."""
+        self.check_model(body.model)
+        size = self.engine.llm.config.vocab_size
+        if not all(0 <= token < size for token in body.tokens):
+            raise refuse("tokens", f"expected token ids in 0..{size - 1}, found others")
         decode = self.engine.llm.tokenizer.decode
-        return {"prompt": await self._read(lambda: decode(ask.tokens, skip_special_tokens=False))}
+        return {"prompt": await self._read(lambda: decode(body.tokens, skip_special_tokens=False))}
 
     async def _steps(
-        self, prompts: Sequence[list[int]], params: SamplingParams, ask: TextRequest, tenant: str, arrived: float
+        self, prompts: Sequence[list[int]], params: SamplingParams, body: TextRequest, tenant: str, arrived: float
     ) -> AsyncGenerator[list[Piece]]:
+        """Run prompts on the engine and count their tokens; an error of a guide names the guide's field."""
         observe = self.metrics.observer(prompts, params, arrived)
         steps = self.engine.steps(
             prompts,
             params,
-            drafter=None if ask.drafter is None else self._drafter(ask.drafter),
-            priority=ask.priority or 0,
+            drafter=None if body.drafter is None else self._drafter(body.drafter),
+            priority=body.priority or 0,
             deadline=max(0.0, arrived + self.settings.limits.seconds - perf_counter()),
-            salt=hashlib.sha256(f"{tenant}\0{ask.cache_salt or ''}".encode()).digest(),
+            salt=hashlib.sha256(f"{tenant}\0{body.cache_salt or ''}".encode()).digest(),
             tenant=tenant,
         )
         try:
@@ -185,29 +188,30 @@ class Service:
                     observe(pieces)
                     yield pieces
         except PronkError as error:
-            named = ask.named(error) if isinstance(ask, FormattedRequest) else None
+            named = body.named(error) if isinstance(body, FormattedRequest) else None
             if named is None:
                 raise
             raise named from error
 
-    def _work(self, ask: TextRequest) -> GenerationWork:
+    def _work(self, body: TextRequest) -> GenerationWork:
         llm = self.engine.llm
         frame = {"model": self.settings.name, "system_fingerprint": f"pronk-{__version__}-{llm.kernels}"}
-        if isinstance(ask, CompletionRequest):
-            self._check_length(*ask.texts())
-            prompts = [llm.request_factory.ids(text) for text in ask.texts()]
-            self._max_tokens(ask.max_tokens, 0)
-            return ask.work(prompts, llm.tokenizer, frame)
-        assert isinstance(ask, (ChatRequest, ResponsesRequest))
-        messages = plain_messages(ask.messages) if isinstance(ask, ChatRequest) else ask.messages()
-        tools = ask.plain_tools() if isinstance(ask, ChatRequest) else None
-        given = guarded(messages, self.settings.guardrails, system=self._knows_system)
-        if isinstance(ask, ChatRequest) and tools is not None:
-            form = self._tool_form  # without one nothing is rendered
-            prompt = self._chat_ids(given, tools)
-            return ask.work(prompt, self._max_tokens(ask.wanted, len(prompt)), llm.tokenizer, frame, form)
-        prompt = self._chat_ids(given)
-        return ask.work(prompt, self._max_tokens(ask.wanted, len(prompt)), llm.tokenizer, frame)
+        if isinstance(body, CompletionRequest):
+            self._check_length(*body.texts())
+            prompts = [llm.request_factory.ids(text) for text in body.texts()]
+            self._max_tokens(body.max_tokens, 0)
+            return body.work(prompts, llm.tokenizer, frame)
+        if isinstance(body, ResponsesRequest):
+            prompt = self._chat_ids(self._with_guardrails(body.messages()))
+            return body.work(prompt, self._max_tokens(body.wanted, len(prompt)), llm.tokenizer, frame)
+        assert isinstance(body, ChatRequest)
+        tools = body.plain_tools()
+        form = None if tools is None else self._tool_form  # raises before the template is rendered
+        prompt = self._chat_ids(self._with_guardrails(plain_messages(body.messages)), tools)
+        return body.work(prompt, self._max_tokens(body.wanted, len(prompt)), llm.tokenizer, frame, form)
+
+    def _with_guardrails(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return add_system_prompt(messages, self.settings.guardrails, system=self._has_system_role)
 
     def _chat_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
         parts = [message["content"] for message in messages]
@@ -217,27 +221,25 @@ class Service:
         ids = self.engine.llm.tokenizer.chat_ids(messages, trusted=False, tools=tools)
         return self.engine.llm.request_factory.ids(ids)
 
-    def _tokenize(self, ask: TokenizeRequest) -> list[int]:
+    def _tokenize(self, body: TokenizeRequest) -> list[int]:
         tokenizer = self.engine.llm.tokenizer
-        self._check_length(ask.prompt)
-        if ask.prompt is not None:
-            return tokenizer.encode(ask.prompt, add_special_tokens=ask.add_special_tokens is not False)
-        prompted = ask.add_generation_prompt is not False
-        return tokenizer.chat_ids(plain_messages(ask.messages or []), add_generation_prompt=prompted, trusted=False)
+        self._check_length(body.prompt)
+        if body.prompt is not None:
+            return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        prompted = body.add_generation_prompt is not False
+        return tokenizer.chat_ids(plain_messages(body.messages or []), add_generation_prompt=prompted, trusted=False)
 
     def _check_length(self, *texts: object) -> None:
-        """Refuse what cannot fit, however it is split, before a tokenizer is busy with it."""
-        most = self.engine.llm.config.context * self._longest
+        """Refuse texts and id lists that exceed the context in any tokenization, before they are tokenized."""
+        limit = self.engine.llm.config.context * self._longest_token
         for text in texts:
-            if isinstance(text, (str, list)) and len(text) > most:
-                message = (
-                    f"the prompt has {len(text)} characters or ids; more than {most} are beyond the model's context"
-                )
+            if isinstance(text, (str, list)) and len(text) > limit:
+                message = f"prompt: expected at most {limit} characters or token ids, found {len(text)}; shorten it"
                 raise ApiError(HTTPStatus.BAD_REQUEST, message, "context_length_exceeded")
 
     @cached_property
-    def _knows_system(self) -> bool:
-        return knows_system(self.engine.llm.tokenizer)
+    def _has_system_role(self) -> bool:
+        return has_system_role(self.engine.llm.tokenizer)
 
     @cached_property
     def _tool_form(self) -> ToolForm:
@@ -247,12 +249,12 @@ class Service:
             raise unsupported("tools", str(error).removeprefix("tools: ")) from error
 
     @cached_property
-    def _longest(self) -> int:
-        """Characters of the longest token; one that is a byte alone may be a character's part."""
+    def _longest_token(self) -> int:
+        """Characters of the longest token in the vocabulary."""
         return max(map(len, self.engine.llm.tokenizer.backend.get_vocab(with_added_tokens=True)))
 
     def _max_tokens(self, wanted: int | None, prompt: int) -> int:
-        """What the client asks for, or else all that there is room for."""
+        """Return ``max_tokens`` of the request, by default as many tokens as fit behind the prompt."""
         limit = self.settings.limits.max_tokens or self.engine.llm.config.context
         if wanted is None:
             return max(1, min(limit, self.engine.llm.config.context - prompt))
@@ -260,16 +262,11 @@ class Service:
             raise refuse("max_tokens", f"expected at most {limit}, found {wanted}")
         return wanted
 
-    def _check_model(self, name: str | None) -> None:
-        if name not in (None, self.settings.name):
-            message = f"model: expected {self.settings.name!r}, found {name!r}"
-            raise ApiError(HTTPStatus.NOT_FOUND, message, "model_not_found", "model")
-
-    def _allowed(self, spec: str) -> Drafter:
-        """A drafter that a request may have: one that the server was given, or one that reads no files of its own.
+    def _check_drafter(self, spec: str) -> Drafter:
+        """Return a drafter that a request may select: one of the server's, or one that reads no files.
 
         Raises:
-            ApiError: it may not.
+            ApiError: the drafter is invalid or not allowed.
         """
         try:
             drafter = make_drafter(spec)
@@ -277,18 +274,18 @@ class Service:
             raise refuse("drafter", str(error)) from error
         if drafter == self.engine.llm.drafter:
             return drafter
-        if drafter in self._named:
-            return self._named[drafter]
+        if drafter in self._allowed:
+            return self._allowed[drafter]
         parts = _parts(drafter)
-        if len(parts) > _MOST_PARTS:
-            raise refuse("drafter", f"expected at most {_MOST_PARTS} drafters in one, found {len(parts)}")
+        if len(parts) > _MAX_PARTS:
+            raise refuse("drafter", f"expected at most {_MAX_PARTS} drafters in one, found {len(parts)}")
         if not any(map(_reads_files, parts)):
             return drafter
-        message = "expected one without files of its own, or one that the server was started with (--also)"
+        message = "expected a drafter without files, or one that the server allows with --also"
         raise refuse("drafter", f"{message}, found {spec!r}", "drafter_not_allowed")
 
-    async def _read(self, work: Callable[..., T], *given: Any) -> T:
-        """In a thread beside the loop; those who wait for one are counted, and wait only so long."""
+    async def _read(self, work: Callable[..., T], *args: Any) -> T:
+        """Run a function in a reading thread, within the limits of concurrent requests and of time."""
         limits = self.settings.limits
         if self._reading >= limits.requests:
             msg = f"expected at most {limits.requests} requests at a time, found one more; try again later"
@@ -296,7 +293,7 @@ class Service:
         self._reading += 1
         try:
             async with asyncio.timeout(limits.seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work, *given)
+                return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
         except TimeoutError as error:
             msg = f"expected the prompt to be read within {limits.seconds:g} s; try again later"
             raise DeadlineError(msg) from error
@@ -304,13 +301,23 @@ class Service:
             self._reading -= 1
 
 
+def _finished(pieces: Sequence[Piece]) -> dict[int, Completion]:
+    return {piece.index: piece.completion for piece in pieces if piece.completion is not None}
+
+
+def _in_order(samples: dict[int, T]) -> list[T]:
+    return [samples[index] for index in sorted(samples)]
+
+
 def _parts(drafter: Drafter) -> list[Drafter]:
-    """A drafter and all that it is made of."""
+    """Return a drafter and all drafters within it."""
     inner = getattr(drafter, "parts", ())
     return [drafter, *(part for each in inner for part in _parts(each))]
 
 
 def _reads_files(drafter: Drafter) -> bool:
-    """Whether a drafter has files of its own."""
     names: list[str] = [each.name for each in fields(drafter)] if is_dataclass(drafter) else []
-    return any(name in _MODELS or (name in _FILES and getattr(drafter, name) is not None) for name in names)
+    return any(
+        name in _DEFAULT_FILE_OPTIONS or (name in _FILE_OPTIONS and getattr(drafter, name) is not None)
+        for name in names
+    )

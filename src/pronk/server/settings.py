@@ -1,4 +1,4 @@
-"""What a server allows, and to whom."""
+"""Settings and limits of a server."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["RequestLimits", "ServerSettings", "read_keys", "read_text"]
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """How much one client may ask for. What is more is refused with an answer in the range of 400.
+    """Limits of requests, with the HTTP status that refuses a request beyond each.
 
     Attributes:
-        body: bytes of a request's body (413).
-        headers: bytes of its headers (431).
-        prompts: texts or lists of ids in one request (400).
-        max_tokens: tokens to generate; ``None`` is the model's context (400).
-        n: samples of a prompt (400).
-        stop: stop strings, stop ids, words to avoid (400).
-        stop_length: characters of each (400).
-        logprobs: likeliest tokens to report (400).
+        body: bytes of the body (413).
+        headers: bytes of path, query and headers (431).
+        prompts: prompts in one request (400).
+        max_tokens: tokens to generate per sample; ``None`` is the context of the model (400).
+        n: samples per prompt (400).
+        stop: number of stop strings, of stop token ids and of bad words (400).
+        stop_length: characters of a stop string or bad word (400).
+        logprobs: most likely tokens to report (400).
         logit_bias: tokens with a bias (400).
-        requests: samples at a time, waiting ones included, of all clients (429).
-        connections: open at a time (429); twice as many are not accepted at all.
-        seconds: of a request, from its arrival to its end (408).
-        receive_seconds: in which the head or the body of a request must come (408).
-        send_seconds: in which a client must take what was sent before more is sent; then it is cut off.
+        requests: running and waiting samples of all clients (429).
+        connections: open connections (429); twice as many are closed without an answer.
+        seconds: time from the arrival of a request to its end (408).
+        receive_seconds: time for the head and for the body of a request to arrive (408).
+        send_seconds: time for which a client may read nothing; then its connection is closed.
     """
 
     body: int = 4 * 2**20
@@ -59,17 +59,17 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How a server presents itself.
+    """Settings of a server.
 
     Attributes:
-        name: of the model, as clients write it.
-        keys: API keys, any of which opens it; none leaves it open to whoever can reach it.
-        hosts: names by which clients may call it; ``None`` is any. A page of another site, whose name has been made to
-            point here, calls by its own.
-        limits: how much one client may ask for.
-        drafters: besides those without files of their own, what a request may ask for, as it is written here.
-        guardrails: a system prompt that goes in front of every conversation, or ``None``.
-        page: whether there is a page for people at ``/``.
+        name: name of the model in requests.
+        keys: accepted API keys; empty accepts every client.
+        hosts: accepted values of the ``Host`` header, or ``None`` for any. The check stops DNS rebinding: a page of
+            another site whose name resolves to this server sends its own name.
+        limits: limits of requests.
+        drafters: drafters that requests may select besides those without files.
+        guardrails: system prompt in front of every conversation, or ``None``.
+        page: whether to serve the chat page at ``/``.
     """
 
     name: str
@@ -83,33 +83,34 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for key in self.keys:
             if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
-                msg = f"api-key: expected at least 8 printable ASCII characters without spaces, found {len(key)}"
+                expected = "at least 8 printable ASCII characters without spaces"
+                msg = f"api-key: expected {expected}, found {len(key)} characters; choose another key"
                 raise OptionError(msg)
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """API keys of a file, one a line; lines that begin with # are none.
+    """Read API keys from a file, one per line; lines that begin with # are comments.
 
     Raises:
-        OptionError: there is no such file, or no key in it.
+        OptionError: the file cannot be read or has no key.
     """
     lines = [line.strip() for line in read_text("api-key-file", path).splitlines()]
     found = tuple(line for line in lines if line and not line.startswith("#"))
     if not found:
-        msg = f"api-key-file: expected keys, one a line, found none in {path}"
+        msg = f"api-key-file: expected keys, one a line, found none in {path}; add one"
         raise OptionError(msg)
     return found
 
 
 def read_text(option: str, path: Path) -> str:
-    """The text of a file that an option names.
+    """Read the text file that an option names.
 
     Raises:
-        OptionError: there is none.
+        OptionError: the file cannot be read or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        found = error.strerror if isinstance(error, OSError) else "bytes that are no UTF-8"
-        msg = f"{option}: expected a text file, found {path}: {found}"
+        found = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
+        msg = f"{option}: expected a text file, found {path}: {found}; choose another file"
         raise OptionError(msg) from error
